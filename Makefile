@@ -1,0 +1,30 @@
+# Every target makes .venv first; the second time there is nothing to install.
+# Another Python:                     make demo PYTHON=python3.13
+# The torch that the machine has:     make demo VENV_OPTIONS=--system-site-packages
+PYTHON ?= python3
+VENV_OPTIONS ?=
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test drill lint
+.DELETE_ON_ERROR:
+
+demo: $(INSTALLED)  ## corpus to served answers on this machine
+	$(BIN)/raybert quickstart
+
+test: $(INSTALLED)  ## all tests but the drills
+	$(BIN)/python -m pytest -m "not drill"
+
+drill: $(INSTALLED)  ## the tests that kill and cut things
+	$(BIN)/python -m pytest -m drill
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("raybert wants Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + ": run make with PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_OPTIONS) .venv
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	touch $@

@@ -1,0 +1,157 @@
+"""Rows to tensors: the only place where padding is made.
+
+Rows of a batch are cut into micro-batches of like length, each padded to a multiple of 8 (the
+vector width that kernels like). What a batch holds is decided before, by `data.order`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Integer
+
+from bert_core.data.order import GlobalOrder, Samples, part_of_rank
+from bert_core.data.shards import ShardRows
+from bert_core.errors import ConfigError
+from bert_core.objectives.base import Batch
+
+PAD_MULTIPLE = 8
+
+
+def pad(
+    rows: Sequence[np.ndarray],
+    pad_id: int,
+    segment_b_start: Integer[np.ndarray, "rows"] | None = None,
+) -> Batch:
+    """Input tensors of B rows, padded to S: the longest row, rounded up to a multiple of 8.
+
+    `attention_mask` is left out where no row is padded; ids from `segment_b_start` on are
+    segment 1.
+    """
+    lengths = np.array([len(row) for row in rows])
+    width = -(-int(lengths.max()) // PAD_MULTIPLE) * PAD_MULTIPLE
+    input_ids = np.full((len(rows), width), pad_id, dtype=np.int64)
+    for index, row in enumerate(rows):
+        input_ids[index, : len(row)] = row
+    positions = np.arange(width)
+    attends = positions < lengths[:, None]
+    token_type_ids = np.zeros_like(input_ids)
+    if segment_b_start is not None:
+        token_type_ids[(positions >= segment_b_start[:, None]) & attends] = 1
+    batch = {
+        "input_ids": torch.from_numpy(input_ids),
+        "token_type_ids": torch.from_numpy(token_type_ids),
+    }
+    if not attends.all():
+        batch["attention_mask"] = torch.from_numpy(attends.astype(np.int64))
+    return batch
+
+
+def buckets(lengths: Integer[np.ndarray, "rows"], rows_per_bucket: int) -> list[np.ndarray]:
+    """Positions of rows, shortest first, cut into groups of at most `rows_per_bucket`."""
+    order = np.argsort(lengths, kind="stable")
+    return [order[i : i + rows_per_bucket] for i in range(0, len(order), rows_per_bucket)]
+
+
+def token_count(batch: Batch) -> int:
+    """Real tokens of a batch, padding left out."""
+    mask = batch.get("attention_mask")
+    return batch["input_ids"].numel() if mask is None else int(mask.sum())
+
+
+class RowSource(Protocol):
+    """Rows that can be looked up by shard and row number."""
+
+    def lengths(self, samples: Samples) -> Integer[np.ndarray, "samples"]:
+        """Tokens of every row."""
+
+    def collate(self, samples: Samples) -> Batch:
+        """Inputs and labels of the rows."""
+
+
+@dataclass(frozen=True)
+class RankBatches:
+    """One rank's micro-batches of every global batch, in the global order."""
+
+    source: RowSource
+    order: GlobalOrder
+    global_batch_size: int
+    micro_batch_size: int
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.global_batch_size < self.world_size:
+            raise ConfigError(
+                f"global_batch_size: wanted at least a row for each of {self.world_size} workers, "
+                f"got {self.global_batch_size}: raise it, or lower num_workers"
+            )
+
+    def from_step(self, step: int) -> Iterator[list[Batch]]:
+        """Micro-batches of the global batches `step`, `step + 1`, … without end."""
+        while True:
+            yield self._mine(step * self.global_batch_size, self.global_batch_size)
+            step += 1
+
+    def once(self, most_rows: int | None = None) -> Iterator[list[Batch]]:
+        """Every row once, at most `most_rows`, in the order of epoch 0: for evaluation."""
+        rows = min(self.order.rows_per_epoch, most_rows or self.order.rows_per_epoch)
+        for start in range(0, rows, self.global_batch_size):
+            yield self._mine(start, min(self.global_batch_size, rows - start))
+
+    def _mine(self, start: int, count: int) -> list[Batch]:
+        part = part_of_rank(count, self.rank, self.world_size)
+        samples = self.order.samples(start + part.start, part.stop - part.start)
+        return [
+            self.source.collate(samples.take(bucket))
+            for bucket in buckets(self.source.lengths(samples), self.micro_batch_size)
+        ]
+
+
+@dataclass(frozen=True)
+class ShardSource:
+    """Rows of mapped shards, with the labels of masked language modelling and next sentence.
+
+    `open_shard` maps a shard by its number; it is called for every row, so it should remember.
+    """
+
+    open_shard: Callable[[int], ShardRows]
+    pad_id: int
+
+    def lengths(self, samples: Samples) -> Integer[np.ndarray, "samples"]:
+        return np.array([shard.length(row) for shard, row in self._rows(samples)], dtype=np.int64)
+
+    def collate(self, samples: Samples) -> Batch:
+        rows = [shard.row(row) for shard, row in self._rows(samples)]
+        segments = np.array([row.segment_b_start for row in rows])
+        batch = pad([row.input_ids for row in rows], self.pad_id, segments)
+        width = batch["input_ids"].shape[1]
+        positions = [row.masked_positions + index * width for index, row in enumerate(rows)]
+        labels = np.concatenate([row.masked_labels for row in rows])
+        return batch | {
+            "mlm_positions": torch.from_numpy(np.concatenate(positions)),
+            "mlm_labels": torch.from_numpy(labels.astype(np.int64)),
+            "next_sentence_label": torch.tensor([row.next_sentence_label for row in rows]),
+        }
+
+    def _rows(self, samples: Samples) -> Iterator[tuple[ShardRows, int]]:
+        for shard, row in zip(samples.shards, samples.rows, strict=True):
+            yield self.open_shard(int(shard)), int(row)
+
+
+@dataclass(frozen=True)
+class EncodedSource:
+    """Encoded rows of a labelled set, all in memory: one shard."""
+
+    ids: list[np.ndarray]
+    labels: Integer[np.ndarray, "rows"]
+    pad_id: int
+
+    def lengths(self, samples: Samples) -> Integer[np.ndarray, "samples"]:
+        return np.array([len(self.ids[row]) for row in samples.rows], dtype=np.int64)
+
+    def collate(self, samples: Samples) -> Batch:
+        batch = pad([self.ids[row] for row in samples.rows], self.pad_id)
+        return batch | {"labels": torch.from_numpy(self.labels[samples.rows].astype(np.int64))}

@@ -1,0 +1,119 @@
+"""Bytes to documents and labelled rows, in the formats that people publish. Pure: no files here."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bert_core.errors import CorpusError
+
+Boundary = Literal["blank_line", "heading", "file"]
+
+# Where one document of a text file ends and the next begins; `heading` is WikiText's ` = Title = `
+# and the first two levels of Markdown.
+BOUNDARIES: dict[Boundary, re.Pattern[bytes]] = {
+    "blank_line": re.compile(rb"\n[ \t\r]*\n"),
+    "heading": re.compile(rb"\n(?= = [^=\n][^\n]* = *\r?\n|##? )"),
+}
+
+
+def decode_utf8(data: bytes, source: str, offset: int = 0) -> str:
+    """Raises: CorpusError naming `source` and the byte if `data`, at its `offset`, is no UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"{source}: wanted UTF-8, byte 0x{data[error.start]:02x} at offset "
+            f"{offset + error.start:,} is not: convert the file with iconv, or leave it out"
+        ) from error
+
+
+def text_documents(data: bytes, boundary: Boundary, source: str, offset: int = 0) -> Iterator[str]:
+    """The documents of a text file, or of a part of it that begins at byte `offset`."""
+    pieces = [data] if boundary == "file" else _split(data, BOUNDARIES[boundary])
+    for piece_offset, piece in _with_offsets(pieces, data):
+        yield decode_utf8(piece, source, offset + piece_offset)
+
+
+def _split(data: bytes, separator: re.Pattern[bytes]) -> list[bytes]:
+    cuts = [0, *(match.end() for match in separator.finditer(data)), len(data)]
+    return [data[start:end] for start, end in pairwise(cuts)]
+
+
+def _with_offsets(pieces: list[bytes], data: bytes) -> Iterator[tuple[int, bytes]]:
+    assert sum(len(piece) for piece in pieces) == len(data)
+    offset = 0
+    for piece in pieces:
+        yield offset, piece
+        offset += len(piece)
+
+
+def jsonl_rows(data: bytes, source: str, offset: int = 0) -> Iterator[dict]:
+    """One JSON object a line; empty lines are passed over.
+
+    Raises: CorpusError naming the byte where a line that is no object begins.
+    """
+    for line in data.splitlines(keepends=True):
+        if line.strip():
+            try:
+                row = json.loads(decode_utf8(line, source, offset))
+            except json.JSONDecodeError as error:
+                raise CorpusError(
+                    f"{source}: wanted one JSON object a line, the line at byte {offset:,} "
+                    f"is not JSON ({error})"
+                ) from error
+            if not isinstance(row, dict):
+                raise CorpusError(
+                    f"{source}: wanted one JSON object a line, the line at byte {offset:,} holds "
+                    f"a {type(row).__name__}"
+                )
+            yield row
+        offset += len(line)
+
+
+def column_of(row: dict, column: str, source: str) -> str:
+    """The text in `column`. Raises: CorpusError listing the columns there are."""
+    if not isinstance(row.get(column), str):
+        raise CorpusError(
+            f"{source}: wanted text in the column {column!r}, "
+            f"got {type(row.get(column)).__name__}; there are: {', '.join(map(str, row))}"
+        )
+    return row[column]
+
+
+def labelled_rows(data: bytes, source: str, *, text_column: str, label_column: str) -> list[dict]:
+    """Rows `{"text", "label"}` of a CSV, TSV, JSONL or Parquet file, told apart by its name.
+
+    TSV is GLUE's: a header, no quoting. Raises: CorpusError naming a missing column or bad row.
+    """
+    suffix = source.rsplit(".", 1)[-1].lower()
+    if suffix == "parquet":
+        rows = pq.read_table(pa.BufferReader(data)).to_pylist()
+    elif suffix in ("jsonl", "ndjson"):
+        rows = list(jsonl_rows(data, source))
+    elif suffix in ("csv", "tsv"):
+        text = io.StringIO(decode_utf8(data, source).removeprefix("\ufeff"), newline="")
+        if suffix == "tsv":
+            rows = list(csv.DictReader(text, delimiter="\t", quoting=csv.QUOTE_NONE))
+        else:
+            rows = list(csv.DictReader(text))
+    else:
+        raise CorpusError(f"{source}: wanted .csv, .tsv, .jsonl or .parquet, got .{suffix}")
+    if not rows:
+        raise CorpusError(f"{source}: wanted labelled rows, the file holds none")
+    for row in rows:
+        if isinstance(row.get(label_column), int):
+            row[label_column] = str(row[label_column])
+    return [
+        {
+            "text": column_of(row, text_column, source),
+            "label": column_of(row, label_column, source),
+        }
+        for row in rows
+    ]

@@ -1,0 +1,85 @@
+"""The global order of training: which sample comes when, whatever the number of workers.
+
+A function of (seed, epoch) alone: the shards are permuted, and rows are permuted within windows of
+`window` shards, so that a node needs only the shards of the window it is in. Samples are counted
+through the epochs without a gap, so a global batch is a slice and no row is ever left out.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Integer
+
+from bert_core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Rows to train on: which shard, which row of it, in which epoch."""
+
+    shards: Integer[np.ndarray, "samples"]
+    rows: Integer[np.ndarray, "samples"]
+    epochs: Integer[np.ndarray, "samples"]
+
+    def take(self, picked: Integer[np.ndarray, "picked"]) -> "Samples":
+        """The samples at the positions `picked`, in that order."""
+        return Samples(self.shards[picked], self.rows[picked], self.epochs[picked])
+
+
+class GlobalOrder:
+    """The order of all samples of a run over shards with `shard_rows` rows each."""
+
+    def __init__(self, shard_rows: list[int], *, seed: int, window: int = 8) -> None:
+        if sum(shard_rows) == 0:
+            raise ConfigError(
+                "global order: wanted shards with at least one row, got none: "
+                "the corpus is too small for its settings, see the counts of `raybert prepare`"
+            )
+        self.shard_rows = np.asarray(shard_rows, dtype=np.int64)
+        self.rows_per_epoch = int(self.shard_rows.sum())
+        self.seed = seed
+        self.window = window
+        self._window_order = lru_cache(maxsize=2)(self._draw_window)
+
+    def samples(self, start: int, count: int) -> Samples:
+        """Samples `start` to `start + count` of the run; epochs follow one another."""
+        shards, rows, epochs = [], [], []
+        position, end = start, start + count
+        while position < end:
+            epoch, offset = divmod(position, self.rows_per_epoch)
+            window_starts, _ = self._epoch(epoch)
+            window = int(np.searchsorted(window_starts, offset, side="right")) - 1
+            window_shards, window_rows = self._window_order(epoch, window)
+            first = offset - int(window_starts[window])
+            taken = min(end - position, len(window_rows) - first)
+            shards.append(window_shards[first : first + taken])
+            rows.append(window_rows[first : first + taken])
+            epochs.append(np.full(taken, epoch))
+            position += taken
+        if not shards:
+            empty = np.zeros(0, dtype=np.int64)
+            return Samples(empty, empty, empty)
+        return Samples(np.concatenate(shards), np.concatenate(rows), np.concatenate(epochs))
+
+    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where each window begins in the epoch, and the epoch's permutation of shards."""
+        permutation = np.random.default_rng([self.seed, epoch]).permutation(len(self.shard_rows))
+        sizes = np.add.reduceat(
+            self.shard_rows[permutation], np.arange(0, len(permutation), self.window)
+        )
+        return np.concatenate([[0], np.cumsum(sizes)])[:-1], permutation
+
+    def _draw_window(self, epoch: int, window: int) -> tuple[np.ndarray, np.ndarray]:
+        _, permutation = self._epoch(epoch)
+        shards = permutation[window * self.window : (window + 1) * self.window]
+        sizes = self.shard_rows[shards]
+        shard_of_row = np.repeat(shards, sizes)
+        rows = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        order = np.random.default_rng([self.seed, epoch, window + 1]).permutation(len(rows))
+        return shard_of_row[order], rows[order]
+
+
+def part_of_rank(count: int, rank: int, world_size: int) -> slice:
+    """Which part of a global batch of `count` samples rank `rank` of `world_size` takes."""
+    return slice(count * rank // world_size, count * (rank + 1) // world_size)

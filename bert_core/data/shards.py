@@ -1,0 +1,250 @@
+"""The contract between prepare and pretrain: Arrow IPC files of rows that are ready to train on.
+
+One record batch a shard, uncompressed, so that a mapped file is the arrays themselves. Columns and
+dtypes are in docs/formats.md. The order in which rows are trained on is in `order`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Integer, UInt8
+
+from bert_core import files
+from bert_core.errors import FormatError
+from bert_core.manifest import Manifest, read_manifest
+
+FORMAT = "raybert.shard"
+FORMAT_VERSION = 1
+TRAIN, HELD_OUT = "train", "held_out"
+WAY_OUT = "run `raybert prepare` again with --force, or copy the shards again"
+
+
+@dataclass(frozen=True)
+class ShardRows:
+    """The rows of a shard. Flat columns are cut by their offsets (rows + 1).
+
+    `input_ids` are what the model sees; `masked_positions` count from the row's beginning.
+    """
+
+    input_ids: Integer[np.ndarray, "tokens"]
+    offsets: Integer[np.ndarray, "rows_1"]
+    segment_b_start: Integer[np.ndarray, "rows"]
+    next_sentence_label: UInt8[np.ndarray, "rows"]
+    masked_positions: Integer[np.ndarray, "picked"]
+    masked_labels: Integer[np.ndarray, "picked"]
+    masked_offsets: Integer[np.ndarray, "rows_1"]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def length(self, row: int) -> int:
+        """Tokens of a row."""
+        return int(self.offsets[row + 1] - self.offsets[row])
+
+    def row(self, row: int) -> "Row":
+        """One row; its ids and labels are views of the mapped file."""
+        tokens = slice(self.offsets[row], self.offsets[row + 1])
+        masked = slice(self.masked_offsets[row], self.masked_offsets[row + 1])
+        return Row(
+            input_ids=self.input_ids[tokens],
+            segment_b_start=int(self.segment_b_start[row]),
+            next_sentence_label=int(self.next_sentence_label[row]),
+            masked_positions=self.masked_positions[masked].astype(np.int64),
+            masked_labels=self.masked_labels[masked],
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row, as `ShardRows` describes its columns."""
+
+    input_ids: Integer[np.ndarray, "tokens"]
+    segment_b_start: int
+    next_sentence_label: int
+    masked_positions: Integer[np.ndarray, "picked"]
+    masked_labels: Integer[np.ndarray, "picked"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardInfo:
+    """A shard's line in the manifest."""
+
+    name: str
+    split: str
+    rows: int
+    tokens: int
+    size_bytes: int
+    sha256: str
+
+
+def shard_name(split: str, index: int, count: int) -> str:
+    return f"{split}-{index:05d}-of-{count:05d}.arrow"
+
+
+def to_bytes(rows: ShardRows, *, id_type: pa.DataType, metadata: dict[str, str]) -> pa.Buffer:
+    """The shard's file. The same rows give the same bytes."""
+    batch = pa.record_batch(
+        {
+            "input_ids": _lists(rows.input_ids, rows.offsets, id_type),
+            "segment_b_start": pa.array(rows.segment_b_start, pa.uint16()),
+            "next_sentence_label": pa.array(rows.next_sentence_label, pa.uint8()),
+            "masked_positions": _lists(rows.masked_positions, rows.masked_offsets, pa.uint16()),
+            "masked_labels": _lists(rows.masked_labels, rows.masked_offsets, id_type),
+        }
+    )
+    schema = batch.schema.with_metadata(
+        {"format": FORMAT, "format_version": str(FORMAT_VERSION), **metadata}
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    return sink.getvalue()
+
+
+def _lists(flat: np.ndarray, offsets: np.ndarray, value_type: pa.DataType) -> pa.ListArray:
+    values = pa.array(flat.astype(value_type.to_pandas_dtype(), copy=False), value_type)
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
+
+
+def open_shard(path: str | Path, info: ShardInfo | None = None) -> ShardRows:
+    """Map a shard; nothing is copied until rows are taken.
+
+    Args:
+        info: its line in the manifest, which size and sha256 are then checked against.
+    Raises: FormatError naming the shard if it is missing, truncated, changed or not a shard.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FormatError(f"{path}: wanted a shard, there is no such file: {WAY_OUT}")
+    if info is not None:
+        _check_size(str(path), info)
+        sha256 = files.sha256_of(str(path))
+        if sha256 != info.sha256:
+            raise FormatError(
+                f"{path}: wanted sha256 {info.sha256[:12]}… as its manifest says, got "
+                f"{sha256[:12]}…: the shard was changed; {WAY_OUT}"
+            )
+    try:
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        metadata = reader.schema.metadata or {}
+        batch = reader.get_batch(0)
+    except (pa.ArrowInvalid, IndexError) as error:
+        raise FormatError(
+            f"{path}: wanted an Arrow IPC file with one record batch, cannot be read ({error}): "
+            f"the shard is truncated or is no shard; {WAY_OUT}"
+        ) from error
+    if metadata.get(b"format", b"").decode() != FORMAT:
+        raise FormatError(f"{path}: wanted an Arrow file of format {FORMAT}, this is another one")
+    if int(metadata[b"format_version"]) > FORMAT_VERSION:
+        raise FormatError(
+            f"{path}: wanted format_version {FORMAT_VERSION} or older, got "
+            f"{metadata[b'format_version'].decode()}: update raybert"
+        )
+
+    def column(name: str) -> np.ndarray:
+        array = batch.column(name)
+        array = array.values if pa.types.is_list(array.type) else array
+        return array.to_numpy(zero_copy_only=True)
+
+    return ShardRows(
+        input_ids=column("input_ids"),
+        offsets=batch.column("input_ids").offsets.to_numpy(),
+        segment_b_start=column("segment_b_start"),
+        next_sentence_label=column("next_sentence_label"),
+        masked_positions=column("masked_positions"),
+        masked_labels=column("masked_labels"),
+        masked_offsets=batch.column("masked_positions").offsets.to_numpy(),
+    )
+
+
+def _check_size(path: str, info: ShardInfo) -> None:
+    try:
+        size_bytes = files.size_bytes(path)
+    except FileNotFoundError as error:
+        raise FormatError(f"{path}: wanted a shard, there is no such file: {WAY_OUT}") from error
+    if size_bytes != info.size_bytes:
+        raise FormatError(
+            f"{path}: wanted {info.size_bytes:,} bytes as its manifest says, got "
+            f"{size_bytes:,}: the shard is truncated or was replaced; {WAY_OUT}"
+        )
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """The finished output of `raybert prepare`: where it lies and what its manifest says."""
+
+    folder: str
+    manifest: Manifest
+    shards: list[ShardInfo]
+    tokenizer_digest: str
+    vocab_size: int
+    max_length: int
+
+    @classmethod
+    def read(cls, folder: str) -> "ShardSet":
+        """Raises: FormatError if `folder` is not a finished output of `raybert prepare`."""
+        manifest = read_manifest(folder)
+        if manifest.stage != "prepare":
+            raise FormatError(
+                f"{folder}: wanted shards that `raybert prepare` wrote, "
+                f"got the output of `raybert {manifest.stage}`"
+            )
+        counts = manifest.counts
+        return cls(
+            folder=folder,
+            manifest=manifest,
+            shards=[ShardInfo(**info) for info in counts["shards"]],
+            tokenizer_digest=counts["tokenizer_digest"],
+            vocab_size=counts["vocab_size"],
+            max_length=counts["max_length"],
+        )
+
+    def split(self, name: str) -> list[ShardInfo]:
+        """The shards of one split, in order."""
+        return [shard for shard in self.shards if shard.split == name]
+
+    def check_size(self, info: ShardInfo) -> None:
+        """Raises: FormatError naming a shard that is missing or of another size. Reads nothing."""
+        _check_size(files.join(self.folder, info.name), info)
+
+    def open(self, info: ShardInfo, cache: Path) -> ShardRows:
+        """Map a shard where it lies, or a verified copy of it in `cache` if it lies elsewhere."""
+        path = files.join(self.folder, info.name)
+        local = files.local_path(path)
+        return open_shard(local or _cached(path, info, cache), info)
+
+    def check_tokenizer(self, digest: str, source: str) -> None:
+        """Raises: FormatError if these shards were made with another vocabulary."""
+        if digest != self.tokenizer_digest:
+            raise FormatError(
+                f"{self.folder} was made with vocabulary {self.tokenizer_digest[:6]}, "
+                f"{source} has {digest[:6]}: run `raybert prepare` again with that vocabulary, "
+                "or give the one that the shards were made with"
+            )
+
+
+def _cached(path: str, info: ShardInfo, cache: Path) -> Path:
+    """A local copy of the shard at `path`; the cache keeps the shards that were used last."""
+    copy = cache / f"{info.sha256[:16]}-{info.name}"
+    if not copy.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        _make_room(cache, info.size_bytes)
+        files.write_bytes(str(copy), files.read_bytes(path))
+    copy.touch()
+    return copy
+
+
+CACHE_BYTES = 16 << 30
+
+
+def _make_room(cache: Path, size_bytes: int) -> None:
+    # A removed file that is mapped somewhere stays readable there until it is unmapped.
+    oldest_first = sorted(cache.glob("*.arrow"), key=lambda path: path.stat().st_mtime)
+    used = sum(path.stat().st_size for path in oldest_first)
+    for path in oldest_first:
+        if used + size_bytes <= CACHE_BYTES:
+            return
+        used -= path.stat().st_size
+        path.unlink(missing_ok=True)

@@ -1,0 +1,29 @@
+"""The errors a user can cause, and mend.
+
+Every message names the thing, what was wanted, what came, and the way out. All of them take one
+string, so that they survive pickling between Ray's processes.
+"""
+
+
+class RaybertError(Exception):
+    """Something the user can mend: the command line prints its message without a traceback."""
+
+
+class ConfigError(RaybertError, ValueError):
+    """A setting that is unknown, out of range, or does not fit another one."""
+
+
+class CorpusError(RaybertError):
+    """A corpus or a labelled set that is missing, empty, or not what it claims to be."""
+
+
+class FormatError(RaybertError):
+    """A file of ours (shard, bundle, checkpoint, manifest) that is damaged, changed or foreign."""
+
+
+class InputError(RaybertError, ValueError):
+    """What a caller asked a model to answer is not something that it can answer."""
+
+
+class ResourceError(RaybertError):
+    """The machine or cluster lacks what was asked for: a port, a worker, a running server."""

@@ -1,0 +1,97 @@
+"""`manifest.json`, which every stage writes into its folder last.
+
+A folder with a manifest is complete; one without is rubbish. `digest` is over what determined the
+output, so a stage whose manifest carries the digest it would write is done.
+"""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from bert_core import files
+from bert_core.errors import FormatError
+
+FORMAT_VERSION = 1
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """One file of a stage's folder."""
+
+    size_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: str) -> "Output":
+        return cls(size_bytes=files.size_bytes(path), sha256=files.sha256_of(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a stage made, from what, and with which settings."""
+
+    stage: str
+    """The stage's word: `prepare`, `pretrain`, …"""
+    digest: str
+    """sha256 over stage, config and inputs: what determines the output."""
+    config: dict[str, Any]
+    """The fields of the stage's config that determine its output."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Digest of every input: of its manifest where a stage wrote it, else of its bytes."""
+    outputs: dict[str, Output] = field(default_factory=dict)
+    """Every file of the folder that belongs to the result, by its path inside the folder."""
+    counts: dict[str, Any] = field(default_factory=dict)
+    """What a person wants to know of the result: rows, tokens, losses, seconds."""
+    code_version: str = ""
+    """Which code wrote it; for the record, not in the digest."""
+    format_version: int = FORMAT_VERSION
+
+
+def stage_digest(stage: str, config: dict[str, Any], inputs: dict[str, str]) -> str:
+    """sha256 of what determines a stage's output."""
+    text = json.dumps(
+        [FORMAT_VERSION, stage, config, inputs], sort_keys=True, ensure_ascii=False, default=str
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_manifest(folder: str, manifest: Manifest) -> None:
+    """Write the manifest, which completes `folder`."""
+    files.write_json(files.join(folder, NAME), dataclasses.asdict(manifest))
+
+
+def read_manifest(folder: str) -> Manifest:
+    """The manifest of a complete folder.
+
+    Raises: FormatError if there is none, if it is damaged, or if newer code wrote it.
+    """
+    path = files.join(folder, NAME)
+    try:
+        fields = files.read_json(path)
+    except FileNotFoundError as error:
+        raise FormatError(
+            f"{folder}: wanted the folder of a finished stage, it has no {NAME}: "
+            "run the stage that writes it, or give another folder"
+        ) from error
+    except ValueError as error:
+        raise FormatError(
+            f"{path}: wanted JSON, cannot be read ({error}): make it again"
+        ) from error
+    version = fields.get("format_version") if isinstance(fields, dict) else None
+    if not isinstance(version, int):
+        raise FormatError(f"{path}: wanted a raybert manifest, it has no format_version")
+    if version > FORMAT_VERSION:
+        raise FormatError(
+            f"{path}: wanted format_version {FORMAT_VERSION} or older, got {version}: "
+            "it was made by a newer raybert, update this one"
+        )
+    outputs = {name: Output(**output) for name, output in fields.pop("outputs").items()}
+    return Manifest(outputs=outputs, **fields)
+
+
+def is_complete(folder: str) -> bool:
+    """Whether a stage finished in `folder`."""
+    return files.exists(files.join(folder, NAME))

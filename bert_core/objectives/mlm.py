@@ -1,0 +1,27 @@
+"""Masked language modelling (Devlin et al. 2018, section 3.1, task 1)."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bert_core.model.encoder import Encoded
+from bert_core.model.heads import MaskedLanguageModelHead
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import Batch, Objective
+
+
+class MaskedLanguageModeling(Objective):
+    """Say which word stood at each chosen position; the head runs on those positions only."""
+
+    name = "mlm"
+    needs_pooler = False
+    label_key = "mlm_labels"
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.head = MaskedLanguageModelHead(config)
+
+    def logits(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab hidden"]
+    ) -> Float[Tensor, "items vocab"]:
+        rows = encoded.hidden.flatten(0, 1).index_select(0, batch["mlm_positions"])  # (M, D)
+        return self.head(rows, word_embeddings)

@@ -1,0 +1,27 @@
+"""Next-sentence prediction (Devlin et al. 2018, section 3.1, task 2)."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bert_core.model.encoder import Encoded
+from bert_core.model.heads import NextSentenceHead
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import Batch, Objective
+
+
+class NextSentencePrediction(Objective):
+    """Say whether the second segment followed the first; 0 = is next."""
+
+    name = "nsp"
+    needs_pooler = True
+    label_key = "next_sentence_label"
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.head = NextSentenceHead(config)
+
+    def logits(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab hidden"]
+    ) -> Float[Tensor, "batch 2"]:
+        assert encoded.pooled is not None
+        return self.head(encoded.pooled)

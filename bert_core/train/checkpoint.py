@@ -1,0 +1,140 @@
+"""Checkpoints of a run: whole or not at all, on any path or URI, without pickle.
+
+A checkpoint is a folder `step-00001000` with `model.safetensors`, `optimizer.safetensors` and,
+written last, `checkpoint.json`. Position and randomness need no state: both follow from the step.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from bert_core import files
+from bert_core.errors import FormatError
+
+FORMAT_VERSION = 1
+LAST_FILE = "checkpoint.json"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+_NAME = re.compile(r"step-(\d{8})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint: where it lies and after how many steps it was written."""
+
+    folder: str
+    step: int
+
+
+def save_checkpoint(
+    folder: str,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    run_digest: str,
+    keep: int = 2,
+) -> Checkpoint:
+    """Write `folder/step-…` and remove all but the newest `keep` checkpoints.
+
+    Args:
+        run_digest: of the stage that trains; another run refuses to resume from here.
+    """
+    checkpoint = Checkpoint(files.join(folder, f"step-{step:08d}"), step)
+    tensors = {MODEL: dict(model.state_dict()), OPTIMIZER: _optimizer_tensors(optimizer)}
+    digests = {}
+    for name, values in tensors.items():
+        data = save({key: value.contiguous() for key, value in values.items()})
+        files.write_bytes(files.join(checkpoint.folder, name), data)
+        digests[name] = hashlib.sha256(data).hexdigest()
+    description = {
+        "format_version": FORMAT_VERSION,
+        "step": step,
+        "run_digest": run_digest,
+        "sha256": digests,
+    }
+    files.write_json(files.join(checkpoint.folder, LAST_FILE), description)
+    for old in _checkpoints(folder)[:-keep]:
+        files.remove(files.join(old.folder, LAST_FILE))  # first: what is left is no checkpoint
+        files.remove(old.folder)
+    return checkpoint
+
+
+def latest_checkpoint(folder: str) -> Checkpoint | None:
+    """The newest whole checkpoint in `folder`, or None."""
+    whole = [
+        checkpoint
+        for checkpoint in _checkpoints(folder)
+        if files.exists(files.join(checkpoint.folder, LAST_FILE))
+    ]
+    return whole[-1] if whole else None
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    run_digest: str,
+) -> None:
+    """Put a checkpoint's weights and optimizer state in place.
+
+    Raises: FormatError if it belongs to another run or a file was changed.
+    """
+    load_weights(checkpoint, model, run_digest=run_digest)
+    _restore_optimizer(optimizer, _tensors(checkpoint, OPTIMIZER, run_digest))
+
+
+def load_weights(checkpoint: Checkpoint, model: nn.Module, *, run_digest: str) -> None:
+    """Put a checkpoint's weights in place. Raises: FormatError, as `load_checkpoint` does."""
+    model.load_state_dict(_tensors(checkpoint, MODEL, run_digest))
+
+
+def _tensors(checkpoint: Checkpoint, name: str, run_digest: str) -> dict[str, Tensor]:
+    description = files.read_json(files.join(checkpoint.folder, LAST_FILE))
+    if description["format_version"] > FORMAT_VERSION:
+        raise FormatError(
+            f"{checkpoint.folder}: wanted format_version {FORMAT_VERSION} or older, "
+            f"got {description['format_version']}: update raybert"
+        )
+    if description["run_digest"] != run_digest:
+        raise FormatError(
+            f"{checkpoint.folder}: wanted a checkpoint of run {run_digest[:6]}, it belongs to run "
+            f"{description['run_digest'][:6]} (another config, other shards): "
+            "give another output, or start over with --force"
+        )
+    data = files.read_bytes(files.join(checkpoint.folder, name))
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != description["sha256"][name]:
+        raise FormatError(
+            f"{checkpoint.folder}/{name}: wanted sha256 {description['sha256'][name][:12]}…, "
+            f"got {sha256[:12]}…: the file was changed; remove this checkpoint's folder to go "
+            "on from the one before"
+        )
+    return load(data)
+
+
+def _checkpoints(folder: str) -> list[Checkpoint]:
+    matches = (_NAME.fullmatch(name) for name in files.list_names(folder))
+    return [Checkpoint(files.join(folder, m[0]), int(m[1])) for m in matches if m]
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{key}": value for index, values in state.items() for key, value in values.items()
+    }
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = value
+    # The groups' settings come from the config of today, whose digest is the checkpoint's.
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )

@@ -1,0 +1,86 @@
+"""How a model is trained: settings only, so that help and errors need no torch."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from bert_core.errors import ConfigError
+
+Precision = Literal["fp32", "bf16"]
+Decay = Literal["linear", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW. Defaults: Devlin et al. 2019, appendix A.2."""
+
+    lr: float = 1e-4
+    """Peak learning rate."""
+    weight_decay: float = 0.01
+    """Decoupled decay of weight matrices and embeddings; biases and LayerNorms have none."""
+    beta1: float = 0.9
+    """Decay of the mean of gradients."""
+    beta2: float = 0.999
+    """Decay of the mean of squared gradients."""
+    eps: float = 1e-6
+    """Added to the root of the second moment."""
+    max_grad_norm: float = 1.0
+    """The whole gradient is scaled down to this L2 norm; 0 leaves it as it is."""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "eps"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"optimizer.{name}: wanted above 0, got {getattr(self, name)}")
+        for name in ("weight_decay", "max_grad_norm"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"optimizer.{name}: wanted 0 or more, got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(
+                    f"optimizer.{name}: wanted at least 0 and below 1, got {getattr(self, name)}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The learning rate of every step. Defaults: Devlin et al. 2019, appendix A.2."""
+
+    warmup_steps: int = 10_000
+    """Steps in which the learning rate climbs from 0 to its peak."""
+    decay: Decay = "linear"
+    """What follows: `linear` falls to 0 at the last step, `constant` stays."""
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ConfigError(f"schedule.warmup_steps: wanted 0 or more, got {self.warmup_steps}")
+        if self.decay not in get_args(Decay):
+            raise ConfigError(
+                f"schedule.decay: wanted one of {', '.join(get_args(Decay))}, got {self.decay!r}"
+            )
+
+    def factor(self, step: int, max_steps: int) -> float:
+        """Share of the peak learning rate at `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.decay == "constant":
+            return 1.0
+        return max(0.0, (max_steps - step) / max(1, max_steps - self.warmup_steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """What the training loop itself needs to know."""
+
+    max_steps: int
+    """Optimizer steps in all."""
+    precision: Precision = "bf16"
+    """`bf16` runs matrix products in bfloat16 by autocast; weights and losses stay fp32."""
+    seed: int = 0
+    """Seed of fresh weights and of dropout."""
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 1:
+            raise ConfigError(f"max_steps: wanted at least 1, got {self.max_steps}")
+        if self.precision not in get_args(Precision):
+            raise ConfigError(
+                f"precision: wanted one of {', '.join(get_args(Precision))}, got {self.precision!r}"
+            )

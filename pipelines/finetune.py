@@ -1,0 +1,267 @@
+"""Bundle + labelled rows → fine-tuned bundle, on Ray Train, with as many seeds as are asked for."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert_core import files
+from bert_core.errors import ConfigError, CorpusError
+from bert_core.manifest import Manifest
+from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
+from pipelines.report import say
+from pipelines.sources import LabelledConfig, labelled_input, read_labelled
+from pipelines.stage import INPUT, Result, run_stage
+from pipelines.training import (
+    BUNDLE,
+    CHECKPOINTS,
+    Report,
+    TrainingConfig,
+    fit,
+    read_records,
+    write_bundle,
+)
+from tracking.runs import DatasetInput
+
+if TYPE_CHECKING:
+    from bert_core.bundle import Bundle
+    from bert_core.objectives.base import ObjectiveModel
+    from bert_core.tasks.base import EncodedRows, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(TrainingConfig):
+    """What to fine-tune on which rows. Defaults: Devlin et al. 2019, appendix A.3."""
+
+    model: str = field(metadata=INPUT)
+    """Bundle to start from: a folder, a URI, or models:/name@alias."""
+    from_scratch: bool = False
+    """Start from fresh weights instead of the bundle's, to see what pretraining is worth."""
+    task: str = "text-classification"
+    """Name of the task; `raybert list tasks` shows those there are."""
+    train: LabelledConfig = field(default_factory=LabelledConfig)
+    """Rows to train on."""
+    held_out: LabelledConfig = field(default_factory=LabelledConfig)
+    """Rows to measure on, once, when training is done; they select nothing."""
+    rows_per_class: int | None = None
+    """Most training rows of a label, drawn by the seed; all where this is not given."""
+    max_length: int = 128
+    """Most tokens of a row, special ones included."""
+    epochs: float = 3.0
+    """How often every row is seen."""
+    batch_size: int = 32
+    """Rows of an optimizer step, over all workers."""
+    lr: float = 5e-5
+    """Peak learning rate."""
+    warmup_share: float = 0.1
+    """Share of the steps in which the learning rate climbs."""
+    weight_decay: float = 0.01
+    """Decoupled decay of weight matrices."""
+    precision: Precision = "bf16"
+    """`bf16` runs matrix products in bfloat16; `fp32` is faster on CPUs without it."""
+    seeds: tuple[int, ...] = (0,)
+    """Fresh heads, order of rows and dropout; the bundle is that of the first seed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"seeds: wanted different numbers, at least one, got {self.seeds}")
+        if not self.epochs > 0:
+            raise ConfigError(f"epochs: wanted above 0, got {self.epochs}")
+        if not 0 <= self.warmup_share <= 1:
+            raise ConfigError(f"warmup_share: wanted 0 to 1, got {self.warmup_share}")
+        if self.batch_size < max(1, self.num_workers):
+            raise ConfigError(
+                f"batch_size: wanted at least a row for each of {self.num_workers} workers, "
+                f"got {self.batch_size}"
+            )
+        if self.max_length < 8:
+            raise ConfigError(f"max_length: wanted at least 8, got {self.max_length}")
+        if self.rows_per_class is not None and self.rows_per_class < 1:
+            raise ConfigError(f"rows_per_class: wanted at least 1, got {self.rows_per_class}")
+        self.optimizer  # noqa: B018 – checks lr and weight_decay
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        return OptimizerConfig(lr=self.lr, weight_decay=self.weight_decay)
+
+    def steps(self, rows: int) -> int:
+        """Optimizer steps of one seed."""
+        return max(1, round(self.epochs * rows / self.batch_size))
+
+
+def run(config: FinetuneConfig) -> Manifest:
+    """Fine-tune a bundle for a task, and write the bundle of the first seed."""
+    from bert_core.bundle import bundle_digest
+    from bert_core.tasks.registry import TASKS
+    from tracking.resolve import resolve
+
+    if config.task not in TASKS:
+        raise ConfigError(f"task: wanted one of {', '.join(TASKS)}, got {config.task!r}")
+    folder = resolve(config.model, uri=config.tracking_uri)
+    inputs = [
+        DatasetInput("model", bundle_digest(folder), config.model),
+        labelled_input("train", config.train, "train"),
+        labelled_input("held_out", config.held_out, "held_out"),
+    ]
+    return run_stage("finetune", config, inputs, lambda digest: _finetune(config, folder, digest))
+
+
+def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
+    from bert_core.bundle import bundle_digest, load_bundle
+    from bert_core.tasks.registry import TASKS
+
+    train = few_per_class(read_labelled(config.train, "train"), config.rows_per_class)
+    held_out = read_labelled(config.held_out, "held_out")
+    if len(train) < config.batch_size:
+        raise CorpusError(
+            f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows, got "
+            f"{len(train)}: lower batch_size, or add rows"
+        )
+    task = TASKS[config.task].from_rows(train)
+    bundle = load_bundle(folder)
+    encoded = {
+        name: task.encode(rows, bundle.tokenizer, _longest(config, bundle))
+        for name, rows in (("train", train), ("held_out", held_out))
+    }
+    steps = config.steps(len(train))
+    total = len(config.seeds) * (steps + 1)
+    fit(partial(worker, folder, task, encoded), config, digest, total, "fine-tuning")
+    records = read_records(config.local_folder)
+    seeds = [
+        {
+            "seed": seed,
+            "accuracy": records[(steps + 1) * (index + 1) - 1]["held_out/classification_accuracy"],
+        }
+        for index, seed in enumerate(config.seeds)
+    ]
+    accuracies = np.array([seed["accuracy"] for seed in seeds])
+    measured = {"accuracy": float(seeds[0]["accuracy"])}
+    outputs = write_bundle(
+        config,
+        digest,
+        build_model(config, bundle, task, config.seeds[0]),
+        bundle.tokenizer,
+        task=task,
+        metrics=measured,
+        lineage={"parent": bundle_digest(folder), "from_scratch": config.from_scratch},
+        checkpoints=_checkpoints(0),
+    )
+    say(
+        f"finetune: accuracy {accuracies.mean():.1%} on {len(held_out):,} held-out rows, mean of "
+        f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, "
+        f"bundle in {files.join(config.output, BUNDLE)}"
+    )
+    counts = {
+        "train_rows": len(train),
+        "held_out_rows": len(held_out),
+        "labels": len(task.labels),
+        "steps": steps,
+        "seeds": seeds,
+        "accuracy_mean": float(accuracies.mean()),
+        "accuracy_std": float(accuracies.std(ddof=1)) if len(seeds) > 1 else 0.0,
+        "majority_accuracy": _majority([row["label"] for row in held_out]),
+    }
+    return Result(outputs=outputs, counts=counts)
+
+
+def few_per_class(rows: list[dict[str, Any]], most: int | None, seed: int = 0) -> list[dict]:
+    """At most `most` rows of each label, in their order; the same for every model compared."""
+    if most is None:
+        return rows
+    kept: list[int] = []
+    rng = np.random.default_rng(seed)
+    labels = np.array([row["label"] for row in rows])
+    for label in sorted(set(labels)):
+        places = np.flatnonzero(labels == label)
+        kept.extend(rng.permutation(places)[:most].tolist())
+    return [rows[place] for place in sorted(kept)]
+
+
+def _majority(labels: list[str]) -> float:
+    return max(labels.count(label) for label in set(labels)) / len(labels)
+
+
+def _longest(config: FinetuneConfig, bundle: "Bundle") -> int:
+    from bert_core.batches import PAD_MULTIPLE  # batches are padded to whole multiples of it
+
+    positions = bundle.encoder_config.max_position_embeddings
+    longest = positions // PAD_MULTIPLE * PAD_MULTIPLE
+    if config.max_length > longest:
+        raise ConfigError(
+            f"max_length: wanted at most {longest}, the positions that {config.model} has, "
+            f"got {config.max_length}"
+        )
+    return config.max_length
+
+
+def _checkpoints(index: int) -> str:
+    return f"{CHECKPOINTS}/{index}"
+
+
+def build_model(
+    config: FinetuneConfig, bundle: "Bundle", task: "Task", seed: int
+) -> "ObjectiveModel":
+    """The encoder with a fresh head, both as the seed gives them."""
+    import torch
+
+    from bert_core import bundle as bundles
+    from bert_core.objectives.base import ObjectiveModel
+
+    torch.manual_seed(seed)
+    objective = task.build_objective(bundle.encoder_config)
+    if config.from_scratch:
+        return ObjectiveModel(bundle.encoder_config, [objective])
+    return bundles.build_model(bundle, [objective])
+
+
+def worker(
+    folder: Path,
+    task: "Task",
+    encoded: dict[str, "EncodedRows"],
+    config: FinetuneConfig,
+    digest: str,
+    report: Report,
+) -> None:
+    """One rank: the seeds one after the other."""
+    from bert_core.batches import EncodedSource, RankBatches
+    from bert_core.bundle import load_bundle
+    from bert_core.data.order import GlobalOrder
+    from pipelines.worker import Place, Training, train
+
+    place = Place.here(config)
+    bundle = load_bundle(folder)
+
+    def batches(split: str, seed: int) -> RankBatches:
+        rows = encoded[split]
+        assert rows.labels is not None  # labelled_rows looked
+        return RankBatches(
+            source=EncodedSource(rows.ids, rows.labels, bundle.tokenizer.pad_id),
+            order=GlobalOrder([len(rows.ids)], seed=seed),
+            global_batch_size=config.batch_size if split == "train" else 256,
+            micro_batch_size=config.micro_batch_size,
+            rank=place.rank,
+            world_size=place.world_size,
+        )
+
+    steps = config.steps(len(encoded["train"].ids))
+    for index, seed in enumerate(config.seeds):
+        train(
+            Training(
+                config=config,
+                place=place,
+                model=build_model(config, bundle, task, seed),
+                batches=batches("train", seed),
+                held_out=lambda: batches("held_out", 0).once(),
+                measure_before=False,
+                optimizer=config.optimizer,
+                schedule=ScheduleConfig(warmup_steps=round(config.warmup_share * steps)),
+                loop=LoopConfig(max_steps=steps, precision=config.precision, seed=seed),
+                digest=digest,
+                checkpoints=files.join(config.output, _checkpoints(index)),
+                first_record=index * (steps + 1),
+            ),
+            report,
+        )

@@ -1,0 +1,88 @@
+"""`raybert list`: what there is to choose from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from rich.table import Table
+
+from bert_core.errors import ConfigError
+from bert_core.manifest import read_manifest
+from bert_core.model.variants import VARIANTS, count_parameters
+from pipelines.report import console
+
+Kind = Literal["variants", "tasks", "configs", "runs"]
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListConfig:
+    """What to list."""
+
+    what: Kind = "variants"
+    """`variants` of the encoder, `tasks`, `configs` that come with raybert, or finished `runs`."""
+    folder: str = "runs"
+    """Where to look for runs."""
+
+    def __post_init__(self) -> None:
+        if self.what not in get_args(Kind):
+            raise ConfigError(f"list: wanted one of {', '.join(get_args(Kind))}, got {self.what!r}")
+
+
+def run(config: ListConfig) -> None:
+    """Print the table."""
+    columns, rows = {
+        "variants": _variants,
+        "tasks": _tasks,
+        "configs": _configs,
+        "runs": lambda: _runs(Path(config.folder)),
+    }[config.what]()
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+Listing = tuple[list[str], list[list[str]]]
+
+
+def _variants() -> Listing:
+    rows = [
+        [
+            name,
+            str(config.num_hidden_layers),
+            str(config.hidden_size),
+            str(config.num_attention_heads),
+            f"{count_parameters(config) / 1e6:.1f} M",
+        ]
+        for name, config in VARIANTS.items()
+    ]
+    return ["variant", "layers", "hidden", "heads", "parameters"], rows
+
+
+def _tasks() -> Listing:
+    from bert_core.tasks.registry import TASKS
+
+    rows = [[name, task.architecture, task.primary_metric] for name, task in TASKS.items()]
+    return ["task", "Hugging Face class", "metric"], rows
+
+
+def _configs() -> Listing:
+    paths = sorted(CONFIGS.rglob("*.toml"))
+    rows = []
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            first = file.readline()
+        relative = path.relative_to(CONFIGS.parent)
+        command = f"raybert {relative.parts[1]} --config {relative}"
+        rows.append([command, first.lstrip("# ").strip() if first.startswith("#") else ""])
+    return ["command", "what for"], rows
+
+
+def _runs(folder: Path) -> Listing:
+    rows = []
+    for path in sorted(folder.rglob("manifest.json")):
+        manifest = read_manifest(str(path.parent))
+        seconds = manifest.counts.get("seconds", 0)
+        rows.append([str(path.parent), manifest.stage, f"{seconds:,.0f} s", manifest.digest[:8]])
+    return ["folder", "stage", "took", "digest"], rows

@@ -1,0 +1,226 @@
+"""Shards → pretrained bundle: masked words and next sentences, trained on Ray Train."""
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bert_core import files
+from bert_core.data.shards import HELD_OUT, TRAIN, ShardRows, ShardSet
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.errors import ConfigError
+from bert_core.manifest import Manifest
+from bert_core.metrics.language_model import unigram_loss
+from bert_core.model.variants import VARIANTS, EncoderConfig
+from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from pipelines.report import say
+from pipelines.stage import INPUT, Result, input_digest, run_stage
+from pipelines.training import (
+    BUNDLE,
+    CHECKPOINTS,
+    Report,
+    TrainingConfig,
+    fit,
+    read_records,
+    write_bundle,
+)
+from tracking.runs import DatasetInput
+
+if TYPE_CHECKING:
+    from bert_core.batches import RankBatches
+    from bert_core.objectives.base import ObjectiveModel
+    from pipelines.worker import Place
+
+CACHE = Path("runs/cache")
+UNIGRAM_ROWS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(TrainingConfig):
+    """Which encoder to train on which shards. Defaults: Devlin et al. 2019, appendix A.2."""
+
+    shards: str = field(metadata=INPUT)
+    """Folder or URI of `raybert prepare`."""
+    tokenizer: str = field(metadata=INPUT)
+    """Folder of the vocabulary that the shards were made with."""
+    variant: str = "bert-base"
+    """Name of an encoder; `raybert list variants` shows those there are."""
+    hidden_dropout_prob: float = 0.1
+    """Dropout of embeddings and of what each sub-layer adds."""
+    attention_probs_dropout_prob: float = 0.1
+    """Dropout of attention probabilities; 0 lets the fused attention run."""
+    global_batch_size: int = 256
+    """Rows of an optimizer step, over all workers."""
+    window_shards: int = 8
+    """Rows are permuted within so many shards; a worker needs only these."""
+    held_out_rows: int = 8192
+    """Most held-out rows that the model is measured on, before and after."""
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(max_steps=1_000_000))
+    """Length, precision and seed."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Learning rate of every step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant not in VARIANTS:
+            raise ConfigError(f"variant: wanted one of {', '.join(VARIANTS)}, got {self.variant!r}")
+        for name in ("global_batch_size", "window_shards", "held_out_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
+        if self.global_batch_size < self.num_workers:
+            raise ConfigError(
+                f"global_batch_size: wanted at least a row for each of {self.num_workers} "
+                f"workers, got {self.global_batch_size}"
+            )
+
+    def encoder(self, vocab_size: int) -> EncoderConfig:
+        """The variant with this vocabulary and dropout."""
+        return replace(
+            VARIANTS[self.variant],
+            vocab_size=vocab_size,
+            hidden_dropout_prob=self.hidden_dropout_prob,
+            attention_probs_dropout_prob=self.attention_probs_dropout_prob,
+        )
+
+
+def run(config: PretrainConfig) -> Manifest:
+    """Pretrain an encoder and write it as a bundle in Hugging Face layout."""
+    shards = ShardSet.read(config.shards)
+    tokenizer = Tokenizer.load(config.tokenizer)
+    shards.check_tokenizer(tokenizer.digest, config.tokenizer)
+    _check_shards(config, shards)
+    inputs = [
+        DatasetInput("shards", input_digest(config.shards, "prepare"), config.shards),
+        DatasetInput("tokenizer", tokenizer.digest, config.tokenizer),
+    ]
+    return run_stage("pretrain", config, inputs, lambda digest: _pretrain(config, shards, digest))
+
+
+def _check_shards(config: PretrainConfig, shards: ShardSet) -> None:
+    from bert_core.batches import PAD_MULTIPLE  # batches are padded to whole multiples of it
+
+    longest = VARIANTS[config.variant].max_position_embeddings // PAD_MULTIPLE * PAD_MULTIPLE
+    if shards.max_length > longest:
+        raise ConfigError(
+            f"{config.shards}: wanted rows of at most {longest} tokens, the positions that "
+            f"{config.variant} has, they have up to {shards.max_length}: "
+            "prepare with a smaller pairs.max_length"
+        )
+    for split in (TRAIN, HELD_OUT):
+        if not sum(info.rows for info in shards.split(split)):
+            raise ConfigError(
+                f"{config.shards}: wanted rows in the split {split}, there are none: prepare a "
+                "larger corpus, or one with a larger corpus.held_out_share"
+            )
+    for info in shards.shards:
+        shards.check_size(info)
+
+
+def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
+    fit(worker, config, digest, config.loop.max_steps, "pretraining")
+    records = read_records(config.local_folder)
+    before, after = records[0], records[config.loop.max_steps]
+    speeds = [numbers["tokens_per_s"] for numbers in records.values() if "tokens_per_s" in numbers]
+    measured = {
+        name.removeprefix("held_out/"): value
+        for name, value in after.items()
+        if name.startswith("held_out/")
+    }
+    counts = {
+        **{f"{name}_before": before[f"held_out/{name}"] for name in measured},
+        **{f"{name}_after": value for name, value in measured.items()},
+        "unigram_loss": _unigram_loss(config, shards),
+        "steps": config.loop.max_steps,
+        "tokens_per_s": sorted(speeds)[len(speeds) // 2],
+    }
+    outputs = write_bundle(
+        config,
+        digest,
+        build_model(config, shards.vocab_size),
+        Tokenizer.load(config.tokenizer),
+        metrics=measured,
+        lineage={"shards": shards.manifest.digest, "vocabulary": shards.tokenizer_digest},
+    )
+    say(
+        f"pretrain: held-out MLM loss {before['held_out/mlm_loss']:.3f} → "
+        f"{measured['mlm_loss']:.3f} (unigram baseline {counts['unigram_loss']:.3f}), "
+        f"bundle in {files.join(config.output, BUNDLE)}"
+    )
+    return Result(outputs=outputs, counts=counts)
+
+
+def _unigram_loss(config: PretrainConfig, shards: ShardSet) -> float:
+    """Loss of predicting held-out tokens by how often they are masked in training shards."""
+
+    def labels(split: str):  # type: ignore[no-untyped-def]
+        rows = 0
+        for info in shards.split(split):
+            if rows < UNIGRAM_ROWS:
+                rows += info.rows
+                yield shards.open(info, CACHE).masked_labels
+
+    return unigram_loss(labels(TRAIN), labels(HELD_OUT), shards.vocab_size)
+
+
+def build_model(config: PretrainConfig, vocab_size: int) -> "ObjectiveModel":
+    """The model with fresh weights, the same for the same seed."""
+    import torch
+
+    from bert_core.objectives.base import ObjectiveModel
+    from bert_core.objectives.registry import PRETRAINING
+
+    encoder = config.encoder(vocab_size)
+    torch.manual_seed(config.loop.seed)
+    return ObjectiveModel(encoder, [PRETRAINING[name](encoder) for name in ("mlm", "nsp")])
+
+
+def worker(config: PretrainConfig, digest: str, report: Report) -> None:
+    """One rank."""
+    from pipelines.worker import Place, Training, train
+
+    place = Place.here(config)
+    shards = ShardSet.read(config.shards)
+    pad_id = Tokenizer.load(config.tokenizer).pad_id
+    held_out = batches(config, shards, HELD_OUT, place, pad_id)
+    train(
+        Training(
+            config=config,
+            place=place,
+            model=build_model(config, shards.vocab_size),
+            batches=batches(config, shards, TRAIN, place, pad_id),
+            held_out=lambda: held_out.once(config.held_out_rows),
+            optimizer=config.optimizer,
+            schedule=config.schedule,
+            loop=config.loop,
+            digest=digest,
+            checkpoints=files.join(config.output, CHECKPOINTS),
+        ),
+        report,
+    )
+
+
+def batches(
+    config: PretrainConfig, shards: ShardSet, split: str, place: "Place", pad_id: int
+) -> "RankBatches":
+    """A rank's batches of one split; shards are mapped when their window comes."""
+    from bert_core.batches import RankBatches, ShardSource
+    from bert_core.data.order import GlobalOrder
+
+    infos = shards.split(split)
+
+    @lru_cache(maxsize=2 * config.window_shards)
+    def open_shard(number: int) -> ShardRows:
+        return shards.open(infos[number], CACHE)
+
+    return RankBatches(
+        source=ShardSource(open_shard, pad_id),
+        order=GlobalOrder(
+            [info.rows for info in infos], seed=config.loop.seed, window=config.window_shards
+        ),
+        global_batch_size=config.global_batch_size,
+        micro_batch_size=config.micro_batch_size,
+        rank=place.rank,
+        world_size=place.world_size,
+    )

@@ -1,0 +1,93 @@
+"""Evaluated bundle → MLflow registry, where the alias `champion` says which version is served."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bert_core import files
+from bert_core.errors import ConfigError
+from bert_core.manifest import Manifest, Output, read_manifest
+from pipelines.evaluate import PREDICTIONS, predict_rows
+from pipelines.report import say
+from pipelines.stage import INPUT, Result, StageConfig, input_digest, run_stage
+from tracking.runs import DatasetInput, tracking_uri
+
+PUBLICATION = "publication.json"
+EXAMPLES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishConfig(StageConfig):
+    """Which bundle to register. With `force` the alias moves whatever the scores say."""
+
+    model: str = field(metadata=INPUT)
+    """Fine-tuned bundle: a folder or a URI."""
+    evaluation: str = field(metadata=INPUT)
+    """Folder of `raybert evaluate` for this bundle; its rows decide about the alias."""
+    name: str
+    """Name of the model in the registry."""
+
+
+def run(config: PublishConfig) -> Manifest:
+    """Register the bundle; `champion` moves to it unless it is worse than the present one."""
+    from bert_core.bundle import bundle_digest
+    from tracking.resolve import resolve
+
+    folder = resolve(config.model, uri=config.tracking_uri)
+    digest = bundle_digest(folder)
+    evaluated = read_manifest(config.evaluation).inputs.get("model")
+    if evaluated != digest:
+        raise ConfigError(
+            f"{config.evaluation}: wanted an evaluation of bundle {digest[:6]} ({config.model}), "
+            f"it is of {str(evaluated)[:6]}: run `raybert evaluate` for this bundle"
+        )
+    inputs = [
+        DatasetInput("model", digest, config.model),
+        DatasetInput("evaluation", input_digest(config.evaluation, "evaluate"), config.evaluation),
+    ]
+    return run_stage("publish", config, inputs, lambda _: _publish(config, folder))
+
+
+def _publish(config: PublishConfig, folder: Path) -> Result:
+    from tracking import registry
+    from tracking.resolve import resolve
+    from tracking.spool import read_run
+
+    uri = tracking_uri(config.tracking_uri)
+    evaluation = read_manifest(config.evaluation)
+    data = files.read_bytes(files.join(config.evaluation, PREDICTIONS))
+    rows = pq.read_table(pa.BufferReader(data)).to_pylist()
+    present = registry.champion(config.name, uri=uri)
+    scores_champion = None
+    if present is not None:
+        champion_folder = resolve(f"models:/{config.name}/{present.version}", uri=uri)
+        answers = predict_rows(champion_folder, [row["text"] for row in rows], config)
+        scores_champion = [
+            float(answer["label"] == row["label"])
+            for answer, row in zip(answers, rows, strict=True)
+        ]
+    recorded = read_run(config.local_folder)
+    publication = registry.publish(
+        folder,
+        name=config.name,
+        uri=uri,
+        metrics={k: v for k, v in evaluation.counts.items() if isinstance(v, int | float)},
+        input_example=[row["text"] for row in rows[:EXAMPLES]],
+        experiment=config.experiment,
+        run_id=recorded.run_id if recorded else None,
+        scores_new=[float(row["predicted"] == row["label"]) for row in rows],
+        scores_champion=scores_champion,
+        force=config.force,
+    )
+    path = files.join(config.output, PUBLICATION)
+    files.write_json(path, asdict(publication))
+    version = publication.version
+    say(f"publish: models:/{version.name}/{version.version}. {publication.why}")
+    counts = {
+        "version": version.version,
+        "is_champion": publication.is_champion,
+        "why": publication.why,
+    }
+    return Result(outputs={PUBLICATION: Output.of(path)}, counts=counts)

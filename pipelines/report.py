@@ -1,0 +1,85 @@
+"""What a person sees of long work: a bar on a terminal, a line an interval elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+LINE_EVERY_S = 10.0
+
+# Resolved at every print, so that a captured or redirected stdout is honoured.
+console = Console(highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line of plain English."""
+    console.print(text, markup=False)
+
+
+class Meter:
+    """Shows how much of `total` is done, the rate and the time left."""
+
+    def __init__(self, title: str, total: float, unit: str, progress: Progress | None) -> None:
+        self.title, self.total, self.unit = title, total, unit
+        self.done, self.note = 0.0, ""
+        self._progress = progress
+        self._task = progress.add_task(title, total=total, note="") if progress else None
+        self._began = self._last_line = time.monotonic()
+        self._first: float | None = None
+
+    def set(self, done: float, note: str = "") -> None:
+        """`done` of the total is finished; `note` is shown beside it."""
+        if self._first is None:
+            self._first = done  # what an earlier run did is not in the rate
+        self.done, self.note = done, note
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done, note=note)
+        elif time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            say(self._line())
+
+    def add(self, amount: float = 1, note: str = "") -> None:
+        """`amount` more is finished."""
+        self.set(self.done + amount, note)
+
+    def _line(self) -> str:
+        elapsed_s = time.monotonic() - self._began
+        rate = (self.done - (self._first or 0)) / elapsed_s if elapsed_s > 0 else 0.0
+        left = f", {(self.total - self.done) / rate:,.0f} s left" if rate > 0 else ""
+        note = f", {self.note}" if self.note else ""
+        return (
+            f"  {self.title}: {self.done:,.0f} of {self.total:,.0f} {self.unit}, "
+            f"{rate:,.1f} {self.unit}/s{left}{note}"
+        )
+
+
+@contextmanager
+def meter(title: str, total: float, unit: str) -> Iterator[Meter]:
+    """A progress bar on a terminal; elsewhere a line every `LINE_EVERY_S` seconds."""
+    if not sys.stdout.isatty():
+        yield Meter(title, total, unit, None)
+        return
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(bar_width=30),
+        TaskProgressColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield Meter(title, total, unit, progress)

@@ -1,0 +1,227 @@
+"""The driver's side of a stage that trains: start the workers, show progress, keep the record.
+
+What a worker does is in `worker`; the mathematics is in `bert_core.train`.
+"""
+
+import json
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bert_core import files
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.errors import ConfigError, RaybertError, ResourceError
+from bert_core.manifest import Output
+from pipelines import cluster
+from pipelines.report import meter
+from pipelines.stage import StageConfig, code_version, with_absolute_paths
+from tracking.runs import RunRecorder, tracking_uri
+
+if TYPE_CHECKING:
+    from bert_core.objectives.base import ObjectiveModel
+    from bert_core.tasks.base import Task
+
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+BUNDLE = "bundle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(StageConfig):
+    """How training is carried out and watched; nothing of it changes what is trained."""
+
+    operational: ClassVar[bool] = True
+
+    micro_batch_size: int = 32
+    """Rows that a worker holds in memory at once; gradients do not depend on it."""
+    log_every_steps: int = 10
+    """Steps between two points of a curve."""
+    report_every_s: float = 2.0
+    """Seconds between two reports to the run; a report carries all points since the last one."""
+    checkpoint_every_steps: int = 200
+    """Steps between two checkpoints; the last step always writes one."""
+    max_failures: int = 3
+    """How often lost workers are replaced before the stage fails."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("micro_batch_size", "log_every_steps", "checkpoint_every_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
+
+
+Records = list[tuple[int, dict[str, float]]]
+"""Points of curves: (global step, numbers)."""
+
+Report = Callable[[Records, bool], None]
+"""Takes the points since the last report, and whether it is the last. Collective."""
+
+Worker = Callable[[Any, str, Report], None]
+"""Trains as one rank: given the stage's config, its digest, and where to report to."""
+
+
+def fit(worker: Worker, config: TrainingConfig, digest: str, total_steps: int, title: str) -> None:
+    """Run `worker` on every rank until it returns, through lost workers and restarts.
+
+    The Ray Train controller, or this process where `num_workers` is 0, records what is reported
+    into the run of `config.local_folder`.
+    """
+    # Ray Train gives every worker a folder of its own.
+    config = with_absolute_paths(config)
+    with _progress(config.local_folder / METRICS, total_steps, title):
+        if config.num_workers == 0:
+            recorder = RunRecorder.open(config.local_folder, uri=tracking_uri(config.tracking_uri))
+            try:
+                worker(config, digest, lambda records, last: record_all(recorder, records))
+            finally:
+                recorder.close("RUNNING")
+        else:
+            _fit_on_ray(worker, config, digest)
+
+
+def record_all(recorder: RunRecorder, records: Records) -> None:
+    for step, metrics in records:
+        recorder.record(step, metrics)
+
+
+def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
+    cluster.connect(address=config.address, num_cpus=config.cpus)
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+    from ray.train.torch import TorchTrainer
+
+    from pipelines.worker import RecordingCallback, on_ray
+
+    resources = ray.cluster_resources()
+    _check_resources(config, resources)
+    use_gpu = resources.get("GPU", 0) >= config.num_workers
+    storage = files.join(config.output, "ray")
+    callback = RecordingCallback(config.local_folder, tracking_uri(config.tracking_uri))
+    trainer = TorchTrainer(
+        on_ray,
+        train_loop_config={"worker": worker, "config": config, "digest": digest},
+        scaling_config=ScalingConfig(
+            num_workers=config.num_workers,
+            use_gpu=use_gpu,
+            resources_per_worker={
+                "CPU": config.threads_per_worker,
+                **({"GPU": 1} if use_gpu else {}),
+            },
+        ),
+        run_config=RunConfig(
+            # Ray Train goes on with a run of the same name; ours goes on by its own checkpoints.
+            name=uuid.uuid4().hex[:8],
+            storage_path=storage,
+            failure_config=FailureConfig(max_failures=config.max_failures),
+            callbacks=[callback],  # type: ignore[list-item]
+        ),
+    )
+    try:
+        trainer.fit()
+    except TrainingFailedError as error:
+        raise _users_error(error) from error
+    files.remove(storage)
+
+
+def _check_resources(config: TrainingConfig, resources: Mapping[str, float]) -> None:
+    cpus = config.num_workers * config.threads_per_worker
+    if resources.get("CPU", 0) < cpus:
+        raise ResourceError(
+            f"training: wanted {cpus} CPUs ({config.num_workers} workers of "
+            f"{config.threads_per_worker} threads), the cluster has "
+            f"{resources.get('CPU', 0):g}: lower num_workers or threads_per_worker, or add nodes"
+        )
+
+
+def _users_error(error: Exception) -> Exception:
+    """What the user can mend, where that is what failed; else the error itself."""
+    for failure in getattr(error, "worker_failures", {}).values():
+        cause: BaseException | None = failure
+        while cause is not None:
+            if isinstance(cause, RaybertError):
+                return type(cause)(str(cause))
+            cause = getattr(cause, "cause", None) or cause.__cause__
+    return error
+
+
+def read_records(folder: Path) -> dict[int, dict[str, float]]:
+    """The numbers that a run has recorded, by step."""
+    path = folder / METRICS
+    if not path.exists():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = (json.loads(line) for line in lines if line.endswith("\n"))
+    return {line["step"]: line["metrics"] for line in whole}
+
+
+@contextmanager
+def _progress(metrics: Path, total_steps: int, title: str) -> Iterator[None]:
+    """Follow the record of a run, wherever it is written, and show how far it is."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        with meter(title, total_steps, "steps") as progress:
+            while not ended.wait(0.5):
+                records = read_records(metrics.parent)
+                if records:
+                    step, numbers = list(records.items())[-1]
+                    note = " ".join(
+                        f"{name} {numbers[name]:,.{digits}f}"
+                        for name, digits in (("loss", 3), ("tokens_per_s", 0))
+                        if name in numbers
+                    )
+                    progress.set(step, note)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def write_bundle(
+    config: StageConfig,
+    digest: str,
+    model: "ObjectiveModel",
+    tokenizer: Tokenizer,
+    *,
+    metrics: dict[str, float],
+    lineage: dict[str, Any],
+    task: "Task | None" = None,
+    checkpoints: str = CHECKPOINTS,
+) -> dict[str, Output]:
+    """Write the newest checkpoint's weights as `output/bundle`; gives its files.
+
+    Args:
+        model: of the right shape; its weights are replaced.
+    """
+    from bert_core.bundle import save_bundle
+    from bert_core.train.checkpoint import latest_checkpoint, load_weights
+
+    checkpoint = latest_checkpoint(files.join(config.output, checkpoints))
+    assert checkpoint is not None  # the last step wrote one
+    load_weights(checkpoint, model, run_digest=digest)
+    local = config.local_folder / BUNDLE
+    shutil.rmtree(local, ignore_errors=True)  # of a run that was killed after writing it
+    save_bundle(
+        local,
+        model,
+        tokenizer,
+        task=task,
+        metrics=metrics,
+        lineage={**lineage, "stage_digest": digest, "code_version": code_version()},
+    )
+    outputs = {}
+    for path in sorted(local.iterdir()):
+        target = files.join(config.output, BUNDLE, path.name)
+        if files.local_path(target) != path.absolute():
+            files.write_bytes(target, path.read_bytes())
+        outputs[f"{BUNDLE}/{path.name}"] = Output.of(target)
+    return outputs

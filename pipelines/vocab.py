@@ -1,0 +1,107 @@
+"""Corpus → WordPiece vocabulary, from a deterministic sample of the documents."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from bert_core import files
+from bert_core.data.documents import clean, document_digest, document_fraction
+from bert_core.data.tokenizer import Tokenizer, train_vocabulary
+from bert_core.errors import ConfigError, CorpusError
+from bert_core.manifest import Manifest, Output
+from pipelines.distribute import run_tasks
+from pipelines.report import meter, say
+from pipelines.sources import (
+    Block,
+    CorpusConfig,
+    corpus_input,
+    corpus_size_bytes,
+    plan_blocks,
+    read_block,
+)
+from pipelines.stage import Result, StageConfig, run_stage
+
+BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabConfig(StageConfig):
+    """What vocabulary to train."""
+
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    """The text to train on."""
+    vocab_size: int = 30_522
+    """Most tokens, special ones included (Devlin et al. 2019: 30,000)."""
+    lowercase: bool = True
+    """Lower-case the text and strip its accents, as BERT's uncased models do."""
+    min_frequency: int = 2
+    """A pair of pieces seen less often is not merged."""
+    sample_bytes: int = 256 << 20
+    """Most bytes of text that pairs are counted in; documents are drawn by their hash."""
+    seed: int = 0
+    """Seed of the sample."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("vocab_size", 100), ("min_frequency", 1), ("sample_bytes", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: wanted at least {least}, got {getattr(self, name)}")
+
+
+def run(config: VocabConfig) -> Manifest:
+    """Train the vocabulary and write it as a tokenizer in Hugging Face layout."""
+    size_bytes = corpus_size_bytes(config.corpus)
+    inputs = [corpus_input(config.corpus)]
+    return run_stage("vocab", config, inputs, lambda _: _train(config, size_bytes))
+
+
+def _train(config: VocabConfig, size_bytes: int) -> Result:
+    blocks = plan_blocks(config.corpus, BLOCK_BYTES)
+    share = min(1.0, config.sample_bytes / size_bytes)
+    drawn: list[tuple[float, str]] = []
+    with meter("drawing a sample", len(blocks), "blocks") as progress:
+        for _, documents in run_tasks(partial(_draw, config, share), blocks, config):
+            drawn.extend((fraction, text) for fraction, text in documents)
+            progress.add()
+    drawn.sort()
+    texts: list[str] = []
+    used_bytes = 0
+    for _, text in drawn:
+        used_bytes += len(text.encode("utf-8", errors="surrogatepass"))
+        if texts and used_bytes > config.sample_bytes:
+            break
+        texts.append(text)
+    if not texts:
+        raise CorpusError(
+            f"{', '.join(config.corpus.sources)}: wanted text to count words in, found only "
+            "empty documents: check the corpus and corpus.text_column"
+        )
+    say(f"vocab: counting pairs of pieces in {len(texts):,} documents")
+    vocabulary = train_vocabulary(
+        texts,
+        vocab_size=config.vocab_size,
+        lowercase=config.lowercase,
+        min_frequency=config.min_frequency,
+    )
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=config.lowercase)
+    tokenizer.save(config.output)
+    counts = {
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer_digest": tokenizer.digest,
+        "documents": len(texts),
+        "corpus_bytes": size_bytes,
+    }
+    say(f"vocab: {tokenizer.vocab_size:,} word pieces in {config.output}")
+    outputs = {name: Output.of(files.join(config.output, name)) for name in tokenizer.files()}
+    return Result(outputs=outputs, counts=counts)
+
+
+def _draw(config: VocabConfig, share: float, block: Block) -> list[tuple[float, str]]:
+    """The documents of a block that fall into the sample. Held-out ones never do."""
+    drawn = []
+    for document in read_block(block):
+        text = clean(document.text)
+        digest = document_digest(text)
+        fraction = document_fraction(digest, config.seed, "vocab")
+        if text and fraction < share and document.split != "held_out":
+            drawn.append((fraction, text))
+    return drawn

@@ -1,0 +1,162 @@
+"""What one training worker does, on Ray Train or in this process.
+
+It reads as the flow: place, data, model, then steps with their reports and checkpoints.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from ray.train import UserCallback
+from torch import distributed as dist
+
+from bert_core.batches import RankBatches
+from bert_core.objectives.base import Batch, ObjectiveModel
+from bert_core.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from bert_core.train.loop import Totals, evaluate, training_steps
+from bert_core.train.optim import build_optimizer
+from pipelines.training import Records, Report, TrainingConfig, record_all
+from tracking.runs import RunRecorder
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many workers this process is, and where it computes."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @classmethod
+    def here(cls, config: TrainingConfig) -> "Place":
+        """This process's place; sets up torch so that the CPU gives the same bits every time."""
+        torch.set_num_threads(config.threads_per_worker)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.use_deterministic_algorithms(device.type == "cpu")
+        if dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size(), device)
+        return cls(0, 1, device)
+
+    def agree(self, value: int) -> int:
+        """Rank 0's value, on every rank. Collective."""
+        if self.world_size == 1:
+            return value
+        shared = torch.tensor(value, device=self.device)
+        dist.broadcast(shared, src=0)
+        return int(shared)
+
+
+def on_ray(arguments: dict[str, Any]) -> None:
+    """Entry point of a Ray Train worker: reports go through `ray.train.report`."""
+    import ray.train
+
+    def report(records: Records, last: bool) -> None:
+        ray.train.report({"records": records, "last": last})
+
+    arguments["worker"](arguments["config"], arguments["digest"], report)
+
+
+class RecordingCallback(UserCallback):
+    """Runs in the Ray Train controller: records what rank 0 reports into the stage's run."""
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self._folder, self._uri = folder, uri
+        self._recorder: RunRecorder | None = None
+
+    def after_report(self, run_context: Any, metrics: list[dict], checkpoint: Any) -> None:
+        # NOTE: an exception here would end the training; `record` raises none.
+        if self._recorder is None:
+            self._recorder = RunRecorder.open(self._folder, uri=self._uri)
+        record_all(self._recorder, metrics[0]["records"])
+        if metrics[0]["last"]:
+            self._hand_over()
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close("RUNNING", timeout_s=2.0)
+            self._recorder = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A model that is to be trained: everything that `train` needs."""
+
+    config: TrainingConfig
+    place: Place
+    model: ObjectiveModel
+    batches: RankBatches
+    held_out: Callable[[], Iterable[list[Batch]]]
+    measure_before: bool = True
+    """Whether the untrained model is measured too."""
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    loop: LoopConfig
+    digest: str
+    checkpoints: str
+    first_record: int = 0
+    """Added to the step of every record, where one stage trains several models in turn."""
+
+
+def train(training: Training, report: Report) -> None:
+    """Train from the newest checkpoint, or the beginning, to the end."""
+    place, config, loop = training.place, training.config, training.loop
+    model = training.model.to(place.device)
+    optimizer = build_optimizer(model, training.optimizer)
+    checkpoint = latest_checkpoint(training.checkpoints)
+    start = place.agree(checkpoint.step if checkpoint else 0)
+    if start:
+        assert checkpoint is not None
+        load_checkpoint(checkpoint, model, optimizer, run_digest=training.digest)
+    records: Records = []
+    if training.measure_before and not start:
+        measured = evaluate(model, training.held_out(), loop)
+        records.append((training.first_record, _named("held_out", measured)))
+    totals, since, reported = Totals(), time.monotonic(), time.monotonic()
+    steps = training_steps(
+        model,
+        training.batches.from_step(start),
+        optimizer,
+        training.schedule,
+        loop,
+        training.optimizer,
+        start=start,
+    )
+    for step in steps:
+        totals.add_step(step)
+        last = step.index == loop.max_steps
+        if step.index % config.log_every_steps == 0 or last:
+            means = totals.means()
+            elapsed_s = time.monotonic() - since
+            numbers = {
+                **{f"train/{name}": value for name, value in means.items() if name != "tokens"},
+                "loss": means["loss"],
+                "learning_rate": step.learning_rate,
+                "grad_norm": step.grad_norm,
+                "tokens_per_s": means["tokens"] / elapsed_s,
+            }
+            if last:
+                numbers |= _named("held_out", evaluate(model, training.held_out(), loop))
+            records.append((training.first_record + step.index, numbers))
+            totals, since = Totals(), time.monotonic()
+        if (step.index % config.checkpoint_every_steps == 0 or last) and place.rank == 0:
+            save_checkpoint(
+                training.checkpoints, step.index, model, optimizer, run_digest=training.digest
+            )
+        due = time.monotonic() - reported >= config.report_every_s
+        if last or (records and place.agree(due)):
+            report(records, last)
+            records, reported = [], time.monotonic()
+    if start == loop.max_steps:  # killed after the last checkpoint, maybe before its report
+        measured = evaluate(model, training.held_out(), loop)
+        report([(training.first_record + start, _named("held_out", measured))], True)
+
+
+def _named(prefix: str, means: dict[str, float]) -> dict[str, float]:
+    return {f"{prefix}/{name}": value for name, value in means.items() if name != "tokens"}

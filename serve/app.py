@@ -1,0 +1,235 @@
+"""Ray Serve: each model an application of its own, and a front application before them.
+
+Deploying, scaling or failing one model leaves the others alone. `run` is `raybert serve`; `build`
+is for `serve run serve.app:build name=docs model=runs/docs/finetune/bundle`, one model in one
+application that answers at the same paths. What the paths answer is in `serve.api`.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import ray
+from fastapi import FastAPI
+from ray import serve as ray_serve
+from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
+
+from bert_core.errors import ResourceError
+from serve import api, haproxy, ports
+from serve.config import ServeConfig, parse_models
+from serve.model import Card, Model, ServedModel
+from tracking.resolve import resolve
+from tracking.runs import tracking_uri
+
+GRACEFUL_SHUTDOWN_S = 5.0
+"""Longest that a replica which is to end may go on with what it has begun."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A reference, and the registry that it is meant for."""
+
+    reference: str
+    tracking_uri: str
+
+
+@ray_serve.ingress()
+class ModelReplica:
+    """A process that answers for one model."""
+
+    def __init__(self, folder: Path, source: Source, alone: bool, **settings: Any) -> None:
+        """Load the model.
+
+        Args:
+            folder: where the bundle lies on the machine that deployed it.
+            source: where it comes from on any other machine.
+            alone: whether no front stands before it, so that it lists itself.
+            settings: what `Model` takes besides the bundle.
+        """
+        self._alone = alone
+        here = folder if folder.is_dir() else resolve(source.reference, uri=source.tracking_uri)
+        self._model = Model(folder=here, **settings)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return api.create_model_app(self._model, alone=self._alone)
+
+    async def card(self) -> Card:
+        return await self._model.card()
+
+    async def check_ready(self) -> None:
+        await self._model.check_ready()
+
+
+class RemoteModel(ServedModel):
+    """A model in its own application, as the front sees it."""
+
+    def __init__(self, name: str) -> None:
+        self._handle: DeploymentHandle = ray_serve.get_deployment_handle(
+            "model", app_name=application_name(name)
+        )
+
+    async def card(self) -> Card:
+        return await self._handle.card.remote()
+
+    async def check_ready(self) -> None:
+        await self._handle.check_ready.remote()
+
+
+@ray_serve.ingress()
+class Front:
+    """The page, the list of models, and whether all of them are ready."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return api.create_front_app({name: RemoteModel(name) for name in self._names})
+
+
+def application_name(model: str) -> str:
+    """Serve's name of a model's application; it never is that of the front."""
+    return f"model-{model}"
+
+
+class BuildArguments(pydantic.BaseModel):
+    """What `serve run serve.app:build` takes as key=value: a model, and fields of `ServeConfig`."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    name: str = "model"
+    model: str
+    num_replicas: int = ServeConfig.num_replicas
+    threads: int = ServeConfig.threads
+    num_gpus: float = ServeConfig.num_gpus
+    tracking_uri: str | None = None
+    max_batch_tokens: int = ServeConfig.max_batch_tokens
+    max_wait_ms: float = ServeConfig.max_wait_ms
+    max_ongoing_requests: int = ServeConfig.max_ongoing_requests
+
+
+def build(arguments: BuildArguments) -> Application:
+    """One model in one application. Raises: ConfigError, and as `resolve` does."""
+    settings = arguments.model_dump(exclude={"name", "model"})
+    config = ServeConfig(models=[f"{arguments.name}={arguments.model}"], **settings)
+    return _model_application(config, arguments.name, arguments.model, alone=True)
+
+
+def run(config: ServeConfig) -> None:
+    """Serve until SIGTERM or SIGINT, on the Ray cluster that this process is connected to.
+
+    Raises: ResourceError if the port is taken, or the cluster lacks the CPUs or runs Serve
+        already; what `resolve` does for a reference that leads nowhere, or to a damaged bundle.
+    """
+    with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
+        check(config)
+        try:
+            deploy(config)
+            _announce(config)
+            threading.Event().wait()
+        finally:
+            shut_down()
+
+
+def check(config: ServeConfig) -> None:
+    """See that `deploy` can work, before anything is started. Raises as `run` does."""
+    ports.require_free(config.host, config.port)
+    if ray_serve.status().proxies:
+        raise ResourceError(
+            "this Ray cluster runs Ray Serve already: end that with `serve shutdown`, "
+            "or use another cluster"
+        )
+    references = parse_models(config.models)
+    wanted = len(references) * config.num_replicas * config.threads
+    there = int(ray.cluster_resources().get("CPU", 0))
+    if wanted > there:  # Serve would wait for them for good
+        raise ResourceError(
+            f"{len(references)} models × {config.num_replicas} replicas × {config.threads} threads "
+            f"want {wanted} CPUs, the Ray cluster has {there}: lower num_replicas or threads, "
+            "or use a larger cluster"
+        )
+
+
+def deploy(config: ServeConfig) -> None:
+    """Put every model and the front on the cluster and wait until they answer. Raises as `run`."""
+    references = parse_models(config.models)
+    front = ray_serve.deployment(
+        name="front",
+        graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
+        ray_actor_options={"num_cpus": 0},
+    )(Front).bind(list(references))
+    targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
+    for name, reference in references.items():
+        model = _model_application(config, name, reference, alone=False)
+        prefix = f"/v1/models/{name}"
+        targets.append(ray_serve.RunTarget(model, application_name(name), prefix))
+    ray_serve.start(
+        http_options={"host": config.host, "port": config.port},
+        controller_options={"runtime_env": {"env_vars": haproxy.settings(enabled=config.haproxy)}},
+    )
+    ray_serve.run_many(targets)
+
+
+def shut_down() -> None:
+    """End Serve on this cluster, HAProxy included."""
+    ray_serve.shutdown()
+    haproxy.remove_files(ray.get_runtime_context().get_node_id())
+
+
+def _model_application(
+    config: ServeConfig, name: str, reference: str, *, alone: bool
+) -> Application:
+    """Resolve a reference and describe its replicas. Raises: as `resolve` does."""
+    source = Source(reference, tracking_uri(config.tracking_uri))
+    replica = ray_serve.deployment(
+        name="model",
+        num_replicas=config.num_replicas,
+        max_ongoing_requests=config.max_ongoing_requests,
+        graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
+        ray_actor_options={"num_cpus": config.threads, "num_gpus": config.num_gpus},
+    )(ModelReplica)
+    return replica.bind(
+        resolve(reference, uri=source.tracking_uri),
+        source,
+        alone,
+        name=name,
+        device="cuda" if config.num_gpus else "cpu",
+        threads=config.threads,
+        max_batch_tokens=config.max_batch_tokens,
+        max_wait_ms=config.max_wait_ms,
+    )
+
+
+def _announce(config: ServeConfig) -> None:
+    url = f"http://{'127.0.0.1' if config.host == '0.0.0.0' else config.host}:{config.port}"
+    names = list(parse_models(config.models))
+    print(f"serving {', '.join(names)} at {url} (a page to try them on; end with Ctrl-C)")
+    print(
+        f"curl {url}/v1/models/{names[0]}/predict -H 'Content-Type: application/json' "
+        """-d '{"inputs": "Some text."}'""",
+        flush=True,
+    )
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Within, SIGTERM and SIGINT raise KeyboardInterrupt, once: the end is not to be disturbed."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        for each in previous:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    previous = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    for each in previous:
+        signal.signal(each, interrupt)
+    try:
+        yield
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)

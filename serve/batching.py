@@ -1,0 +1,182 @@
+"""Many small requests → few well-filled forward passes, bounded by a budget of tokens.
+
+`ray.serve.batch` counts requests, or sizes with `batch_size_fn`; then an item that does not fit
+goes to the back of the queue, where long texts starve, and one beyond the budget raises. Here
+every batch holds the request that has waited longest, so that none waits for more passes than
+there were requests before it. What a pass computes is for the caller; nothing here knows of Ray.
+"""
+
+import asyncio
+import contextlib
+import time
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+@dataclass(order=True)
+class _Waiting(Generic[Item, Answer]):
+    """One item in the queue, ordered by its length, then by its turn."""
+
+    length: int
+    turn: int
+    arrived_s: float = field(compare=False)
+    item: Item = field(compare=False)
+    answer: asyncio.Future[Answer] = field(compare=False)
+    queued: bool = field(default=True, compare=False)
+
+
+def widest_slice(lengths: Sequence[int], start: int, budget_tokens: int) -> tuple[int, int]:
+    """The run of ascending `lengths` around `start` that fits a padded batch of `budget_tokens`.
+
+    It grows by the neighbour nearer in length, since what pads least fills the batch with most
+    text. The length at `start` is always inside, even where it is beyond the budget alone.
+    Returns: first index, and the index after the last.
+    """
+    first, end = start, start + 1
+    while True:
+        fits_below = first > 0 and (end - first + 1) * lengths[end - 1] <= budget_tokens
+        fits_above = end < len(lengths) and (end - first + 1) * lengths[end] <= budget_tokens
+        if not (fits_below or fits_above):
+            return first, end
+        below = lengths[start] - lengths[first - 1] if fits_below else None
+        above = lengths[end] - lengths[start] if fits_above else None
+        if above is None or (below is not None and below <= above):
+            first -= 1
+        else:
+            end += 1
+
+
+class Batcher(Generic[Item, Answer]):
+    """Collects items of one event loop and answers them in batches, on one thread of its own.
+
+    A batch starts as soon as the thread is free and one of these holds: enough tokens wait to
+    fill it; as many items wait as the last batch had (so a client alone never waits for company);
+    the oldest has waited for `max_wait_ms`; no batch has run for that long.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[Item]], Sequence[Answer]],
+        *,
+        length_of: Callable[[Item], int],
+        max_batch_tokens: int,
+        max_wait_ms: float,
+    ) -> None:
+        """Take no thread yet: the first `submit` does.
+
+        Args:
+            run: one answer an item, in order; called on the batcher's thread, never twice at once.
+            length_of: tokens of an item, without padding.
+            max_batch_tokens: most tokens in a batch, with padding; a longer item goes alone.
+            max_wait_ms: longest that a batch waits to become fuller while the thread is free.
+        """
+        self._run = run
+        self._length_of = length_of
+        self._max_batch_tokens = max_batch_tokens
+        self._max_wait_s = max_wait_ms / 1000
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batch")
+        self._by_length: list[_Waiting[Item, Answer]] = []
+        self._by_age: deque[_Waiting[Item, Answer]] = deque()  # may hold some that have left
+        self._waiting_tokens = 0
+        self._arrival = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self._turns = 0
+        self._last_size = 1
+        self._last_end_s = 0.0
+
+    async def submit(self, item: Item) -> Answer:
+        """Wait for the answer to one item. Cancelling this takes the item out of the queue.
+
+        Raises: what `run` raised for the batch that held the item.
+        """
+        loop = asyncio.get_running_loop()
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work())
+        self._turns += 1
+        waiting: _Waiting[Item, Answer] = _Waiting(
+            length=self._length_of(item),
+            turn=self._turns,
+            arrived_s=time.monotonic(),
+            item=item,
+            answer=loop.create_future(),
+        )
+        insort(self._by_length, waiting)
+        self._by_age.append(waiting)
+        self._waiting_tokens += waiting.length
+        self._arrival.set()
+        try:
+            return await waiting.answer
+        finally:
+            if waiting.queued:  # cancelled before its turn came
+                place = bisect_left(self._by_length, waiting)
+                self._remove(place, place + 1)
+
+    async def close(self) -> None:
+        """Cancel what waits and what is under way; the thread ends after its present pass."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+            self._worker = None
+        for waiting in self._remove(0, len(self._by_length)):
+            waiting.answer.cancel()
+        self._executor.shutdown(wait=False)
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = await self._next_batch()
+            try:
+                items = [waiting.item for waiting in batch]
+                answers = await loop.run_in_executor(self._executor, self._run, items)
+                for waiting, answer in zip(batch, answers, strict=True):
+                    if not waiting.answer.done():
+                        waiting.answer.set_result(answer)
+            except asyncio.CancelledError:
+                for waiting in batch:
+                    waiting.answer.cancel()
+                raise
+            except Exception as error:
+                # Theirs alone: the loop goes on, for all the batches after this one.
+                for waiting in batch:
+                    if not waiting.answer.done():
+                        waiting.answer.set_exception(error)
+            self._last_size = len(batch)
+            self._last_end_s = time.monotonic()
+
+    async def _next_batch(self) -> list[_Waiting[Item, Answer]]:
+        """Wait for as long as the class says, then take the oldest and its like in length."""
+        while (oldest := self._oldest()) is None or (left_s := self._left_s(oldest)) > 0:
+            self._arrival.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._arrival.wait(), None if oldest is None else left_s)
+        start = bisect_left(self._by_length, oldest)
+        lengths = [waiting.length for waiting in self._by_length]
+        return self._remove(*widest_slice(lengths, start, self._max_batch_tokens))
+
+    def _left_s(self, oldest: _Waiting[Item, Answer]) -> float:
+        """How long the next batch may still wait for company; 0 or less: it starts now."""
+        full = self._waiting_tokens >= self._max_batch_tokens
+        if full or len(self._by_length) >= self._last_size:
+            return 0.0
+        return min(oldest.arrived_s, self._last_end_s) + self._max_wait_s - time.monotonic()
+
+    def _oldest(self) -> _Waiting[Item, Answer] | None:
+        while self._by_age and not self._by_age[0].queued:
+            self._by_age.popleft()
+        return self._by_age[0] if self._by_age else None
+
+    def _remove(self, first: int, end: int) -> list[_Waiting[Item, Answer]]:
+        """Take a slice of the queue, by length, out of it."""
+        removed = self._by_length[first:end]
+        del self._by_length[first:end]
+        for waiting in removed:
+            waiting.queued = False
+        self._waiting_tokens -= sum(waiting.length for waiting in removed)
+        return removed

@@ -1,0 +1,100 @@
+"""One model that answers many callers: a `Predictor` whose passes a `Batcher` fills."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_core.batches import PAD_MULTIPLE
+from bert_core.predictor import Predictor
+from bert_core.tasks.base import Parameters
+from serve.batching import Batcher
+
+_READY_TEXT = "Is this model ready?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a caller may want to know of a model."""
+
+    name: str
+    task: str
+    """Hugging Face's name of the task."""
+    labels: list[str]
+    metrics: dict[str, float]
+    """Of the bundle's own evaluation."""
+    digest: str
+    """sha256 of the bundle: two servers with one digest give the same answers."""
+
+
+class ServedModel(ABC):
+    """A model as the front sees it, in this process or in another. One that is down raises."""
+
+    @abstractmethod
+    async def card(self) -> Card: ...
+
+    @abstractmethod
+    async def check_ready(self) -> None:
+        """Run a real forward pass."""
+
+
+class Model(ServedModel):
+    """A bundle behind a queue. Tokenising, passes and decoding all run off the event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        device: str,
+        threads: int,
+        max_batch_tokens: int,
+        max_wait_ms: float,
+    ) -> None:
+        """Load the bundle and run it once, so that what was built is known to answer.
+
+        Raises: FormatError if the bundle is damaged or answers no task.
+        """
+        self.predictor = Predictor(folder, device=device, threads=threads)
+        self.predictor.predict([_READY_TEXT])
+        self.name = name
+        self.task = self.predictor.task
+        self._texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
+        self._batcher: Batcher[np.ndarray, np.ndarray] = Batcher(
+            self._forward,
+            length_of=lambda ids: -(-len(ids) // PAD_MULTIPLE) * PAD_MULTIPLE,
+            max_batch_tokens=max_batch_tokens,
+            max_wait_ms=max_wait_ms,
+        )
+
+    async def predict(self, inputs: list[str], parameters: Parameters | None) -> list[Any]:
+        """An answer a text, as `Predictor.predict` gives. Raises: InputError."""
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self._texts, self.predictor.encode, inputs)
+        logits = np.stack(await asyncio.gather(*map(self._batcher.submit, rows)))
+        return await loop.run_in_executor(self._texts, self.predictor.decode, logits, parameters)
+
+    async def check_ready(self) -> None:
+        await self.predict([_READY_TEXT], None)
+
+    async def card(self) -> Card:
+        return Card(
+            name=self.name,
+            task=self.task.name,
+            labels=self.task.labels,
+            metrics=self.predictor.bundle.metrics,
+            digest=self.predictor.bundle.digest,
+        )
+
+    async def close(self) -> None:
+        """End the threads; what is under way is cancelled."""
+        await self._batcher.close()
+        self._texts.shutdown(wait=False)
+
+    def _forward(self, rows: list[np.ndarray]) -> Sequence[np.ndarray]:
+        return list(self.predictor.forward(rows))

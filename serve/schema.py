@@ -1,0 +1,164 @@
+"""Bodies in Hugging Face's inference schema, checked by the task's own dataclass.
+
+`{"inputs": "a text", "parameters": {…}}`, or a list of texts as inputs. Other keys are refused.
+Which path takes a body is for `serve.api`.
+"""
+
+import difflib
+import json
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, ClassVar, get_type_hints
+
+import pydantic
+
+from bert_core.errors import RaybertError
+from bert_core.tasks.base import Parameters, Task
+
+_SHOWN_CHARACTERS = 80
+
+
+class RequestError(RaybertError):
+    """A request that cannot be answered. Subclasses say with which status."""
+
+    status: ClassVar[int] = 422
+    error_type: ClassVar[str] = "invalid_request"
+
+
+class NotJSONError(RequestError):
+    """The body is no JSON at all."""
+
+    status = 400
+    error_type = "not_json"
+
+
+class UnknownModelError(RequestError):
+    """The path names a model that is not served here."""
+
+    status = 404
+    error_type = "not_found"
+
+
+class NotReadyError(RequestError):
+    """A model did not answer in time, or answered with an error."""
+
+    status = 503
+    error_type = "not_ready"
+
+
+@dataclass(frozen=True)
+class PredictRequest:
+    """A body, checked."""
+
+    inputs: list[str]
+    parameters: Parameters | None
+
+
+class Shapes:
+    """A task's request and response over HTTP, from its own dataclasses."""
+
+    def __init__(self, task: type[Task]) -> None:
+        self._parameters = task.parameters
+        hints = get_type_hints(task.parameters)
+        definitions: dict[str, Any] = {
+            field.name: (hints[field.name], _default(field)) for field in fields(task.parameters)
+        }
+        self._checked = pydantic.create_model(
+            task.parameters.__name__,
+            __config__=pydantic.ConfigDict(extra="forbid", strict=True),
+            **definitions,
+        )
+        self.response: Any = get_type_hints(task.decode)["return"]
+        """Type of the body of an answer."""
+
+    @property
+    def openapi(self) -> dict[str, Any]:
+        """What a request looks like, for the model's OpenAPI page."""
+        texts = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+        schema = {
+            "type": "object",
+            "required": ["inputs"],
+            "additionalProperties": False,
+            "properties": {
+                "inputs": {"anyOf": [{"type": "string"}, texts]},
+                "parameters": self._checked.model_json_schema(),
+            },
+        }
+        content = {"application/json": {"schema": schema, "example": {"inputs": "Some text."}}}
+        return {"requestBody": {"required": True, "content": content}}
+
+    def parse(self, body: bytes) -> PredictRequest:
+        """Check a body. Raises: NotJSONError, RequestError."""
+        way_out = 'send {"inputs": "a text"} or {"inputs": ["a text", …]}'
+        if not body.strip():
+            raise NotJSONError(f"the body: wanted a JSON object, it is empty: {way_out}")
+        try:
+            request = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise NotJSONError(
+                f"the body: wanted a JSON object, it is not JSON ({error}): {way_out}"
+            ) from error
+        if not isinstance(request, dict):
+            raise RequestError(f"the body: wanted a JSON object, got {_shown(request)}: {way_out}")
+        unknown = sorted(request.keys() - {"inputs", "parameters"})
+        if unknown:
+            raise RequestError(
+                f'the body: wanted the keys "inputs" and "parameters", got {_short(unknown[0])} '
+                "too: leave it out, or put a parameter of the task under parameters"
+            )
+        if "inputs" not in request:
+            raise RequestError(f'the body: wanted the key "inputs", it is missing: {way_out}')
+        return PredictRequest(_texts(request["inputs"]), self._parse_parameters(request))
+
+    def _parse_parameters(self, request: dict[str, Any]) -> Parameters | None:
+        values = request.get("parameters")
+        if values is None:
+            return None
+        if not isinstance(values, dict):
+            raise RequestError(f"parameters: wanted a JSON object, got {_shown(values)}")
+        names = list(self._checked.model_fields)
+        for name in values:
+            if name not in names:
+                close = difflib.get_close_matches(name, names, n=1)
+                hint = f": did you mean {close[0]}?" if close else ""
+                raise RequestError(
+                    f"parameters: wanted some of {', '.join(names)}, got {_short(name)}{hint}"
+                )
+        try:
+            checked = self._checked.model_validate(values)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RequestError(
+                f"parameters.{where}: {first['msg']}, got {_shown(first['input'])}"
+            ) from error
+        return self._parameters(**checked.model_dump(exclude_unset=True))
+
+
+def _texts(inputs: Any) -> list[str]:
+    if isinstance(inputs, str):
+        return [inputs]
+    if not isinstance(inputs, list):
+        raise RequestError(f"inputs: wanted a text or a list of texts, got {_shown(inputs)}")
+    if not inputs:
+        raise RequestError("inputs: wanted at least one text, got an empty list")
+    for index, text in enumerate(inputs):
+        if not isinstance(text, str):
+            raise RequestError(f"inputs[{index}]: wanted a text, got {_shown(text)}")
+    return inputs
+
+
+def _shown(value: Any) -> str:
+    """A JSON value for a message: its kind and its beginning."""
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}
+    return "null" if value is None else f"{kinds.get(type(value), 'a number')} ({_short(value)})"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+
+
+def _default(field: "Field[Any]") -> Any:
+    if field.default_factory is not MISSING:
+        return pydantic.Field(default_factory=field.default_factory)
+    return ... if field.default is MISSING else field.default

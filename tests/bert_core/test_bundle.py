@@ -1,0 +1,439 @@
+"""The bundle: transformers loads ours, we load theirs, and damage is refused by name."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import AutoTokenizer, BertConfig, BertTokenizer
+
+from bert_core.bundle import (
+    FORMAT_VERSION,
+    Bundle,
+    build_model,
+    bundle_digest,
+    load_bundle,
+    save_bundle,
+)
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.errors import ConfigError, FormatError
+from bert_core.model.hf import encoder_config_to_huggingface
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import Batch, ObjectiveModel
+from bert_core.objectives.classification import Classification
+from bert_core.objectives.mlm import MaskedLanguageModeling
+from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.tasks.base import Task
+from bert_core.tasks.text_classification import TextClassification
+
+ALPHABET = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+VOCABULARY = [*SPECIAL_TOKENS, *ALPHABET, *(f"##{letter}" for letter in ALPHABET), "!", ",", "海"]
+TOKENIZER = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
+CONFIG = EncoderConfig(
+    vocab_size=len(VOCABULARY),
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=48,
+    max_position_embeddings=32,
+    initializer_range=0.2,
+)
+TASK = TextClassification(["land", "sea", "sky"])
+TEXTS = ["The sea, the sea!", "Café in a tree", "海 sea 🌊", "", "a" * 300, "x " * 100]
+
+
+def model_of(*names: str) -> ObjectiveModel:
+    torch.manual_seed(0)
+    objectives = {
+        "mlm": MaskedLanguageModeling(CONFIG),
+        "nsp": NextSentencePrediction(CONFIG),
+        "classification": Classification(CONFIG, 3),
+    }
+    model = ObjectiveModel(CONFIG, [objectives[name] for name in names])
+    with torch.no_grad():  # biases off zero and norms off one, or a mix-up would go unseen
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def saved(folder: Path, *names: str, task: Task | None = None) -> ObjectiveModel:
+    model = model_of(*names)
+    lineage = {"corpus": "docstrings", "shards": "3f2a91"}
+    save_bundle(folder, model, TOKENIZER, task=task, metrics={"accuracy": 0.75}, lineage=lineage)
+    return model
+
+
+def padded_batch() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    mask = (torch.arange(16) < torch.tensor([[16], [7], [10]])).long()
+    return {
+        "input_ids": torch.randint(5, 50, (3, 16), generator=generator) * mask,
+        "token_type_ids": (torch.arange(16) > 4).long() * mask,
+        "attention_mask": mask,
+        "mlm_positions": torch.arange(48),
+    }
+
+
+def theirs(name: str, folder: Path) -> Any:
+    """What transformers loads, after it agreed that every tensor was there and none too many."""
+    model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        assert not info[kind], kind
+    return model.eval()
+
+
+def forward_of(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    return model(**{key: batch[key] for key in ("input_ids", "token_type_ids", "attention_mask")})
+
+
+def test_transformers_loads_a_pretrained_bundle_with_equal_logits(tmp_path: Path) -> None:
+    model, batch = saved(tmp_path / "bundle", "mlm", "nsp"), padded_batch()
+    expected = forward_of(theirs("BertForPreTraining", tmp_path / "bundle"), batch)
+    logits = model.logits(batch)
+    torch.testing.assert_close(
+        logits["mlm"], expected["prediction_logits"].flatten(0, 1), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        logits["nsp"], expected["seq_relationship_logits"], atol=1e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "architecture"),
+    [
+        ((), "BertModel"),
+        (("mlm",), "BertForMaskedLM"),
+        (("nsp",), "BertForNextSentencePrediction"),
+    ],
+)
+def test_a_bundle_names_the_class_that_loads_it(
+    names: tuple[str, ...], architecture: str, tmp_path: Path
+) -> None:
+    model, batch = saved(tmp_path / "bundle", *names), padded_batch()
+    entries = json.loads((tmp_path / "bundle" / "config.json").read_text())
+    assert entries["architectures"] == [architecture]
+    if names:
+        output = forward_of(theirs(architecture, tmp_path / "bundle"), batch)
+        logits = model.logits(batch)[names[0]]
+        torch.testing.assert_close(
+            output["logits"].reshape(logits.shape), logits, atol=1e-5, rtol=0
+        )
+
+
+def test_transformers_loads_a_fine_tuned_bundle_with_equal_logits(tmp_path: Path) -> None:
+    model = saved(tmp_path / "bundle", "classification", task=TASK)
+    batch = padded_batch()
+    loaded = theirs("AutoModelForSequenceClassification", tmp_path / "bundle")
+    assert loaded.config.id2label == {0: "land", 1: "sea", 2: "sky"}
+    assert loaded.config.label2id == {"land": 0, "sea": 1, "sky": 2}
+    torch.testing.assert_close(
+        model.logits(batch)["classification"],
+        forward_of(loaded, batch)["logits"],
+        atol=1e-5,
+        rtol=0,
+    )
+
+
+def test_transformers_tokenizer_gives_equal_ids(tmp_path: Path) -> None:
+    saved(tmp_path / "bundle", "mlm")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bundle")
+    expected = tokenizer(TEXTS, truncation=True, max_length=32)["input_ids"]
+    ours = load_bundle(tmp_path / "bundle").tokenizer.encode(TEXTS, 32)
+    assert [ids.tolist() for ids in ours] == expected
+
+
+def write_with_transformers(folder: Path, name: str, **settings: object) -> nn.Module:
+    torch.manual_seed(1)
+    config = BertConfig(**encoder_config_to_huggingface(CONFIG) | settings)
+    model = getattr(transformers, name)(config).eval()
+    model.save_pretrained(folder)
+    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
+    BertTokenizer(vocab=vocabulary).save_pretrained(folder)
+    return model
+
+
+def test_a_classifier_that_transformers_wrote_loads_with_equal_logits(tmp_path: Path) -> None:
+    labels = {0: "no", 1: "yes", 2: "perhaps"}
+    expected = write_with_transformers(tmp_path, "BertForSequenceClassification", id2label=labels)
+    bundle, batch = load_bundle(tmp_path), padded_batch()
+    assert bundle.task is not None
+    assert (bundle.task.name, bundle.task.labels) == (
+        "text-classification",
+        ["no", "yes", "perhaps"],
+    )
+    assert bundle.encoder_config == CONFIG
+    assert (bundle.metrics, bundle.lineage) == ({}, {})
+    model = build_model(bundle, [bundle.task.build_objective(CONFIG)], require_heads=True).eval()
+    torch.testing.assert_close(
+        model.logits(batch)["classification"],
+        forward_of(expected, batch)["logits"],
+        atol=1e-5,
+        rtol=0,
+    )
+    ids = AutoTokenizer.from_pretrained(tmp_path)(TEXTS, truncation=True, max_length=32)[
+        "input_ids"
+    ]
+    assert [row.tolist() for row in bundle.tokenizer.encode(TEXTS, 32)] == ids
+
+
+def test_a_pretrained_model_that_transformers_wrote_loads_with_equal_logits(tmp_path: Path) -> None:
+    expected, batch = write_with_transformers(tmp_path, "BertForPreTraining"), padded_batch()
+    bundle = load_bundle(tmp_path)
+    assert bundle.task is None
+    objectives = [MaskedLanguageModeling(CONFIG), NextSentencePrediction(CONFIG)]
+    model = build_model(bundle, objectives, require_heads=True).eval()
+    logits, output = model.logits(batch), forward_of(expected, batch)
+    torch.testing.assert_close(
+        logits["mlm"], output["prediction_logits"].flatten(0, 1), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(logits["nsp"], output["seq_relationship_logits"], atol=1e-5, rtol=0)
+
+
+def test_weights_of_half_precision_come_as_fp32(tmp_path: Path) -> None:
+    write_with_transformers(tmp_path, "BertModel").half().save_pretrained(tmp_path)  # type: ignore[operator]
+    assert {tensor.dtype for tensor in load_bundle(tmp_path).state.values()} == {torch.float32}
+
+
+def test_labels_without_names_get_those_of_transformers(tmp_path: Path) -> None:
+    write_with_transformers(tmp_path, "BertForSequenceClassification", num_labels=2)
+    task = load_bundle(tmp_path).task
+    assert task is not None
+    assert task.labels == ["LABEL_0", "LABEL_1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("BertForTokenClassification", {"num_labels": 3}),
+        ("BertForSequenceClassification", {"num_labels": 1}),
+        ("BertForSequenceClassification", {"problem_type": "multi_label_classification"}),
+        ("BertForQuestionAnswering", {}),
+        ("BertModel", {}),
+    ],
+)
+def test_a_task_that_is_not_known_gives_the_encoder_alone(
+    name: str, settings: dict[str, object], tmp_path: Path
+) -> None:
+    write_with_transformers(tmp_path, name, **settings)
+    bundle = load_bundle(tmp_path)
+    assert bundle.task is None
+    assert all(name.startswith("encoder.") for name in bundle.state)
+    build_model(bundle, [Classification(CONFIG, 3)])
+
+
+def test_a_bundle_keeps_what_it_was_given(tmp_path: Path) -> None:
+    model = saved(tmp_path / "bundle", "classification", task=TASK)
+    bundle = load_bundle(tmp_path / "bundle")
+    assert bundle.task is not None
+    assert (bundle.task.name, bundle.task.labels) == (TASK.name, TASK.labels)
+    assert bundle.metrics == {"accuracy": 0.75}
+    assert bundle.lineage == {"corpus": "docstrings", "shards": "3f2a91"}
+    assert bundle.tokenizer.digest == TOKENIZER.digest
+    state = model.state_dict()
+    assert bundle.state.keys() == state.keys()
+    assert all(torch.equal(bundle.state[name], state[name]) for name in state)
+
+
+def test_one_model_has_one_digest_and_another_another(tmp_path: Path) -> None:
+    saved(tmp_path / "a", "mlm", "nsp")
+    saved(tmp_path / "b", "mlm", "nsp")
+    saved(tmp_path / "c", "mlm")
+    assert bundle_digest(tmp_path / "a") == load_bundle(tmp_path / "b").digest
+    assert bundle_digest(tmp_path / "a") != bundle_digest(tmp_path / "c")
+    digest = bundle_digest(tmp_path / "a")
+    (tmp_path / "a" / "raybert.json").unlink()
+    assert load_bundle(tmp_path / "a").digest == digest
+
+
+def test_heads_start_fresh_where_the_bundle_has_none_that_fit(tmp_path: Path) -> None:
+    pretrained = saved(tmp_path / "bundle", "mlm", "nsp")
+    bundle = load_bundle(tmp_path / "bundle")
+    model = build_model(bundle, [Classification(CONFIG, 3)])
+    assert not model.state_dict()["objectives.classification.head.linear.bias"].any()
+    for name, tensor in pretrained.encoder.state_dict().items():
+        assert torch.equal(model.encoder.state_dict()[name], tensor)
+    with pytest.raises(FormatError, match=r"wanted objectives\.classification\.head.*it is absent"):
+        build_model(bundle, [Classification(CONFIG, 3)], require_heads=True)
+
+
+def test_a_head_for_other_labels_is_not_taken(tmp_path: Path) -> None:
+    saved(tmp_path / "bundle", "classification", task=TASK)
+    bundle = load_bundle(tmp_path / "bundle")
+    model = build_model(bundle, [Classification(CONFIG, 4)])
+    assert not model.state_dict()["objectives.classification.head.linear.bias"].any()
+    with pytest.raises(FormatError, match=r"of shape \(4, 24\), it is of shape \(3, 24\)"):
+        build_model(bundle, [Classification(CONFIG, 4)], require_heads=True)
+
+
+def test_an_encoder_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "bundle", "mlm")
+    bundle = load_bundle(tmp_path / "bundle")
+    del bundle.state["encoder.layers.1.attention.qkv.weight"]
+    with pytest.raises(FormatError, match=r"wanted encoder\.layers\.1\.attention\.qkv\.weight"):
+        build_model(bundle, [MaskedLanguageModeling(CONFIG)])
+
+
+def test_the_bundle_keeps_its_weights_when_the_model_trains(tmp_path: Path) -> None:
+    saved(tmp_path / "bundle", "mlm")
+    bundle = load_bundle(tmp_path / "bundle")
+    before = {name: tensor.clone() for name, tensor in bundle.state.items()}
+    with torch.no_grad():
+        for parameter in build_model(bundle, [MaskedLanguageModeling(CONFIG)]).parameters():
+            parameter.zero_()
+    assert all(torch.equal(bundle.state[name], before[name]) for name in before)
+
+
+def test_an_encoder_alone_becomes_a_model_with_a_fresh_pooler(tmp_path: Path) -> None:
+    saved(tmp_path / "bundle", "mlm")  # masked words alone need no pooler
+    assert build_model(load_bundle(tmp_path / "bundle"), [NextSentencePrediction(CONFIG)])
+
+
+def test_a_bundle_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        save_bundle(
+            tmp_path / "bundle",
+            model_of("mlm"),
+            TOKENIZER,
+            task=None,
+            metrics={},
+            lineage={"no": object()},
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_that_lies_there_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "thesis.txt").write_text("precious")
+    message = "wanted a path where nothing lies yet.*remove it, or give another output"
+    with pytest.raises(ConfigError, match=message):
+        saved(tmp_path / "bundle", "mlm")
+    assert [path.name for path in tmp_path.rglob("*")] == ["bundle", "thesis.txt"]
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+    large = Tokenizer.from_vocabulary([*VOCABULARY, "one", "more"], lowercase=True)
+    with pytest.raises(ConfigError, match=r"at most 60 tokens.*the tokenizer has 62"):
+        save_bundle(tmp_path / "bundle", model_of("mlm"), large, task=None, metrics={}, lineage={})
+
+
+FILES = (
+    "config.json",
+    "model.safetensors",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_changed_file_is_named_with_both_digests_and_the_way_out(
+    name: str, tmp_path: Path
+) -> None:
+    saved(tmp_path / "bundle", "mlm")
+    path = tmp_path / "bundle" / name
+    wanted = json.loads((tmp_path / "bundle" / "raybert.json").read_text())["files"][name]
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+    for load in (load_bundle, bundle_digest):
+        with pytest.raises(FormatError) as caught:
+            load(tmp_path / "bundle")
+        assert re.search(
+            rf"{name}: wanted sha256 {wanted[:12]}, got [0-9a-f]{{12}}: the file was changed after "
+            "the bundle was written; copy or write the bundle again",
+            str(caught.value),
+        )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
+    saved(tmp_path / "bundle", "mlm")
+    (tmp_path / "bundle" / name).unlink()
+    with pytest.raises(FormatError, match=f"{name}: wanted this file of the bundle, there is none"):
+        load_bundle(tmp_path / "bundle")
+
+
+def truncate_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def drop_vocabulary(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").unlink(missing_ok=True)
+
+
+def break_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def list_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+
+
+def other_family(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate_weights, "cannot be read: .*copy or write the bundle again"),
+        (empty_weights, "cannot be read: .*copy or write the bundle again"),
+        (drop_vocabulary, "wanted tokenizer.json or vocab.txt, neither is there"),
+        (break_config, r"config\.json: wanted JSON, it cannot be read"),
+        (list_config, r"config\.json: wanted a JSON object, found list"),
+        (other_family, "model_type = 'llama': wanted 'bert'"),
+    ],
+)
+def test_damage_to_a_folder_of_transformers_is_refused(
+    damage: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    write_with_transformers(tmp_path, "BertModel")
+    damage(tmp_path)
+    with pytest.raises(FormatError, match=message):
+        load_bundle(tmp_path)
+
+
+def test_no_folder_is_an_error_that_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"config\.json: wanted this file.*there is none"):
+        load_bundle(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"format_version": FORMAT_VERSION + 1},
+            f"wanted format_version {FORMAT_VERSION} or older, got {FORMAT_VERSION + 1}: "
+            "it was made by a newer raybert, update this one",
+        ),
+        ({"format_version": None}, "wanted a format_version, it has none"),
+        ({"files": {}}, "wanted the sha256 of at least config.json and model.safetensors"),
+        ({"task": "palmistry"}, "wanted one of the tasks text-classification, got 'palmistry'"),
+    ],
+)
+def test_a_record_that_cannot_be_trusted_is_refused(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    saved(tmp_path / "bundle", "mlm")
+    path = tmp_path / "bundle" / "raybert.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(FormatError, match=message):
+        load_bundle(tmp_path / "bundle")
+
+
+def test_files_that_do_not_belong_to_the_bundle_are_no_damage(tmp_path: Path) -> None:
+    saved(tmp_path / "bundle", "mlm")
+    (tmp_path / "bundle" / "README.md").write_text("a model card")
+    assert isinstance(load_bundle(tmp_path / "bundle"), Bundle)

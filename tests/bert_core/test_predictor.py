@@ -1,0 +1,141 @@
+"""Texts in, answers out: the same for any batch, in order, and refused with a reason."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import pipeline
+
+from bert_core.bundle import save_bundle
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.errors import FormatError, InputError
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.objectives.mlm import MaskedLanguageModeling
+from bert_core.predictor import BUDGET_TOKENS, Predictor, _by_budget
+from bert_core.tasks.text_classification import (
+    TextClassification,
+    TextClassificationParameters,
+)
+
+WORDS = [f"word{number}" for number in range(40)]
+TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
+CONFIG = EncoderConfig(
+    vocab_size=TOKENIZER.vocab_size,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=36,
+    initializer_range=0.3,
+)
+TASK = TextClassification(["ham", "maybe", "spam"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model = ObjectiveModel(CONFIG, [TASK.build_objective(CONFIG)])
+    path = tmp_path_factory.mktemp("predictor") / "bundle"
+    save_bundle(path, model, TOKENIZER, task=TASK, metrics={}, lineage={})
+    return path
+
+
+@pytest.fixture(scope="module")
+def predictor(folder: Path) -> Predictor:
+    return Predictor(folder, device="cpu")
+
+
+def texts_of_all_lengths(count: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, rng.integers(0, 60))) for _ in range(count)]
+
+
+def test_answers_are_those_of_transformers_pipeline(folder: Path, predictor: Predictor) -> None:
+    # Its tokenizer has no limit of its own here, so texts stay below that of the model.
+    texts = [" ".join(text.split()[:20]) for text in texts_of_all_lengths(12)]
+    peer = pipeline("text-classification", model=str(folder), device="cpu")
+    expected: Any = peer(texts, top_k=None)
+    for ours, theirs in zip(predictor.predict(texts), expected, strict=True):
+        assert [answer["label"] for answer in ours] == [answer["label"] for answer in theirs]
+        scores = [answer["score"] for answer in theirs]
+        assert [answer["score"] for answer in ours] == pytest.approx(scores, abs=1e-5)
+
+
+def test_a_text_gets_the_same_answer_in_any_company_and_order(predictor: Predictor) -> None:
+    texts = texts_of_all_lengths(300)  # several forward passes
+    together = predictor.forward(predictor.encode(texts))
+    backwards = predictor.forward(predictor.encode(texts[::-1]))[::-1]
+    alone = np.concatenate([predictor.forward(predictor.encode([text])) for text in texts[:20]])
+    np.testing.assert_allclose(together, backwards, atol=1e-5)
+    np.testing.assert_allclose(together[:20], alone, atol=1e-5)
+
+
+def test_a_long_text_is_cut_at_the_last_position(predictor: Predictor) -> None:
+    long = " ".join(WORDS)
+    assert predictor.max_length == 32  # 36 positions, padded in steps of 8
+    assert len(predictor.encode([long])[0]) == 32
+    assert predictor.predict([long]) == predictor.predict([long + " word3" * 1000])
+
+
+def test_parameters_shape_the_answer(predictor: Predictor) -> None:
+    (answer,) = predictor.predict(["word1"], TextClassificationParameters(top_k=1))
+    assert len(answer) == 1
+    assert answer == predictor.predict(["word1"])[0][:1]
+
+
+def test_several_threads_may_ask_at_once(predictor: Predictor) -> None:
+    texts = texts_of_all_lengths(40)
+    alone = [predictor.predict([text]) for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda text: predictor.predict([text]), texts)) == alone
+
+
+def test_passes_keep_the_budget_and_lose_no_row() -> None:
+    lengths = np.random.default_rng(0).integers(2, 513, 500).tolist()
+    groups = list(_by_budget(lengths))
+    assert sorted(row for group in groups for row in group) == list(range(500))
+    for group in groups:
+        width = -(-max(lengths[row] for row in group) // 8) * 8
+        assert len(group) * width <= BUDGET_TOKENS
+
+
+def test_the_number_of_threads_is_that_asked_for(folder: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        Predictor(folder, device="cpu", threads=1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([], "inputs: wanted a list of at least one text, got an empty list"),
+        ("word1", "inputs: wanted a list of at least one text, got str"),
+        (None, "inputs: wanted a list of at least one text, got NoneType"),
+        (["word1", 3], r"inputs\[1\]: wanted a text, got int \(3\)"),
+        ([None], r"inputs\[0\]: wanted a text, got NoneType"),
+        (["a \ud83d"], r"inputs\[0\]: .* half a surrogate pair at character 2: send whole"),
+    ],
+)
+def test_inputs_that_are_no_texts_are_refused(
+    inputs: Any, message: str, predictor: Predictor
+) -> None:
+    with pytest.raises(InputError, match=message):
+        predictor.predict(inputs)
+
+
+def test_an_empty_text_is_a_text(predictor: Predictor) -> None:
+    assert len(predictor.predict([""])) == 1
+
+
+def test_a_bundle_without_a_task_is_refused(tmp_path: Path) -> None:
+    model = ObjectiveModel(CONFIG, [MaskedLanguageModeling(CONFIG)])
+    save_bundle(tmp_path / "bundle", model, TOKENIZER, task=None, metrics={}, lineage={})
+    with pytest.raises(FormatError, match=r"wanted a bundle with a task.*raybert finetune"):
+        Predictor(tmp_path / "bundle")

@@ -1,0 +1,137 @@
+"""Training is right: the same weights and batches give transformers' losses, step for step."""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import BertConfig, BertForPreTraining
+
+from bert_core.batches import pad
+from bert_core.model.hf import to_huggingface
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import Batch, ObjectiveModel
+from bert_core.objectives.mlm import MaskedLanguageModeling
+from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from bert_core.train.loop import training_steps
+from bert_core.train.optim import build_optimizer
+
+STEPS, ROWS, MASK_ID, FIRST_WORD, IGNORE = 200, 12, 4, 5, -100
+TOPICS, TOPIC_WORDS = 4, 30
+CONFIG = EncoderConfig(
+    vocab_size=FIRST_WORD + TOPICS * TOPIC_WORDS,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=40,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+OPTIMIZER = OptimizerConfig(lr=2e-3, max_grad_norm=1.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row as shards hold it."""
+
+    ids: np.ndarray
+    split: int
+    positions: np.ndarray
+    labels: np.ndarray
+    is_random: int
+
+
+def rows_of(rng: np.random.Generator) -> list[Row]:
+    """Rows of one global batch.
+
+    A segment's words come from one of four topics, the frequent ones first as in a language, and a
+    random segment B has another topic: there is something to learn for both parts of the loss.
+    Lengths differ, so there is real padding.
+    """
+    rows = []
+    for _ in range(ROWS):
+        length, is_random = int(rng.integers(8, 38)), int(rng.integers(2))
+        split = length // 2
+        topics = np.full(length, rng.integers(TOPICS))
+        topics[split:] += is_random * rng.integers(1, TOPICS)
+        words = np.minimum(rng.geometric(0.2, length) - 1, TOPIC_WORDS - 1)
+        ids = FIRST_WORD + topics % TOPICS * TOPIC_WORDS + words
+        positions = np.sort(rng.choice(np.arange(1, length), max(1, length // 6), replace=False))
+        labels = ids[positions].copy()
+        ids[positions] = MASK_ID
+        rows.append(Row(ids, split, positions, labels, is_random))
+    return rows
+
+
+def batch_of(rows: list[Row]) -> Batch:
+    splits = np.array([row.split for row in rows])
+    batch = pad([row.ids for row in rows], CONFIG.pad_token_id, splits)
+    width = batch["input_ids"].shape[1]
+    positions = [index * width + row.positions for index, row in enumerate(rows)]
+    return batch | {
+        "mlm_positions": torch.from_numpy(np.concatenate(positions)),
+        "mlm_labels": torch.from_numpy(np.concatenate([row.labels for row in rows])),
+        "next_sentence_label": torch.tensor([row.is_random for row in rows]),
+    }
+
+
+def losses_of_ours(model: ObjectiveModel, steps: list[list[Batch]]) -> list[float]:
+    losses = []
+    for step in training_steps(
+        model,
+        steps,
+        build_optimizer(model, OPTIMIZER),
+        ScheduleConfig(warmup_steps=0, decay="constant"),
+        LoopConfig(max_steps=STEPS, precision="fp32"),
+        OPTIMIZER,
+    ):
+        losses.append(sum(float(step.loss_sums[name]) / step.counts[name] for name in step.counts))
+    return losses
+
+
+def losses_of_transformers(model: nn.Module, steps: list[Batch]) -> list[float]:
+    model.train()
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
+    groups: list[dict] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(
+        groups,
+        lr=OPTIMIZER.lr,
+        betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
+        eps=OPTIMIZER.eps,
+        weight_decay=OPTIMIZER.weight_decay,
+    )
+    losses = []
+    for batch in steps:
+        labels = torch.full_like(batch["input_ids"], IGNORE).flatten()
+        labels[batch["mlm_positions"]] = batch["mlm_labels"]
+        loss = model(
+            input_ids=batch["input_ids"],
+            token_type_ids=batch["token_type_ids"],
+            attention_mask=batch.get("attention_mask"),
+            labels=labels.view_as(batch["input_ids"]),
+            next_sentence_label=batch["next_sentence_label"],
+        ).loss
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.max_grad_norm)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_200_steps_give_the_losses_of_transformers_with_adamw() -> None:
+    rng = np.random.default_rng(0)
+    rows = [rows_of(rng) for _ in range(STEPS)]
+    torch.manual_seed(0)
+    ours = ObjectiveModel(CONFIG, [MaskedLanguageModeling(CONFIG), NextSentencePrediction(CONFIG)])
+    theirs = BertForPreTraining(BertConfig(**asdict(CONFIG)))
+    theirs.load_state_dict(to_huggingface(ours.state_dict()), strict=False)
+    # Ours in two micro-batches of unlike size and padding, theirs in one batch.
+    ours_losses = losses_of_ours(ours, [[batch_of(each[:5]), batch_of(each[5:])] for each in rows])
+    theirs_losses = losses_of_transformers(theirs, [batch_of(each) for each in rows])
+    assert len(ours_losses) == len(theirs_losses) == STEPS
+    assert np.mean(ours_losses[-20:]) < np.mean(ours_losses[:5]) - 1.0  # it did learn
+    np.testing.assert_allclose(ours_losses, theirs_losses, atol=1e-4, rtol=0)

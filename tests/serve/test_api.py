@@ -1,0 +1,278 @@
+"""The paths of one model and of the front, in this process, by a real bundle."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+
+from bert_core.predictor import Predictor
+from serve import api
+from serve.model import Card, Model, ServedModel
+
+Answer = tuple[int, Any]
+
+
+class Caller:
+    """Asks an app that runs in an event loop of its own, one for all requests as in a server."""
+
+    def __init__(self, runner: asyncio.Runner, app: FastAPI) -> None:
+        self.runner = runner
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, raise_app_exceptions=False),
+            base_url="http://server",
+            follow_redirects=True,
+        )
+
+    def __call__(self, method: str, path: str, **request: Any) -> Answer:
+        return self.runner.run(self.ask(method, path, **request))
+
+    def predict(self, body: Any) -> Answer:
+        return self("POST", "/v1/models/docs/predict", json=body)
+
+    async def ask(self, method: str, path: str, **request: Any) -> Answer:
+        response = await self.client.request(method, path, **request)
+        is_json = response.headers["content-type"] == "application/json"
+        return response.status_code, response.json() if is_json else response.text
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def model(bundle: Path, runner: asyncio.Runner) -> Iterator[Model]:
+    model = Model("docs", bundle, device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0)
+    yield model
+    runner.run(model.close())
+
+
+@pytest.fixture
+def ask(model: Model, runner: asyncio.Runner) -> Caller:
+    """One model alone, as `serve run` deploys it."""
+    return Caller(runner, api.create_model_app(model, alone=True))
+
+
+def test_a_text_and_a_list_are_answered_as_the_predictor_answers(ask: Caller, bundle: Path) -> None:
+    texts = ["Parse a string.", "Open a socket on a port and listen.", ""]
+    expected = Predictor(bundle, device="cpu").predict(texts)
+    status, answers = ask.predict({"inputs": texts})
+    assert status == 200
+    for answer, wanted in zip(answers, expected, strict=True):
+        assert [each["label"] for each in answer] == [each["label"] for each in wanted]
+        scores = [each["score"] for each in answer]
+        np.testing.assert_allclose(scores, [each["score"] for each in wanted], atol=1e-6)
+    status, single = ask.predict({"inputs": texts[0]})
+    assert status == 200
+    assert len(single) == 1
+    assert [each["label"] for each in single[0]] == [each["label"] for each in expected[0]]
+
+
+def test_parameters_reach_the_task(ask: Caller) -> None:
+    body = {"inputs": ["Parse."], "parameters": {"top_k": 2, "function_to_apply": "sigmoid"}}
+    status, answers = ask.predict(body)
+    assert status == 200
+    assert len(answers[0]) == 2
+    status, answers = ask.predict({"inputs": "Parse.", "parameters": None})
+    assert status == 200
+    assert len(answers[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 400, "the body: wanted a JSON object, it is empty: send"),
+        (b"inputs=text", 400, "the body: wanted a JSON object, it is not JSON (Expecting value"),
+        (b"\xff\xfe\xfa", 400, "it is not JSON"),
+        (b"[" * 100_000, 400, "it is not JSON"),
+        (b'"a text"', 422, 'the body: wanted a JSON object, got a text ("a text"): send'),
+        (b"{}", 422, 'the body: wanted the key "inputs", it is missing: send {"inputs"'),
+        (
+            b'{"inputs": "a", "options": {}}',
+            422,
+            'wanted the keys "inputs" and "parameters", got "options" too: leave it out',
+        ),
+        (b'{"inputs": 7}', 422, "inputs: wanted a text or a list of texts, got a number (7)"),
+        (b'{"inputs": null}', 422, "inputs: wanted a text or a list of texts, got null"),
+        (b'{"inputs": {"text": "a"}}', 422, "inputs: wanted a text or a list of texts, got an obj"),
+        (b'{"inputs": []}', 422, "inputs: wanted at least one text, got an empty list"),
+        (b'{"inputs": ["a", 3.5]}', 422, "inputs[1]: wanted a text, got a number (3.5)"),
+        (b'{"inputs": [["a"]]}', 422, 'inputs[0]: wanted a text, got a list (["a"])'),
+        (b'{"inputs": "\\ud800"}', 422, "half a surrogate pair at character 0"),
+        (b'{"inputs": "a", "\\ud800": 1}', 422, 'got "\ud800" too'),
+        (
+            b'{"inputs": "a", "parameters": [1]}',
+            422,
+            "parameters: wanted a JSON object, got a list ([1])",
+        ),
+        (
+            b'{"inputs": "a", "parameters": {"topk": 1}}',
+            422,
+            'parameters: wanted some of top_k, function_to_apply, got "topk": did you mean top_k?',
+        ),
+        (
+            b'{"inputs": "a", "parameters": {"top_k": "2"}}',
+            422,
+            'parameters.top_k: Input should be a valid integer, got a text ("2")',
+        ),
+        (b'{"inputs": "a", "parameters": {"top_k": true}}', 422, "got a boolean (true)"),
+        (b'{"inputs": "a", "parameters": {"top_k": 0}}', 422, "top_k = 0: wanted at least 1"),
+        (
+            b'{"inputs": "a", "parameters": {"function_to_apply": "max"}}',
+            422,
+            "parameters.function_to_apply: Input should be 'softmax', 'sigmoid' or 'none', got",
+        ),
+    ],
+)
+def test_a_body_that_cannot_be_answered_is_told_why(
+    ask: Caller, body: bytes, status: int, message: str
+) -> None:
+    came_status, came = ask("POST", "/predict", content=body)
+    assert (came_status, came["error_type"]) == (
+        status,
+        {400: "not_json", 422: "invalid_request"}[status],
+    )
+    assert message in came["error"]
+    assert len(came["error"]) < 400
+
+
+def test_an_unknown_model_is_a_404_that_names_those_there_are(ask: Caller) -> None:
+    for method, path in (("POST", "/v1/models/dogs/predict"), ("GET", "/v1/models/dogs")):
+        status, came = ask(method, path)
+        assert status == 404
+        message = 'there is no model "dogs": those served here are docs'
+        assert came == {"error": message, "error_type": "not_found"}
+
+
+def test_an_unknown_path_and_a_wrong_method_are_errors_in_the_same_shape(ask: Caller) -> None:
+    for path in ("/predicts", "/v1/models/docs/predicts"):
+        status, came = ask("GET", path)
+        assert (status, came["error_type"]) == (404, "not_found")
+        assert came["error"] == f"GET {path}: there is no such path, see /openapi.json"
+    status, came = ask("GET", "/predict")
+    assert (status, came["error_type"]) == (405, "method_not_allowed")
+    assert came["error"] == "GET /predict: wanted the method POST"
+
+
+def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path) -> None:
+    status, card = ask("GET", "/v1/models/docs/")
+    assert status == 200
+    assert card == {
+        "name": "docs",
+        "task": "text-classification",
+        "labels": ["json", "numpy", "socket"],
+        "metrics": {"accuracy": 0.75},
+        "digest": Predictor(bundle, device="cpu").bundle.digest,
+    }
+    _, listing = ask("GET", "/v1/models")
+    assert listing == {
+        "object": "list",
+        "data": [
+            {"id": "docs", "object": "model", "predict": "/v1/models/docs/predict", "card": card}
+        ],
+    }
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1/models/docs"])
+def test_health_and_readiness_answer(ask: Caller, prefix: str) -> None:
+    assert ask("GET", f"{prefix}/healthz") == (200, {"status": "ok"})
+    assert ask("GET", f"{prefix}/readyz") == (200, {"status": "ready"})
+
+
+def test_readiness_runs_a_forward_pass(
+    ask: Caller, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(rows: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(model.predictor, "forward", fail)
+    status, came = ask("GET", "/readyz")
+    assert (status, came["error_type"]) == (503, "not_ready")
+    assert "none came from docs (RuntimeError)" in came["error"]
+    assert ask("GET", "/healthz")[0] == 200
+    status, came = ask("POST", "/predict", json={"inputs": "a"})
+    assert (status, came["error_type"]) == (500, "internal")
+    assert came["error"] == "POST /predict failed in the server: its log says why"
+    monkeypatch.undo()
+    assert ask("POST", "/predict", json={"inputs": "a"})[0] == 200
+
+
+class Down(ServedModel):
+    """A model whose process is gone."""
+
+    async def card(self) -> Card:
+        raise ConnectionError
+
+    async def check_ready(self) -> None:
+        raise ConnectionError
+
+
+def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
+    model: Model, runner: asyncio.Runner
+) -> None:
+    ask = Caller(runner, api.create_front_app({"docs": model, "gone": Down()}))
+    status, listing = ask("GET", "/v1/models")
+    assert status == 200
+    assert [(each["id"], each["card"] is None) for each in listing["data"]] == [
+        ("docs", False),
+        ("gone", True),
+    ]
+    status, came = ask("GET", "/readyz")
+    assert status == 503
+    assert "none came from gone (ConnectionError)" in came["error"]
+    assert ask("GET", "/healthz")[0] == 200
+    status, came = ask("POST", "/v1/models/dogs/predict")
+    assert status == 404
+    assert came["error"].endswith("are docs, gone")
+
+
+def test_the_page_needs_nothing_from_elsewhere(runner: asyncio.Runner) -> None:
+    ask = Caller(runner, api.create_front_app({"docs": Down()}))
+    status, page = ask("GET", "/")
+    assert status == 200
+    assert "<title>raybert</title>" in page
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "src=" not in page
+
+
+def test_openapi_has_the_shapes_of_the_task(ask: Caller) -> None:
+    status, spec = ask("GET", "/openapi.json")
+    assert status == 200
+    operation = spec["paths"]["/predict"]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["required"] == ["inputs"]
+    assert schema["additionalProperties"] is False
+    parameters = schema["properties"]["parameters"]
+    assert parameters["additionalProperties"] is False
+    assert set(parameters["properties"]) == {"top_k", "function_to_apply"}
+    function = parameters["properties"]["function_to_apply"]
+    assert function["enum"] == ["softmax", "sigmoid", "none"]
+    assert function["default"] == "softmax"
+    answer = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    assert answer["type"] == "array"
+    assert answer["items"]["type"] == "array"
+    json.dumps(spec)
+    assert ask("GET", "/docs")[0] == 200
+
+
+def test_concurrent_requests_get_their_own_answers(ask: Caller, bundle: Path) -> None:
+    words = ["array", "socket", "port", "string", "JSON", "object", "fox", "dog"]
+    texts = [" ".join(words[: 1 + index % 8]) + f" {index}" for index in range(120)]
+    expected = Predictor(bundle, device="cpu").predict(texts)
+
+    async def scenario() -> list[Answer]:
+        bodies = ({"inputs": text} for text in texts)
+        return await asyncio.gather(*(ask.ask("POST", "/predict", json=body) for body in bodies))
+
+    for (_, answers), wanted in zip(ask.runner.run(scenario()), expected, strict=True):
+        assert [each["label"] for each in answers[0]] == [each["label"] for each in wanted]
+        scores = [each["score"] for each in answers[0]]
+        np.testing.assert_allclose(scores, [each["score"] for each in wanted], atol=1e-6)

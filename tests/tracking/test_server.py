@@ -1,0 +1,38 @@
+import socket
+from pathlib import Path
+
+import pytest
+
+from bert_core.errors import ConfigError, ResourceError
+from tracking.server import require_answer, tracking_uri, without_password
+
+
+def test_the_uri_is_the_configured_one_then_mlflows_variable_then_sqlite_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert tracking_uri(None) == f"sqlite:///{tmp_path}/runs/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    assert tracking_uri(None) == "http://tracking:5000"
+    assert tracking_uri("postgresql+psycopg://db/mlflow") == "postgresql+psycopg://db/mlflow"
+
+
+@pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "mlruns", "/tmp/mlruns"])
+def test_a_folder_is_refused_with_a_way_out(uri: str) -> None:
+    with pytest.raises(ConfigError, match=rf"tracking_uri is {uri}: .*give sqlite:///"):
+        tracking_uri(uri)
+
+
+def test_a_password_is_not_written_down() -> None:
+    assert without_password("postgresql://me:se@cret@db:5432/ml") == "postgresql://db:5432/ml"
+    assert without_password("http://tracking:5000") == "http://tracking:5000"
+    assert without_password("sqlite:////home/a@b/mlflow.db") == "sqlite:////home/a@b/mlflow.db"
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(ResourceError, match=f"wanted MLflow at {uri}, it does not answer"):
+            require_answer(uri)

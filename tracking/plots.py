@@ -1,0 +1,159 @@
+"""The pictures that a person looks at beside a run: curves of training, and what a model mixes up.
+
+matplotlib by its objects only: no pyplot, no state, no display.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+# File name → (axis label, what a metric's name holds to be drawn there). The first fit counts.
+CURVES = {
+    "loss": ("loss (nats)", "loss"),
+    "accuracy": ("accuracy", "accuracy"),
+    "learning_rate": ("learning rate", "learning_rate"),
+    "throughput": ("tokens/s", "tokens_per_s"),
+}
+COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
+# Beyond so many points a curve is drawn pale, with its running mean over 2 % of them on top.
+SMOOTH_BEYOND = 100
+# Up to so many points each is marked: a line between two alone says little.
+MARKED_UP_TO = 12
+# Beyond so many classes the squares are too small for numbers.
+NUMBERS_UP_TO = 25
+
+
+def plot_curves(metrics: str | Path, folder: str | Path) -> list[Path]:
+    """Draw the curves that a `metrics.jsonl` holds, one PNG a kind; none for a kind not there.
+
+    Raises: FileNotFoundError without `metrics`.
+    """
+    kinds: dict[str, dict[str, list[tuple[int, float]]]] = {
+        kind: defaultdict(list) for kind in CURVES
+    }
+    with open(metrics) as lines:
+        for line in lines:
+            record = json.loads(line)
+            for name, value in record["metrics"].items():
+                kind = next((kind for kind, (_, part) in CURVES.items() if part in name), None)
+                if kind is not None and math.isfinite(value):
+                    kinds[kind][name].append((record["step"], value))
+    return [
+        _plot_kind(kind, curves, Path(folder) / f"{kind}.png")
+        for kind, curves in kinds.items()
+        if curves
+    ]
+
+
+def _plot_kind(kind: str, curves: dict[str, list[tuple[int, float]]], path: Path) -> Path:
+    figure, axes = _figure(7.2, 4.0)
+    for index, (name, points) in enumerate(sorted(curves.items())):
+        # A schedule has no noise to look through.
+        smooth = kind != "learning_rate" and len(points) > SMOOTH_BEYOND
+        colour = COLOURS[index % len(COLOURS)]
+        _draw_curve(axes, np.array(points, dtype=float), name, colour, smooth=smooth)
+    axes.set_xlabel("step")
+    axes.set_ylabel(CURVES[kind][0])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.yaxis.set_major_formatter(FuncFormatter(_short_number))
+    if kind in ("learning_rate", "throughput"):
+        axes.set_ylim(bottom=0)
+    if len(curves) > 1:
+        axes.legend(frameon=False)
+    else:
+        axes.set_title(next(iter(curves)), loc="left", fontsize=11)
+    return _save(figure, path)
+
+
+def plot_confusion(
+    labels: Sequence[str], matrix: Int[np.ndarray, "true predicted"], path: str | Path
+) -> Path:
+    """Draw counts of true (rows) against predicted labels; the shade is the share of the row."""
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    side = min(4.0 + 0.42 * len(labels), 16.0)
+    figure, axes = _figure(side + 0.8, side)
+    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    if len(labels) <= NUMBERS_UP_TO:
+        for (row, column), count in np.ndenumerate(matrix):
+            if count:
+                colour = "white" if share[row, column] > 0.6 else "#222222"
+                axes.text(
+                    column, row, f"{count}", ha="center", va="center", fontsize=9, color=colour
+                )
+    figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label="share of the true label")
+    return _save(figure, Path(path))
+
+
+def plot_lengths(rows_of_length: dict[int, int], path: str | Path) -> Path:
+    """Draw how many rows have how many tokens."""
+    figure, axes = _figure(7.2, 3.6)
+    lengths = np.array(sorted(rows_of_length))
+    counts = np.array([rows_of_length[int(length)] for length in lengths])
+    bins = np.linspace(0, max(lengths.max(), 1), 65)
+    axes.hist(lengths, bins=bins.tolist(), weights=counts, color=COLOURS[0])
+    mean = float((lengths * counts).sum() / counts.sum())
+    axes.axvline(mean, color=COLOURS[1], linewidth=1.5, label=f"mean {mean:.0f}")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("tokens of a row")
+    axes.set_ylabel("rows")
+    axes.yaxis.set_major_formatter(FuncFormatter(_short_number))
+    axes.legend(frameon=False)
+    return _save(figure, Path(path))
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e4e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _draw_curve(
+    axes: Axes, points: Float[np.ndarray, "points 2"], name: str, colour: str, *, smooth: bool
+) -> None:
+    steps, values = points.T
+    if not smooth:
+        marker = "o" if len(points) <= MARKED_UP_TO else ""
+        axes.plot(steps, values, color=colour, linewidth=1.6, marker=marker, ms=4, label=name)
+        return
+    axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
+    # At the left the mean is over what there is, so that the curve begins where training did.
+    high = np.arange(1, len(points) + 1)
+    low = np.maximum(high - max(len(points) // 50, 5), 0)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    mean = (sums[high] - sums[low]) / (high - low)
+    axes.plot(steps, mean, color=colour, linewidth=1.8, label=name)
+
+
+def _short_number(value: float, _: int | None = None) -> str:
+    """12000 → 12k, 0.00025 → 2.5e-4."""
+    if value and abs(value) < 0.01:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:.4g}{name}"
+    return f"{value:.4g}"
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    return path

@@ -1,0 +1,165 @@
+"""Any reference to a bundle → a local folder whose files have been verified."""
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bert_core import files
+from bert_core.errors import ConfigError, FormatError
+from tracking.registry import DIGEST_TAG, PATH_TAG
+from tracking.server import connect, tracking_uri
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+RECORD = "raybert.json"
+_REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+
+
+def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None = None) -> Path:
+    """The local folder of a bundle, fetched where it must be, and verified.
+
+    Args:
+        reference: a folder, a URI (`s3://…`), `models:/<name>@<alias>` or
+            `models:/<name>/<version>`.
+        uri: where the registry is, for `models:/`; None as in `tracking.runs.tracking_uri`.
+        cache: what is fetched stays there; None takes `~/.cache/raybert/bundles`.
+    Raises: ConfigError if nothing is there by that name, with what there is; FormatError if the
+        bundle is damaged; ResourceError if the registry does not answer.
+    """
+    text = str(reference)
+    cache = cache or Path.home() / ".cache" / "raybert" / "bundles"
+    if text.startswith("models:"):
+        return _resolve_registered(text, tracking_uri(uri), cache)
+    try:
+        folder = files.local_path(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{text}: wanted a folder, or a URI that can be reached: {error}"
+        ) from error
+    if folder is None:
+        return _resolve_remote(text, cache)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{text}: wanted the folder of a bundle, there is none: give a folder, a URI such as "
+            "s3://bucket/bundle, or models:/<name>@champion"
+        )
+    _verify(folder)
+    return folder
+
+
+def _verify(folder: Path) -> str:
+    # Imported late: torch comes with it.
+    from bert_core.bundle import bundle_digest
+
+    return bundle_digest(folder)
+
+
+def _resolve_remote(source: str, cache: Path) -> Path:
+    if not files.exists(source):
+        raise ConfigError(f"{source}: wanted a bundle, there is nothing: check the URI")
+    record = files.join(source, RECORD)
+    # The record holds the sha256 of every file: the same record is the same bundle.
+    key = files.sha256_of(record) if files.exists(record) else None
+    return _cached(cache, key, lambda folder: files.fetch_folder(source, folder))
+
+
+def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
+    parts = _REGISTERED.fullmatch(reference)
+    if parts is None:
+        raise ConfigError(
+            f"{reference}: wanted models:/<name>@<alias> or models:/<name>/<version>, such as "
+            "models:/docstrings@champion"
+        )
+    client = connect(uri)
+    found = _find_version(client, reference, **parts.groupdict())
+    if not (digest := found.tags.get(DIGEST_TAG)):
+        raise FormatError(
+            f"{reference}: version {found.version} holds no bundle, it was not registered by "
+            "raybert: publish one with `raybert publish`"
+        )
+    stored = client.get_model_version_download_uri(found.name, found.version)
+    source = files.join(stored, found.tags[PATH_TAG])
+    # A registry in a SQLite file keeps bundles on this disk: no copy is needed.
+    beside = files.local_path(source) if source.startswith(("/", "file:")) else None
+    folder = beside or _cached(cache, digest, lambda arriving: _download(source, uri, arriving))
+    if (came := _verify(folder)) != digest:
+        raise FormatError(
+            f"{reference}: wanted the bundle with digest {digest[:12]} that was registered, "
+            f"{folder} has {came[:12]}: publish the bundle again"
+        )
+    return folder
+
+
+def _download(source: str, uri: str, folder: Path) -> None:
+    from mlflow.artifacts import download_artifacts
+
+    fetched = download_artifacts(artifact_uri=source, dst_path=f"{folder}.mlflow", tracking_uri=uri)
+    os.rename(fetched, folder)
+    shutil.rmtree(f"{folder}.mlflow", ignore_errors=True)
+
+
+def _find_version(
+    client: "MlflowClient", reference: str, name: str, alias: str | None, version: str | None
+) -> "ModelVersion":
+    from mlflow.exceptions import MlflowException
+
+    try:
+        model = client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        names = sorted(model.name for model in client.search_registered_models())
+        raise ConfigError(
+            f"{reference}: no model {name!r} is registered, there are: {_listed(names)}"
+        ) from None
+    if alias is not None:
+        if alias not in model.aliases:
+            raise ConfigError(
+                f"{reference}: model {name} has no alias {alias!r}, it has: "
+                f"{_listed(sorted(model.aliases))}"
+            )
+        version = str(model.aliases[alias])
+    assert version is not None
+    versions = {
+        str(each.version): each for each in client.search_model_versions(f"name = '{name}'")
+    }
+    if version not in versions:
+        raise ConfigError(
+            f"{reference}: model {name} has no version {version}, it has: {_listed(list(versions))}"
+        )
+    return versions[version]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none; `raybert publish` registers one"
+
+
+def _cached(cache: Path, key: str | None, fetch: Callable[[Path], object]) -> Path:
+    """The folder `key` of the cache, fetched if it is not there whole; None always fetches."""
+    if key is not None and (kept := cache / key).is_dir():
+        try:
+            _verify(kept)
+            return kept
+        except FormatError:
+            # It was damaged on this disk; what it was copied from may be well.
+            shutil.rmtree(kept)
+    arriving = cache / f"{uuid.uuid4().hex}.part"
+    try:
+        fetch(arriving)
+        kept = cache / (key or _verify(arriving))
+        try:
+            os.rename(arriving, kept)
+        except OSError:
+            # Another process fetched the same one meanwhile.
+            if not kept.is_dir():
+                raise
+    finally:
+        shutil.rmtree(arriving, ignore_errors=True)
+    _verify(kept)
+    return kept

@@ -1,0 +1,238 @@
+"""One MLflow run a stage, written so that MLflow being away never stops or slows the work.
+
+What is recorded goes to the stage's folder first (`tracking.spool`); a thread copies it to MLflow,
+and what it cannot send now is sent later, by this process or by the next start of the stage. The
+run's id lies in the folder, so that a restart continues the same run.
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from tracking.sender import Sender
+from tracking.server import settle_environment, without_password
+from tracking.server import tracking_uri as tracking_uri
+from tracking.spool import Run, Spool, read_run
+
+logger = logging.getLogger(__name__)
+
+# RUNNING leaves the run open: the next process that opens the folder goes on with it.
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+
+# MLflow's limits: mlflow/utils/validation.py.
+KEY_CHARACTERS = 250
+PARAM_CHARACTERS = 6000
+TAG_CHARACTERS = 8000
+DIGEST_CHARACTERS = 36
+_FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
+
+
+@dataclass(frozen=True)
+class DatasetInput:
+    """A data set that a stage read: what MLflow shows as the run's input."""
+
+    name: str
+    digest: str
+    """Hexadecimal; MLflow keeps the first 36 characters."""
+    source: str
+    """Path or URI."""
+    context: str = "training"
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """`{"optimizer": {"lr": 2e-4}}` → `{"optimizer.lr": "0.0002"}`, within MLflow's limits."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[_name(name)] = _shortened(str(value), PARAM_CHARACTERS)
+    return flat
+
+
+def _name(text: str) -> str:
+    return _FORBIDDEN.sub("_", text)[:KEY_CHARACTERS]
+
+
+def _shortened(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+class RunRecorder:
+    """Records one run into `folder`, and from there into MLflow.
+
+    Nothing here waits for MLflow but `flush` and `close`, and these no longer than they are told.
+    NOTE: one process at a time may have a folder open, and there is no lock: who hands over
+    (driver → training's controller → driver) closes with RUNNING first.
+    """
+
+    def __init__(self, spool: Spool, uri: str) -> None:
+        """Use `open`."""
+        self._spool = spool
+        self._sender = Sender(spool, uri)
+        self._complaints: set[str] = set()
+        self._sender.start()
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        uri: str,
+        experiment: str | None = None,
+        run_name: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        inputs: Iterable[DatasetInput] = (),
+        tags: Mapping[str, str] | None = None,
+    ) -> "RunRecorder":
+        """Begin a run in a new folder, or go on with the one that a folder belongs to.
+
+        A folder that was recorded to another URI or experiment gets a new run there, with all its
+        records.
+
+        Args:
+            folder: a local folder, made where there is none.
+            uri: from `tracking_uri`.
+            experiment: None takes the folder's, or `raybert`.
+            run_name: None takes the folder's, or its name.
+            params: the config, nested as it may be. MLflow keeps the first value of a param: one
+                that differs after a restart becomes the tag `restart.<param>`.
+        Raises: FormatError if `mlflow_run.json` is damaged; OSError if the folder is not writable.
+        """
+        settle_environment()
+        folder = Path(folder)
+        place = without_password(uri)
+        run = read_run(folder)
+        moved = run is not None and (
+            run.tracking_uri != place or experiment not in (None, run.experiment)
+        )
+        if run is None or moved:
+            run = Run(
+                tracking_uri=place,
+                experiment=experiment or (run.experiment if run else "raybert"),
+                run_name=run_name or (run.run_name if run else folder.absolute().name),
+            )
+        spool = Spool(folder, run)
+        if moved:
+            spool.mark_all_unsent()
+        if params:
+            spool.tell("params", flatten(params))
+        if tags:
+            named = {_name(key): _shortened(value, TAG_CHARACTERS) for key, value in tags.items()}
+            spool.tell("tags", named)
+        if datasets := [asdict(each) for each in inputs]:
+            for dataset in datasets:
+                dataset["digest"] = dataset["digest"][:DIGEST_CHARACTERS]
+            spool.tell("inputs", datasets)
+        spool.tell("status", "RUNNING")
+        return cls(spool, uri)
+
+    @property
+    def run_id(self) -> str | None:
+        """The MLflow run's id; None until MLflow has answered once."""
+        return self._spool.run.run_id
+
+    @property
+    def last_step(self) -> int:
+        """Step of the last record in the folder, sent or not; -1 without one."""
+        return self._spool.last_step
+
+    def record(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Record numbers by global step. Never raises: what cannot be recorded is logged once.
+
+        A step that is not after `last_step` is dropped (it was trained again after a restart), so
+        all numbers of a step go into one call.
+        """
+        try:
+            self._spool.append(int(step), self._numbers(metrics))
+        except Exception as error:
+            self._complain("step", f"step {step} is not in {self._spool.folder}: {error}")
+
+    def artifact(self, local_path: str | Path, artifact_path: str | None = None) -> None:
+        """Attach a file or folder that stays where it is until it has been sent.
+
+        As `record` it never raises.
+        """
+        try:
+            self._spool.tell("artifact", [str(Path(local_path).absolute()), artifact_path])
+        except Exception as error:
+            self._complain("artifact", f"{local_path} will not be in MLflow: {error}")
+
+    def flush(self, timeout_s: float = 20.0) -> bool:
+        """Wait until MLflow has everything, so that `run_id` is known; False if it has not then."""
+        return self._sender.wait_until_sent(timeout_s)
+
+    def close(self, status: Status = "FINISHED", timeout_s: float = 20.0) -> str | None:
+        """End the run, or with RUNNING hand it over. What cannot be sent in time stays on disk.
+
+        While MLflow is away this takes two more tries, a second apart, not the whole time.
+
+        Returns: None if MLflow has everything, else the sentence that was logged as a warning.
+        """
+        if status != "RUNNING":
+            self._spool.tell("status", status)
+        return self._end(timeout_s)
+
+    def _end(self, timeout_s: float) -> str | None:
+        reason = self._sender.finish(timeout_s)
+        self._spool.close()
+        if reason is None:
+            return None
+        left = self._spool.lines - self._spool.sent
+        line = (
+            f"MLflow at {self._spool.run.tracking_uri} has not got all of this run ({left} records "
+            f"are left): {reason}. They lie in {self._spool.folder}, and the next start of the "
+            "same stage sends them"
+        )
+        logger.warning(line)
+        return line
+
+    def __enter__(self) -> "RunRecorder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close("FINISHED")
+        else:
+            self.close("FAILED" if issubclass(kind, Exception) else "KILLED")
+
+    def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        numbers = {}
+        for name, value in metrics.items():
+            try:
+                numbers[_name(name)] = float(value)
+            except (TypeError, ValueError, RuntimeError):
+                self._complain(name, f"metric {name} is left out: wanted a number, got {value!r}")
+        return numbers
+
+    def _complain(self, about: str, line: str) -> None:
+        """Say it once: what is wrong with one record is wrong with thousands."""
+        if about not in self._complaints:
+            self._complaints.add(about)
+            logger.warning(line)
+
+
+def send_backlog(folder: str | Path, *, uri: str, timeout_s: float = 20.0) -> str | None:
+    """Send what an ended run left behind while MLflow was away; for a stage that is skipped.
+
+    Returns: None if there was nothing or all of it was sent, else the sentence that was logged.
+    """
+    run = read_run(Path(folder))
+    if run is None or run.tracking_uri != without_password(uri):
+        return None
+    spool = Spool(Path(folder), run)
+    if not spool.has_unsent():
+        spool.close()
+        return None
+    settle_environment()
+    return RunRecorder(spool, uri)._end(timeout_s)

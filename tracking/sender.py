@@ -1,0 +1,238 @@
+"""The thread that copies a spool to MLflow, and keeps at it while MLflow is away."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tracking.server import connect, experiment_id, require_answer
+from tracking.spool import Note, NoteKind, Spool
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+logger = logging.getLogger(__name__)
+
+KEY_TAG = "raybert.key"
+RESTART_TAG = "restart."
+SEND_EVERY_S = 1.0
+LONGEST_PAUSE_S = 30.0
+LAST_TRIES = 2
+# The most that one call to `log_batch` takes: mlflow/utils/validation.py.
+BATCH_METRICS = 1000
+BATCH_PARAMS = 100
+# Scheme → MLflow's class of source; anything else is told in words.
+_SOURCE_TYPES = {
+    "": "local",
+    "file": "local",
+    "s3": "s3",
+    "gs": "gs",
+    "hdfs": "hdfs",
+    "abfss": "abfss",
+}
+
+
+class Sender(threading.Thread):
+    """Sends what the spool holds, every second, until told to finish.
+
+    A daemon: the process may end at any time, the spool knows what has been sent. Sending twice
+    does no harm, MLflow keeps equal metrics once.
+    """
+
+    def __init__(self, spool: Spool, uri: str) -> None:
+        super().__init__(name="mlflow-sender", daemon=True)
+        self._spool = spool
+        self._uri = uri
+        self._client: MlflowClient | None = None
+        self._asked = threading.Event()
+        self._finishing = False
+        self._abandoned = False
+        self._reason: str | None = None
+
+    def run(self) -> None:
+        pause_s = 0.0
+        tries = LAST_TRIES
+        while tries and not self._abandoned:
+            self._asked.wait(pause_s)
+            self._asked.clear()
+            finishing = self._finishing
+            try:
+                self._send()
+            except Exception as error:
+                # Whatever it is, training goes on, and a later try may find it mended.
+                logger.debug("sending to MLflow failed", exc_info=True)
+                self._reason = str(error).partition("\n")[0] or repr(error)
+                self._client = None
+                tries -= finishing
+                pause_s = SEND_EVERY_S if finishing else min(2 * pause_s + 1, LONGEST_PAUSE_S)
+            else:
+                self._reason = None
+                if finishing:
+                    return
+                pause_s = SEND_EVERY_S
+
+    def wait_until_sent(self, timeout_s: float) -> bool:
+        """Try now and every second; whether everything is sent before the time is over."""
+        end = time.monotonic() + timeout_s
+        next_try = 0.0
+        while self._spool.has_unsent():
+            now = time.monotonic()
+            if now >= end or not self.is_alive():
+                return False
+            if now >= next_try:
+                self._asked.set()
+                next_try = now + SEND_EVERY_S
+            time.sleep(0.02)
+        return True
+
+    def finish(self, timeout_s: float) -> str | None:
+        """Send what is left and end; why not all of it could be sent, None if it was."""
+        self._finishing = True
+        self._asked.set()
+        self.join(timeout_s)
+        if self.is_alive():
+            self._abandoned = True
+            return self._reason or f"it took longer than {timeout_s:g} s"
+        return self._reason
+
+    def _send(self) -> None:
+        if not self._spool.has_unsent():
+            return
+        if self._client is not None:
+            require_answer(self._uri)
+        client = self._client = self._client or self._open_run()
+        run_id = self._spool.run.run_id
+        assert run_id is not None
+        # The order is what a reader sees: what the run is, how it went, how it ended.
+        notes = self._spool.run.untold
+        for note in notes:
+            if note.kind != "status":
+                self._tell(client, run_id, note)
+        self._send_records(client, run_id)
+        for note in notes:
+            if note.kind == "status":
+                self._tell(client, run_id, note)
+
+    def _open_run(self) -> "MlflowClient":
+        """Find the run that the spool belongs to, or make it."""
+        client = connect(self._uri)
+        run = self._spool.run
+        experiment = experiment_id(client, self._uri, run.experiment)
+        run_id = _find_run(client, experiment, run.run_id, run.key)
+        if run_id is None:
+            if run.run_id is not None:
+                logger.warning("MLflow has lost the run of %s: it gets a new one", run.run_name)
+                self._spool.mark_all_unsent()
+            made = client.create_run(experiment, run_name=run.run_name, tags={KEY_TAG: run.key})
+            run_id = made.info.run_id
+        if run_id != run.run_id:
+            self._spool.belongs_to(run_id)
+        return client
+
+    def _send_records(self, client: "MlflowClient", run_id: str) -> None:
+        from mlflow.entities import Metric
+
+        while not self._abandoned and (batch := self._spool.next_batch(BATCH_METRICS)).records:
+            metrics = [
+                Metric(name, value, record.time_ms, record.step)
+                for record in batch.records
+                for name, value in record.metrics.items()
+            ]
+            for start in range(0, len(metrics), BATCH_METRICS):
+                client.log_batch(run_id, metrics=metrics[start : start + BATCH_METRICS])
+            self._spool.mark_sent(batch)
+
+    def _tell(self, client: "MlflowClient", run_id: str, note: Note) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            _TELL[note.kind](client, run_id, note.value)
+        except MlflowException as error:
+            if error.get_http_status_code() != 400:
+                raise
+            # It will never be taken, and must not hold up the rest.
+            logger.warning("MLflow refuses the %s of run %s: %s", note.kind, run_id, error)
+        self._spool.told(note)
+
+
+def _find_run(client: "MlflowClient", experiment: str, run_id: str | None, key: str) -> str | None:
+    """The id of the run as it is now; None where there is none, or it was deleted."""
+    from mlflow.exceptions import MlflowException
+
+    if run_id is None:
+        found = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+        return found[0].info.run_id if found else None
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+    return run_id if run.info.lifecycle_stage == "active" else None
+
+
+def _tell_params(client: "MlflowClient", run_id: str, params: dict[str, str]) -> None:
+    """MLflow keeps the first value of a param; one that differs now becomes a tag."""
+    from mlflow.entities import Param, RunTag
+
+    there = client.get_run(run_id).data.params
+    new = [Param(key, value) for key, value in params.items() if key not in there]
+    changed = [
+        RunTag(f"{RESTART_TAG}{key}", value)
+        for key, value in params.items()
+        if there.get(key, value) != value
+    ]
+    for start in range(0, max(len(new), len(changed)), BATCH_PARAMS):
+        some = slice(start, start + BATCH_PARAMS)
+        client.log_batch(run_id, params=new[some], tags=changed[some])
+
+
+def _tell_tags(client: "MlflowClient", run_id: str, tags: dict[str, str]) -> None:
+    from mlflow.entities import RunTag
+
+    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+
+def _tell_inputs(client: "MlflowClient", run_id: str, inputs: list[dict[str, str]]) -> None:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    datasets = []
+    for each in inputs:
+        kind = _SOURCE_TYPES.get(urlsplit(each["source"]).scheme, "code")
+        # The JSON that MLflow's own source classes read back: mlflow/data/*_source*.py.
+        source = {"tags": {"source": each["source"]}} if kind == "code" else {"uri": each["source"]}
+        dataset = Dataset(each["name"], each["digest"], kind, json.dumps(source))
+        datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", each["context"])]))
+    client.log_inputs(run_id, datasets)
+
+
+def _tell_artifact(client: "MlflowClient", run_id: str, value: list[str | None]) -> None:
+    local_path, artifact_path = value
+    assert local_path is not None
+    path = Path(local_path)
+    if path.is_dir():
+        client.log_artifacts(run_id, local_path, artifact_path)
+    elif path.exists():
+        client.log_artifact(run_id, local_path, artifact_path)
+    else:
+        logger.warning("%s is gone and cannot be sent to MLflow", path)
+
+
+def _tell_status(client: "MlflowClient", run_id: str, status: str) -> None:
+    if status == "RUNNING":
+        client.update_run(run_id, status=status)
+    else:
+        client.set_terminated(run_id, status)
+
+
+_TELL: dict[NoteKind, Callable[["MlflowClient", str, Any], None]] = {
+    "params": _tell_params,
+    "tags": _tell_tags,
+    "inputs": _tell_inputs,
+    "artifact": _tell_artifact,
+    "status": _tell_status,
+}

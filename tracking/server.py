@@ -1,0 +1,148 @@
+"""Where MLflow is, and the one way in: the URI, whether anything answers there, the client.
+
+MLflow takes seconds to import, so it is imported inside the functions that need it. The only
+environment variables that are read, or given a default, are MLflow's own.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from bert_core.errors import ConfigError, ResourceError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+SQLITE = "sqlite:///"
+PROBE_TIMEOUT_S = 3.0
+
+
+def tracking_uri(configured: str | None) -> str:
+    """The URI to record at: as configured, else `MLFLOW_TRACKING_URI`, else SQLite under `runs/`.
+
+    Raises: ConfigError for a folder or a `file:` URI, which MLflow 3 records to no more.
+    """
+    uri = (
+        configured
+        or os.environ.get("MLFLOW_TRACKING_URI")
+        or f"{SQLITE}{Path.cwd()}/runs/mlflow.db"
+    )
+    scheme = urlsplit(uri).scheme.partition("+")[0]
+    if scheme not in (*DATABASES, "http", "https", "databricks"):
+        raise ConfigError(
+            f"tracking_uri is {uri}: wanted a server (http://…) or a database (sqlite:///…, "
+            f"postgresql://…), MLflow 3 does not record to folders: give {SQLITE}{Path.cwd()}/"
+            "runs/mlflow.db, or leave tracking_uri and MLFLOW_TRACKING_URI unset"
+        )
+    return uri
+
+
+def without_password(uri: str) -> str:
+    """The URI as it may be written down: `postgresql://me:secret@host/db` loses `me:secret@`."""
+    parts = urlsplit(uri)
+    return (
+        uri
+        if "@" not in parts.netloc
+        else uri.replace(f"{parts.netloc.rpartition('@')[0]}@", "", 1)
+    )
+
+
+def settle_environment() -> None:
+    """Give MLflow's variables the defaults of ours; whatever the user has set stays.
+
+    NOTE: call it before MLflow is imported, and not from a second thread while others may read
+    the environment (setenv is not safe against getenv in C).
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+
+
+def connect(uri: str) -> "MlflowClient":
+    """A client for tracking and registry at `uri`; a SQLite file and its folder are made.
+
+    Raises: ResourceError if a server does not answer; what MLflow raises where a database cannot
+        be opened.
+    """
+    settle_environment()
+    require_answer(uri)
+    if uri.startswith(SQLITE):
+        Path(uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+@contextmanager
+def as_default(uri: str) -> "Iterator[MlflowClient]":
+    """A client for `uri`, while MLflow's process-wide URI is the same one.
+
+    NOTE: needed to register a model: MLflow's SQL registry looks the logged model up at the
+    process-wide URI, wherever the client points. Setting that sets the environment variable too.
+    """
+    client = connect(uri)
+    from mlflow.tracking._tracking_service.utils import _use_tracking_uri
+
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    try:
+        with _use_tracking_uri(uri):
+            yield client
+    finally:
+        if before is not None:
+            os.environ["MLFLOW_TRACKING_URI"] = before
+
+
+def require_answer(uri: str) -> None:
+    """Ask a server whether it is there, for a few seconds; MLflow's own calls retry for minutes.
+
+    A database is not asked: opening it tells. Raises: ResourceError.
+    """
+    if not uri.startswith(("http://", "https://")):
+        return
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    try:
+        response = http_request(
+            get_default_host_creds(uri),
+            "/health",
+            "GET",
+            max_retries=0,
+            timeout=PROBE_TIMEOUT_S,
+            raise_on_status=False,
+        )
+    except Exception as error:
+        reason = str(error)
+    else:
+        # Anything below 500 is a server that answers, if only to ask who we are.
+        if response.status_code < 500:
+            return
+        reason = f"it answered {response.status_code}"
+    raise ResourceError(
+        f"wanted MLflow at {without_password(uri)}, it does not answer: start it, or give another "
+        f"tracking_uri ({reason})"
+    )
+
+
+def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
+    """The experiment's id; one made in a SQLite file keeps its artifacts beside the file."""
+    from mlflow.exceptions import MlflowException
+
+    if (known := client.get_experiment_by_name(name)) is not None:
+        return known.experiment_id
+    beside: dict[str, Any] = {}
+    if uri.startswith(SQLITE):
+        folder = Path(uri.removeprefix(SQLITE)).absolute().parent / "mlartifacts"
+        beside = {"artifact_location": folder.as_uri()}
+    try:
+        return client.create_experiment(name, **beside)
+    except MlflowException:
+        # Another process may have made it meanwhile.
+        if (known := client.get_experiment_by_name(name)) is None:
+            raise
+        return known.experiment_id

@@ -1,0 +1,224 @@
+"""What a stage recorded, on its own disk: the truth that MLflow gets a copy of.
+
+A folder (a stage's run folder) holds three files:
+
+    metrics.jsonl    one line a record: {"step": 20, "time_ms": 1760000000000, "metrics": {…}},
+                     steps rising; NaN and Infinity stand as Python and pandas read them
+    metrics.sent     how many of these lines MLflow has, in decimal
+    mlflow_run.json  which MLflow run it is, and what else MLflow has yet to be told
+
+Sending is for `tracking.runs`. NOTE: one process at a time may write a folder; there is no lock.
+"""
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from bert_core.errors import FormatError
+from bert_core.files import write_bytes, write_json
+
+FORMAT_VERSION = 1
+METRICS = "metrics.jsonl"
+SENT = "metrics.sent"
+RUN = "mlflow_run.json"
+
+NoteKind = Literal["params", "tags", "inputs", "artifact", "status"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of `metrics.jsonl`."""
+
+    step: int
+    time_ms: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some records on their way to MLflow, and where in the file the next one begins."""
+
+    records: list[Record]
+    end: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something beside metrics that MLflow has yet to be told; told twice it does no harm."""
+
+    kind: NoteKind
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Which MLflow run a folder belongs to: the content of `mlflow_run.json`.
+
+    `key` is a tag of that run: a run that was made while the answer was lost is found by it.
+    """
+
+    tracking_uri: str
+    experiment: str
+    run_name: str
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    run_id: str | None = None
+    untold: tuple[Note, ...] = ()
+    format_version: int = FORMAT_VERSION
+
+
+def read_run(folder: Path) -> Run | None:
+    """What `mlflow_run.json` says, None where there is none. Raises: FormatError."""
+    path = folder / RUN
+    try:
+        stored: dict[str, Any] = json.loads(path.read_bytes())
+        version = stored["format_version"]
+        notes = tuple(Note(**note) for note in stored["untold"])
+        run = Run(**{**stored, "untold": notes}) if version <= FORMAT_VERSION else None
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise FormatError(
+            f"{path}: wanted the JSON that raybert writes there, found something else ({error}): "
+            "remove the file, and what is recorded goes to a new MLflow run"
+        ) from None
+    if run is None:
+        raise FormatError(
+            f"{path} has format {version}, this raybert reads up to {FORMAT_VERSION}: use the "
+            "raybert that wrote it, or a newer one"
+        )
+    return run
+
+
+class Spool:
+    """The three files of a folder, open for writing. One thread may append while another sends."""
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        """Take the folder up as it was left; a last line that was torn by a kill is cut off."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._path = folder / METRICS
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (open as long as we are)
+        lines = _cut_torn_end(self._path).splitlines(keepends=True)
+        self._size = sum(map(len, lines))
+        self.lines = len(lines)
+        self.last_step: int = json.loads(lines[-1])["step"] if lines else -1
+        sent = folder / SENT
+        self.sent = min(int(sent.read_text()), self.lines) if sent.exists() else 0
+        self._sent_end = sum(map(len, lines[: self.sent]))
+        self._run = run
+        self._save(run)
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Write one record; False, and nothing written, where `step` is not after the last one.
+
+        Raises: OSError, and the file is as it was before.
+        """
+        if step <= self.last_step:
+            return False
+        record = Record(step, time.time_ns() // 1_000_000, dict(metrics))
+        line = json.dumps(asdict(record)).encode() + b"\n"
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(f"{self._path}: the disk took only a part of a line")
+        except OSError:
+            # What was written of it would spoil the next line.
+            self._file.truncate(self._size)
+            raise
+        self._size += len(line)
+        self.last_step = step
+        self.lines += 1
+        return True
+
+    def next_batch(self, most_metrics: int) -> Batch:
+        """The next records to send, within `most_metrics` values (one record may exceed it)."""
+        records: list[Record] = []
+        values = 0
+        with open(self._path, "rb") as file:
+            file.seek(self._sent_end)
+            end = self._sent_end
+            for _ in range(self.lines - self.sent):
+                line = file.readline()
+                record = Record(**json.loads(line))
+                values += len(record.metrics)
+                if records and values > most_metrics:
+                    break
+                records.append(record)
+                end += len(line)
+        return Batch(records, end)
+
+    def mark_sent(self, batch: Batch) -> None:
+        """MLflow has this batch."""
+        self._mark_sent(self.sent + len(batch.records), batch.end)
+
+    def mark_all_unsent(self) -> None:
+        """The run that had them is gone: begin again at the first line."""
+        self._mark_sent(0, 0)
+
+    def _mark_sent(self, lines: int, end: int) -> None:
+        with self._lock:
+            self.sent, self._sent_end = lines, end
+            if not self._file.closed:
+                write_bytes(str(self.folder / SENT), b"%d\n" % lines)
+
+    def has_unsent(self) -> bool:
+        """Whether there is anything that MLflow has not got, the run itself for one."""
+        return self.sent < self.lines or bool(self._run.untold) or self._run.run_id is None
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    def belongs_to(self, run_id: str | None) -> None:
+        """Note which MLflow run it is; None where there is none any more."""
+        with self._lock:
+            self._save(replace(self._run, run_id=run_id))
+
+    def tell(self, kind: NoteKind, value: Any) -> None:
+        """Note something that MLflow shall be told. A status takes the place of an earlier one."""
+        with self._lock:
+            note = Note(kind, value)
+            kept = [
+                other
+                for other in self._run.untold
+                if other != note and not other.kind == kind == "status"
+            ]
+            self._save(replace(self._run, untold=(*kept, note)))
+
+    def told(self, note: Note) -> None:
+        """MLflow knows this now."""
+        with self._lock:
+            kept = tuple(other for other in self._run.untold if other != note)
+            self._save(replace(self._run, untold=kept))
+
+    def close(self) -> None:
+        """Let go of the folder: a thread that is still sending changes nothing in it any more."""
+        with self._lock:
+            self._file.close()
+
+    def _save(self, run: Run) -> None:
+        self._run = run
+        if not self._file.closed:
+            write_json(str(self.folder / RUN), asdict(run))
+
+
+def _cut_torn_end(path: Path) -> bytes:
+    """The file's bytes, after what is no whole record at its end has been cut off on the disk."""
+    data = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    while end:
+        start = data.rfind(b"\n", 0, end - 1) + 1
+        try:
+            Record(**json.loads(data[start:end]))
+            break
+        except (ValueError, TypeError):
+            end = start
+    if end < len(data):
+        os.truncate(path, end)
+    return data[:end]
