@@ -6,7 +6,7 @@ vector width that kernels like). What a batch holds is decided before, by `data.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -61,6 +61,7 @@ def token_count(batch: Batch) -> int:
     return batch["input_ids"].numel() if mask is None else int(mask.sum())
 
 
+@runtime_checkable
 class RowSource(Protocol):
     """Rows that can be looked up by shard and row number."""
 

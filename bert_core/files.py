@@ -14,14 +14,20 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 from pyarrow import fs
 
-from bert_core.errors import CorpusError
+from bert_core.errors import ConfigError, CorpusError
 
 CHUNK_BYTES = 1 << 20
 _URI = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*://")
+_HIDDEN = re.compile(r"/[._]")
+_IN_A_URI = "/!$&'()*+,;=:@"  # what a path may hold without an escape (RFC 3986)
+# What the wildcards of Python's glob mean: `**/` crosses folders, `*` does not.
+_WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+_WILDCARD = re.compile(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]")
 
 
 def is_uri(path: str) -> bool:
@@ -40,9 +46,15 @@ def absolute(path: str) -> str:
 
 
 def _filesystem(path: str) -> tuple[fs.FileSystem, str]:
-    if is_uri(path):
+    if not is_uri(path):
+        return fs.LocalFileSystem(), os.path.abspath(path)
+    try:
         return fs.FileSystem.from_uri(path)
-    return fs.LocalFileSystem(), os.path.abspath(path)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ConfigError(
+            f"{path}: wanted a path, or a URI that pyarrow opens (file, s3, gs, abfs, hdfs) with "
+            f"blanks written as %20, got one that it does not ({error}): correct it"
+        ) from error
 
 
 def local_path(path: str) -> Path | None:
@@ -132,7 +144,8 @@ def list_names(folder: str) -> list[str]:
 def find_files(pattern: str) -> list[str]:
     """The files that a path, a folder (searched deep) or a glob names, sorted.
 
-    Files whose name begins with `.` or `_` are passed over, as Ray and Spark do.
+    Files and folders whose name begins with `.` or `_` are passed over, as Spark does, unless the
+    pattern spells the name out. Under a URI the files found are URIs too, with escapes.
     Raises: CorpusError if there are none.
     """
     found = sorted(_find(pattern))
@@ -145,30 +158,39 @@ def find_files(pattern: str) -> list[str]:
 
 
 def _find(pattern: str) -> Iterator[str]:
-    if any(character in pattern for character in "*?["):
-        if is_uri(pattern):
-            yield from _find_glob_at_uri(pattern)
-        else:
-            yield from (
-                path for path in local_glob.iglob(pattern, recursive=True) if Path(path).is_file()
-            )
-        return
-    filesystem, inner = _filesystem(pattern)
-    info = filesystem.get_file_info(inner)
-    if info.type == fs.FileType.File:
-        yield pattern
-    elif info.type == fs.FileType.Directory:
+    spelled_out = re.split(r"[*?\[]", pattern)[0]
+    if spelled_out == pattern:
+        found = _files_in(pattern)
+    elif is_uri(pattern):
+        wanted = re.compile(_regex_of(unquote(pattern)))
+        every = _files_in(spelled_out.rpartition("/")[0])
+        found = (path for path in every if wanted.fullmatch(unquote(path)))
+    else:
+        every = local_glob.iglob(pattern, recursive=True)
+        found = (path for path in every if Path(path).is_file())
+    yield from (path for path in found if not _HIDDEN.search(f"/{path}", len(spelled_out)))
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    """The files in `folder` and below; itself where it is a file."""
+    filesystem, inner = _filesystem(folder)
+    kind = filesystem.get_file_info(inner).type
+    if kind == fs.FileType.File:
+        yield folder
+    elif kind == fs.FileType.Directory:
         for entry in filesystem.get_file_info(fs.FileSelector(inner, recursive=True)):
-            if entry.type == fs.FileType.File and not Path(entry.path).name.startswith((".", "_")):
-                yield join(pattern, entry.path[len(inner.rstrip("/")) + 1 :])
+            if entry.type == fs.FileType.File:
+                name = entry.path[len(inner.rstrip("/")) + 1 :]
+                yield join(folder, quote(name, safe=_IN_A_URI) if is_uri(folder) else name)
 
 
-def _find_glob_at_uri(pattern: str) -> Iterator[str]:
-    fixed = re.split(r"[*?\[]", pattern)[0].rsplit("/", 1)[0]
-    # `**/` crosses folders, `*` does not: the rules of Python's glob.
-    translated = re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
-    wanted = re.compile(translated.replace(r"\?", "[^/]"))
-    yield from (path for path in _find(fixed) if wanted.fullmatch(path))
+def _regex_of(glob: str) -> str:
+    parts, end = [], 0
+    for match in _WILDCARD.finditer(glob):
+        parts += [re.escape(glob[end : match.start()])]
+        parts += [_WILDCARDS.get(match[0]) or match[0].replace("[!", "[^", 1)]
+        end = match.end()
+    return "".join([*parts, re.escape(glob[end:])])
 
 
 def sha256_of(path: str) -> str:
@@ -185,7 +207,8 @@ def fetch_folder(source: str, destination: Path) -> Path:
     partial = destination.with_name(f"{destination.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         for path in find_files(source):
-            target = partial / path[len(source.rstrip("/")) + 1 :]
+            name = path[len(source.rstrip("/")) + 1 :]
+            target = partial / (unquote(name) if is_uri(source) else name)
             target.parent.mkdir(parents=True, exist_ok=True)
             with open_input(path) as reader, open(target, "wb") as writer:
                 shutil.copyfileobj(reader, writer, CHUNK_BYTES)

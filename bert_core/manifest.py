@@ -71,25 +71,33 @@ def read_manifest(folder: str) -> Manifest:
     path = files.join(folder, NAME)
     try:
         fields = files.read_json(path)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise FormatError(
             f"{folder}: wanted the folder of a finished stage, it has no {NAME}: "
             "run the stage that writes it, or give another folder"
         ) from error
     except ValueError as error:
-        raise FormatError(
-            f"{path}: wanted JSON, cannot be read ({error}): make it again"
-        ) from error
+        raise _damaged(path, str(error)) from error
     version = fields.get("format_version") if isinstance(fields, dict) else None
     if not isinstance(version, int):
-        raise FormatError(f"{path}: wanted a raybert manifest, it has no format_version")
+        raise _damaged(path, "no format_version")
     if version > FORMAT_VERSION:
         raise FormatError(
             f"{path}: wanted format_version {FORMAT_VERSION} or older, got {version}: "
             "it was made by a newer raybert, update this one"
         )
-    outputs = {name: Output(**output) for name, output in fields.pop("outputs").items()}
-    return Manifest(outputs=outputs, **fields)
+    try:
+        outputs = {name: Output(**output) for name, output in fields.pop("outputs").items()}
+        return Manifest(outputs=outputs, **fields)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def _damaged(path: str, why: str) -> FormatError:
+    return FormatError(
+        f"{path}: wanted a raybert manifest, this one cannot be read ({why}): run its stage again "
+        "with --force, or copy the folder again"
+    )
 
 
 def is_complete(folder: str) -> bool:

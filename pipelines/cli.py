@@ -1,52 +1,15 @@
-"""The command `raybert`: reads a config, then runs the stage or command that was named.
+"""The command `raybert`: runs the stage or command that was named.
 
-Only what was chosen is imported, so help and errors are instant. A value on the command line wins
-over one from `--config`, in whatever order they come.
+Only what was chosen is imported, so help and errors are instant.
 """
 
-import difflib
 import importlib
 import os
-import re
 import sys
-from dataclasses import dataclass, fields
-from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from bert_core.errors import ConfigError, RaybertError
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
-
-CONFIGS = Path(__file__).parent.parent / "configs"
-
-
-@dataclass(frozen=True)
-class Command:
-    """Where a word's config and function are, and what it does."""
-
-    module: str
-    config: str
-    summary: str
-
-
-STAGES = {
-    "vocab": Command("pipelines.vocab", "VocabConfig", "corpus → WordPiece vocabulary"),
-    "prepare": Command("pipelines.prepare", "PrepareConfig", "corpus → masked shards"),
-    "pretrain": Command("pipelines.pretrain", "PretrainConfig", "shards → pretrained bundle"),
-    "finetune": Command("pipelines.finetune", "FinetuneConfig", "bundle + labelled rows → bundle"),
-    "evaluate": Command("pipelines.evaluate", "EvaluateConfig", "bundle + labelled rows → metrics"),
-    "publish": Command("pipelines.publish", "PublishConfig", "bundle → MLflow registry"),
-}
-COMMANDS = {
-    "serve": Command("serve.config", "ServeConfig", "answer requests over HTTP"),
-    "quickstart": Command("pipelines.quickstart", "QuickstartConfig", "the whole path, in minutes"),
-    "submit": Command("pipelines.submit", "SubmitConfig", "run a stage as a job on a Ray cluster"),
-    "ui": Command("pipelines.ui", "UiConfig", "open the MLflow page"),
-    "list": Command("pipelines.listing", "ListConfig", "what there is: variants, tasks, configs"),
-}
-ALL = {**STAGES, **COMMANDS}
+from pipelines.configure import ALL, COMMANDS, STAGES, Command, nearest, parse
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -57,7 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     word, rest = arguments[0], arguments[1:]
     if word not in ALL:
-        _fail(f"raybert: wanted one of {', '.join(ALL)}, got {word!r}{_nearest(word, ALL)}", 2)
+        _fail(f"raybert: wanted one of {', '.join(ALL)}, got {word!r}{nearest(word, ALL)}", 2)
     try:
         code = _run(word, rest)
     except ConfigError as error:
@@ -85,93 +48,11 @@ def _run(word: str, arguments: list[str]) -> int:
     return 0
 
 
-def parse(word: str, arguments: list[str]) -> Any:
-    """The config that `raybert word arguments…` means.
-
-    Raises: ConfigError, naming the nearest key where one is unknown. `--help` and
-        `--print_config` print and exit.
-    """
-    command = ALL[word]
-    kind = getattr(importlib.import_module(command.module), command.config)
-    parser = parser_for(word)
-    switches = {f"--{field.name}" for field in fields(kind) if field.type is bool}
-    arguments = [
-        f"{word}=true" if word in switches and value.startswith("--") else word
-        for word, value in pairwise([*_config_first(arguments), "--"])
-    ]
-    built = parser.instantiate_classes(parser.parse_args(arguments))
-    return kind(**{field.name: built[field.name] for field in fields(kind)})
-
-
-def parser_for(word: str) -> "ArgumentParser":
-    """The parser of one command: an option for every field of its config."""
-    from jsonargparse import ArgumentParser, set_parsing_settings
-
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
-    class Parser(ArgumentParser):
-        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            raise ConfigError(_explained(str(ex or message), self))
-
-    command = ALL[word]
-    kind = getattr(importlib.import_module(command.module), command.config)
-    parser = Parser(
-        prog=f"raybert {word}",
-        description=command.summary,
-        parser_mode="toml",
-        default_env=False,
-    )
-    parser.add_argument("--config", action="config", help="TOML file with the fields below")
-    parser.add_class_arguments(kind, nested_key=None)
-    return parser
-
-
-def _config_first(arguments: list[str]) -> list[str]:
-    """Put `--config` before everything else, and check that its file is there."""
-    configs: list[str] = []
-    others: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        if argument == "--config":
-            configs.append(next(rest, ""))
-        elif argument.startswith("--config="):
-            configs.append(argument.removeprefix("--config="))
-        else:
-            others.append(argument)
-    for path in configs:
-        if not Path(path).is_file():
-            known = sorted(
-                str(found.relative_to(CONFIGS.parent)) for found in CONFIGS.rglob("*.toml")
-            )
-            raise ConfigError(
-                f"--config: wanted a TOML file, there is none at {path!r}{_nearest(path, known)}; "
-                "`raybert list configs` shows those that come with raybert"
-            )
-    return [word for path in configs for word in ("--config", path)] + others
-
-
-def _explained(message: str, parser: "ArgumentParser") -> str:
-    """jsonargparse's message, with the nearest key where one is not known."""
-    unknown = re.search(r"(?:unrecognized arguments: -*|Option ')([\w.]+)", message)
-    if unknown is None:
-        return message.strip()
-    keys = [action.dest for action in parser._actions]
-    return (
-        f"{unknown[1]}: wanted a field of this command, there is none of that name"
-        f"{_nearest(unknown[1], keys)}; `{parser.prog} --help` lists them"
-    )
-
-
-def _nearest(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
 def _serve(config: Any) -> None:
-    """Ray is started with Serve's settings, which the server itself may not know."""
+    """`serve` may not import `pipelines`, so Ray is started and ended here."""
     from pipelines import cluster
 
-    cluster.connect(haproxy=config.haproxy)
+    cluster.connect()
     from serve import app
 
     try:

@@ -92,6 +92,11 @@ def disconnect() -> None:
         _started = None
 
 
+def child_environment() -> dict[str, str]:
+    """Environment of a child process that is to start a cluster, whatever this one is part of."""
+    return {**os.environ, "RAY_ADDRESS": "local"}
+
+
 def _set_defaults(settings: dict[str, str]) -> None:
     """Set the variables that the user has not."""
     for name, value in settings.items():

@@ -9,7 +9,6 @@ import hashlib
 import json
 import sysconfig
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -65,24 +64,31 @@ class Module:
     docstrings: list[str]
 
 
-@cache
-def folder() -> str:
-    """Where the corpus lies: a folder a set of library versions, made at the first call."""
+def corpus(*, force: bool = False) -> Manifest:
+    """Make the corpus where it is not there."""
+    return run(DocstringsConfig(output=_folder(), force=force))
+
+
+def _folder() -> str:
+    """Where the corpus lies: a folder for every set of library versions."""
     label = hashlib.sha256(json.dumps(_versions(), sort_keys=True).encode()).hexdigest()[:8]
-    output = str(Path("runs").absolute() / f"docstrings-{label}")
-    if not is_complete(output):
-        run(DocstringsConfig(output=output))
-    return output
+    return str(Path("runs").absolute() / f"docstrings-{label}")
+
+
+def _made() -> str:
+    if not is_complete(_folder()):
+        corpus()
+    return _folder()
 
 
 def corpus_file() -> str:
     """Parquet with the columns text, module, library and split."""
-    return files.join(folder(), "documents.parquet")
+    return files.join(_made(), "documents.parquet")
 
 
 def labelled_file(split: str) -> str:
     """JSONL with text, label (the library) and module."""
-    return files.join(folder(), f"library-{split}.jsonl")
+    return files.join(_made(), f"library-{split}.jsonl")
 
 
 def run(config: DocstringsConfig) -> Manifest:

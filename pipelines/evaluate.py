@@ -1,5 +1,6 @@
 """Bundle + labelled rows → metrics, confusion matrix, and a prediction for every row in order."""
 
+import time
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -52,7 +53,9 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
 
     rows = read_labelled(config.held_out, "held_out")
     task = _predictor(folder, config.threads_per_worker).task
+    began = time.monotonic()
     answers = predict_rows(folder, [row["text"] for row in rows], config)
+    seconds = time.monotonic() - began
     ids = {label: index for index, label in enumerate(task.labels)}
     wanted = task.label_ids(rows)
     predicted = np.array([ids[answer["label"]] for answer in answers])
@@ -75,11 +78,12 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     main = task.primary_metric
     say(f"evaluate: {main} {metrics[main]:.1%} on {len(rows):,} rows, predictions in {path}")
     counts = {"rows": len(rows), "primary_metric": main, **metrics}
+    counts["tokens_per_s"] = sum(answer["tokens"] for answer in answers) / seconds
     return Result(outputs={PREDICTIONS: Output.of(path)}, counts=counts, artifacts=[picture])
 
 
 def predict_rows(folder: Path, texts: list[str], config: StageConfig) -> list[dict[str, Any]]:
-    """The model's best answer to every text, in order."""
+    """The model's best answer to every text, in order, with the text's length in `tokens`."""
     starts = range(0, len(texts), ROWS_PER_TASK)
     tasks = [texts[start : start + ROWS_PER_TASK] for start in starts]
     answers: list[list[dict[str, Any]]] = [[] for _ in tasks]
@@ -92,7 +96,10 @@ def predict_rows(folder: Path, texts: list[str], config: StageConfig) -> list[di
 
 
 def _predict(folder: Path, threads: int, texts: list[str]) -> list[dict[str, Any]]:
-    return [answer[0] for answer in _predictor(folder, threads).predict(texts)]
+    predictor = _predictor(folder, threads)
+    ids = predictor.encode(texts)
+    answers = predictor.decode(predictor.forward(ids))
+    return [{**best, "tokens": len(row)} for (best, *_), row in zip(answers, ids, strict=True)]
 
 
 @lru_cache(maxsize=2)

@@ -19,7 +19,9 @@ from pipelines.training import (
     CHECKPOINTS,
     Report,
     TrainingConfig,
+    curves,
     fit,
+    median_speed,
     read_records,
     write_bundle,
 )
@@ -160,11 +162,12 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
         "labels": len(task.labels),
         "steps": steps,
         "seeds": seeds,
+        "tokens_per_s": median_speed(records),
         "accuracy_mean": float(accuracies.mean()),
         "accuracy_std": float(accuracies.std(ddof=1)) if len(seeds) > 1 else 0.0,
         "majority_accuracy": _majority([row["label"] for row in held_out]),
     }
-    return Result(outputs=outputs, counts=counts)
+    return Result(outputs=outputs, counts=counts, artifacts=curves(config))
 
 
 def few_per_class(rows: list[dict[str, Any]], most: int | None, seed: int = 0) -> list[dict]:

@@ -124,6 +124,8 @@ def run(config: PrepareConfig) -> Manifest:
 
 
 def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
+    from tracking.plots import plot_lengths
+
     train_shards = max(1, round(size_bytes / config.shard_bytes))
     share = config.corpus.held_out_share
     plan = Plan(config, train_shards, max(1, round(train_shards * share)) if share else 0)
@@ -139,7 +141,7 @@ def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
             f"{', '.join(config.corpus.sources)}: wanted text, found only empty documents: "
             "check the corpus and corpus.text_column"
         )
-    infos, rows = _make_shards(plan, fragments)
+    infos, rows, lengths = _make_shards(plan, fragments)
     files.remove(files.join(config.output, FRAGMENTS))
     tokenizer = _tokenizer(config.tokenizer)
     counts = {
@@ -156,7 +158,8 @@ def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
         f"→ {rows['rows']:,} rows in {len(infos)} shards in {config.output}"
     )
     outputs = {info.name: Output(size_bytes=info.size_bytes, sha256=info.sha256) for info in infos}
-    return Result(outputs=outputs, counts=counts)
+    picture = plot_lengths(lengths, config.local_folder / "lengths.png")
+    return Result(outputs=outputs, counts=counts, artifacts=[picture])
 
 
 def _encode_blocks(plan: Plan, blocks: list[Block], fragments: list[str]) -> None:
@@ -211,16 +214,21 @@ def _counts_of(fragment: str) -> Counter[str]:
     return Counter(json.loads(metadata[b"counts"]))
 
 
-def _make_shards(plan: Plan, fragments: list[str]) -> tuple[list[ShardInfo], Counter[str]]:
+def _make_shards(
+    plan: Plan, fragments: list[str]
+) -> tuple[list[ShardInfo], Counter[str], Counter[int]]:
+    """Every shard's line of the manifest, what was counted in all, and rows by their length."""
     infos: dict[int, ShardInfo] = {}
     totals: Counter[str] = Counter()
+    lengths: Counter[int] = Counter()
     numbers = list(range(len(plan.shards)))
     with meter("pairing and masking", len(numbers), "shards") as progress:
         for shard, answer in run_tasks(partial(_make_shard, plan, fragments), numbers, plan.config):
             infos[shard] = ShardInfo(**answer["info"])
             totals.update(answer["counts"])
+            lengths.update({int(length): rows for length, rows in answer["lengths"].items()})
             progress.add()
-    return [infos[shard] for shard in numbers], totals
+    return [infos[shard] for shard in numbers], totals, lengths
 
 
 def _make_shard(plan: Plan, fragments: list[str], shard: int) -> dict:
@@ -233,7 +241,8 @@ def _make_shard(plan: Plan, fragments: list[str], shard: int) -> dict:
         data = _shard_bytes(plan, fragments, shard)
         files.write_bytes(path, data)
     output = Output.of(path)
-    counts = json.loads(pa.ipc.open_file(pa.py_buffer(data)).schema.metadata[b"counts"])
+    metadata = pa.ipc.open_file(pa.py_buffer(data)).schema.metadata
+    counts, lengths = (json.loads(metadata[name]) for name in (b"counts", b"lengths"))
     info = ShardInfo(
         name=name,
         split=split,
@@ -242,7 +251,7 @@ def _make_shard(plan: Plan, fragments: list[str], shard: int) -> dict:
         size_bytes=output.size_bytes,
         sha256=output.sha256,
     )
-    return {"info": asdict(info), "counts": counts}
+    return {"info": asdict(info), "counts": counts, "lengths": lengths}
 
 
 def _shard_bytes(plan: Plan, fragments: list[str], shard: int) -> pa.Buffer:
@@ -287,10 +296,15 @@ def _shard_bytes(plan: Plan, fragments: list[str], shard: int) -> pa.Buffer:
         "masked_tokens": len(positions),
         "random_next": int(every.next_sentence_label.sum()),
     }
+    lengths = dict(sorted(Counter(np.diff(rows.offsets).tolist()).items()))
     return to_bytes(
         finished,
         id_type=tokenizer.id_type,
-        metadata={"tokenizer_digest": tokenizer.digest, "counts": json.dumps(counts)},
+        metadata={
+            "tokenizer_digest": tokenizer.digest,
+            "counts": json.dumps(counts),
+            "lengths": json.dumps(lengths),
+        },
     )
 
 

@@ -1,16 +1,19 @@
 """Shards → pretrained bundle: masked words and next sentences, trained on Ray Train."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bert_core import files
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardRows, ShardSet
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
-from bert_core.metrics.language_model import unigram_loss
+from bert_core.metrics.language_model import unigram_baseline
 from bert_core.model.variants import VARIANTS, EncoderConfig
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines.report import say
@@ -20,7 +23,9 @@ from pipelines.training import (
     CHECKPOINTS,
     Report,
     TrainingConfig,
+    curves,
     fit,
+    median_speed,
     read_records,
     write_bundle,
 )
@@ -122,7 +127,6 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
     fit(worker, config, digest, config.loop.max_steps, "pretraining")
     records = read_records(config.local_folder)
     before, after = records[0], records[config.loop.max_steps]
-    speeds = [numbers["tokens_per_s"] for numbers in records.values() if "tokens_per_s" in numbers]
     measured = {
         name.removeprefix("held_out/"): value
         for name, value in after.items()
@@ -131,9 +135,9 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
     counts = {
         **{f"{name}_before": before[f"held_out/{name}"] for name in measured},
         **{f"{name}_after": value for name, value in measured.items()},
-        "unigram_loss": _unigram_loss(config, shards),
+        **_unigram(config, shards),
         "steps": config.loop.max_steps,
-        "tokens_per_s": sorted(speeds)[len(speeds) // 2],
+        "tokens_per_s": median_speed(records),
     }
     outputs = write_bundle(
         config,
@@ -148,20 +152,21 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
         f"{measured['mlm_loss']:.3f} (unigram baseline {counts['unigram_loss']:.3f}), "
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
-    return Result(outputs=outputs, counts=counts)
+    return Result(outputs=outputs, counts=counts, artifacts=curves(config))
 
 
-def _unigram_loss(config: PretrainConfig, shards: ShardSet) -> float:
-    """Loss of predicting held-out tokens by how often they are masked in training shards."""
+def _unigram(config: PretrainConfig, shards: ShardSet) -> dict[str, float]:
+    """Loss and accuracy of predicting held-out tokens by how often training shards mask them."""
 
-    def labels(split: str):  # type: ignore[no-untyped-def]
+    def labels(split: str) -> Iterator[np.ndarray]:
         rows = 0
         for info in shards.split(split):
             if rows < UNIGRAM_ROWS:
                 rows += info.rows
                 yield shards.open(info, CACHE).masked_labels
 
-    return unigram_loss(labels(TRAIN), labels(HELD_OUT), shards.vocab_size)
+    loss, accuracy = unigram_baseline(labels(TRAIN), labels(HELD_OUT), shards.vocab_size)
+    return {"unigram_loss": loss, "unigram_accuracy": accuracy}
 
 
 def build_model(config: PretrainConfig, vocab_size: int) -> "ObjectiveModel":

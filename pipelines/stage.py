@@ -28,7 +28,7 @@ from bert_core.manifest import (
     write_manifest,
 )
 from pipelines.report import say
-from tracking.runs import DatasetInput, RunRecorder, tracking_uri
+from tracking.runs import DatasetInput, RunRecorder, send_backlog, tracking_uri
 
 STARTED = "started.json"
 INPUT = {"input": True}
@@ -148,6 +148,7 @@ def run_stage(
         done = read_manifest(config.output)
         if done.digest == digest:
             say(f"{stage}: {config.output} is there already, made with the same settings: skipped")
+            send_backlog(config.local_folder, uri=tracking_uri(config.tracking_uri))
             return done
         raise ConfigError(
             f"{config.output} holds a finished `{done.stage}` "
@@ -228,6 +229,7 @@ def _clear_what_others_left(config: StageConfig, stage: str, digest: str) -> Non
         say(f"{stage}: going on where an earlier run of {config.output} stopped")
         return
     files.remove(config.output)
+    files.remove(str(config.local_folder))
     files.write_json(marker, {"stage": stage, "digest": digest})
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from bert_core import files
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, RaybertError, ResourceError
@@ -157,6 +159,18 @@ def read_records(folder: Path) -> dict[int, dict[str, float]]:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     whole = (json.loads(line) for line in lines if line.endswith("\n"))
     return {line["step"]: line["metrics"] for line in whole}
+
+
+def curves(config: StageConfig) -> list[Path]:
+    """Pictures of what the run has recorded."""
+    from tracking.plots import plot_curves
+
+    return plot_curves(config.local_folder / METRICS, config.local_folder / "plots")
+
+
+def median_speed(records: dict[int, dict[str, float]]) -> float:
+    """Tokens a second over all workers, as half of the points of the curve have it."""
+    return float(np.median([r["tokens_per_s"] for r in records.values() if "tokens_per_s" in r]))
 
 
 @contextmanager

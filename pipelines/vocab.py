@@ -1,5 +1,6 @@
 """Corpus → WordPiece vocabulary, from a deterministic sample of the documents."""
 
+import time
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -55,6 +56,7 @@ def run(config: VocabConfig) -> Manifest:
 
 
 def _train(config: VocabConfig, size_bytes: int) -> Result:
+    began = time.monotonic()
     blocks = plan_blocks(config.corpus, BLOCK_BYTES)
     share = min(1.0, config.sample_bytes / size_bytes)
     drawn: list[tuple[float, str]] = []
@@ -82,12 +84,15 @@ def _train(config: VocabConfig, size_bytes: int) -> Result:
         lowercase=config.lowercase,
         min_frequency=config.min_frequency,
     )
+    words = sum(len(text.split()) for text in texts)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=config.lowercase)
     tokenizer.save(config.output)
     counts = {
         "vocab_size": tokenizer.vocab_size,
         "tokenizer_digest": tokenizer.digest,
         "documents": len(texts),
+        "words": words,
+        "tokens_per_s": words / (time.monotonic() - began),
         "corpus_bytes": size_bytes,
     }
     say(f"vocab: {tokenizer.vocab_size:,} word pieces in {config.output}")

@@ -3,6 +3,7 @@
 It reads as the flow: place, data, model, then steps with their reports and checkpoints.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ray.train import UserCallback
 from torch import distributed as dist
 
 from bert_core.batches import RankBatches
+from bert_core.errors import RaybertError
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
@@ -21,6 +23,8 @@ from bert_core.train.loop import Totals, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
 from pipelines.training import Records, Report, TrainingConfig, record_all
 from tracking.runs import RunRecorder
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,12 @@ class RecordingCallback(UserCallback):
         self._recorder: RunRecorder | None = None
 
     def after_report(self, run_context: Any, metrics: list[dict], checkpoint: Any) -> None:
-        # NOTE: an exception here would end the training; `record` raises none.
-        if self._recorder is None:
-            self._recorder = RunRecorder.open(self._folder, uri=self._uri)
+        # NOTE: an exception here would end the training for good; `record` raises none.
+        try:
+            self._recorder = self._recorder or RunRecorder.open(self._folder, uri=self._uri)
+        except (OSError, RaybertError) as error:
+            logger.warning(f"the run in {self._folder} cannot be recorded: {error}")
+            return
         record_all(self._recorder, metrics[0]["records"])
         if metrics[0]["last"]:
             self._hand_over()

@@ -115,16 +115,23 @@ def list_routes(models: Mapping[str, ServedModel]) -> APIRouter:
         """The models served here."""
         return Listing(data=await asyncio.gather(*(entry(*item) for item in models.items())))
 
+    @router.get("/v1/models/{name}")
+    async def card(name: str) -> Card:
+        """What one of them is."""
+        if name not in models:
+            raise unknown(name)
+        return await models[name].card()
+
     @router.api_route(
         "/v1/models/{name}/{path:path}",
         methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         include_in_schema=False,
     )
-    @router.get("/v1/models/{name}", include_in_schema=False)
-    async def unknown(name: str, path: str = "") -> None:
-        if name in models:
-            raise HTTPException(404)
-        raise UnknownModelError(
+    async def elsewhere(name: str, path: str) -> None:
+        raise HTTPException(404) if name in models else unknown(name)
+
+    def unknown(name: str) -> UnknownModelError:
+        return UnknownModelError(
             f'there is no model "{name}": those served here are {", ".join(models)}'
         )
 

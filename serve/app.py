@@ -5,10 +5,12 @@ is for `serve run serve.app:build name=docs model=runs/docs/finetune/bundle`, on
 application that answers at the same paths. What the paths answer is in `serve.api`.
 """
 
+import io
+import logging
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
 from bert_core.errors import ResourceError
+from bert_core.predictor import Predictor
 from serve import api, haproxy, ports
 from serve.config import ServeConfig, parse_models
 from serve.model import Card, Model, ServedModel
@@ -124,8 +127,10 @@ def run(config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT, on the Ray cluster that this process is connected to.
 
     Raises: ResourceError if the port is taken, or the cluster lacks the CPUs or runs Serve
-        already; what `resolve` does for a reference that leads nowhere, or to a damaged bundle.
+        already; ConfigError for a reference that leads nowhere, FormatError for a bundle that is
+        damaged or answers no task.
     """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the rest is in Serve's own log
     with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
         check(config)
         try:
@@ -173,19 +178,28 @@ def deploy(config: ServeConfig) -> None:
         controller_options={"runtime_env": {"env_vars": haproxy.settings(enabled=config.haproxy)}},
     )
     ray_serve.run_many(targets)
+    paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in references)]
+    ports.wait_until_steady(config.host, config.port, paths)
 
 
 def shut_down() -> None:
     """End Serve on this cluster, HAProxy included."""
-    ray_serve.shutdown()
+    # NOTE: Serve's controller ends itself within a call, and Ray prints that the call failed.
+    with redirect_stdout(io.StringIO()):
+        ray_serve.shutdown()
     haproxy.remove_files(ray.get_runtime_context().get_node_id())
 
 
 def _model_application(
     config: ServeConfig, name: str, reference: str, *, alone: bool
 ) -> Application:
-    """Resolve a reference and describe its replicas. Raises: as `resolve` does."""
+    """Resolve a reference and describe its replicas.
+
+    Raises: as `resolve` does; FormatError if the bundle answers no task.
+    """
     source = Source(reference, tracking_uri(config.tracking_uri))
+    folder = resolve(reference, uri=source.tracking_uri)
+    Predictor(folder, device="cpu")  # NOTE: Serve would try a replica that cannot load for minutes
     replica = ray_serve.deployment(
         name="model",
         num_replicas=config.num_replicas,
@@ -194,7 +208,7 @@ def _model_application(
         ray_actor_options={"num_cpus": config.threads, "num_gpus": config.num_gpus},
     )(ModelReplica)
     return replica.bind(
-        resolve(reference, uri=source.tracking_uri),
+        folder,
         source,
         alone,
         name=name,
@@ -206,7 +220,7 @@ def _model_application(
 
 
 def _announce(config: ServeConfig) -> None:
-    url = f"http://{'127.0.0.1' if config.host == '0.0.0.0' else config.host}:{config.port}"
+    url = f"http://{ports.reachable(config.host)}:{config.port}"
     names = list(parse_models(config.models))
     print(f"serving {', '.join(names)} at {url} (a page to try them on; end with Ctrl-C)")
     print(

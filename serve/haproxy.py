@@ -17,9 +17,13 @@ _FOLDER = Path(f"/tmp/raybert-haproxy-{os.getuid()}")
 
 
 def settings(*, enabled: bool) -> dict[str, str]:
-    """Environment variables for Serve's controller. Off, Ray's own proxy takes the requests."""
+    """Environment variables for Serve's controller. Off, Ray's own proxy takes the requests.
+
+    Makes the folder for HAProxy's files, whose control socket Ray opens to everyone, ours alone.
+    """
     if not enabled:
         return {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
+    _FOLDER.mkdir(mode=0o700, exist_ok=True)
     metrics_port, stats_port, fallback_port = free_ports(3)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",

@@ -1,7 +1,15 @@
-"""What every test shares: checked types, the one local Ray cluster, the real data sets."""
+"""What every test shares: checked types, Ray on this machine, the real data sets."""
 
 import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +22,19 @@ install_import_hook(
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
+# Every port that `ray start` gives a fixed number to, so that another cluster is in nobody's way.
+HEAD_PORTS = (
+    "dashboard-port",
+    "port",
+    "ray-client-server-port",
+    "node-manager-port",
+    "object-manager-port",
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "metrics-export-port",
+)
+HEAD_START_TIMEOUT_S = 60
+
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
@@ -23,6 +44,60 @@ def local_ray() -> Iterator[None]:
     cluster.connect(address="local", num_cpus=4)
     yield
     cluster.disconnect()
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[dict[str, str]]:
+    """A cluster that `ray start --head` made, which asks for a token: its clients' environment."""
+    ports = dict(zip(HEAD_PORTS, _free_ports(len(HEAD_PORTS)), strict=True))
+    environment = {name: value for name, value in os.environ.items() if name[:3] != "RAY"}
+    environment |= {
+        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{ports['dashboard-port']}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nobody waits for it
+        # What a job calls `python` is what its cluster was started in.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    # A short path: Ray's sockets lie under it, and a socket's path ends at 107 bytes.
+    folder = tempfile.mkdtemp(prefix="ray-")
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command += ["--num-cpus=1", f"--temp-dir={folder}", "--dashboard-host=127.0.0.1"]
+    command += ["--disable-usage-stats", *(f"--{name}={port}" for name, port in ports.items())]
+    log = Path(folder, "start.log")
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, env=environment, cwd=folder, stdout=output, stderr=output
+        )
+    try:
+        _wait_for_jobs(environment, process, log)
+        yield environment
+    finally:
+        process.terminate()  # with --block it ends its own processes
+        process.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _wait_for_jobs(
+    environment: dict[str, str], process: subprocess.Popen[bytes], log: Path
+) -> None:
+    request = urllib.request.Request(f"{environment['RAY_API_SERVER_ADDRESS']}/api/jobs/")
+    request.add_header("Authorization", f"Bearer {environment['RAY_AUTH_TOKEN']}")
+    deadline = time.monotonic() + HEAD_START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(request, timeout=5).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    pytest.fail(f"ray start did not come up: {log.read_text()}")
 
 
 @pytest.fixture(scope="session")

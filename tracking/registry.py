@@ -45,7 +45,7 @@ REQUIREMENTS = (
     "tokenizers",
     "torch",
 )
-_FORBIDDEN_IN_NAMES = re.compile(r"[/:@'\"`]")
+_FORBIDDEN_IN_NAMES = re.compile(r"[/:@.%'\"`]")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def publish(
     *,
     name: str,
     uri: str,
-    metrics: Mapping[str, float],
+    metrics: Mapping[str, float | int],
     input_example: Sequence[str],
     experiment: str = "raybert",
     run_id: str | None = None,
@@ -163,11 +163,11 @@ def publish(
         scores_champion: the same of the present champion, of `champion(name, uri=uri)`.
         force: move the alias whatever the scores say.
     Raises: ConfigError for an impossible name; FormatError if the bundle is damaged or has no
-        task; what MLflow raises if it is away.
+        task; ResourceError if MLflow does not answer.
     """
     if _FORBIDDEN_IN_NAMES.search(name) or not name.strip():
         raise ConfigError(
-            f"name is {name!r}: wanted one without / : @ and quotes, such as docstrings-library"
+            f"name is {name!r}: wanted one without / : @ . % and quotes, such as docstrings-library"
         )
     bundle = Path(bundle).absolute()
     verdict = None
@@ -258,7 +258,7 @@ def _log_model(
     bundle: Path,
     predictor: "Predictor",
     name: str,
-    metrics: Mapping[str, float],
+    metrics: Mapping[str, float | int],
     input_example: Sequence[str],
 ) -> str:
     """Store the bundle as an MLflow model with signature, example and metrics; the model's id."""

@@ -131,7 +131,8 @@ def _find_version(
     }
     if version not in versions:
         raise ConfigError(
-            f"{reference}: model {name} has no version {version}, it has: {_listed(list(versions))}"
+            f"{reference}: model {name} has no version {version}, it has: "
+            f"{_listed(sorted(versions, key=int))}"
         )
     return versions[version]
 

@@ -175,7 +175,10 @@ class RunRecorder:
         Returns: None if MLflow has everything, else the sentence that was logged as a warning.
         """
         if status != "RUNNING":
-            self._spool.tell("status", status)
+            try:
+                self._spool.tell("status", status)
+            except OSError as error:
+                self._complain("status", f"that the run is {status} is not recorded: {error}")
         return self._end(timeout_s)
 
     def _end(self, timeout_s: float) -> str | None:

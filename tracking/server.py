@@ -5,8 +5,9 @@ environment variables that are read, or given a default, are MLflow's own.
 """
 
 import os
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ PROBE_TIMEOUT_S = 3.0
 def tracking_uri(configured: str | None) -> str:
     """The URI to record at: as configured, else `MLFLOW_TRACKING_URI`, else SQLite under `runs/`.
 
+    The path of a SQLite file comes back absolute: other processes may run in other folders.
     Raises: ConfigError for a folder or a `file:` URI, which MLflow 3 records to no more.
     """
     uri = (
@@ -38,6 +40,8 @@ def tracking_uri(configured: str | None) -> str:
             f"postgresql://…), MLflow 3 does not record to folders: give {SQLITE}{Path.cwd()}/"
             "runs/mlflow.db, or leave tracking_uri and MLFLOW_TRACKING_URI unset"
         )
+    if uri.startswith(SQLITE):
+        return f"{SQLITE}{Path(uri.removeprefix(SQLITE)).absolute()}"
     return uri
 
 
@@ -71,11 +75,32 @@ def connect(uri: str) -> "MlflowClient":
     """
     settle_environment()
     require_answer(uri)
-    if uri.startswith(SQLITE):
-        Path(uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+    if uri.startswith(SQLITE) and not (path := Path(uri.removeprefix(SQLITE))).exists():
+        _make_database(path)
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
+
+
+def _make_database(path: Path) -> None:
+    """MLflow's tables in a new SQLite file, which appears whole.
+
+    NOTE: MLflow makes them in the file itself, by some second of migrations; killed amid these it
+    leaves a file that it can neither use nor mend.
+    """
+    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    neighbour = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
+    engine = create_sqlalchemy_engine(f"{SQLITE}{neighbour}")
+    try:
+        _initialize_tables(engine)
+        # A link, not a rename: where another process was faster, its file stays.
+        with suppress(FileExistsError):
+            os.link(neighbour, path)
+    finally:
+        engine.dispose()
+        neighbour.unlink(missing_ok=True)
 
 
 @contextmanager

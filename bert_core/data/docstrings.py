@@ -16,7 +16,7 @@ def docstrings_of(source: bytes) -> list[str]:
         warnings.simplefilter("ignore")  # invalid escapes in other people's code
         try:
             tree = ast.parse(source)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: deep nesting
             return []
     places = [node for node in ast.walk(tree) if isinstance(node, _WITH_DOCSTRING)]
     places.sort(key=lambda node: getattr(node, "lineno", 0))

@@ -6,13 +6,15 @@ Where documents come from is for `pipelines.sources`, what is made of sentences 
 import hashlib
 import re
 
-# NUL and the other control characters, but for tab and line feed; and a byte order mark.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ufeff]")
-_TRAILING_SPACE = re.compile(r"[ \t]+(?=\n|$)")
+# NUL and the other control characters, but for tab and line feed; a byte order mark; and halves of
+# surrogate pairs, which JSON can hold and UTF-8 cannot.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ufeff\ud800-\udfff]")
+# NOTE: what stands before a run of characters is looked at, or a long run takes quadratic time.
+_TRAILING_SPACE = re.compile(r"(?<![ \t])[ \t]+(?=\n|$)")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
 # A line that goes on in the next one: neither a full stop before the break nor a list item after.
-_WRAPPED = re.compile(r"(?<![.!?:;])[ \t]*\n[ \t]*(?=[a-z0-9(\"'“‘])")
-_SENTENCE_END = re.compile(r"""[.!?]+["'”’)\]]*[ \t]+(?=["'“‘(\[]*[A-Z0-9À-ÖØ-Þ])""")
+_WRAPPED = re.compile(r"(?<![.!?:;])\n[ \t]*(?=[a-z0-9(\"'“‘])")
+_SENTENCE_END = re.compile(r"""(?<![.!?])[.!?]+["'”’)\]]*[ \t]+(?=["'“‘(\[]*[A-Z0-9À-ÖØ-Þ])""")
 _ABBREVIATIONS = frozenset(
     """
     mr mrs ms dr prof sr jr st mt gen col capt lt sgt rev hon gov sen rep pres
@@ -31,7 +33,7 @@ def clean(text: str) -> str:
 
 def document_digest(cleaned: str) -> bytes:
     """sha256 of the cleaned text, 32 bytes: the id but for the ordinal among equal texts."""
-    return hashlib.sha256(cleaned.encode("utf-8", errors="surrogatepass")).digest()
+    return hashlib.sha256(cleaned.encode()).digest()
 
 
 def document_fraction(digest: bytes, seed: int, purpose: str) -> float:

@@ -1,5 +1,6 @@
 """Bytes to documents and labelled rows, in the formats that people publish. Pure: no files here."""
 
+import codecs
 import csv
 import io
 import json
@@ -55,23 +56,23 @@ def _with_offsets(pieces: list[bytes], data: bytes) -> Iterator[tuple[int, bytes
 
 
 def jsonl_rows(data: bytes, source: str, offset: int = 0) -> Iterator[dict]:
-    """One JSON object a line; empty lines are passed over.
+    """One JSON object a line; empty lines and a byte order mark are passed over.
 
     Raises: CorpusError naming the byte where a line that is no object begins.
     """
     for line in data.splitlines(keepends=True):
-        if line.strip():
+        if line.removeprefix(codecs.BOM_UTF8).strip():
             try:
-                row = json.loads(decode_utf8(line, source, offset))
+                row = json.loads(decode_utf8(line, source, offset).removeprefix("\ufeff"))
             except json.JSONDecodeError as error:
                 raise CorpusError(
                     f"{source}: wanted one JSON object a line, the line at byte {offset:,} "
-                    f"is not JSON ({error})"
+                    f"is not JSON ({error}): correct the line, or take it out"
                 ) from error
             if not isinstance(row, dict):
                 raise CorpusError(
                     f"{source}: wanted one JSON object a line, the line at byte {offset:,} holds "
-                    f"a {type(row).__name__}"
+                    f"a {type(row).__name__}: correct the line, or take it out"
                 )
             yield row
         offset += len(line)
@@ -92,28 +93,38 @@ def labelled_rows(data: bytes, source: str, *, text_column: str, label_column: s
 
     TSV is GLUE's: a header, no quoting. Raises: CorpusError naming a missing column or bad row.
     """
-    suffix = source.rsplit(".", 1)[-1].lower()
-    if suffix == "parquet":
-        rows = pq.read_table(pa.BufferReader(data)).to_pylist()
-    elif suffix in ("jsonl", "ndjson"):
-        rows = list(jsonl_rows(data, source))
-    elif suffix in ("csv", "tsv"):
-        text = io.StringIO(decode_utf8(data, source).removeprefix("\ufeff"), newline="")
-        if suffix == "tsv":
-            rows = list(csv.DictReader(text, delimiter="\t", quoting=csv.QUOTE_NONE))
-        else:
-            rows = list(csv.DictReader(text))
-    else:
-        raise CorpusError(f"{source}: wanted .csv, .tsv, .jsonl or .parquet, got .{suffix}")
+    rows = _rows(data, source)
     if not rows:
-        raise CorpusError(f"{source}: wanted labelled rows, the file holds none")
+        raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
     for row in rows:
         if isinstance(row.get(label_column), int):
             row[label_column] = str(row[label_column])
     return [
         {
-            "text": column_of(row, text_column, source),
-            "label": column_of(row, label_column, source),
+            "text": column_of(row, text_column, f"{source}, row {number}"),
+            "label": column_of(row, label_column, f"{source}, row {number}"),
         }
-        for row in rows
+        for number, row in enumerate(rows, start=1)
     ]
+
+
+def _rows(data: bytes, source: str) -> list[dict]:
+    """Rows of a file, told apart by its name."""
+    suffix = source.rsplit(".", 1)[-1].lower()
+    if suffix in ("jsonl", "ndjson"):
+        return list(jsonl_rows(data, source))
+    try:
+        if suffix == "parquet":
+            return pq.read_table(pa.BufferReader(data)).to_pylist()
+        if suffix in ("csv", "tsv"):
+            text = io.StringIO(decode_utf8(data, source).removeprefix("\ufeff"), newline="")
+            if suffix == "tsv":
+                return list(csv.DictReader(text, delimiter="\t", quoting=csv.QUOTE_NONE))
+            return list(csv.DictReader(text))
+    except (csv.Error, pa.ArrowInvalid) as error:
+        raise CorpusError(
+            f"{source}: wanted a .{suffix} file, it cannot be read ({error}): write it again"
+        ) from error
+    raise CorpusError(
+        f"{source}: wanted .csv, .tsv, .jsonl or .parquet, got .{suffix}: convert or rename it"
+    )

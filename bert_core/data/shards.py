@@ -4,6 +4,7 @@ One record batch a shard, uncompressed, so that a mapped file is the arrays them
 dtypes are in docs/formats.md. The order in which rows are trained on is in `order`.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,12 +121,7 @@ def open_shard(path: str | Path, info: ShardInfo | None = None) -> ShardRows:
         raise FormatError(f"{path}: wanted a shard, there is no such file: {WAY_OUT}")
     if info is not None:
         _check_size(str(path), info)
-        sha256 = files.sha256_of(str(path))
-        if sha256 != info.sha256:
-            raise FormatError(
-                f"{path}: wanted sha256 {info.sha256[:12]}… as its manifest says, got "
-                f"{sha256[:12]}…: the shard was changed; {WAY_OUT}"
-            )
+        _check_sha256(str(path), files.sha256_of(str(path)), info)
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
         metadata = reader.schema.metadata or {}
@@ -135,12 +131,15 @@ def open_shard(path: str | Path, info: ShardInfo | None = None) -> ShardRows:
             f"{path}: wanted an Arrow IPC file with one record batch, cannot be read ({error}): "
             f"the shard is truncated or is no shard; {WAY_OUT}"
         ) from error
-    if metadata.get(b"format", b"").decode() != FORMAT:
-        raise FormatError(f"{path}: wanted an Arrow file of format {FORMAT}, this is another one")
-    if int(metadata[b"format_version"]) > FORMAT_VERSION:
+    if metadata.get(b"format") != FORMAT.encode():
         raise FormatError(
-            f"{path}: wanted format_version {FORMAT_VERSION} or older, got "
-            f"{metadata[b'format_version'].decode()}: update raybert"
+            f"{path}: wanted an Arrow file of format {FORMAT}, this is another one; {WAY_OUT}"
+        )
+    version = int(metadata[b"format_version"])
+    if version > FORMAT_VERSION:
+        raise FormatError(
+            f"{path}: wanted format_version {FORMAT_VERSION} or older, got {version}: "
+            "it was made by a newer raybert, update this one"
         )
 
     def column(name: str) -> np.ndarray:
@@ -168,6 +167,14 @@ def _check_size(path: str, info: ShardInfo) -> None:
         raise FormatError(
             f"{path}: wanted {info.size_bytes:,} bytes as its manifest says, got "
             f"{size_bytes:,}: the shard is truncated or was replaced; {WAY_OUT}"
+        )
+
+
+def _check_sha256(path: str, sha256: str, info: ShardInfo) -> None:
+    if sha256 != info.sha256:
+        raise FormatError(
+            f"{path}: wanted sha256 {info.sha256[:12]}… as its manifest says, got "
+            f"{sha256[:12]}…: the shard was changed; {WAY_OUT}"
         )
 
 
@@ -213,7 +220,14 @@ class ShardSet:
         """Map a shard where it lies, or a verified copy of it in `cache` if it lies elsewhere."""
         path = files.join(self.folder, info.name)
         local = files.local_path(path)
-        return open_shard(local or _cached(path, info, cache), info)
+        if local:
+            return open_shard(local, info)
+        copy = _cached(path, info, cache)
+        try:
+            return open_shard(copy, info)
+        except FormatError:  # the copy was damaged here, the shard was whole when it was fetched
+            copy.unlink(missing_ok=True)
+            return open_shard(_cached(path, info, cache), info)
 
     def check_tokenizer(self, digest: str, source: str) -> None:
         """Raises: FormatError if these shards were made with another vocabulary."""
@@ -226,12 +240,18 @@ class ShardSet:
 
 
 def _cached(path: str, info: ShardInfo, cache: Path) -> Path:
-    """A local copy of the shard at `path`; the cache keeps the shards that were used last."""
+    """A local copy of the shard at `path`; the cache keeps the shards that were used last.
+
+    Raises: FormatError naming `path` if what lies there is not the shard of the manifest.
+    """
     copy = cache / f"{info.sha256[:16]}-{info.name}"
     if not copy.is_file():
+        _check_size(path, info)
+        data = files.read_bytes(path)
+        _check_sha256(path, hashlib.sha256(data).hexdigest(), info)
         cache.mkdir(parents=True, exist_ok=True)
         _make_room(cache, info.size_bytes)
-        files.write_bytes(str(copy), files.read_bytes(path))
+        files.write_bytes(str(copy), data)
     copy.touch()
     return copy
 

@@ -7,7 +7,7 @@ is trained on is for `pipelines.vocab`.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -32,18 +32,22 @@ class Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         self.inner = inner
-        missing = [token for token in SPECIAL_TOKENS if inner.token_to_id(token) is None]
-        if missing:
-            raise FormatError(
-                f"tokenizer: wanted the special tokens {', '.join(SPECIAL_TOKENS)}, "
-                f"{', '.join(missing)} is not in the vocabulary: train it with `raybert vocab`, "
-                "or give the folder of a BERT tokenizer"
-            )
+        _check_special_tokens(inner.get_vocab(with_added_tokens=True))
 
     @classmethod
     def from_vocabulary(cls, vocabulary: Sequence[str], *, lowercase: bool) -> "Tokenizer":
-        """BERT's WordPiece over `vocabulary`, whose order gives the ids."""
+        """BERT's WordPiece over `vocabulary`, whose order gives the ids.
+
+        Raises: FormatError if a special token is missing or a token stands twice.
+        """
         ids = {token: index for index, token in enumerate(vocabulary)}
+        _check_special_tokens(ids)
+        if len(ids) < len(vocabulary):
+            twice = next(token for index, token in enumerate(vocabulary) if ids[token] != index)
+            raise FormatError(
+                f"tokenizer: wanted every token of the vocabulary once, {twice!r} stands there "
+                "twice: take the later one out"
+            )
         inner = tokenizers.Tokenizer(
             models.WordPiece(
                 ids,
@@ -82,7 +86,7 @@ class Tokenizer:
                 ) from error
         vocabulary = files.join(str(folder), "vocab.txt")
         if files.exists(vocabulary):
-            tokens = files.read_bytes(vocabulary).decode("utf-8").splitlines()
+            tokens = _lines(vocabulary)
             return cls.from_vocabulary(tokens, lowercase=_lowercase_setting(str(folder)))
         raise FormatError(
             f"{folder}: wanted tokenizer.json or vocab.txt, neither is there: "
@@ -169,16 +173,23 @@ class Tokenizer:
         assert index is not None  # __init__ looked
         return index
 
+    def _encode_batch(self, texts: list[str]) -> list[tokenizers.Encoding]:
+        try:
+            return self.inner.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError:  # NOTE: so says the library of half a surrogate pair, which JSON can hold
+            whole = [text.encode(errors="ignore").decode() for text in texts]
+            return self.inner.encode_batch_fast(whole, add_special_tokens=False)
+
     def encode(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
         """Ids of `[CLS] text [SEP]`, uint32, cut to `max_length` ids in all, one array a text."""
         keep = max_length - 2
-        encodings = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = self._encode_batch(list(texts))
         head, tail = [self.cls_id], [self.sep_id]
         return [np.array(head + e.ids[:keep] + tail, dtype=np.uint32) for e in encodings]
 
     def encode_column(self, texts: pa.Array) -> pa.ListArray:
         """Ids without special tokens, a list a text. Nulls are not allowed."""
-        encodings = self.inner.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
+        encodings = self._encode_batch(texts.to_pylist())
         lists = [encoding.ids for encoding in encodings]
         offsets = np.zeros(len(lists) + 1, dtype=np.int32)
         np.cumsum([len(ids) for ids in lists], out=offsets[1:])
@@ -259,6 +270,27 @@ def canonical_order(tokens: Iterable[str]) -> list[str]:
         return (len(surface) > 1, surface, token != surface)
 
     return [*SPECIAL_TOKENS, *sorted(set(tokens) - set(SPECIAL_TOKENS), key=key)]
+
+
+def _check_special_tokens(vocabulary: Mapping[str, int]) -> None:
+    missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
+    if missing:
+        raise FormatError(
+            f"tokenizer: wanted the special tokens {', '.join(SPECIAL_TOKENS)}, "
+            f"{', '.join(missing)} is not in the vocabulary: train it with `raybert vocab`, "
+            "or give the folder of a BERT tokenizer"
+        )
+
+
+def _lines(path: str) -> list[str]:
+    # NOTE: str.splitlines would cut at U+2028 and other characters that a token may be.
+    try:
+        text = files.read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{path}: wanted UTF-8 with a token a line, byte {error.start:,} is not: copy it again"
+        ) from error
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
 def _normalizer(lowercase: bool) -> normalizers.Normalizer:

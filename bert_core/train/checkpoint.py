@@ -38,7 +38,7 @@ def save_checkpoint(
     run_digest: str,
     keep: int = 2,
 ) -> Checkpoint:
-    """Write `folder/step-…` and remove all but the newest `keep` checkpoints.
+    """Write `folder/step-…` and remove all but the newest `keep` whole checkpoints.
 
     Args:
         run_digest: of the stage that trains; another run refuses to resume from here.
@@ -57,19 +57,17 @@ def save_checkpoint(
         "sha256": digests,
     }
     files.write_json(files.join(checkpoint.folder, LAST_FILE), description)
-    for old in _checkpoints(folder)[:-keep]:
-        files.remove(files.join(old.folder, LAST_FILE))  # first: what is left is no checkpoint
-        files.remove(old.folder)
+    kept = _whole_checkpoints(folder)[-keep:]
+    for other in _checkpoints(folder):
+        if other not in kept:
+            files.remove(files.join(other.folder, LAST_FILE))  # first: what is left is none
+            files.remove(other.folder)
     return checkpoint
 
 
 def latest_checkpoint(folder: str) -> Checkpoint | None:
     """The newest whole checkpoint in `folder`, or None."""
-    whole = [
-        checkpoint
-        for checkpoint in _checkpoints(folder)
-        if files.exists(files.join(checkpoint.folder, LAST_FILE))
-    ]
+    whole = _whole_checkpoints(folder)
     return whole[-1] if whole else None
 
 
@@ -106,7 +104,13 @@ def _tensors(checkpoint: Checkpoint, name: str, run_digest: str) -> dict[str, Te
             f"{description['run_digest'][:6]} (another config, other shards): "
             "give another output, or start over with --force"
         )
-    data = files.read_bytes(files.join(checkpoint.folder, name))
+    try:
+        data = files.read_bytes(files.join(checkpoint.folder, name))
+    except FileNotFoundError as error:
+        raise FormatError(
+            f"{checkpoint.folder}/{name}: wanted the file that {LAST_FILE} names, it is not there; "
+            "remove this checkpoint's folder to go on from the one before"
+        ) from error
     sha256 = hashlib.sha256(data).hexdigest()
     if sha256 != description["sha256"][name]:
         raise FormatError(
@@ -120,6 +124,14 @@ def _tensors(checkpoint: Checkpoint, name: str, run_digest: str) -> dict[str, Te
 def _checkpoints(folder: str) -> list[Checkpoint]:
     matches = (_NAME.fullmatch(name) for name in files.list_names(folder))
     return [Checkpoint(files.join(folder, m[0]), int(m[1])) for m in matches if m]
+
+
+def _whole_checkpoints(folder: str) -> list[Checkpoint]:
+    return [
+        checkpoint
+        for checkpoint in _checkpoints(folder)
+        if files.exists(files.join(checkpoint.folder, LAST_FILE))
+    ]
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

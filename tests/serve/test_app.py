@@ -1,8 +1,16 @@
 """The server as a user runs it: Ray Serve behind HAProxy, real models, real HTTP."""
 
 import asyncio
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +20,92 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from bert_core.errors import ResourceError
 from bert_core.predictor import Predictor
-from serve.config import ServeConfig
 from serve.ports import free_ports
 
 pytestmark = pytest.mark.ray
 
 TEXTS = [" ".join(["array socket port string JSON object fox dog"] * (1 + n % 5)) for n in range(9)]
+START_S = 120.0
+MARKER = "RAYBERT_TEST_SERVER"
+
+
+@dataclass
+class Server:
+    """A server in a process of its own. All processes that it starts inherit its mark."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    output: Path
+    mark: str
+
+    @classmethod
+    def start(cls, arguments: list[str], port: int, folder: Path) -> "Server":
+        mark, output = uuid.uuid4().hex, folder / "output.txt"
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                env={**clean, MARKER: mark, "RAY_ADDRESS": "local"},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        return cls(process, port, output, mark)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + START_S
+        while time.monotonic() < deadline_s and self.process.poll() is None:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/readyz", timeout=20).status_code == 200:
+                    return
+            time.sleep(0.3)
+        pytest.fail(f"no server within {START_S:.0f} s:\n{self.output.read_text()}")
+
+    def end(self, signum: int) -> int:
+        self.process.send_signal(signum)
+        return self.process.wait(60)
+
+    def processes(self) -> list[str]:
+        """Names of the processes that carry the mark."""
+        found = []
+        for environment in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if f"{MARKER}={self.mark}".encode() in environment.read_bytes():
+                    found.append(environment.with_name("comm").read_text().strip())
+        return found
+
+
+def end_and_kill(server: Server) -> None:
+    """What a failed test leaves, so that it disturbs no other."""
+    with suppress(subprocess.TimeoutExpired):
+        server.end(signal.SIGTERM)
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"{MARKER}={server.mark}".encode() in environment.read_bytes():
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def server(local_ray: None, bundle: Path) -> Iterator[ServeConfig]:
+def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two models behind a front, for all tests of this module."""
-    from serve import app
-
     (port,) = free_ports(1)
-    config = ServeConfig(models=[f"docs={bundle}", f"other={bundle}"], port=port)
-    app.check(config)
+    models = f"docs={bundle},other={bundle}"
+    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
+    server = Server.start(command, port, tmp_path_factory.mktemp("server"))
     try:
-        app.deploy(config)
-        yield config
+        server.wait_until_ready()
+        yield server
     finally:
-        app.shut_down()
+        end_and_kill(server)
 
 
 @pytest.fixture
-def client(server: ServeConfig) -> Iterator[httpx.Client]:
-    url = f"http://127.0.0.1:{server.port}"
-    with httpx.Client(base_url=url, timeout=30, follow_redirects=True) as client:
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30, follow_redirects=True) as client:
         yield client
 
 
@@ -59,8 +124,8 @@ def test_every_model_answers_at_its_own_path(client: httpx.Client, bundle: Path)
         assert_same_answers(response.json(), wanted)
 
 
-def test_the_inference_client_of_hugging_face_works(server: ServeConfig, bundle: Path) -> None:
-    url = f"http://127.0.0.1:{server.port}/v1/models/docs/predict"
+def test_the_inference_client_of_hugging_face_works(server: Server, bundle: Path) -> None:
+    url = f"{server.url}/v1/models/docs/predict"
     client = InferenceClient(model=url)
     answer = client.text_classification(TEXTS[0], top_k=2)
     wanted = Predictor(bundle, device="cpu").predict(TEXTS[:1])[0][:2]
@@ -69,9 +134,9 @@ def test_the_inference_client_of_hugging_face_works(server: ServeConfig, bundle:
         client.text_classification(TEXTS[0], top_k=0)
 
 
-def test_concurrent_requests_get_their_own_answers(server: ServeConfig, bundle: Path) -> None:
+def test_concurrent_requests_get_their_own_answers(server: Server, bundle: Path) -> None:
     texts = [f"{TEXTS[n % 9]} {n}" for n in range(200)]
-    url = f"http://127.0.0.1:{server.port}/v1/models/docs/predict"
+    url = f"{server.url}/v1/models/docs/predict"
 
     async def ask() -> list[Any]:
         async with httpx.AsyncClient(timeout=60) as client:
@@ -141,17 +206,57 @@ def test_openapi_is_served_by_each_model_and_the_front(client: httpx.Client) -> 
     assert "/v1/models" in client.get("/openapi.json").json()["paths"]
 
 
-def test_requests_are_taken_on_the_given_host_only(server: ServeConfig) -> None:
+def test_requests_are_taken_on_the_given_host_only(server: Server) -> None:
     # Every address of 127/8 is this machine: what listens on all interfaces would answer.
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", server.port), timeout=5)
 
 
-def test_a_second_server_is_refused_before_anything_is_deployed(server: ServeConfig) -> None:
-    from serve import app
+def test_a_taken_port_is_an_error_that_names_who_holds_it(
+    server: Server, bundle: Path, tmp_path: Path
+) -> None:
+    command = ["pipelines.cli", "serve", "--models", f"a={bundle}", "--port", str(server.port)]
+    second = Server.start(command, server.port, tmp_path)
+    assert second.process.wait(START_S) == 1
+    message = second.output.read_text()
+    assert f"port {server.port} on 127.0.0.1: wanted a free port, haproxy (process " in message
+    assert "listens there: end that, or choose another with --port" in message
+    assert "Traceback" not in message
+    assert second.processes() == []
 
-    with pytest.raises(ResourceError, match=f"port {server.port} on 127.0.0.1: .*haproxy.*listens"):
-        app.check(server)
-    (port,) = free_ports(1)
-    with pytest.raises(ResourceError, match="runs Ray Serve already"):
-        app.check(ServeConfig(models=server.models, port=port))
+
+def test_sigterm_ends_it_and_leaves_no_process_behind(server: Server) -> None:
+    # The last test of the module: the server does not outlive it.
+    output = server.output.read_text()
+    assert f"serving docs, other at {server.url}" in output
+    assert f"curl {server.url}/v1/models/docs/predict -H" in output
+    assert any("haproxy" in name for name in server.processes())
+    assert server.end(signal.SIGTERM) == 0
+    assert server.processes() == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port), timeout=5)
+
+
+def test_serve_run_deploys_one_model_at_the_same_paths(bundle: Path, tmp_path: Path) -> None:
+    # `serve run` has no option for the port.
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", 8000), 5):
+        pytest.skip("port 8000 is taken, which `serve run` always listens on")
+    command = ["ray.serve.scripts", "run", "serve.app:build", "name=docs", f"model={bundle}"]
+    server = Server.start(command, 8000, tmp_path)
+    try:
+        server.wait_until_ready()
+        wanted = Predictor(bundle, device="cpu").predict(TEXTS)
+        with httpx.Client(base_url=server.url, timeout=30, follow_redirects=True) as client:
+            for path in ("/predict", "/v1/models/docs/predict"):
+                assert_same_answers(client.post(path, json={"inputs": TEXTS}).json(), wanted)
+            for path in ("/healthz", "/v1/models/docs/healthz", "/v1/models/docs/readyz"):
+                assert client.get(path).status_code == 200
+            assert client.get("/v1/models/docs").json()["name"] == "docs"
+            assert client.get("/v1/models").json()["data"][0]["id"] == "docs"
+            unknown = client.post("/v1/models/dogs/predict", json={"inputs": "a"})
+            assert unknown.status_code == 404
+            assert unknown.json()["error"].endswith("those served here are docs")
+            assert "/predict" in client.get("/openapi.json").json()["paths"]
+        server.end(signal.SIGINT)
+    finally:
+        end_and_kill(server)

@@ -1,10 +1,13 @@
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from bert_core.errors import ConfigError, ResourceError
-from tracking.server import require_answer, tracking_uri, without_password
+from tracking.server import connect, experiment_id, require_answer, tracking_uri, without_password
 
 
 def test_the_uri_is_the_configured_one_then_mlflows_variable_then_sqlite_here(
@@ -15,6 +18,7 @@ def test_the_uri_is_the_configured_one_then_mlflows_variable_then_sqlite_here(
     assert tracking_uri(None) == f"sqlite:///{tmp_path}/runs/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     assert tracking_uri(None) == "http://tracking:5000"
+    assert tracking_uri("sqlite:///mine.db") == f"sqlite:///{tmp_path}/mine.db"
     assert tracking_uri("postgresql+psycopg://db/mlflow") == "postgresql+psycopg://db/mlflow"
 
 
@@ -36,3 +40,18 @@ def test_a_server_that_does_not_answer_is_named() -> None:
         uri = f"http://127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(ResourceError, match=f"wanted MLflow at {uri}, it does not answer"):
             require_answer(uri)
+
+
+@pytest.mark.drill
+def test_a_process_killed_while_it_makes_the_store_leaves_none_that_is_broken(
+    tmp_path: Path,
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    code = "import sys; from tracking.server import connect; connect(sys.argv[1])"
+    with subprocess.Popen([sys.executable, "-c", code, uri]) as process:
+        while not list(tmp_path.iterdir()):
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(0.4)  # of the second or more that the migrations take
+        process.kill()
+    assert experiment_id(connect(uri), uri, "e")

@@ -1,0 +1,118 @@
+"""The command line is instant, and says what was wanted when it is misused."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bert_core.errors import ConfigError
+from pipelines import cli
+from pipelines.configure import ALL, parse
+
+PREPARE = ["--output", "out", "--tokenizer", "vocab"]
+
+
+def test_help_takes_under_half_a_second_and_imports_neither_torch_nor_ray() -> None:
+    code = """
+import sys
+from pipelines.cli import main
+main(["--help"])
+assert not {"torch", "ray", "mlflow", "pyarrow", "numpy"} & set(sys.modules), sorted(sys.modules)
+"""
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        times.append(time.perf_counter() - began)
+        assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in ALL)
+    assert min(times) < 0.5
+
+
+@pytest.mark.parametrize("word", ["vocab", "prepare", "pretrain", "finetune", "evaluate", "serve"])
+def test_errors_of_a_stage_come_without_torch_and_ray(word: str) -> None:
+    code = f"""
+import sys
+from pipelines.cli import main
+try:
+    main([{word!r}, "--no_such_field", "1"])
+except SystemExit as ended:
+    assert ended.code == 2
+assert not {{"torch", "ray", "mlflow"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "no_such_field: wanted a field of this command" in done.stderr
+
+
+def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pairs.max_lenght: .* \(did you mean pairs.max_length"):
+        parse("prepare", [*PREPARE, "--pairs.max_lenght", "3"])
+    (tmp_path / "typo.toml").write_text("shard_byts = 3\n")
+    with pytest.raises(ConfigError, match=r"shard_byts: .* \(did you mean shard_bytes\?\)"):
+        parse("prepare", [*PREPARE, "--config", str(tmp_path / "typo.toml")])
+
+
+def test_a_value_out_of_range_or_of_another_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dupe_factor: wanted at least 1, got 0"):
+        parse("prepare", [*PREPARE, "--pairs.dupe_factor", "0"])
+    with pytest.raises(ConfigError, match="Got value: three"):
+        parse("prepare", [*PREPARE, "--seed", "three"])
+
+
+def test_the_command_line_wins_over_the_config_whatever_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "some.toml").write_text("seed = 1\n[pairs]\nmax_length = 32\n")
+    for order in (0, 1):
+        options = [["--config", str(tmp_path / "some.toml")], ["--seed", "7"]]
+        config = parse("prepare", [*PREPARE, *options[order], *options[1 - order]])
+        assert (config.seed, config.pairs.max_length) == (7, 32)
+
+
+def test_a_config_that_is_not_there_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"configs/prepare/docstrngs.toml.*did you mean configs/"):
+        parse("prepare", ["--config", "configs/prepare/docstrngs.toml"])
+
+
+def test_a_switch_needs_no_value() -> None:
+    assert parse("prepare", [*PREPARE, "--force"]).force
+    assert parse("prepare", ["--force", *PREPARE]).force
+    assert not parse("prepare", [*PREPARE, "--force", "false"]).force
+
+
+def test_several_sources_come_as_a_list() -> None:
+    config = parse("prepare", [*PREPARE, "--corpus.source", '["a.txt", "b/*.jsonl"]'])
+    assert config.corpus.sources == ("a.txt", "b/*.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["prepar"], 2, "did you mean prepare?"),
+        (["prepare"], 2, "required: output, tokenizer"),
+        (["prepare", *PREPARE, "--corpus.source", "nowhere"], 1, "nowhere: wanted a file"),
+    ],
+)
+def test_misuse_ends_with_a_message_and_no_traceback(
+    arguments: list[str],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == code
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["variants", "tasks", "configs", "runs"])
+def test_list_shows_what_there_is(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["list", what])
+    assert ended.value.code == 0
+    wanted = {"variants": "bert-base", "tasks": "text-classification", "configs": "pretrain"}
+    assert wanted.get(what, "folder") in capsys.readouterr().out

@@ -1,0 +1,236 @@
+"""Pretraining on Ray Train: exact, resumable, one MLflow run whatever happens."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from bert_core.bundle import load_bundle
+from bert_core.errors import ConfigError, FormatError
+from bert_core.train.config import LoopConfig
+from pipelines import pretrain, vocab
+from pipelines.pretrain import PretrainConfig
+from pipelines.training import read_records
+
+pytestmark = pytest.mark.ray
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "bundle" / "model.safetensors")
+
+
+def assert_equal_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        np.testing.assert_array_equal(tensor, other[name], err_msg=name)
+
+
+def losses(folder: Path) -> list[float]:
+    return [numbers["loss"] for numbers in read_records(folder).values() if "loss" in numbers]
+
+
+def run_of(config: PretrainConfig) -> Any:
+    client = mlflow.MlflowClient(config.tracking_uri)
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    runs = client.search_runs(experiments, f"tags.output = '{config.output}'")
+    assert len(runs) == 1, "one MLflow run a stage"
+    return runs[0], client
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_no_workers_and_one_worker_give_the_same_losses_and_weights(
+    pretrained: Any, tmp_path: Path
+) -> None:
+    pretrain.run(replace(pretrained.pretrain(tmp_path / "one"), num_workers=1))
+    assert losses(tmp_path / "one") == losses(pretrained.folder / "pretrain")
+    assert len(losses(tmp_path / "one")) == 12
+    assert_equal_bits(weights(tmp_path / "one"), weights(pretrained.folder / "pretrain"))
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_two_workers_train_on_the_same_batches_as_one(pretrained: Any, tmp_path: Path) -> None:
+    """Without dropout the first steps agree; later ones drift apart by rounding."""
+    runs = {}
+    for num_workers in (0, 2):
+        config = pretrained.pretrain(tmp_path / str(num_workers), steps=4)
+        config = replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        pretrain.run(replace(config, num_workers=num_workers))
+        runs[num_workers] = losses(tmp_path / str(num_workers))
+    np.testing.assert_allclose(runs[0], runs[2], rtol=1e-5)
+
+
+def test_the_record_has_what_a_person_looks_for(pretrained: Any) -> None:
+    config = pretrained.pretrain(pretrained.folder / "pretrain")
+    run, client = run_of(config)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["variant"] == "bert-tiny"
+    assert run.data.params["optimizer.lr"] == "0.001"
+    assert {each.dataset.name for each in run.inputs.dataset_inputs} == {"shards", "tokenizer"}
+    assert all(each.dataset.digest for each in run.inputs.dataset_inputs)
+    history = client.get_metric_history(run.info.run_id, "train/mlm_loss")
+    assert [point.step for point in history] == list(range(1, 13))
+    assert {"held_out/mlm_loss", "held_out/nsp_accuracy", "learning_rate", "grad_norm"} <= set(
+        run.data.metrics
+    )
+    artifacts = {Path(each.path).name for each in client.list_artifacts(run.info.run_id)}
+    assert {"loss.png", "accuracy.png", "learning_rate.png", "throughput.png"} <= artifacts
+    assert load_bundle(pretrained.folder / "pretrain" / "bundle").metrics["mlm_loss"] > 0
+
+
+@pytest.mark.drill
+def test_a_run_killed_in_an_epoch_ends_with_the_weights_of_one_left_alone(
+    prepared: Any, tmp_path: Path
+) -> None:
+    """SIGKILL of the driver and everything it started, twice, on two workers, dropout on."""
+    alone = replace(prepared.pretrain(tmp_path / "alone", steps=60), num_workers=2)
+    killed = replace(prepared.pretrain(tmp_path / "killed", steps=60), num_workers=2)
+    subprocess.run(command(alone), check=True, timeout=240)
+    for kill_after in (4, 20):
+        process = subprocess.Popen(command(killed), start_new_session=True)
+        wait_for_step(process, tmp_path / "killed", kill_after)
+        kill_session(process)
+    assert not (tmp_path / "killed" / "manifest.json").exists()
+    subprocess.run(command(killed), check=True, timeout=240)
+    assert_equal_bits(weights(tmp_path / "killed"), weights(tmp_path / "alone"))
+    assert losses(tmp_path / "killed") == losses(tmp_path / "alone")
+    run, client = run_of(killed)
+    history = client.get_metric_history(run.info.run_id, "train/mlm_loss")
+    assert [point.step for point in history] == list(range(1, 61)), "no step twice, none lost"
+
+
+@pytest.mark.drill
+def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_a_run_left_alone(
+    prepared: Any, tmp_path: Path
+) -> None:
+    alone = replace(prepared.pretrain(tmp_path / "alone", steps=60), num_workers=2)
+    hurt = replace(prepared.pretrain(tmp_path / "hurt", steps=60), num_workers=2)
+    subprocess.run(command(alone), check=True, timeout=240)
+    process = subprocess.Popen(command(hurt), start_new_session=True)
+    wait_for_step(process, tmp_path / "hurt", 8)
+    victims = training_workers(process.pid)
+    assert len(victims) == 2
+    os.kill(victims[0], signal.SIGKILL)
+    assert process.wait(timeout=240) == 0
+    assert_equal_bits(weights(tmp_path / "hurt"), weights(tmp_path / "alone"))
+
+
+def command(config: PretrainConfig) -> list[str]:
+    return [
+        sys.executable, "-m", "pipelines.cli", "pretrain", "--output", config.output,
+        "--shards", config.shards, "--tokenizer", config.tokenizer, "--variant", config.variant,
+        "--global_batch_size", "16", "--micro_batch_size", "8", "--held_out_rows", "64",
+        "--log_every_steps", "1", "--checkpoint_every_steps", "4", "--report_every_s", "0",
+        "--loop.max_steps", str(config.loop.max_steps), "--loop.precision", "fp32",
+        "--optimizer.lr", "1e-3", "--schedule.warmup_steps", "2",
+        "--num_workers", str(config.num_workers), "--tracking_uri", str(config.tracking_uri),
+    ]  # fmt: skip
+
+
+def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
+    """Until the run has recorded `step` and has a checkpoint."""
+    deadline = time.monotonic() + 180
+    while max(read_records(folder), default=-1) < step or not list(
+        folder.glob("checkpoints/*/checkpoint.json")
+    ):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that `pid` started, and those that they started (Linux)."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(status.parent.name)] = int(fields[1])
+    found = [pid]
+    for _ in range(6):
+        found = sorted({*found, *(child for child, parent in parents.items() if parent in found)})
+    return [each for each in found if each != pid]
+
+
+def training_workers(pid: int) -> list[int]:
+    """The Ray Train workers below `pid`, by what Ray has them call themselves."""
+    named = []
+    for each in descendants(pid):
+        try:
+            title = Path(f"/proc/{each}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"RayTrainWorker" in title:
+            named.append(each)
+    return named
+
+
+def kill_session(process: subprocess.Popen) -> None:
+    for pid in [process.pid, *descendants(process.pid)]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()
+
+
+def test_a_vocabulary_that_does_not_match_the_shards_is_refused(
+    prepared: Any, tmp_path: Path
+) -> None:
+    vocab.run(replace(prepared.vocab(tmp_path / "vocab"), vocab_size=900))
+    config = replace(prepared.pretrain(tmp_path / "out"), tokenizer=str(tmp_path / "vocab"))
+    message = r"shards was made with vocabulary [0-9a-f]{6}, .*vocab has [0-9a-f]{6}: run `raybert"
+    with pytest.raises(FormatError, match=message):
+        pretrain.run(config)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_truncated_shard_is_refused_by_name_before_training(
+    prepared: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(prepared.folder / "shards", tmp_path / "shards")
+    shard = next((tmp_path / "shards").glob("train-*.arrow"))
+    os.truncate(shard, shard.stat().st_size // 2)
+    config = replace(prepared.pretrain(tmp_path / "out"), shards=str(tmp_path / "shards"))
+    with pytest.raises(FormatError, match=rf"{shard.name}: wanted [\d,]+ bytes as its manifest"):
+        pretrain.run(config)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_shard_that_changed_is_refused_by_name_on_a_worker(prepared: Any, tmp_path: Path) -> None:
+    shutil.copytree(prepared.folder / "shards", tmp_path / "shards")
+    for shard in (tmp_path / "shards").glob("train-*.arrow"):
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data)
+    config = replace(prepared.pretrain(tmp_path / "out"), shards=str(tmp_path / "shards"))
+    with pytest.raises(FormatError, match=r"train-\d+-of-\d+.arrow: wanted sha256 .* was changed"):
+        pretrain.run(replace(config, num_workers=1, max_failures=0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"variant": "bert-huge"}, "variant: wanted one of bert-tiny"),
+        ({"global_batch_size": 0}, "global_batch_size: wanted at least 1, got 0"),
+        ({"num_workers": 40}, "global_batch_size: wanted at least a row for each of 40 workers"),
+        ({"micro_batch_size": 0}, "micro_batch_size: wanted at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(
+    small: Any, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(small.pretrain(Path("x")), **change)
+    with pytest.raises(ConfigError, match="max_steps: wanted at least 1, got 0"):
+        LoopConfig(max_steps=0)

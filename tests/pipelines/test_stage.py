@@ -1,0 +1,120 @@
+"""What every stage shares: done work is skipped, other people's files are safe."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_core import files
+from bert_core.errors import ConfigError
+from bert_core.manifest import Output, read_manifest
+from pipelines.stage import INPUT, Result, StageConfig, determining_fields, run_stage
+from tracking.runs import DatasetInput
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyConfig(StageConfig):
+    source: str = field(metadata=INPUT)
+    times: int = 1
+
+
+@pytest.fixture
+def config(tmp_path: Path, small: Any) -> CopyConfig:
+    return CopyConfig(output=str(tmp_path / "out"), source="a", tracking_uri=small.tracking_uri)
+
+
+def run(config: CopyConfig, calls: list[str], digest: str = "d1") -> None:
+    def work(stage_digest: str) -> Result:
+        calls.append(stage_digest)
+        path = files.join(config.output, "copy.txt")
+        files.write_bytes(path, b"x" * config.times)
+        return Result(outputs={"copy.txt": Output.of(path)}, counts={"bytes": config.times})
+
+    run_stage("copy", config, [DatasetInput("source", digest, config.source)], work)
+
+
+def test_a_finished_stage_is_skipped_and_its_manifest_says_what_it_made(config: CopyConfig) -> None:
+    calls: list[str] = []
+    run(config, calls)
+    run(config, calls)
+    assert len(calls) == 1
+    manifest = read_manifest(config.output)
+    assert manifest.stage == "copy"
+    assert manifest.inputs == {"source": "d1"}
+    assert manifest.counts["bytes"] == 1
+    assert manifest.outputs["copy.txt"].size_bytes == 1
+
+
+def test_neither_workers_nor_places_are_in_the_digest(config: CopyConfig) -> None:
+    calls: list[str] = []
+    run(config, calls)
+    run(replace(config, num_workers=7, threads_per_worker=3, source="elsewhere/a"), calls)
+    assert len(calls) == 1
+    assert determining_fields(config) == {"times": 1}
+
+
+def test_other_settings_or_inputs_are_refused_and_named_and_the_result_is_untouched(
+    config: CopyConfig,
+) -> None:
+    run(config, [])
+    with pytest.raises(ConfigError, match=r"made with another times: give another output, or --fo"):
+        run(replace(config, times=2), [])
+    with pytest.raises(ConfigError, match="made with another source"):
+        run(config, [], digest="d2")
+    assert Path(config.output, "copy.txt").read_bytes() == b"x"
+
+
+def test_force_makes_it_again(config: CopyConfig) -> None:
+    calls: list[str] = []
+    run(config, calls)
+    run(replace(config, times=2, force=True), calls)
+    assert len(calls) == 2
+    assert Path(config.output, "copy.txt").read_bytes() == b"xx"
+
+
+def test_a_folder_that_raybert_did_not_write_is_left_alone(config: CopyConfig) -> None:
+    Path(config.output).mkdir()
+    Path(config.output, "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"it holds files that raybert did not write \(thesis"):
+        run(config, [])
+    with pytest.raises(ConfigError, match="did not write"):
+        run(replace(config, force=True), [])
+    assert Path(config.output, "thesis.tex").read_text() == "years of work"
+
+
+def test_a_killed_run_goes_on_in_its_folder_and_one_of_other_settings_starts_over(
+    config: CopyConfig,
+) -> None:
+    def killed(digest: str) -> Result:
+        Path(config.output, "half").write_text("done")
+        raise KeyboardInterrupt
+
+    source = [DatasetInput("source", "d1", "a")]
+    with pytest.raises(KeyboardInterrupt):
+        run_stage("copy", config, source, killed)
+    seen: list[bool] = []
+
+    def work(digest: str) -> Result:
+        seen.append(Path(config.output, "half").exists())
+        return Result(outputs={}, counts={})
+
+    run_stage("copy", config, source, work)
+    Path(config.output, "manifest.json").unlink()
+    run_stage("copy", replace(config, times=3), source, work)
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_workers": -1}, "num_workers: wanted at least 0, got -1"),
+        ({"threads_per_worker": 0}, "threads_per_worker: wanted at least 1, got 0"),
+        ({"output": ""}, "output: wanted a folder or URI"),
+    ],
+)
+def test_settings_out_of_range_are_refused(
+    config: CopyConfig, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(config, **change)  # type: ignore[arg-type]

@@ -1,0 +1,171 @@
+"""Every command in the README runs.
+
+Fences marked ```bash run from top to bottom in a checkout of their own, and ```python fences with
+it. `make demo` stands for the stages that it runs, here on configs that are made small; the other
+targets are CI's to run. A line that ends in `&` is a server: the next line waits until it answers,
+and the end of the fence ends it. Ports are replaced by free ones.
+"""
+
+import ast
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toml
+
+ROOT = Path(__file__).parents[1]
+FENCE = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MAKE = re.compile(r"^make (demo|test|drill)\b.*\n", re.MULTILINE)
+# What a server listens on unless it is told, and where it says that it is up.
+SERVERS = {"raybert serve": (8000, "readyz"), "raybert ui": (5000, "health")}
+STAGES = ("vocab", "prepare", "pretrain", "finetune", "evaluate", "publish")
+
+PROLOGUE = """\
+set -euo pipefail
+trap 'jobs -p | xargs -r kill; wait' EXIT
+wait_for() {
+    until curl -sf -o /dev/null "$1"; do
+        kill -0 $! || { echo "$1 does not answer"; exit 1; }
+        sleep 0.2
+    done
+}
+"""
+
+# `make demo`, in one process so that torch and MLflow are imported once.
+DEMO = """\
+import sys
+from pipelines.cli import main
+for word in sys.argv[1:]:
+    try:
+        main([word, "--config", f"configs/{word}/docstrings.toml"])
+    except SystemExit as ended:
+        if ended.code:
+            raise
+"""
+
+ROWS = {"train": "rows.jsonl", "held_out": "rows.jsonl"}
+SMALL: dict[str, dict[str, Any]] = {
+    "vocab": {"vocab_size": 400, "corpus": {"source": "text.txt"}},
+    "prepare": {"shard_bytes": 65536, "corpus": {"source": "text.txt"}},
+    "pretrain": {"global_batch_size": 8, "micro_batch_size": 8, "loop": {"max_steps": 2}}
+    | {"schedule": {"warmup_steps": 1}, "held_out_rows": 8},
+    "finetune": {"epochs": 1.0, "rows_per_class": 8, "seeds": [0]}
+    | {name: {"source": path} for name, path in ROWS.items()},
+    "evaluate": {"held_out": {"source": "rows.jsonl"}},
+    "publish": {},
+}
+
+
+def scripts(readme: str, ports: dict[int, int]) -> list[tuple[str, str]]:
+    """Language and text of each fence, as it is to be run; `ports` says which stand for which."""
+    found = []
+    for language, text in FENCE.findall(readme):
+        text = MAKE.sub("", text)
+        for usual, free in ports.items():
+            text = re.sub(rf"(127\.0\.0\.1|localhost):{usual}\b", rf"\1:{free}", text)
+        if language == "bash":
+            text = PROLOGUE + "\n".join(_waiting(line, ports) for line in _commands(text))
+        found.append((language, text))
+    return found
+
+
+def _commands(text: str) -> list[str]:
+    """Lines, with those that a backslash continues joined."""
+    return text.replace("\\\n", " ").splitlines()
+
+
+def _waiting(line: str, ports: dict[int, int]) -> str:
+    server = next((known for known in SERVERS if known in line), None)
+    if server is None or not line.endswith("&"):
+        return line
+    usual, path = SERVERS[server]
+    start = f"{line.removesuffix('&')} --port {ports[usual]} &"
+    return f"{start}\nwait_for http://127.0.0.1:{ports[usual]}/{path}"
+
+
+def small_checkout(folder: Path) -> None:
+    """A folder with what the commands need: `.venv`, configs made small, text and labelled rows."""
+    (folder / ".venv").symlink_to(sys.prefix)
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    for word, changes in SMALL.items():
+        for path in (folder / "configs" / word).glob("*.toml"):
+            settings = tomllib.loads(path.read_text())
+            for name, value in changes.items():
+                settings[name] = (
+                    settings.get(name, {}) | value if isinstance(value, dict) else value
+                )
+            path.write_text(toml.dumps({"num_workers": 0, **settings}))
+    rows = [
+        {"text": text, "label": library}
+        for library in ("asyncio", "email", "unittest")
+        for text in _docstrings(library)
+    ]
+    (folder / "text.txt").write_text("\n\n".join(row["text"] for row in rows))
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def _docstrings(library: str) -> list[str]:
+    """What the functions of a package of the standard library say they do, each once."""
+    found: dict[str, None] = {}
+    for path in sorted((Path(os.__file__).parent / library).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
+                found[" ".join(text.split())] = None
+    return list(found)
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, f"{command[2]}\n\nended with {done.returncode}:\n{done.stdout}"
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_every_command_in_the_readme_runs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name[:3] != "RAY"}
+    if "raybert submit" in readme:
+        environment = request.getfixturevalue("head")
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    small_checkout(tmp_path)
+    run([sys.executable, "-c", DEMO, *STAGES], tmp_path, environment)
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
+        free = one.getsockname()[1], other.getsockname()[1]
+    ports = dict(zip((port for port, _ in SERVERS.values()), free, strict=True))
+    found = scripts(readme, ports)
+    assert found, "README.md shows no command in a ```bash fence"
+    for language, script in found:
+        interpreter = "bash" if language == "bash" else "python"
+        run([interpreter, "-c", script], tmp_path, environment)
+
+
+def test_a_fence_is_run_as_it_stands_but_for_make_ports_and_servers() -> None:
+    readme = (
+        "```bash\nmake demo   # minutes\necho a \\\n  b\n"
+        ".venv/bin/raybert serve --models m=x &\ncurl http://127.0.0.1:8000/v1\n```\n"
+        "```text\nnot run\n```\n```python\nprint(8000)\n```\n"
+    )
+    (_, bash), (language, python) = scripts(readme, {8000: 1234, 5000: 1235})
+    assert bash.removeprefix(PROLOGUE).splitlines() == [
+        "echo a    b",
+        ".venv/bin/raybert serve --models m=x  --port 1234 &",
+        "wait_for http://127.0.0.1:1234/readyz",
+        "curl http://127.0.0.1:1234/v1",
+    ]
+    assert (language, python) == ("python", "print(8000)\n")

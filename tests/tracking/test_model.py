@@ -1,0 +1,76 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from bert_core.errors import InputError
+from bert_core.predictor import Predictor
+from bert_core.tasks.text_classification import TextClassificationParameters
+from tracking.registry import publish
+from tracking.server import as_default
+
+NAME = "served-by-pyfunc"
+TEXTS = ["abc", "fed cab", "a", "bad " * 100]
+
+
+@pytest.fixture(scope="module")
+def model(store: str, bundles: list[Path]) -> Any:
+    import mlflow
+
+    publish(bundles[0], name=NAME, uri=store, metrics={}, input_example=TEXTS[:2])
+    with as_default(store):
+        return mlflow.pyfunc.load_model(f"models:/{NAME}@champion")
+
+
+def test_answers_are_the_predictors(model: Any, bundles: list[Path]) -> None:
+    answers = Predictor(bundles[0]).predict(TEXTS)
+    wanted = pd.DataFrame([answer[0] for answer in answers])
+    frames = [
+        TEXTS,
+        pd.Series(TEXTS),
+        pd.DataFrame({"inputs": TEXTS}),
+        pd.DataFrame({"text": TEXTS, "label": TEXTS}),
+    ]
+    for frame in frames:
+        pd.testing.assert_frame_equal(model.predict(frame), wanted)
+    assert list(wanted.columns) == ["label", "score"]
+
+
+def test_the_tasks_parameters_are_the_models(model: Any, bundles: list[Path]) -> None:
+    predictor = Predictor(bundles[0])
+    parameters = TextClassificationParameters(top_k=2, function_to_apply="none")
+    answers = model.predict(TEXTS, params={"top_k": 2, "function_to_apply": "none"})
+    assert answers["answers"].tolist() == predictor.predict(TEXTS, parameters)
+    with pytest.raises(InputError, match="top_k = 0"):
+        model.predict(TEXTS, params={"top_k": 0})
+
+
+def test_a_column_that_holds_something_else_is_refused_not_answered(model: Any) -> None:
+    with pytest.raises(InputError, match="first column, called inputs or text, found 'label'"):
+        model.predict(pd.DataFrame({"label": ["x"], "text": ["abc"]}))
+
+
+def test_a_process_with_only_the_package_installed_loads_the_champion(
+    model: Any, tmp_path: Path, store: str
+) -> None:
+    code = (
+        "import mlflow, sys\n"
+        "model = mlflow.pyfunc.load_model(sys.argv[1])\n"
+        "print(model.predict(['abc', 'de']).to_json(orient='records'))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, f"models:/{NAME}@champion"],
+        cwd=tmp_path,
+        env={**os.environ, "MLFLOW_TRACKING_URI": store},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    wanted = model.predict(["abc", "de"]).to_dict("records")
+    assert json.loads(result.stdout) == [pytest.approx(row) for row in wanted]

@@ -1,0 +1,179 @@
+import os
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bert_core.errors import ConfigError, FormatError
+from tracking.registry import Publication, champion, not_worse, publish
+from tracking.runs import RunRecorder
+from tracking.server import connect
+
+RIGHT, WRONG = [1.0] * 40, [0.0] * 40
+_numbers = count()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"model-{next(_numbers)}"
+
+
+def publish_at(store: str, name: str, bundle: Path, **options: Any) -> Publication:
+    return publish(
+        bundle,
+        name=name,
+        uri=store,
+        metrics={"accuracy": 0.75},
+        input_example=["abc", "def"],
+        experiment="registry",
+        **options,
+    )
+
+
+def test_the_interval_is_scipys_percentile_bootstrap() -> None:
+    rng = np.random.default_rng(1)
+    new, old = rng.random(300), rng.random(300)
+    verdict = not_worse(new.tolist(), old.tolist(), samples=20_000)
+    theirs = stats.bootstrap(
+        (new - old,), np.mean, n_resamples=20_000, method="percentile", rng=rng, batch=1000
+    ).confidence_interval
+    assert verdict.difference == pytest.approx((new - old).mean())
+    # Each end is a quantile of 20,000 draws: its error is some 1 % of the interval's width.
+    width = theirs.high - theirs.low
+    assert (verdict.low, verdict.high) == pytest.approx((theirs.low, theirs.high), abs=0.05 * width)
+
+
+def test_an_equal_model_is_called_worse_no_more_often_than_the_level_says() -> None:
+    rng = np.random.default_rng(0)
+    trials = 400
+    refused = 0
+    for trial in range(trials):
+        new, old = rng.random((2, 200)) < 0.8
+        verdict = not_worse(
+            new.astype(float).tolist(), old.astype(float).tolist(), samples=500, seed=trial
+        )
+        refused += not verdict.not_worse
+    # 2.5 % by the level; four standard errors of a binomial above it.
+    level = 0.025
+    assert refused / trials < level + 4 * np.sqrt(level * (1 - level) / trials)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "verdict"),
+    [
+        (RIGHT, RIGHT, True),
+        (RIGHT, WRONG, True),
+        (WRONG, RIGHT, False),
+        (RIGHT[:37] + WRONG[:3], RIGHT, True),  # three of forty may be chance
+        (RIGHT[:30] + WRONG[:10], RIGHT, False),
+    ],
+)
+def test_worse_is_what_chance_does_not_explain(
+    new: list[float], old: list[float], verdict: bool
+) -> None:
+    assert not_worse(new, old).not_worse is verdict
+
+
+@pytest.mark.parametrize(("new", "old"), [([], []), ([1.0], [1.0, 0.0])])
+def test_scores_of_different_rows_are_not_compared(new: list[float], old: list[float]) -> None:
+    with pytest.raises(ConfigError, match=rf"same rows, got {len(new)} and {len(old)}"):
+        not_worse(new, old)
+
+
+def test_the_champion_is_replaced_only_by_one_that_is_not_worse(
+    store: str, name: str, bundles: list[Path]
+) -> None:
+    assert champion(name, uri=store) is None
+    first = publish_at(store, name, bundles[0])
+    assert (first.is_new, first.is_champion) == (True, True)
+    assert first.why == "version 1 is the champion: there was none before"
+    uncompared = publish_at(store, name, bundles[1])
+    assert (uncompared.is_new, uncompared.is_champion) == (True, False)
+    assert "nothing compares version 2 with it; give rows" in uncompared.why
+    worse = publish_at(store, name, bundles[1], scores_new=WRONG, scores_champion=RIGHT)
+    assert (worse.is_new, worse.is_champion) == (False, False)
+    assert worse.why == (
+        "version 1 stays the champion, version 2 is worse, the difference is -1.0000 (-1.0000 to "
+        "-1.0000 by paired bootstrap on 40 rows); --force makes it the champion all the same"
+    )
+    assert champion(name, uri=store) == first.version
+    better = publish_at(store, name, bundles[1], scores_new=RIGHT, scores_champion=WRONG)
+    assert (better.is_new, better.is_champion) == (False, True)
+    assert better.why.startswith("version 2 is the champion, not worse than version 1, the diff")
+    assert champion(name, uri=store) == better.version
+    forced = publish_at(
+        store, name, bundles[0], scores_new=WRONG, scores_champion=RIGHT, force=True
+    )
+    assert forced.why.startswith("version 1 is the champion by force, the difference is -1.0000")
+    again = publish_at(store, name, bundles[0])
+    assert again.why == "version 1 is the champion already"
+    assert champion(name, uri=store) == first.version
+    versions = connect(store).search_model_versions(f"name = '{name}'")
+    assert sorted(str(version.version) for version in versions) == ["1", "2"]
+
+
+def test_a_version_shows_its_run_metrics_signature_and_example(
+    tmp_path: Path, store: str, name: str, bundles: list[Path]
+) -> None:
+    from mlflow.models import Model
+
+    recorder = RunRecorder.open(tmp_path, uri=store, experiment="registry")
+    assert recorder.flush(60.0)
+    published = publish_at(store, name, bundles[0], run_id=recorder.run_id)
+    recorder.close()
+    client = connect(store)
+    version = client.get_model_version(name, published.version.version)
+    assert version.run_id == recorder.run_id
+    assert version.tags["metric.accuracy"] == "0.75"
+    assert version.tags["raybert.task"] == "text-classification"
+    assert version.tags["raybert.bundle"] == published.version.digest
+    run = client.get_run(recorder.run_id or "")
+    assert run.info.status == "FINISHED"
+    assert run.outputs is not None
+    (output,) = run.outputs.model_outputs
+    logged = client.get_logged_model(output.model_id)
+    assert [(metric.key, metric.value) for metric in logged.metrics or []] == [("accuracy", 0.75)]
+    model = Model.load(logged.artifact_location.removeprefix("file://"))
+    assert model.signature is not None
+    assert model.signature.params is not None
+    assert [field.name for field in model.signature.params] == ["top_k", "function_to_apply"]
+    assert model.signature.outputs is not None
+    assert model.signature.outputs.input_names() == ["label", "score"]
+    assert model.saved_input_example_info is not None
+
+
+def test_publishing_leaves_mlflows_own_uri_as_it_was(
+    store: str, name: str, bundles: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    publish_at(store, name, bundles[2])
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://tracking:5000"
+    assert mlflow.get_tracking_uri() == "http://tracking:5000"
+
+
+def test_nothing_of_a_model_is_pickled(store: str, name: str, bundles: list[Path]) -> None:
+    publish_at(store, name, bundles[0])
+    client = connect(store)
+    stored = client.get_model_version_download_uri(name, "1").removeprefix("file://")
+    files = {path.name for path in Path(stored).rglob("*") if path.is_file()}
+    assert {"MLmodel", "model.py", "input_example.json", "raybert.json"} <= files
+    assert not {path for path in files if Path(path).suffix in {".pkl", ".pickle", ".pt", ".bin"}}
+
+
+def test_a_name_that_no_reference_can_hold_is_refused(store: str, bundles: list[Path]) -> None:
+    for name in ("a/b", "a@b", "a:b", "a.b", "it's", " "):
+        with pytest.raises(ConfigError, match=r"wanted one without .* and quotes"):
+            publish_at(store, name, bundles[0])
+
+
+def test_a_folder_that_is_no_bundle_is_not_registered(
+    tmp_path: Path, store: str, name: str
+) -> None:
+    with pytest.raises(FormatError, match=r"wanted this file"):
+        publish_at(store, name, tmp_path)
+    assert champion(name, uri=store) is None

@@ -1,0 +1,130 @@
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bert_core.bundle import bundle_digest
+from bert_core.errors import ConfigError, FormatError
+from tracking.registry import publish
+from tracking.resolve import _resolve_remote, resolve
+from tracking.server import connect
+
+if TYPE_CHECKING:
+    from tests.tracking.conftest import Server
+
+NAME = "resolved"
+
+
+@pytest.fixture(scope="module")
+def registry(store: str, bundles: list[Path]) -> str:
+    """URI of a registry with two versions, the second the champion."""
+    for bundle in bundles[:2]:
+        publish(
+            bundle,
+            name=NAME,
+            uri=store,
+            metrics={"accuracy": 0.5},
+            input_example=["abc"],
+            force=True,
+        )
+    return store
+
+
+def test_a_folder_is_itself(bundles: list[Path]) -> None:
+    assert resolve(bundles[0]) == bundles[0]
+    assert resolve(bundles[0].as_uri()) == bundles[0]
+
+
+def test_a_registered_version_is_the_bundle_that_was_published(
+    tmp_path: Path, registry: str, bundles: list[Path]
+) -> None:
+    for reference, bundle in ((f"models:/{NAME}/1", 0), (f"models:/{NAME}@champion", 1)):
+        folder = resolve(reference, uri=registry, cache=tmp_path / "cache")
+        assert bundle_digest(folder) == bundle_digest(bundles[bundle])
+    assert not (tmp_path / "cache").exists(), "it lies on this disk already"
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("models:/nobody@champion", "no model 'nobody' is registered, there are: .*resolved"),
+        (f"models:/{NAME}@best", "model resolved has no alias 'best', it has: champion"),
+        (f"models:/{NAME}/9", "model resolved has no version 9, it has: 1, 2"),
+        (f"models:/{NAME}", "wanted models:/<name>@<alias> or models:/<name>/<version>"),
+        ("runs/nothing", "runs/nothing: wanted the folder of a bundle, there is none"),
+        ("ftp://host/bundle", "ftp://host/bundle: wanted a folder, or a URI that can be reached"),
+    ],
+)
+def test_a_reference_to_nothing_says_what_there_is(
+    registry: str, reference: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(reference, uri=registry)
+
+
+def test_a_version_that_someone_else_registered_is_refused(tmp_path: Path, registry: str) -> None:
+    client = connect(registry)
+    client.create_registered_model("foreign")
+    client.create_model_version("foreign", f"file://{tmp_path}")
+    with pytest.raises(FormatError, match="version 1 holds no bundle, it was not registered by"):
+        resolve("models:/foreign/1", uri=registry)
+
+
+def test_a_bundle_that_was_changed_is_refused(tmp_path: Path, bundles: list[Path]) -> None:
+    changed = shutil.copytree(bundles[0], tmp_path / "changed")
+    with open(changed / "config.json", "a") as file:
+        file.write(" ")
+    with pytest.raises(FormatError, match=r"config\.json: wanted sha256"):
+        resolve(changed)
+
+
+def test_a_registered_bundle_that_was_exchanged_is_refused(store: str, bundles: list[Path]) -> None:
+    publish(bundles[2], name="exchanged", uri=store, metrics={}, input_example=["abc"])
+    folder = resolve("models:/exchanged@champion", uri=store)
+    shutil.rmtree(folder)
+    shutil.copytree(bundles[0], folder)
+    with pytest.raises(FormatError, match=r"wanted the bundle with digest .* publish the bundle"):
+        resolve("models:/exchanged@champion", uri=store)
+
+
+def test_what_is_fetched_is_fetched_once_and_again_if_the_copy_is_damaged(
+    tmp_path: Path, bundles: list[Path]
+) -> None:
+    # A folder stands for a bucket: the way there is pyarrow's, and the same for both.
+    source, cache = str(bundles[0]), tmp_path / "cache"
+    kept = _resolve_remote(source, cache)
+    assert bundle_digest(kept) == bundle_digest(bundles[0])
+    inode = (kept / "config.json").stat().st_ino
+    assert _resolve_remote(source, cache) == kept
+    assert (kept / "config.json").stat().st_ino == inode
+    (kept / "model.safetensors").write_bytes(b"")
+    assert _resolve_remote(source, cache) == kept
+    assert bundle_digest(kept) == bundle_digest(bundles[0])
+    assert [path.name for path in cache.iterdir()] == [kept.name]
+
+
+def test_a_folder_that_transformers_wrote_is_fetched_whenever_it_is_asked_for(
+    tmp_path: Path, bundles: list[Path]
+) -> None:
+    foreign = shutil.copytree(bundles[0], tmp_path / "foreign")
+    (foreign / "raybert.json").unlink()
+    first = _resolve_remote(str(foreign), tmp_path / "cache")
+    shutil.copy(bundles[1] / "model.safetensors", foreign)
+    assert _resolve_remote(str(foreign), tmp_path / "cache") != first
+
+
+@pytest.mark.drill
+def test_a_bundle_of_a_server_is_fetched_once_and_again_if_the_copy_is_cut(
+    tmp_path: Path, server: "Server", bundles: list[Path]
+) -> None:
+    server.start()
+    publish(bundles[0], name=NAME, uri=server.uri, metrics={}, input_example=["abc"])
+    kept = resolve(f"models:/{NAME}@champion", uri=server.uri, cache=tmp_path)
+    assert kept == tmp_path / bundle_digest(bundles[0])
+    assert bundle_digest(kept) == kept.name
+    with open(kept / "model.safetensors", "r+b") as file:
+        file.truncate(100)
+    assert resolve(f"models:/{NAME}@champion", uri=server.uri, cache=tmp_path) == kept
+    assert bundle_digest(kept) == kept.name
+    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
