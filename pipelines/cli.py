@@ -51,10 +51,10 @@ def _run(word: str, arguments: list[str]) -> int:
 def _serve(config: Any) -> None:
     """`serve` may not import `pipelines`, so Ray is started and ended here."""
     from pipelines import cluster
-
-    cluster.connect()
     from serve import app
 
+    app.ports.require_free(config.host, config.port)  # before the seconds that Ray takes
+    cluster.connect()
     try:
         app.run(config)
     finally:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from bert_core import errors
@@ -33,19 +34,11 @@ def run_tasks(
     cluster.connect(address=config.address, num_cpus=config.cpus)
     import ray
 
-    def task(row: dict[str, Any]) -> dict[str, Any]:
-        # A user's mistake travels as data: Ray would wrap it in pages of its own frames.
-        try:
-            result, error = work(items[row["id"]]), None
-        except errors.RaybertError as raised:
-            result, error = None, {"kind": type(raised).__name__, "message": str(raised)}
-        return {"id": row["id"], "answer": json.dumps({"result": result, "error": error})}
-
     pieces = ray.data.range(len(items), override_num_blocks=len(items))
     answers = pieces.map(
-        task,
+        partial(_answer, work, items),
         num_cpus=config.threads_per_worker,
-        compute=ray.data.TaskPoolStrategy(size=config.num_workers),
+        compute=ray.data.TaskPoolStrategy(size=min(config.num_workers, len(items))),
     )
     for row in answers.iter_rows():
         answer = json.loads(row["answer"])
@@ -54,3 +47,15 @@ def run_tasks(
                 answer["error"]["message"]
             )
         yield int(row["id"]), answer["result"]
+
+
+def _answer(work: Callable[[Item], Any], items: Sequence[Item], row: dict[str, Any]) -> dict:
+    """One task: the result of the item that `row` numbers, or the user's mistake, as data.
+
+    Ray would wrap an exception in pages of its own frames.
+    """
+    try:
+        answer = {"result": work(items[row["id"]]), "error": None}
+    except errors.RaybertError as error:
+        answer = {"result": None, "error": {"kind": type(error).__name__, "message": str(error)}}
+    return {"id": row["id"], "answer": json.dumps(answer)}

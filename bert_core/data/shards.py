@@ -126,7 +126,7 @@ def open_shard(path: str | Path, info: ShardInfo | None = None) -> ShardRows:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
         metadata = reader.schema.metadata or {}
         batch = reader.get_batch(0)
-    except (pa.ArrowInvalid, IndexError) as error:
+    except ValueError as error:  # ArrowInvalid is one
         raise FormatError(
             f"{path}: wanted an Arrow IPC file with one record batch, cannot be read ({error}): "
             f"the shard is truncated or is no shard; {WAY_OUT}"

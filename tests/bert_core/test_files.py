@@ -1,6 +1,7 @@
 """Files at a path and at a URI: whole or not at all, found by one set of rules."""
 
 import hashlib
+import resource
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -121,8 +122,13 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     files.write_bytes(str(path), b"old")
-    with pytest.raises(TypeError):
-        files.write_bytes(str(path), "text is not bytes")  # type: ignore[arg-type]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            files.write_bytes(str(path), bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -1,0 +1,210 @@
+"""Files of the formats that people publish, and what is said of those that are damaged."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert_core.data.documents import clean
+from bert_core.data.formats import (
+    BOUNDARIES,
+    Boundary,
+    column_of,
+    decode_utf8,
+    jsonl_rows,
+    labelled_rows,
+    text_documents,
+)
+from bert_core.errors import CorpusError
+
+
+def documents(data: bytes, boundary: Boundary) -> list[str]:
+    """The documents that are not empty, cleaned as every reader of them cleans them."""
+    return [clean(text) for text in text_documents(data, boundary, "a.txt") if clean(text)]
+
+
+def rows_of(data: bytes, source: str) -> list[dict]:
+    return labelled_rows(data, source, text_column="sentence", label_column="label")
+
+
+def parquet(**columns: list) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+def test_a_blank_line_ends_a_document(ending: bytes) -> None:
+    data = b"one\nstill one\n\ntwo\n \t\n\n\nthree\n".replace(b"\n", ending)
+    assert documents(data, "blank_line") == ["one\nstill one", "two", "three"]
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+def test_a_heading_of_wikitext_begins_a_document_and_a_section_does_not(ending: bytes) -> None:
+    data = (
+        b" \n = Lobster = \n \n It is blue . \n \n = = Diet = = \n \n Fish . \n"
+        b" = Crab = \n \n It is red , 5 = 2 + 3 . \n"
+    ).replace(b"\n", ending)
+    first, second = documents(data, "heading")
+    assert first.startswith("= Lobster =")
+    assert first.endswith("Fish .")
+    assert second.startswith("= Crab =")
+
+
+def test_the_first_two_levels_of_markdown_begin_a_document() -> None:
+    data = b"# One\na\n### part\nb\n## Two\nc #d\n#hash\n"
+    assert documents(data, "heading") == ["# One\na\n### part\nb", "## Two\nc #d\n#hash"]
+
+
+def test_a_file_may_be_one_document() -> None:
+    assert documents(b"one\n\n# two\n", "file") == ["one\n\n# two"]
+
+
+@pytest.mark.parametrize("boundary", [*BOUNDARIES, "file"])
+def test_no_byte_is_lost_between_documents(boundary: Boundary) -> None:
+    data = "é\n\n# a\n\n\n = B = \n\r\n \n海".encode()
+    assert "".join(text_documents(data, boundary, "a.txt")).encode() == data
+
+
+@pytest.mark.parametrize("boundary", [*BOUNDARIES, "file"])
+def test_a_byte_order_mark_is_no_part_of_the_text(boundary: Boundary) -> None:
+    assert documents("\ufeffone".encode(), boundary) == ["one"]
+
+
+@pytest.mark.parametrize("boundary", [*BOUNDARIES, "file"])
+def test_a_byte_that_is_no_utf8_is_named_with_its_file_and_place(boundary: Boundary) -> None:
+    data = "é a\n\n# b\n\n".encode() + b"caf\xe9 au lait\n\nend"
+    place = data.index(b"\xe9 au") + 10_000
+    with pytest.raises(
+        CorpusError,
+        match=rf"books/a\.txt: wanted UTF-8, byte 0xe9 at offset {place:,} is not: convert the",
+    ):
+        list(text_documents(data, boundary, "books/a.txt", offset=10_000))
+
+
+def test_a_character_cut_in_two_is_no_utf8() -> None:
+    with pytest.raises(CorpusError, match="byte 0xe6 at offset 1 is not"):
+        decode_utf8("a海".encode()[:-1], "a.txt")
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+def test_jsonl_holds_an_object_a_line(ending: bytes) -> None:
+    data = '\ufeff{"text": "é\\n\u2028"}\n\n  \n{"text": "b", "n": 1}'.encode().replace(
+        b"\n", ending
+    )
+    assert list(jsonl_rows(data, "a.jsonl")) == [{"text": "é\n\u2028"}, {"text": "b", "n": 1}]
+
+
+def test_a_jsonl_file_of_a_byte_order_mark_alone_has_no_rows() -> None:
+    assert list(jsonl_rows("\ufeff\n".encode(), "a.jsonl")) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": ', r"the line at byte 114 is not JSON \(.*\): correct the line"),
+        (b"[1]", r"the line at byte 114 holds a list: correct the line"),
+        (b"3", r"the line at byte 114 holds a int"),
+        (b'{"text": "\xff"}', r"wanted UTF-8, byte 0xff at offset 124 is not"),
+    ],
+)
+def test_a_line_that_is_no_object_is_named_by_its_byte(line: bytes, message: str) -> None:
+    data = b'{"text": "a"}\n' + line + b"\n"
+    with pytest.raises(CorpusError, match=rf"a\.jsonl: .*{message}"):
+        list(jsonl_rows(data, "a.jsonl", offset=100))
+
+
+def test_a_missing_column_is_named_with_those_there_are() -> None:
+    with pytest.raises(
+        CorpusError, match=r"a: wanted text in the column 'text', got NoneType; there are: id, body"
+    ):
+        column_of({"id": 1, "body": "x"}, "text", "a")
+
+
+ROWS = [{"text": 'it \'s "fine" , no', "label": "1"}, {"text": "naïve", "label": "0"}]
+TSV = 'sentence\tlabel\nit \'s "fine" , no\t1\nnaïve\t0\n'.encode()
+CSV = 'label,sentence,id\n1,"it \'s ""fine"" , no",x\n0,naïve,y\n'.encode()
+JSONL = "".join(
+    json.dumps({"sentence": row["text"], "label": int(row["label"])}) + "\n" for row in ROWS
+).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "source"),
+    [
+        (TSV, "dev.tsv"),
+        (CSV, "dev.csv"),
+        (JSONL, "dev.jsonl"),
+        (JSONL, "dev.ndjson"),
+        (parquet(sentence=[row["text"] for row in ROWS], label=[1, 0]), "dev.parquet"),
+        (TSV, "DEV.TSV"),
+    ],
+)
+@pytest.mark.parametrize("change", ["none", "byte order mark", "CRLF"])
+def test_labelled_rows_are_the_same_whatever_holds_them(
+    data: bytes, source: str, change: str
+) -> None:
+    if not source.endswith("parquet"):
+        data = b"\xef\xbb\xbf" * (change == "byte order mark") + data
+        data = data.replace(b"\n", b"\r\n") if change == "CRLF" else data
+    assert rows_of(data, source) == ROWS
+
+
+def test_a_quoted_field_of_a_csv_may_hold_line_breaks() -> None:
+    assert rows_of(b'sentence,label\n"a\nb",x\n', "a.csv") == [{"text": "a\nb", "label": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("data", "source", "message"),
+    [
+        (
+            b"text,label\na,1\n",
+            "a.csv",
+            "a.csv, row 1: wanted text in the column 'sentence', got NoneType; "
+            "there are: text, label",
+        ),
+        (b"sentence\tlabel\na\t1\nb\n", "a.tsv", "a.tsv, row 2: wanted text in the column 'label'"),
+        (b'{"sentence": 3, "label": 1}', "a.jsonl", "a.jsonl, row 1: wanted text in the column"),
+        (
+            parquet(sentence=["a"], y=[1.5]),
+            "a.parquet",
+            "'label', got NoneType; there are: sentence, y",
+        ),
+        (b"sentence,label\n", "a.csv", "a.csv: wanted labelled rows, the file holds none"),
+        (b"", "a.jsonl", "a.jsonl: wanted labelled rows, the file holds none: give another file"),
+        (b"sentence,label\n\xff,1\n", "a.csv", "a.csv: wanted UTF-8, byte 0xff at offset 15"),
+        (b"PAR1 but no more", "a.parquet", "a.parquet: wanted a .parquet file, it cannot be read"),
+        (
+            b"sentence,label\n" + b"x" * 200_000 + b",1\n",
+            "a.csv",
+            "a.csv: wanted a .csv file, it cannot be read (field larger than field limit",
+        ),
+        (
+            b"x",
+            "a.xlsx",
+            "a.xlsx: wanted .csv, .tsv, .jsonl or .parquet, got .xlsx: convert or rename it",
+        ),
+    ],
+)
+def test_labelled_files_that_will_not_do_say_why(data: bytes, source: str, message: str) -> None:
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        rows_of(data, source)
+
+
+def test_real_articles_are_found_by_their_headings(data_dir: Path) -> None:
+    data = (data_dir / "wikitext2" / "valid.txt").read_bytes()
+    found = documents(data, "heading")
+    titles = re.findall(rb"^ = [^=\n]+ = *$", data, re.MULTILINE)
+    assert len(found) == len(titles) == 60
+    assert all(re.match(r"= [^=]+ =\n", text) for text in found)
+
+
+def test_the_real_sst2_has_its_published_rows(data_dir: Path) -> None:
+    source = data_dir / "sst2" / "dev.tsv"
+    rows = rows_of(source.read_bytes(), str(source))
+    assert len(rows) == 872
+    assert {row["label"] for row in rows} == {"0", "1"}

@@ -1,0 +1,306 @@
+"""The vocabulary is the same in every process; the ids are Google's and transformers'."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+
+from bert_core import files
+from bert_core.data.tokenizer import (
+    SPECIAL_TOKENS,
+    Tokenizer,
+    canonical_order,
+    train_vocabulary,
+)
+from bert_core.errors import ConfigError, CorpusError, FormatError
+
+LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+OTHERS = [*"!,.'?()[]#-0123456789", "海", "洋", "é", "ß", "İ", "A", "Z"]
+PIECES = ["the", "sea", "caf", "##fe", "##ing", "mask", "Sea", "un", "##known"]
+VOCABULARY = [
+    *SPECIAL_TOKENS,
+    *(prefix + character for character in [*LETTERS, *OTHERS] for prefix in ("", "##")),
+    *PIECES,
+]
+UNICODE = "aesAES éÉßİ海#'!.-\t\n\x00\u200b\u2028\u3000…🌊ﬁǅ"
+TRICKY = [
+    "The sea, the sea!",
+    "Café CAFÉ cafe\u0301 naïve ß İstanbul",
+    "海 海洋sea海 the海",
+    "don't [MASK] the [SEP]sea [mask] [CLS]",
+    "a\x00b\u200bc\ufffdd\u2028e\xa0f\u3000g\tx\r\ny",
+    "it's (un-known)… “quoted” — 3.14 & $5 `x` ~",
+    "🌊 the 🌊sea ﬁne Ⅳ ½",
+    "x" * 101 + " " + "a" * 100,
+    "##fe #sea # #",
+    "",
+    "   ",
+]
+
+
+def sample(seed: int = 0) -> list[str]:
+    """Texts whose words often occur equally often: ties that a trainer has to break."""
+    rng = np.random.default_rng(seed)
+    words = ["".join(rng.choice(LETTERS, rng.integers(2, 9))) for _ in range(300)]
+    return [" ".join(rng.permutation(words)) + " Été, 海洋!" for _ in range(5)]
+
+
+def train(texts: list[str], *, lowercase: bool = True, vocab_size: int = 400) -> list[str]:
+    return train_vocabulary(texts, vocab_size=vocab_size, lowercase=lowercase)
+
+
+TRAIN = """
+import hashlib, json, sys
+from bert_core.data.tokenizer import train_vocabulary
+vocabulary = train_vocabulary(json.load(sys.stdin), vocab_size=400, lowercase=True)
+print(hashlib.sha256("\\n".join(vocabulary).encode()).hexdigest())
+"""
+
+
+def test_fresh_processes_make_the_same_vocabulary() -> None:
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", TRAIN],
+            env=os.environ | {"PYTHONHASHSEED": seed, "TOKENIZERS_PARALLELISM": parallel},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed, parallel in [("1", "false"), ("2", "true")]
+    ]
+    answers = [process.communicate(json.dumps(sample()))[0].strip() for process in running]
+    here = hashlib.sha256("\n".join(train(sample())).encode()).hexdigest()
+    assert answers == [here, here]
+
+
+def test_the_order_of_texts_does_not_matter() -> None:
+    assert train(sample()) == train(sample()[::-1])
+
+
+def test_a_vocabulary_stands_in_canonical_order() -> None:
+    vocabulary = train(sample())
+    assert len(vocabulary) == len(set(vocabulary)) == 400
+    assert vocabulary[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    surfaces = [token.removeprefix("##") for token in vocabulary[5:]]
+    singles = [surface for surface in surfaces if len(surface) == 1]
+    assert surfaces[: len(singles)] == sorted(singles)
+    assert surfaces[len(singles) :] == sorted(surfaces[len(singles) :])
+    for token in set(vocabulary) & {f"##{token}" for token in vocabulary}:
+        assert vocabulary.index(token.removeprefix("##")) == vocabulary.index(token) - 1
+    assert canonical_order(vocabulary[::-1]) == vocabulary
+    shuffled = ["##b", "##ab", "b", "a", "##a", "a", "[PAD]", "ab", "abc"]
+    assert canonical_order(shuffled)[5:] == ["a", "##a", "b", "##b", "ab", "##ab", "abc"]
+
+
+def test_every_character_of_the_corpus_is_known_and_frequent_words_are_whole() -> None:
+    texts = ["the whale and the sea " * 50, "Ein süßes Café, 海!"]
+    vocabulary = train(texts, lowercase=False, vocab_size=120)
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=False)
+    assert tokenizer.unk_id not in np.concatenate(tokenizer.encode(texts, 10_000))
+    assert {"the", "whale", "and", "sea"} <= set(vocabulary)
+
+
+def test_rare_characters_beyond_the_limit_are_unknown() -> None:
+    texts = ["aaa bbb ab ba" * 10 + " 海"]
+    vocabulary = train_vocabulary(texts, vocab_size=50, lowercase=True, limit_alphabet=2)
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
+    assert set("".join(vocabulary[5:]).replace("#", "")) == {"a", "b"}
+    assert tokenizer.encode(["海"], 8)[0].tolist() == [
+        tokenizer.cls_id,
+        tokenizer.unk_id,
+        tokenizer.sep_id,
+    ]
+
+
+@pytest.mark.parametrize("texts", [[], ["", "  \n"], ["\x00\u200b"]])
+def test_a_corpus_without_words_makes_no_vocabulary(texts: list[str]) -> None:
+    with pytest.raises(CorpusError, match="wanted text to count words in, the sample holds none"):
+        train(texts)
+
+
+def test_a_vocabulary_that_cannot_hold_the_alphabet_is_refused() -> None:
+    # 5 special tokens, the characters a, b and c, and ##b and ##c, which continue a word.
+    assert len(train(["abc"] * 9, vocab_size=10)) == 10
+    with pytest.raises(ConfigError, match=r"vocab_size: wanted at least 10 .* got 9: raise"):
+        train(["abc"] * 9, vocab_size=9)
+
+
+@pytest.fixture(params=[True, False], ids=["lowercase", "cased"], scope="module")
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return Tokenizer.from_vocabulary(VOCABULARY, lowercase=request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save(path)
+    return path
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode([text], 10_000)[0].tolist()
+
+
+@pytest.mark.parametrize("text", TRICKY)
+def test_transformers_reads_our_folder_and_gives_our_ids(
+    tokenizer: Tokenizer, folder: Path, text: str
+) -> None:
+    theirs = AutoTokenizer.from_pretrained(folder)
+    assert theirs(text)["input_ids"] == ids_of(tokenizer, text)
+    assert theirs.vocab_size == tokenizer.vocab_size
+    names = ("pad", "unk", "cls", "sep", "mask")
+    assert [getattr(theirs, f"{name}_token_id") for name in names] == [
+        getattr(tokenizer, f"{name}_id") for name in names
+    ]
+
+
+# Text without special tokens: Google's own script knows them in the vocabulary only.
+@given(st.lists(st.sampled_from([*UNICODE, *PIECES, "x" * 99]), max_size=30).map("".join))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_ids_are_those_of_googles_wordpiece_in_python(folder: Path, text: str) -> None:
+    tokenizer = Tokenizer.load(folder)
+    google = BertTokenizerLegacy(str(folder / "vocab.txt"), do_lower_case=tokenizer.lowercase)
+    expected = google.convert_tokens_to_ids(google.tokenize(text))
+    assert ids_of(tokenizer, text)[1:-1] == expected
+
+
+def test_a_column_has_the_ids_of_encode_without_special_tokens(tokenizer: Tokenizer) -> None:
+    column = tokenizer.encode_column(pa.array(TRICKY))
+    assert column.type == pa.list_(pa.uint16())
+    assert column.to_pylist() == [ids_of(tokenizer, text)[1:-1] for text in TRICKY]
+    assert tokenizer.encode_column(pa.array([], pa.string())).to_pylist() == []
+
+
+def test_texts_are_cut_to_the_maximum_with_both_special_tokens_kept(tokenizer: Tokenizer) -> None:
+    [ids] = tokenizer.encode(["the sea " * 50], max_length=6)
+    the, sea = VOCABULARY.index("the"), VOCABULARY.index("sea")
+    assert ids.tolist() == [tokenizer.cls_id, the, sea, the, sea, tokenizer.sep_id]
+    assert ids.dtype == np.uint32
+    assert tokenizer.encode([], max_length=6) == []
+
+
+def test_half_a_surrogate_pair_is_passed_over(tokenizer: Tokenizer) -> None:
+    assert ids_of(tokenizer, "the \ud83d sea\udc00") == ids_of(tokenizer, "the sea")
+
+
+def test_a_tokenizer_comes_back_from_its_folder(tokenizer: Tokenizer, folder: Path) -> None:
+    loaded = Tokenizer.load(folder)
+    assert loaded.digest == tokenizer.digest
+    assert loaded.vocabulary == VOCABULARY
+    assert loaded.lowercase == tokenizer.lowercase
+    assert loaded.files() == tokenizer.files()
+
+
+def test_a_folder_may_hold_a_vocabulary_alone(
+    tokenizer: Tokenizer, folder: Path, tmp_path: Path
+) -> None:
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.digest == tokenizer.digest
+    assert [ids_of(loaded, text) for text in TRICKY] == [ids_of(tokenizer, text) for text in TRICKY]
+
+
+def test_a_tokenizer_is_saved_and_loaded_at_a_uri(tokenizer: Tokenizer, object_store: str) -> None:
+    tokenizer.save(f"{object_store}/vocab")
+    assert Tokenizer.load(f"{object_store}/vocab").digest == tokenizer.digest
+
+
+def test_a_vocabulary_file_is_cut_at_line_feeds_alone(tmp_path: Path) -> None:
+    tokens = [*SPECIAL_TOKENS, "a", "\u2028", "\x85", "b"]
+    (tmp_path / "vocab.txt").write_bytes("\r\n".join(tokens).encode())
+    assert Tokenizer.load(tmp_path).vocabulary == tokens
+
+
+def test_truncation_and_padding_that_a_file_asks_for_are_left_to_us(tmp_path: Path) -> None:
+    inner = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True).inner
+    inner.enable_truncation(3)
+    inner.enable_padding(length=20)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    assert len(ids_of(Tokenizer.load(tmp_path), "the sea the sea the sea")) == 8
+
+
+def test_the_digest_tells_vocabularies_and_casing_apart() -> None:
+    changed = [*VOCABULARY[:-2], VOCABULARY[-1], VOCABULARY[-2]]
+    digests = {
+        Tokenizer.from_vocabulary(vocabulary, lowercase=lowercase).digest
+        for vocabulary in (VOCABULARY, changed, VOCABULARY[:-1])
+        for lowercase in (True, False)
+    }
+    assert len(digests) == 6
+
+
+def test_special_ids_are_the_five_special_tokens_wherever_they_stand() -> None:
+    tokenizer = Tokenizer.from_vocabulary([*VOCABULARY[5:], *SPECIAL_TOKENS], lowercase=True)
+    expected = [len(VOCABULARY) - 5 + index for index in range(5)]
+    assert tokenizer.special_ids.tolist() == expected
+    assert ids_of(tokenizer, "the")[0] == tokenizer.cls_id == expected[2]
+
+
+@pytest.mark.parametrize(("size", "id_type"), [(1 << 16, pa.uint16()), (65_537, pa.uint32())])
+def test_ids_take_two_bytes_where_the_vocabulary_fits(size: int, id_type: pa.DataType) -> None:
+    vocabulary = [*SPECIAL_TOKENS, *(f"x{number}" for number in range(size - 5))]
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
+    assert tokenizer.id_type == id_type
+    assert tokenizer.encode_column(pa.array([vocabulary[-1]])).values.type == id_type
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        (None, b"", "wanted tokenizer.json or vocab.txt, neither is there: give a folder that"),
+        ("tokenizer.json", b'{"version": ', "tokenizer.json: wanted a tokenizers JSON file, it"),
+        ("tokenizer.json", b"\xff", "cannot be read (.*): copy it again, or train one with"),
+        ("vocab.txt", b"[PAD]\n\xff\n", "vocab.txt: wanted UTF-8 with a token a line, byte 6 is"),
+        (
+            "vocab.txt",
+            b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n",
+            "wanted the special tokens [PAD], [UNK], [CLS], [SEP], [MASK], "
+            "[MASK] is not in the vocabulary: train it with `raybert vocab`",
+        ),
+        ("vocab.txt", b"a\n", "[PAD], [UNK], [CLS], [SEP], [MASK] is not in the vocabulary"),
+        (
+            "vocab.txt",
+            "\n".join([*SPECIAL_TOKENS, "a", "b", "a"]).encode(),
+            "wanted every token of the vocabulary once, 'a' stands there twice",
+        ),
+    ],
+)
+def test_a_folder_that_holds_no_tokenizer_says_why(
+    tmp_path: Path, name: str | None, data: bytes, message: str
+) -> None:
+    if name:
+        (tmp_path / name).write_bytes(data)
+    pattern = re.escape(message).replace(r"\(\.\*\)", r"\(.*\)")
+    with pytest.raises(FormatError, match=pattern):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_tokenizer_without_special_tokens_is_refused(tmp_path: Path) -> None:
+    model = tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]")
+    tokenizers.Tokenizer(model).save(files.join(str(tmp_path), "tokenizer.json"))
+    with pytest.raises(FormatError, match=r"\[PAD\], \[CLS\], \[SEP\], \[MASK\] is not in the"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_vocabulary_of_real_text_knows_its_words(data_dir: Path) -> None:
+    text = (data_dir / "wikitext2" / "valid.txt").read_text(encoding="utf-8")[:200_000]
+    vocabulary = train([text], vocab_size=2000)
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
+    [ids] = tokenizer.encode([text], 1_000_000)
+    assert tokenizer.vocab_size == 2000
+    assert tokenizer.unk_id not in ids
+    assert len(ids) < 1.6 * len(text.split())  # pieces a word
+    assert {"the", "lobster", "##ing", "##s"} <= set(vocabulary)

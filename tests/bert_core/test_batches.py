@@ -1,0 +1,229 @@
+"""Batches: padding leaks nowhere, labels point where they should, ranks share the global batch."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from bert_core.batches import (
+    PAD_MULTIPLE,
+    EncodedSource,
+    RankBatches,
+    ShardSource,
+    buckets,
+    pad,
+    token_count,
+)
+from bert_core.data.order import GlobalOrder
+from bert_core.data.shards import ShardRows
+from bert_core.errors import ConfigError
+from bert_core.model.encoder import Encoder
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import Batch
+
+PAD, CLS, SEP, MASK = 0, 2, 3, 4
+SHARD_ROWS = [17, 0, 40, 9]
+
+
+def shard_of(count: int, seed: int) -> ShardRows:
+    """Rows `[CLS] A [SEP] B [SEP]`; a label is the place of its row and of its position."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(6, 30, count)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = rng.integers(5, 60_000, offsets[-1]).astype(np.uint16)
+    middle = lengths // 2
+    ids[offsets[:-1]], ids[offsets[:-1] + middle - 1], ids[offsets[1:] - 1] = CLS, SEP, SEP
+    picks = rng.integers(0, 4, count)
+    positions = [
+        np.sort(rng.permutation(np.arange(1, n - 1))[:k])
+        for n, k in zip(lengths, picks, strict=True)
+    ]
+    for start, chosen in zip(offsets, positions, strict=False):
+        ids[start + chosen] = MASK
+    return ShardRows(
+        input_ids=ids,
+        offsets=offsets,
+        segment_b_start=middle,
+        next_sentence_label=rng.integers(0, 2, count).astype(np.uint8),
+        masked_positions=np.concatenate([np.zeros(0, np.int64), *positions]),
+        masked_labels=np.arange(picks.sum(), dtype=np.uint16) + 100 * seed,
+        masked_offsets=np.concatenate([[0], np.cumsum(picks)]),
+    )
+
+
+SHARDS = [shard_of(count, seed) for seed, count in enumerate(SHARD_ROWS)]
+SOURCE = ShardSource(SHARDS.__getitem__, PAD)
+ORDER = GlobalOrder(SHARD_ROWS, seed=0, window=2)
+
+
+def mask_of(batch: Batch) -> torch.Tensor:
+    return batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+
+
+Row = tuple[tuple[int, ...], int, int, tuple[tuple[int, int], ...]]
+
+
+def rows_of(batch: Batch) -> list[Row]:
+    """Every row read back from its batch: ids, length of segment B, label, masked places."""
+    width = batch["input_ids"].shape[1]
+    places = list(zip(batch["mlm_positions"].tolist(), batch["mlm_labels"].tolist(), strict=True))
+    rows = []
+    for index, mask in enumerate(mask_of(batch).bool()):
+        masked = tuple((p % width, label) for p, label in places if p // width == index)
+        segments = batch["token_type_ids"][index]
+        assert not segments[~mask].any()
+        rows.append(
+            (
+                tuple(batch["input_ids"][index][mask].tolist()),
+                int(segments.sum()),
+                int(batch["next_sentence_label"][index]),
+                masked,
+            )
+        )
+    return rows
+
+
+def expected_rows(shards: np.ndarray, rows: np.ndarray) -> list[Row]:
+    expected = []
+    for shard, number in zip(shards, rows, strict=True):
+        row = SHARDS[shard].row(number)
+        places = zip(row.masked_positions.tolist(), row.masked_labels.tolist(), strict=True)
+        segment_b = len(row.input_ids) - row.segment_b_start
+        ids = tuple(row.input_ids.tolist())
+        expected.append((ids, segment_b, row.next_sentence_label, tuple(places)))
+    return expected
+
+
+def test_rows_are_padded_to_a_multiple_of_eight_and_padding_is_masked() -> None:
+    batch = pad([np.array([5, 6, 7]), np.arange(5, 14)], PAD, np.array([1, 4]))
+    assert batch["input_ids"].tolist() == [
+        [5, 6, 7] + [PAD] * 13,
+        [*range(5, 14)] + [PAD] * 7,
+    ]
+    assert batch["attention_mask"].tolist() == [[1] * 3 + [0] * 13, [1] * 9 + [0] * 7]
+    assert batch["token_type_ids"].tolist() == [
+        [0, 1, 1] + [0] * 13,
+        [0] * 4 + [1] * 5 + [0] * 7,
+    ]
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    assert token_count(batch) == 12
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 127])
+def test_the_mask_is_left_out_only_where_no_row_is_padded(length: int) -> None:
+    batch = pad([np.full(length, 5, np.uint32)] * 2, PAD)
+    assert batch["input_ids"].shape[1] == -(-length // PAD_MULTIPLE) * PAD_MULTIPLE
+    assert ("attention_mask" in batch) == bool(length % PAD_MULTIPLE)
+    assert not batch["token_type_ids"].any()
+    assert token_count(batch) == 2 * length
+
+
+def test_what_a_row_is_padded_with_changes_nothing_in_the_encoder() -> None:
+    config = EncoderConfig(
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+    )
+    torch.manual_seed(0)
+    encoder = Encoder(config, pooler=True).eval()
+    rows = [np.array([2, 9, 8, 3]), np.arange(5, 28)]
+    alone, together, other = (
+        pad(chosen, pad_id) for chosen, pad_id in [(rows[:1], PAD), (rows, PAD), (rows, 29)]
+    )
+    hidden = [
+        encoder(batch["input_ids"], batch["token_type_ids"], batch["attention_mask"]).hidden[0, :4]
+        for batch in (alone, together, other)
+    ]
+    torch.testing.assert_close(hidden[1], hidden[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(hidden[2], hidden[1], rtol=0, atol=0)
+
+
+def test_collating_loses_nothing_and_labels_point_to_what_was_masked() -> None:
+    samples = ORDER.samples(0, ORDER.rows_per_epoch)
+    batch = SOURCE.collate(samples)
+    assert rows_of(batch) == expected_rows(samples.shards, samples.rows)
+    assert (batch["input_ids"].flatten()[batch["mlm_positions"]] == MASK).all()
+    assert (batch["input_ids"] == MASK).sum() == len(batch["mlm_positions"])
+    assert mask_of(batch).flatten()[batch["mlm_positions"]].all()
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    assert SOURCE.lengths(samples).tolist() == mask_of(batch).sum(1).tolist()
+
+
+def test_rows_without_a_masked_position_make_a_batch_without_labels() -> None:
+    shard, row = next(
+        (shard, row)
+        for shard, rows in enumerate(SHARDS)
+        for row in range(len(rows))
+        if not len(rows.row(row).masked_positions)
+    )
+    order = ORDER.samples(0, ORDER.rows_per_epoch)
+    [place] = np.flatnonzero((order.shards == shard) & (order.rows == row))
+    batch = SOURCE.collate(order.take(np.array([place])))
+    assert batch["mlm_positions"].shape == batch["mlm_labels"].shape == (0,)
+
+
+def test_buckets_are_sorted_cut_and_complete() -> None:
+    lengths = np.random.default_rng(0).integers(1, 9, 50)
+    found = buckets(lengths, 8)
+    order = np.concatenate(found)
+    assert [len(bucket) for bucket in found] == [8] * 6 + [2]
+    assert order.tolist() == sorted(range(50), key=lambda row: lengths[row])  # equal ones in order
+    assert buckets(np.zeros(0, np.int64), 8) == []
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 4, 100])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_together_hold_the_global_batch(world_size: int, micro_batch_size: int) -> None:
+    steps = [
+        RankBatches(SOURCE, ORDER, 13, micro_batch_size, rank, world_size).from_step(3)
+        for rank in range(world_size)
+    ]
+    for step in range(3, 12):  # over the end of the first epoch
+        micro_batches = [batch for rank in steps for batch in next(rank)]
+        assert max(len(batch["input_ids"]) for batch in micro_batches) <= micro_batch_size
+        samples = ORDER.samples(step * 13, 13)
+        together = Counter(row for batch in micro_batches for row in rows_of(batch))
+        assert together == Counter(expected_rows(samples.shards, samples.rows))
+
+
+def test_every_rank_has_a_row_of_every_batch() -> None:
+    for rank in range(4):
+        batches = RankBatches(SOURCE, ORDER, 4, 8, rank, 4).from_step(0)
+        assert all(next(batches) for _ in range(5))
+    with pytest.raises(
+        ConfigError,
+        match=r"global_batch_size: wanted at least a row for each of 5 workers, got 4: raise it",
+    ):
+        RankBatches(SOURCE, ORDER, 4, 8, 0, 5)
+
+
+@pytest.mark.parametrize("most_rows", [None, 1, 7, 10_000])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_an_evaluation_sees_every_row_once(most_rows: int | None, world_size: int) -> None:
+    steps = [
+        list(RankBatches(SOURCE, ORDER, 10, 4, rank, world_size).once(most_rows))
+        for rank in range(world_size)
+    ]
+    assert len({len(batches) for batches in steps}) == 1  # it is collective
+    samples = ORDER.samples(0, min(most_rows or 10_000, ORDER.rows_per_epoch))
+    seen = [row for rank in steps for step in rank for batch in step for row in rows_of(batch)]
+    assert Counter(seen) == Counter(expected_rows(samples.shards, samples.rows))
+
+
+def test_a_labelled_set_is_collated_with_its_labels() -> None:
+    ids = [np.array([CLS, *range(5, 5 + n), SEP], np.uint32) for n in range(1, 12)]
+    source = EncodedSource(ids, np.arange(11), PAD)
+    batches = RankBatches(source, GlobalOrder([11], seed=0), 11, 4).once()
+    [micro_batches] = list(batches)
+    seen = {}
+    for batch in micro_batches:
+        for row, mask, label in zip(
+            batch["input_ids"], mask_of(batch).bool(), batch["labels"].tolist(), strict=True
+        ):
+            seen[label] = row[mask].tolist()
+    assert [seen[label] for label in range(11)] == [row.tolist() for row in ids]
