@@ -24,16 +24,14 @@ from pipelines.stage import Result, StageConfig, run_stage
 from tracking.runs import DatasetInput
 
 STANDARD_LIBRARY = "python"
-# Import name → distribution. All of them are dependencies of raybert, so every machine has them.
+# Import name → distribution. raybert depends on all of them, so every machine has them.
 LIBRARIES = {
     "matplotlib": "matplotlib",
-    "mlflow": "mlflow",
     "networkx": "networkx",
     "numpy": "numpy",
     "pandas": "pandas",
     "scipy": "scipy",
     "sklearn": "scikit-learn",
-    "sqlalchemy": "SQLAlchemy",
     "sympy": "sympy",
     "torch": "torch",
 }

@@ -15,7 +15,7 @@ from bert_core.batches import (
     pad,
     token_count,
 )
-from bert_core.data.order import GlobalOrder
+from bert_core.data.order import GlobalOrder, Samples
 from bert_core.data.shards import ShardRows
 from bert_core.errors import ConfigError
 from bert_core.model.encoder import Encoder
@@ -84,9 +84,9 @@ def rows_of(batch: Batch) -> list[Row]:
     return rows
 
 
-def expected_rows(shards: np.ndarray, rows: np.ndarray) -> list[Row]:
+def expected_rows(samples: Samples) -> list[Row]:
     expected = []
-    for shard, number in zip(shards, rows, strict=True):
+    for shard, number in zip(samples.shards.tolist(), samples.rows.tolist(), strict=True):
         row = SHARDS[shard].row(number)
         places = zip(row.masked_positions.tolist(), row.masked_labels.tolist(), strict=True)
         segment_b = len(row.input_ids) - row.segment_b_start
@@ -146,7 +146,7 @@ def test_what_a_row_is_padded_with_changes_nothing_in_the_encoder() -> None:
 def test_collating_loses_nothing_and_labels_point_to_what_was_masked() -> None:
     samples = ORDER.samples(0, ORDER.rows_per_epoch)
     batch = SOURCE.collate(samples)
-    assert rows_of(batch) == expected_rows(samples.shards, samples.rows)
+    assert rows_of(batch) == expected_rows(samples)
     assert (batch["input_ids"].flatten()[batch["mlm_positions"]] == MASK).all()
     assert (batch["input_ids"] == MASK).sum() == len(batch["mlm_positions"])
     assert mask_of(batch).flatten()[batch["mlm_positions"]].all()
@@ -188,7 +188,7 @@ def test_ranks_together_hold_the_global_batch(world_size: int, micro_batch_size:
         assert max(len(batch["input_ids"]) for batch in micro_batches) <= micro_batch_size
         samples = ORDER.samples(step * 13, 13)
         together = Counter(row for batch in micro_batches for row in rows_of(batch))
-        assert together == Counter(expected_rows(samples.shards, samples.rows))
+        assert together == Counter(expected_rows(samples))
 
 
 def test_every_rank_has_a_row_of_every_batch() -> None:
@@ -212,7 +212,7 @@ def test_an_evaluation_sees_every_row_once(most_rows: int | None, world_size: in
     assert len({len(batches) for batches in steps}) == 1  # it is collective
     samples = ORDER.samples(0, min(most_rows or 10_000, ORDER.rows_per_epoch))
     seen = [row for rank in steps for step in rank for batch in step for row in rows_of(batch)]
-    assert Counter(seen) == Counter(expected_rows(samples.shards, samples.rows))
+    assert Counter(seen) == Counter(expected_rows(samples))
 
 
 def test_a_labelled_set_is_collated_with_its_labels() -> None:

@@ -1,0 +1,178 @@
+"""Checkpoints: whole or not at all, and never another run's."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bert_core import files
+from bert_core.errors import FormatError
+from bert_core.train.checkpoint import (
+    FORMAT_VERSION,
+    LAST_FILE,
+    MODEL,
+    OPTIMIZER,
+    Checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+)
+from bert_core.train.config import OptimizerConfig
+from bert_core.train.optim import build_optimizer
+
+RUN = "3f2a91" + "0" * 58
+
+
+def trained(seed: int, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    optimizer = build_optimizer(model, OptimizerConfig(lr=0.1))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def save(folder: str | Path, step: int, seed: int = 0, **settings: int) -> Checkpoint:
+    return save_checkpoint(str(folder), step, *trained(seed), run_digest=RUN, **settings)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def assert_equal_state(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
+    a, b = ours.state_dict(), theirs.state_dict()
+    assert a["param_groups"] == b["param_groups"]
+    assert a["state"].keys() == b["state"].keys()
+    for index, values in a["state"].items():
+        assert values.keys() == b["state"][index].keys()
+        for key, value in values.items():
+            assert value.dtype == b["state"][index][key].dtype
+            assert torch.equal(value, b["state"][index][key])
+
+
+def test_weights_and_optimizer_come_back_bit_for_bit(tmp_path: Path, object_store: str) -> None:
+    for folder in (str(tmp_path), f"{object_store}/run"):
+        save(folder, 7)
+        found = latest_checkpoint(folder)
+        assert found is not None
+        assert found.step == 7
+        (model, optimizer), (expected, its_optimizer) = trained(seed=1), trained(seed=0)
+        load_checkpoint(found, model, optimizer, run_digest=RUN)
+        for key, value in expected.state_dict().items():
+            assert torch.equal(model.state_dict()[key], value)
+        assert_equal_state(optimizer, its_optimizer)
+
+
+def test_a_checkpoint_from_before_the_first_step_has_no_moments(tmp_path: Path) -> None:
+    model, optimizer = trained(0, steps=0)
+    checkpoint = save_checkpoint(str(tmp_path), 0, model, optimizer, run_digest=RUN)
+    other, its_optimizer = trained(1, steps=2)
+    load_checkpoint(checkpoint, other, its_optimizer, run_digest=RUN)
+    assert its_optimizer.state_dict()["state"] == {}
+
+
+def test_weights_can_be_loaded_alone(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path, 1)
+    (tmp_path / "step-00000001" / OPTIMIZER).unlink()
+    model, _ = trained(seed=1)
+    load_weights(checkpoint, model, run_digest=RUN)
+    assert torch.equal(model.state_dict()["0.weight"], trained(0)[0].state_dict()["0.weight"])
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 10):
+        save(tmp_path, step)
+    assert names_in(tmp_path) == ["step-00000003", "step-00000010"]
+    save(tmp_path, 11, keep=1)
+    assert names_in(tmp_path) == ["step-00000011"]
+
+
+def test_what_a_killed_run_left_is_no_checkpoint_and_is_cleared_away(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    for step in (2, 30):  # killed before the last file was written
+        shutil.copytree(tmp_path / "step-00000001", tmp_path / f"step-{step:08}")
+        (tmp_path / f"step-{step:08}" / LAST_FILE).unlink()
+    (tmp_path / "notes").mkdir()
+    found = latest_checkpoint(str(tmp_path))
+    assert found is not None
+    assert found.step == 1
+    save(tmp_path, 3)
+    assert names_in(tmp_path) == ["notes", "step-00000001", "step-00000003"]
+
+
+def test_a_checkpoint_that_a_killed_run_left_unfinished_is_written_anew(tmp_path: Path) -> None:
+    save(tmp_path, 2, seed=5)
+    (tmp_path / "step-00000002" / LAST_FILE).unlink()
+    assert latest_checkpoint(str(tmp_path)) is None
+    checkpoint = save(tmp_path, 2, seed=0)
+    model, optimizer = trained(seed=1)
+    load_checkpoint(checkpoint, model, optimizer, run_digest=RUN)
+    assert torch.equal(model.state_dict()["0.weight"], trained(0)[0].state_dict()["0.weight"])
+
+
+def test_an_empty_or_absent_folder_has_no_checkpoint(tmp_path: Path) -> None:
+    assert latest_checkpoint(str(tmp_path)) is None
+    assert latest_checkpoint(str(tmp_path / "nothing")) is None
+
+
+def test_the_step_is_read_from_the_name(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path, 12_345_678)
+    assert latest_checkpoint(str(tmp_path)) == checkpoint
+    assert checkpoint.folder == files.join(str(tmp_path), "step-12345678")
+
+
+def change_model(folder: Path) -> None:
+    data = bytearray((folder / MODEL).read_bytes())
+    data[-1] ^= 1
+    (folder / MODEL).write_bytes(data)
+
+
+def cut_optimizer(folder: Path) -> None:
+    (folder / OPTIMIZER).write_bytes((folder / OPTIMIZER).read_bytes()[:-8])
+
+
+def remove_model(folder: Path) -> None:
+    (folder / MODEL).unlink()
+
+
+def make_newer(folder: Path) -> None:
+    description = json.loads((folder / LAST_FILE).read_text())
+    (folder / LAST_FILE).write_text(
+        json.dumps(description | {"format_version": FORMAT_VERSION + 1})
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (change_model, f"{MODEL}: wanted sha256 .*, got .*: the file was changed; remove this"),
+        (cut_optimizer, f"{OPTIMIZER}: wanted sha256 .*, got .*: the file was changed; remove"),
+        (remove_model, f"{MODEL}: wanted the file that {LAST_FILE} names, it is not there; remove"),
+        (make_newer, f"wanted format_version {FORMAT_VERSION} or older, got {FORMAT_VERSION + 1}"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_by_name(
+    tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    checkpoint = save(tmp_path, 7)
+    damage(tmp_path / "step-00000007")
+    with pytest.raises(FormatError, match=f"step-00000007.*{message}"):
+        load_checkpoint(checkpoint, *trained(0), run_digest=RUN)
+
+
+def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path, 7)
+    with pytest.raises(
+        FormatError,
+        match=r"step-00000007: wanted a checkpoint of run 91bc07, it belongs to run 3f2a91 "
+        r"\(another config, other shards\): give another output, or start over with --force",
+    ):
+        load_checkpoint(checkpoint, *trained(0), run_digest="91bc07" + "0" * 58)

@@ -1,0 +1,77 @@
+"""Settings of a training run: what they mean step by step, and which are refused."""
+
+import re
+
+import pytest
+
+from bert_core.errors import ConfigError
+from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+
+
+def factors(schedule: ScheduleConfig, max_steps: int) -> list[float]:
+    return [schedule.factor(step, max_steps) for step in range(max_steps)]
+
+
+def test_the_learning_rate_climbs_to_its_peak_and_falls_to_nothing() -> None:
+    schedule = ScheduleConfig(warmup_steps=4)
+    assert factors(schedule, 8) == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25]
+    assert schedule.factor(8, 8) == 0.0
+    assert schedule.factor(100, 8) == 0.0
+
+
+def test_a_constant_learning_rate_stays_at_its_peak() -> None:
+    assert factors(ScheduleConfig(warmup_steps=2, decay="constant"), 5) == [0.5, 1, 1, 1, 1]
+
+
+def test_there_may_be_no_warmup_and_nothing_but_warmup() -> None:
+    assert factors(ScheduleConfig(warmup_steps=0), 4) == [1.0, 0.75, 0.5, 0.25]
+    assert factors(ScheduleConfig(warmup_steps=10), 3) == [0.1, 0.2, 0.3]
+    assert factors(ScheduleConfig(warmup_steps=3), 3) == pytest.approx([1 / 3, 2 / 3, 1.0])
+
+
+@pytest.mark.parametrize("decay", ["linear", "constant"])
+@pytest.mark.parametrize("warmup_steps", [0, 1, 7, 50])
+def test_no_step_trains_at_zero_or_above_the_peak(decay: str, warmup_steps: int) -> None:
+    schedule = ScheduleConfig(warmup_steps=warmup_steps, decay=decay)  # type: ignore[arg-type]
+    assert all(0 < factor <= 1 for factor in factors(schedule, 50))
+
+
+def test_defaults_are_those_of_the_paper() -> None:
+    optimizer = OptimizerConfig()  # Devlin et al. 2019, appendix A.2
+    assert (optimizer.lr, optimizer.weight_decay) == (1e-4, 0.01)
+    assert (optimizer.beta1, optimizer.beta2) == (0.9, 0.999)
+    assert ScheduleConfig() == ScheduleConfig(warmup_steps=10_000, decay="linear")
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        (OptimizerConfig, {"lr": 0.0}, "optimizer.lr: wanted above 0, got 0.0"),
+        (OptimizerConfig, {"lr": float("nan")}, "optimizer.lr: wanted above 0, got nan"),
+        (OptimizerConfig, {"eps": -1e-6}, "optimizer.eps: wanted above 0, got -1e-06"),
+        (OptimizerConfig, {"weight_decay": -1.0}, "optimizer.weight_decay: wanted 0 or more"),
+        (OptimizerConfig, {"max_grad_norm": -1.0}, "optimizer.max_grad_norm: wanted 0 or more"),
+        (OptimizerConfig, {"beta1": 1.0}, "optimizer.beta1: wanted at least 0 and below 1"),
+        (OptimizerConfig, {"beta2": -0.1}, "optimizer.beta2: wanted at least 0 and below 1, got"),
+        (ScheduleConfig, {"warmup_steps": -1}, "schedule.warmup_steps: wanted 0 or more, got -1"),
+        (LoopConfig, {"max_steps": 0}, "max_steps: wanted at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(config: type, settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        config(**settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "message"),
+    [
+        (ScheduleConfig(), "decay", "schedule.decay: wanted one of linear, constant, got 'x'"),
+        (LoopConfig(max_steps=1), "precision", "precision: wanted one of fp32, bf16, got 'x'"),
+    ],
+)
+def test_an_unknown_word_is_refused_with_those_there_are(
+    config: ScheduleConfig | LoopConfig, name: str, message: str
+) -> None:
+    object.__setattr__(config, name, "x")  # past the types, which are checked here
+    with pytest.raises(ConfigError, match=message):
+        config.__post_init__()

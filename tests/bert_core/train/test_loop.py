@@ -1,0 +1,353 @@
+"""The loop: a gradient that nothing but the global batch decides, and a resume that is exact."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from bert_core.batches import RankBatches, ShardSource
+from bert_core.data.order import GlobalOrder
+from bert_core.data.shards import ShardRows
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import Batch, ObjectiveModel
+from bert_core.objectives.classification import Classification
+from bert_core.objectives.registry import PRETRAINING
+from bert_core.train.checkpoint import load_checkpoint, save_checkpoint
+from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
+from bert_core.train.loop import DivergedError, Step, Totals, evaluate, training_steps
+from bert_core.train.optim import build_optimizer
+
+VOCABULARY, GLOBAL_BATCH = 60, 13
+CONFIG = EncoderConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=32,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    initializer_range=0.2,
+)
+DROPOUT = replace(CONFIG, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+OPTIMIZER = OptimizerConfig(lr=1e-3)
+SCHEDULE = ScheduleConfig(warmup_steps=3)
+
+
+def shard_of(count: int) -> ShardRows:
+    """Rows of unlike lengths with unlike numbers of masked positions, some with none."""
+    rng = np.random.default_rng(0)
+    lengths, picks = rng.integers(6, 32, count), rng.integers(0, 6, count)
+    positions = [np.sort(rng.permutation(n)[:k]) for n, k in zip(lengths, picks, strict=True)]
+    return ShardRows(
+        input_ids=rng.integers(1, VOCABULARY, lengths.sum()),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        segment_b_start=lengths // 2,
+        next_sentence_label=rng.integers(0, 2, count).astype(np.uint8),
+        masked_positions=np.concatenate(positions),
+        masked_labels=rng.integers(1, VOCABULARY, picks.sum()),
+        masked_offsets=np.concatenate([[0], np.cumsum(picks)]),
+    )
+
+
+SHARD = shard_of(30)
+
+
+def batches(micro: int, rank: int = 0, world_size: int = 1) -> RankBatches:
+    source = ShardSource(lambda _: SHARD, pad_id=0)
+    order = GlobalOrder([len(SHARD)], seed=0)
+    return RankBatches(source, order, GLOBAL_BATCH, micro, rank, world_size)
+
+
+def model_of(config: EncoderConfig = CONFIG, seed: int = 0) -> ObjectiveModel:
+    torch.manual_seed(seed)
+    return ObjectiveModel(config, [objective(config) for objective in PRETRAINING.values()])
+
+
+def train(
+    model: ObjectiveModel,
+    steps: Iterator[list[Batch]],
+    loop: LoopConfig,
+    *,
+    optimizer: OptimizerConfig = OPTIMIZER,
+    schedule: ScheduleConfig = SCHEDULE,
+) -> list[Step]:
+    return list(
+        training_steps(model, steps, build_optimizer(model, optimizer), schedule, loop, optimizer)
+    )
+
+
+def gradient(model: ObjectiveModel) -> Tensor:
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return torch.cat([each.flatten() for each in gradients if each is not None])
+
+
+def gradient_of(
+    dtype: torch.dtype, micro: int, rank: int = 0, world_size: int = 1
+) -> tuple[Tensor, Step]:
+    """The gradient of the first global batch, as rank `rank` of `world_size` sees it."""
+    model = model_of().to(dtype)
+    [step] = train(
+        model,
+        batches(micro, rank, world_size).from_step(0),
+        LoopConfig(max_steps=1, precision="fp32"),
+        optimizer=replace(OPTIMIZER, max_grad_norm=0.0),
+    )
+    assert sum(parameter.numel() for parameter in model.parameters()) == gradient(model).numel()
+    return gradient(model), step
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+
+
+PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
+
+
+@pytest.mark.parametrize("micro", [1, 5, 12])
+@pytest.mark.parametrize(("dtype", "most"), PRECISIONS)
+def test_the_micro_batch_does_not_change_the_gradient(
+    micro: int, dtype: torch.dtype, most: float
+) -> None:
+    whole, _ = gradient_of(dtype, GLOBAL_BATCH)
+    assert relative_error(gradient_of(dtype, micro)[0], whole) < most
+
+
+def test_the_gradient_is_that_of_the_mean_losses_of_the_global_batch() -> None:
+    model = model_of().double()
+    [batch] = next(batches(GLOBAL_BATCH).from_step(0))
+    parts = model(batch)
+    sum(part.sum / part.count for part in parts.values()).backward()
+    ours, step = gradient_of(torch.float64, 4)
+    assert relative_error(ours, gradient(model)) < 1e-12
+    assert step.counts == {"mlm": len(batch["mlm_labels"]), "nsp": GLOBAL_BATCH}
+    assert step.grad_norm == pytest.approx(float(gradient(model).norm()))
+    for name, part in parts.items():
+        assert float(step.loss_sums[name]) == pytest.approx(float(part.sum.detach()))
+        assert int(step.correct[name]) == int(part.correct)
+
+
+def as_rank(rank: int, world_size: int, folder: Path) -> None:
+    """Compute the gradients of one of several processes, and keep them in `folder`."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size
+    )
+    try:
+        found = {
+            str(dtype): gradient_of(dtype, micro, rank, world_size)[0]
+            for dtype, micro in [(torch.float64, 3), (torch.float32, 4)]
+        }
+    finally:
+        dist.destroy_process_group()
+    torch.save(found, folder / f"{rank}.pt")
+
+
+def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
+    # 13 rows fall to 6 and 7: in micro-batches of 3 two on one rank and three on the other, each
+    # padded to another width than in one process.
+    command = [sys.executable, __file__, "1", "2", str(tmp_path)]
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    as_rank(0, 2, tmp_path)
+    assert process.wait(timeout=60) == 0
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for dtype, most in PRECISIONS:
+        alone, _ = gradient_of(dtype, GLOBAL_BATCH)
+        assert torch.equal(ranks[0][str(dtype)], ranks[1][str(dtype)])
+        assert relative_error(ranks[0][str(dtype)], alone) < most
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resumed_run_ends_with_the_same_bits_with_dropout_on(
+    precision: Precision, tmp_path: Path
+) -> None:
+    loop = LoopConfig(max_steps=8, precision=precision)
+
+    def start(seed: int) -> tuple[ObjectiveModel, torch.optim.Optimizer]:
+        model = model_of(DROPOUT, seed)
+        return model, build_optimizer(model, OPTIMIZER)
+
+    def go_on(model: ObjectiveModel, optimizer: torch.optim.Optimizer, step: int) -> Iterator[Step]:
+        steps = batches(4).from_step(step)  # epochs end in the middle of steps 3 and 5
+        return training_steps(model, steps, optimizer, SCHEDULE, loop, OPTIMIZER, start=step)
+
+    whole, its_optimizer = start(seed=0)
+    losses = [float(step.loss_sums["mlm"].sum()) for step in go_on(whole, its_optimizer, 0)]
+
+    killed, optimizer = start(seed=0)
+    for step in go_on(killed, optimizer, 0):
+        if step.index == 5:
+            break
+    checkpoint = save_checkpoint(str(tmp_path), 5, killed, optimizer, run_digest="run")
+
+    torch.manual_seed(123)  # what the generators hold does not matter
+    resumed, optimizer = start(seed=9)
+    load_checkpoint(checkpoint, resumed, optimizer, run_digest="run")
+    steps = list(go_on(resumed, optimizer, 5))
+    assert [step.index for step in steps] == [6, 7, 8]
+    assert [float(step.loss_sums["mlm"].sum()) for step in steps] == losses[5:]
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+    kept, expected = optimizer.state_dict()["state"], its_optimizer.state_dict()["state"]
+    for index, values in expected.items():
+        assert all(torch.equal(kept[index][key], values[key]) for key in values)
+
+
+def test_dropout_differs_between_steps_micro_batches_and_seeds() -> None:
+    def losses(seed: int) -> list[float]:
+        model = model_of(DROPOUT)
+        [batch] = next(batches(GLOBAL_BATCH).from_step(0))
+        loop = LoopConfig(max_steps=2, precision="fp32", seed=seed)
+        frozen = replace(OPTIMIZER, lr=1e-30)
+        steps = train(model, iter([[batch, batch]] * 2), loop, optimizer=frozen)
+        one = train(model, iter([[batch]] * 2), loop, optimizer=frozen)
+        return [float(step.loss_sums["mlm"]) for step in [*steps, *one]]
+
+    first, second, first_alone, _ = losses(seed=0)
+    assert first != second
+    assert first != pytest.approx(2 * first_alone, rel=1e-6)  # the second micro-batch differs
+    assert losses(seed=0) == losses(seed=0)
+    assert losses(seed=1)[0] != first
+
+
+def test_what_ran_before_in_the_process_changes_nothing() -> None:
+    loop = LoopConfig(max_steps=2, precision="fp32")
+    weights = []
+    for noise in (0, 5):
+        model = model_of(DROPOUT)
+        torch.rand(noise)
+        train(model, batches(4).from_step(0), loop)
+        weights.append(model.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_every_step_has_its_own_learning_rate_and_counts() -> None:
+    model = model_of()
+    loop = LoopConfig(max_steps=6, precision="fp32")
+    steps = train(model, batches(8).from_step(0), loop)
+    assert [step.index for step in steps] == [1, 2, 3, 4, 5, 6]
+    expected = [OPTIMIZER.lr * SCHEDULE.factor(step, 6) for step in range(6)]
+    assert [step.learning_rate for step in steps] == expected
+    order = GlobalOrder([len(SHARD)], seed=0)
+    for number, step in enumerate(steps):
+        rows = order.samples(number * GLOBAL_BATCH, GLOBAL_BATCH).rows.tolist()
+        assert step.tokens == sum(SHARD.length(row) for row in rows)
+        masked = sum(len(SHARD.row(row).masked_labels) for row in rows)
+        assert step.counts == {"mlm": masked, "nsp": GLOBAL_BATCH}
+        assert step.seconds > 0
+
+
+def test_training_learns() -> None:
+    model = model_of()
+    [batch] = next(batches(GLOBAL_BATCH).from_step(0))
+    loop = LoopConfig(max_steps=40, precision="fp32")
+    steps = train(model, iter([[batch]] * 40), loop, optimizer=replace(OPTIMIZER, lr=1e-2))
+    losses = [float(step.loss_sums["mlm"]) / step.counts["mlm"] for step in steps]
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_a_long_gradient_is_scaled_to_its_limit_and_a_short_one_is_left() -> None:
+    norms = {}
+    for limit in (0.0, 0.05, 1e6):
+        model = model_of()
+        loop = LoopConfig(max_steps=1, precision="fp32")
+        settings = replace(OPTIMIZER, max_grad_norm=limit)
+        [step] = train(model, batches(8).from_step(0), loop, optimizer=settings)
+        norms[limit] = (step.grad_norm, float(gradient(model).norm()))
+    before, _ = norms[0.0]
+    assert before > 0.05
+    assert norms[0.05] == pytest.approx((before, 0.05), rel=1e-4)
+    assert norms[0.0] == norms[1e6] == pytest.approx((before, before), rel=1e-5)
+
+
+def test_a_part_without_items_has_no_say() -> None:
+    model = model_of()
+    [batch] = next(batches(GLOBAL_BATCH).from_step(0))
+    nothing = {key: batch[key][:0] for key in ("mlm_positions", "mlm_labels")}
+    [step] = train(model, iter([[batch | nothing]]), LoopConfig(max_steps=1, precision="fp32"))
+    assert step.counts == {"mlm": 0, "nsp": GLOBAL_BATCH}
+    assert float(step.loss_sums["mlm"]) == 0
+    assert np.isfinite(step.grad_norm)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_run_that_diverges_stops_before_the_step(poison: float) -> None:
+    torch.manual_seed(0)
+    model = ObjectiveModel(CONFIG, [Classification(CONFIG, 2)])
+    last_word = VOCABULARY - 1
+    with torch.no_grad():
+        model.encoder.embeddings.word_embeddings.weight[last_word] = poison
+    good = {
+        "input_ids": torch.arange(1, 17).reshape(2, 8),
+        "token_type_ids": torch.zeros(2, 8, dtype=torch.int64),
+        "labels": torch.tensor([0, 1]),
+    }
+    bad = good | {"input_ids": torch.full((2, 8), last_word)}
+    optimizer = build_optimizer(model, OPTIMIZER)
+    loop = LoopConfig(max_steps=9, precision="fp32")
+    steps = training_steps(
+        model, iter([[good], [good, good], [good, bad]]), optimizer, SCHEDULE, loop, OPTIMIZER
+    )
+    assert [next(steps).index, next(steps).index] == [1, 2]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(
+        DivergedError,
+        match=r"step 3: wanted a finite gradient, its norm is nan: lower optimizer\.lr or lengthen "
+        r"schedule\.warmup_steps; the checkpoints written so far are whole",
+    ):
+        next(steps)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_evaluation_is_the_mean_over_every_row_without_dropout() -> None:
+    model = model_of(DROPOUT)
+    loop = LoopConfig(max_steps=1, precision="fp32")
+    found = evaluate(model, batches(4).once(), loop)
+    assert model.training
+    again = evaluate(model, batches(GLOBAL_BATCH).once(), loop)
+    assert found == pytest.approx(again, rel=1e-5)
+    model.eval()
+    rows = list(batches(8).once())
+    parts = [model(batch) for micro_batches in rows for batch in micro_batches]
+    expected = {"tokens": 0.0, "loss": 0.0}
+    for name in ("mlm", "nsp"):
+        count = sum(part[name].count for part in parts)
+        expected[f"{name}_loss"] = sum(float(part[name].sum.detach()) for part in parts) / count
+        expected[f"{name}_accuracy"] = sum(int(part[name].correct) for part in parts) / count
+        expected["loss"] += expected[f"{name}_loss"]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_evaluation_of_nothing_is_zero_not_an_error() -> None:
+    means = evaluate(model_of(), iter([]), LoopConfig(max_steps=1))
+    assert means["mlm_loss"] == means["nsp_accuracy"] == means["loss"] == 0.0
+
+
+def test_totals_of_steps_are_means_over_items_not_over_steps() -> None:
+    totals = Totals()
+    for count, loss in [(1, 10.0), (3, 2.0)]:
+        totals.add_step(
+            Step(
+                index=1,
+                learning_rate=0.1,
+                grad_norm=1.0,
+                seconds=1.0,
+                tokens=5,
+                loss_sums={"mlm": torch.tensor(loss)},
+                correct={"mlm": torch.tensor(count - 1)},
+                counts={"mlm": count},
+            )
+        )
+    assert totals.means() == {"tokens": 10, "mlm_loss": 3.0, "mlm_accuracy": 0.5, "loss": 3.0}
+
+
+if __name__ == "__main__":
+    as_rank(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,67 @@
+"""AdamW as the paper of BERT sets it: decay on matrices, none on biases and LayerNorms."""
+
+import pytest
+import torch
+
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.objectives.registry import PRETRAINING
+from bert_core.train.config import OptimizerConfig
+from bert_core.train.optim import build_optimizer, parameter_groups
+
+CONFIG = EncoderConfig(
+    vocab_size=40,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=16,
+    max_position_embeddings=8,
+)
+
+
+@pytest.fixture
+def model() -> ObjectiveModel:
+    torch.manual_seed(0)
+    return ObjectiveModel(CONFIG, [objective(CONFIG) for objective in PRETRAINING.values()])
+
+
+def test_biases_and_layer_norms_have_no_decay_and_all_else_has(model: ObjectiveModel) -> None:
+    decayed, others = parameter_groups(model, 0.01)
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.01, 0.0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    with_decay = {names[id(parameter)] for parameter in decayed["params"]}
+    without = {names[id(parameter)] for parameter in others["params"]}
+    assert with_decay | without == set(names.values())
+    assert not with_decay & without
+    assert all(name.endswith("bias") or "norm" in name.lower() for name in without)
+    assert not any(name.endswith("bias") or "norm" in name.lower() for name in with_decay)
+
+
+def test_frozen_parameters_are_left_out(model: ObjectiveModel) -> None:
+    model.encoder.requires_grad_(False)
+    groups = parameter_groups(model, 0.01)
+    encoder = {id(parameter) for parameter in model.encoder.parameters()}
+    assert not any(id(parameter) in encoder for group in groups for parameter in group["params"])
+
+
+def test_settings_reach_the_optimizer(model: ObjectiveModel) -> None:
+    config = OptimizerConfig(lr=0.5, beta1=0.8, beta2=0.98, eps=1e-5, weight_decay=0.1)
+    optimizer = build_optimizer(model, config)
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["betas"], group["eps"]) == (0.5, (0.8, 0.98), 1e-5)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+
+
+def test_a_step_is_the_one_written_in_the_paper_of_adamw(model: ObjectiveModel) -> None:
+    config = OptimizerConfig(lr=0.1, weight_decay=0.3, eps=1e-6)
+    optimizer = build_optimizer(model, config)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert parameter.grad is not None
+        # Loshchilov and Hutter 2019, algorithm 2, first step: both moments are corrected to g, g².
+        decay = 0.1 * 0.3 * old if parameter.ndim > 1 else 0.0
+        expected = old - decay - 0.1 * parameter.grad / (parameter.grad.abs() + 1e-6)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
