@@ -2,7 +2,7 @@
 
 A module is a document. Held-out modules are chosen by the hash of their name; a docstring that is
 seen twice is kept once, in training modules first, so that no held-out text was trained on. The
-labelled set asks which library a docstring's summary belongs to.
+labelled set asks which library a docstring is from, by how it opens.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_core import files
-from bert_core.data.docstrings import docstrings_of, normalised, summary
+from bert_core.data.docstrings import docstrings_of, normalised, opening
 from bert_core.manifest import Manifest, Output, is_complete
 from pipelines.distribute import run_tasks
 from pipelines.report import meter, say
@@ -40,7 +40,7 @@ LEFT_OUT = frozenset({"site-packages", "test", "tests", "idlelib"})
 MODULES_PER_TASK = 200
 ROW_GROUP_BYTES = 2 << 20
 LARGEST_MODULE_BYTES = 512 << 10  # larger ones are tables and generated code
-SHORTEST_SUMMARY = 40  # characters
+SHORTEST_OPENING = 80  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def _write(config: DocstringsConfig) -> Result:
     modules = _read_modules(config)
     held_out = {module.name for module in modules if _is_held_out(module.name, config)}
     seen: set[str] = set()
-    summaries: set[str] = set()
+    openings: set[str] = set()
     documents: list[dict[str, str]] = []
     labelled: dict[str, list[dict[str, str]]] = {"train": [], "held_out": []}
     duplicates = 0
@@ -121,9 +121,9 @@ def _write(config: DocstringsConfig) -> Result:
         if kept:
             row = {"module": module.name, "library": module.library, "split": split}
             documents.append({"text": "\n\n".join(kept), **row})
-        for line in {summary(docstring): None for docstring in kept}:
-            if len(line) >= SHORTEST_SUMMARY and normalised(line) not in summaries:
-                summaries.add(normalised(line))
+        for line in {opening(docstring): None for docstring in kept}:
+            if len(line) >= SHORTEST_OPENING and normalised(line) not in openings:
+                openings.add(normalised(line))
                 labelled[split].append(
                     {"text": line, "label": module.library, "module": module.name}
                 )

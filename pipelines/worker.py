@@ -138,7 +138,8 @@ def train(training: Training, report: Report) -> None:
     for step in steps:
         totals.add_step(step)
         last = step.index == loop.max_steps
-        if step.index % config.log_every_steps == 0 or last:
+        checkpointing = last or step.index % config.checkpoint_every_steps == 0
+        if checkpointing or step.index % config.log_every_steps == 0:
             means = totals.means()
             elapsed_s = time.monotonic() - since
             numbers = {
@@ -152,14 +153,15 @@ def train(training: Training, report: Report) -> None:
                 numbers |= _named("held_out", evaluate(model, training.held_out(), loop))
             records.append((training.first_record + step.index, numbers))
             totals, since = Totals(), time.monotonic()
-        if (step.index % config.checkpoint_every_steps == 0 or last) and place.rank == 0:
+            due = time.monotonic() - reported >= config.report_every_s
+            # Before a checkpoint, so that a run resumed from it has all points of the curve.
+            if checkpointing or place.agree(due):
+                report(records, last)
+                records, reported = [], time.monotonic()
+        if checkpointing and place.rank == 0:
             save_checkpoint(
                 training.checkpoints, step.index, model, optimizer, run_digest=training.digest
             )
-        due = time.monotonic() - reported >= config.report_every_s
-        if last or (records and place.agree(due)):
-            report(records, last)
-            records, reported = [], time.monotonic()
     if start == loop.max_steps:  # killed after the last checkpoint, maybe before its report
         measured = evaluate(model, training.held_out(), loop)
         report([(training.first_record + start, _named("held_out", measured))], True)

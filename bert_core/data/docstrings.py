@@ -3,6 +3,7 @@
 import ast
 import re
 import warnings
+from collections.abc import Iterator
 
 _SPACE = re.compile(r"\s+")
 
@@ -18,13 +19,19 @@ def docstrings_of(source: bytes) -> list[str]:
             tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: deep nesting
             return []
-    places = [node for node in ast.walk(tree) if isinstance(node, _WITH_DOCSTRING)]
-    places.sort(key=lambda node: getattr(node, "lineno", 0))
-    found = (ast.get_docstring(node) for node in places)
+    found = (ast.get_docstring(place) for place in _places(tree))
     return [docstring for docstring in found if docstring and docstring.strip()]
 
 
-_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+def _places(
+    node: ast.AST,
+) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Modules, classes and functions at or under a statement. Expressions are not looked into."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node
+    for block in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for statement in getattr(node, block, ()):
+            yield from _places(statement)
 
 
 def normalised(docstring: str) -> str:
@@ -32,9 +39,9 @@ def normalised(docstring: str) -> str:
     return _SPACE.sub(" ", docstring).strip().lower()
 
 
-def summary(docstring: str, longest: int = 400) -> str:
-    """The first paragraph on one line, cut at a word to `longest` characters."""
-    paragraph = _SPACE.sub(" ", docstring.strip().split("\n\n", 1)[0]).strip()
-    if len(paragraph) <= longest:
-        return paragraph
-    return paragraph[:longest].rsplit(" ", 1)[0]
+def opening(docstring: str, longest: int = 400) -> str:
+    """The first `longest` characters, on one line and cut at a word."""
+    line = _SPACE.sub(" ", docstring).strip()
+    if len(line) <= longest:
+        return line
+    return line[: longest + 1].rsplit(" ", 1)[0][:longest]

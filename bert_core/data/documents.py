@@ -23,6 +23,7 @@ _ABBREVIATIONS = frozenset(
     jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat sun
     """.split()  # noqa: SIM905
 )
+LONGEST_ABBREVIATION = 20  # characters, with quotes and brackets before it
 
 
 def clean(text: str) -> str:
@@ -59,7 +60,8 @@ def split_sentences(text: str) -> list[str]:
 def _split_line(line: str) -> list[str]:
     sentences, start = [], 0
     for end in _SENTENCE_END.finditer(line):
-        if line[end.start()] == "." and _is_abbreviation(line[start : end.start()]):
+        word = line[max(start, end.start() - LONGEST_ABBREVIATION) : end.start()]
+        if line[end.start()] == "." and _is_abbreviation(word):
             continue
         sentences.append(line[start : end.end()].strip())
         start = end.end()

@@ -47,7 +47,7 @@ class ScheduleConfig:
     warmup_steps: int = 10_000
     """Steps in which the learning rate climbs from 0 to its peak."""
     decay: Decay = "linear"
-    """What follows: `linear` falls to 0 at the last step, `constant` stays."""
+    """What follows: `linear` falls, to be 0 after the last step; `constant` stays."""
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0:

@@ -28,7 +28,7 @@ class DivergedError(RaybertError):
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step. Sums and counts are this rank's own; `global_sums` adds all ranks'."""
+    """One optimizer step. Sums and counts are this rank's own; `Totals` adds all ranks'."""
 
     index: int
     """Steps done, this one included."""

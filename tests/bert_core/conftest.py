@@ -56,7 +56,7 @@ def _handler(objects: dict[str, bytes]) -> type[BaseHTTPRequestHandler]:
 
         def do_HEAD(self) -> None:
             if self.key in objects:
-                self.answer(200, **DATE, **{"Content-Length": str(len(objects[self.key]))})
+                self.answer(200, objects[self.key], **DATE)
             else:
                 self.answer(404 if "/" in self.key else 200)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_core.data.docstrings import docstrings_of, summary
+from bert_core.data.docstrings import docstrings_of, opening
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import PairsConfig
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
@@ -128,7 +128,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     texts = sources()
     (folder / "text.txt").write_text("\n\n".join("\n".join(each) for each in texts.values()))
     rows = [
-        {"text": summary(text), "label": "late" if module > "m" else "early"}
+        {"text": opening(text), "label": "late" if module > "m" else "early"}
         for module, each in texts.items()
         for text in each[:6]
     ]

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from bert_core.data.docstrings import docstrings_of, normalised, summary
+from bert_core.data.docstrings import docstrings_of, normalised, opening
 
 SOURCE = b'''"""The module."""
 raise SystemExit("this file was run")
@@ -84,8 +84,8 @@ def test_duplicates_differ_in_case_and_white_space_alone() -> None:
     assert normalised("Return the value.") != normalised("Return a value.")
 
 
-def test_a_summary_is_the_first_paragraph_on_one_line_cut_at_a_word() -> None:
-    assert summary("First\n  line.\n\nSecond paragraph.") == "First line."
-    assert summary("word " * 100, longest=12) == "word word"
-    assert summary("word word word", longest=14) == "word word word"
-    assert len(summary("x" * 1000)) == 400
+def test_an_opening_is_one_line_cut_at_a_word() -> None:
+    assert opening("First\n  line.\n\nSecond.") == "First line. Second."
+    assert opening("word " * 100, longest=12) == "word word"
+    assert opening("word word word", longest=14) == "word word word"
+    assert len(opening("x" * 1000)) == 400

@@ -203,12 +203,12 @@ def test_segments_are_runs_of_one_document_that_fit(config: PairsConfig) -> None
     assert np.isin(pairs.b_end, documents.sentence_offsets)[uncut].all()
 
 
-@pytest.mark.parametrize("sentences", [1, 2, 3, 12])
+@pytest.mark.parametrize("sentences", [1, 2, 9])
 @pytest.mark.parametrize("max_length", [16, 128])
 def test_the_label_is_a_fair_coin_whatever_the_size_of_documents(
     sentences: int, max_length: int
 ) -> None:
-    documents = numbered([[10] * sentences] * (3600 // sentences))
+    documents = numbered([[10] * sentences] * (2700 // sentences))
     config = PairsConfig(max_length=max_length)
     pairs = make_pairs(documents, every_word(documents), config, np.random.default_rng(5))
     # Whether there are more pairs depends on past coins only, so the count of random ones less half
@@ -257,7 +257,7 @@ def test_a_random_next_sentence_never_comes_from_an_equal_text() -> None:
     documents = numbered([[6, 6, 6]] * 8, digests, own=7)
     home = document_of_token(documents)
     texts = np.array(digests)
-    seen = set()
+    seen: set[tuple[bytes, bytes]] = set()
     for seed in range(60):
         pairs = make_pairs(
             documents, every_word(documents), PairsConfig(), np.random.default_rng(seed)

@@ -39,8 +39,8 @@ def trained(seed: int, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer
     return model, optimizer
 
 
-def save(folder: str | Path, step: int, seed: int = 0, **settings: int) -> Checkpoint:
-    return save_checkpoint(str(folder), step, *trained(seed), run_digest=RUN, **settings)
+def save(folder: str | Path, step: int, seed: int = 0, keep: int = 2) -> Checkpoint:
+    return save_checkpoint(str(folder), step, *trained(seed), run_digest=RUN, keep=keep)
 
 
 def names_in(folder: Path) -> list[str]:

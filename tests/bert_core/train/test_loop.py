@@ -42,6 +42,15 @@ OPTIMIZER = OptimizerConfig(lr=1e-3)
 SCHEDULE = ScheduleConfig(warmup_steps=3)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Matrices are tiny here: more threads would wait for each other and nothing else."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def shard_of(count: int) -> ShardRows:
     """Rows of unlike lengths with unlike numbers of masked positions, some with none."""
     rng = np.random.default_rng(0)
