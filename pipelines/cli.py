@@ -53,7 +53,7 @@ def _serve(config: Any) -> None:
     from pipelines import cluster
     from serve import app
 
-    app.ports.require_free(config.host, config.port)  # before the seconds that Ray takes
+    app.check_port(config)  # before the seconds that Ray takes
     cluster.connect()
     try:
         app.run(config)

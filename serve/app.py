@@ -141,9 +141,14 @@ def run(config: ServeConfig) -> None:
             shut_down()
 
 
+def check_port(config: ServeConfig) -> None:
+    """Raises: ResourceError if the port is taken."""
+    ports.require_free(config.host, config.port)
+
+
 def check(config: ServeConfig) -> None:
     """See that `deploy` can work, before anything is started. Raises as `run` does."""
-    ports.require_free(config.host, config.port)
+    check_port(config)
     if ray_serve.status().proxies:
         raise ResourceError(
             "this Ray cluster runs Ray Serve already: end that with `serve shutdown`, "

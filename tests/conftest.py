@@ -15,6 +15,10 @@ from pathlib import Path
 import pytest
 from jaxtyping import install_import_hook
 
+# Tests compute on small tensors, on machines that do other things too: threads only wait for each
+# other there. Before torch is imported, for this process and those that it starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Before the first import of ours: from here on a wrong type or shape is an error, in this process
 # only (Ray's workers import the packages unchecked, as in production). An int counts as a float.
 install_import_hook(

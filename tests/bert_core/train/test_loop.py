@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -147,7 +148,11 @@ def test_the_gradient_is_that_of_the_mean_losses_of_the_global_batch() -> None:
 def as_rank(rank: int, world_size: int, folder: Path) -> None:
     """Compute the gradients of one of several processes, and keep them in `folder`."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),  # or a rank that failed would be waited for in vain
     )
     try:
         found = {
