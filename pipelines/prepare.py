@@ -8,7 +8,7 @@ masked. Nothing depends on workers, blocks or restarts, and a restart makes only
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 
@@ -114,6 +114,12 @@ class Plan:
 
 def run(config: PrepareConfig) -> Manifest:
     """Write the shards of the corpus."""
+    # Workers may run in another folder.
+    config = replace(
+        config,
+        output=files.absolute(config.output),
+        tokenizer=files.absolute(config.tokenizer),
+    )
     size_bytes = corpus_size_bytes(config.corpus)
     tokenizer = _tokenizer(config.tokenizer)
     inputs = [
@@ -311,7 +317,6 @@ def _shard_bytes(plan: Plan, fragments: list[str], shard: int) -> pa.Buffer:
 def _documents_of(plan: Plan, fragments: list[str], shard: int) -> Documents:
     """A shard's documents by id; where all have one text, its neighbours' are borrowed."""
     own = _read_batches(fragments, shard)
-    own = own.take(pa.array(np.argsort(np.array(own.column("digest").to_pylist(), dtype=object))))
     tables = [own]
     for neighbour in plan.neighbours(shard):
         if len(set(pa.concat_tables(tables).column("digest").to_pylist())) > 1 or not len(own):
@@ -336,12 +341,14 @@ def _documents_of(plan: Plan, fragments: list[str], shard: int) -> Documents:
 
 
 def _read_batches(fragments: list[str], shard: int) -> pa.Table:
-    """Batch `shard` of every fragment."""
+    """Batch `shard` of every fragment, its documents in the order of their digests."""
     batches = []
     for path in fragments:
         with files.open_input(path) as file:
             batches.append(pa.ipc.open_file(file).get_batch(shard))
-    return pa.Table.from_batches(batch.replace_schema_metadata(None) for batch in batches)
+    table = pa.Table.from_batches(batch.replace_schema_metadata(None) for batch in batches)
+    digests = np.array(table.column("digest").to_pylist(), dtype=object)
+    return table.take(pa.array(np.argsort(digests)))
 
 
 @lru_cache(maxsize=4)

@@ -93,13 +93,13 @@ def corpus_files(config: CorpusConfig) -> list[str]:
 
 
 def _located(config: CorpusConfig) -> list[tuple[str, str | None]]:
-    """Every file with the column that names a document's split, where it has one."""
+    """Every file, from the root, with the column that names a document's split if it has one."""
     found: dict[str, str | None] = {}
     for source in config.sources:
         if source == DOCSTRINGS:
             found[docstrings.corpus_file()] = "split"
         else:
-            found.update((path, None) for path in files.find_files(source))
+            found.update((files.absolute(path), None) for path in files.find_files(source))
     return sorted(found.items())
 
 

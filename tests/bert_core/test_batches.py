@@ -176,14 +176,14 @@ def test_buckets_are_sorted_cut_and_complete() -> None:
     assert buckets(np.zeros(0, np.int64), 8) == []
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 4, 100])
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_ranks_together_hold_the_global_batch(world_size: int, micro_batch_size: int) -> None:
     steps = [
         RankBatches(SOURCE, ORDER, 13, micro_batch_size, rank, world_size).from_step(3)
         for rank in range(world_size)
     ]
-    for step in range(3, 12):  # over the end of the first epoch
+    for step in range(3, 8):  # over the end of the first epoch
         micro_batches = [batch for rank in steps for batch in next(rank)]
         assert max(len(batch["input_ids"]) for batch in micro_batches) <= micro_batch_size
         samples = ORDER.samples(step * 13, 13)
