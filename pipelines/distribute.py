@@ -1,8 +1,10 @@
 """Spread independent pieces of work over a cluster by Ray Data."""
 
+import gc
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache
 from typing import Any, TypeVar
 
 from bert_core import errors
@@ -10,6 +12,7 @@ from pipelines import cluster
 from pipelines.stage import StageConfig
 
 Item = TypeVar("Item")
+IN_FLIGHT = 3  # items that an actor has, the one in hand included
 
 
 def run_tasks(
@@ -17,9 +20,9 @@ def run_tasks(
 ) -> Iterator[tuple[int, Any]]:
     """Do `work` on every item, and yield (position, result) as each is finished, in any order.
 
-    Ray Data schedules a task an item, at most `config.num_workers` at once; what is dear to build
-    is built once a process where `work` caches it. With `num_workers` 0 items are worked on here,
-    one after the other.
+    Ray Data hands the items to `config.num_workers` actors; what is dear to build is built once an
+    actor where `work` caches it. One that is lost is replaced, and its items are worked on again.
+    With `num_workers` 0 items are worked on here, one after the other.
 
     Args:
         work: gives something that JSON can hold; what it writes is on storage all workers see.
@@ -34,11 +37,17 @@ def run_tasks(
     cluster.connect(address=config.address, num_cpus=config.cpus)
     import ray
 
-    pieces = ray.data.range(len(items), override_num_blocks=len(items))
-    answers = pieces.map(
-        partial(_answer, work, items),
+    _silence_pool_warning()
+    # NOTE: not `range`, whose reading is an operator of its own that half the CPUs are kept for.
+    numbers = [{"id": index} for index in range(len(items))]
+    answers = ray.data.from_items(numbers, override_num_blocks=len(items)).map(
+        _Answering,
+        fn_constructor_args=(work, items),
         num_cpus=config.threads_per_worker,
-        compute=ray.data.TaskPoolStrategy(size=min(config.num_workers, len(items))),
+        # An actor has its next item at hand: with tasks a CPU rests 0.3 s after each.
+        compute=ray.data.ActorPoolStrategy(
+            size=min(config.num_workers, len(items)), max_tasks_in_flight_per_actor=IN_FLIGHT
+        ),
     )
     for row in answers.iter_rows():
         answer = json.loads(row["answer"])
@@ -49,13 +58,48 @@ def run_tasks(
         yield int(row["id"]), answer["result"]
 
 
-def _answer(work: Callable[[Item], Any], items: Sequence[Item], row: dict[str, Any]) -> dict:
-    """One task: the result of the item that `row` numbers, or the user's mistake, as data.
+@cache
+def _silence_pool_warning() -> None:
+    """Let Ray's core warn, once a process, of a pool like Ray Data's, where nobody sees it.
+
+    It warns that arguments of an actor that may be restarted could be lost; those of Ray Data's
+    pools are kept while they run. What it has warned of, it does not say again.
+    """
+    import ray
+
+    class Warned:
+        def __init__(self, argument: Any) -> None: ...
+
+    # For no machine has the resource, no process is started.
+    options = {"num_cpus": 0, "resources": {"none": 1}, "max_restarts": 1}
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        ray.kill(ray.remote(**options)(Warned).remote(ray.put(None)))
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
+
+
+class _Answering:
+    """An actor's work: the result of the item that a row numbers, or the user's mistake, as data.
 
     Ray would wrap an exception in pages of its own frames.
     """
-    try:
-        answer = {"result": work(items[row["id"]]), "error": None}
-    except errors.RaybertError as error:
-        answer = {"result": None, "error": {"kind": type(error).__name__, "message": str(error)}}
-    return {"id": row["id"], "answer": json.dumps(answer)}
+
+    def __init__(self, work: Callable[[Item], Any], items: Sequence[Item]) -> None:
+        self._work, self._items = work, items
+        # What Ray has imported is not searched for garbage again: reading docstrings took 12 s of
+        # CPU for 20.
+        gc.freeze()
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer = {"result": self._work(self._items[row["id"]]), "error": None}
+        except errors.RaybertError as error:
+            answer = {
+                "result": None,
+                "error": {"kind": type(error).__name__, "message": str(error)},
+            }
+        return {"id": row["id"], "answer": json.dumps(answer)}

@@ -28,25 +28,28 @@ def say(text: str) -> None:
 
 
 class Meter:
-    """Shows how much of `total` is done, the rate and the time left."""
+    """Shows how much of `total` is done, the rate and the time left.
+
+    The rate counts from what was done first, so that neither what an earlier run did nor the time
+    until work begins is in it.
+    """
 
     def __init__(self, title: str, total: float, unit: str, progress: Progress | None) -> None:
         self.title, self.total, self.unit = title, total, unit
         self.done, self.note = 0.0, ""
         self._progress = progress
         self._task = progress.add_task(title, total=total, note="") if progress else None
-        self._began = self._last_line = time.monotonic()
-        self._first: float | None = None
+        self._last_line_s = time.monotonic()
+        self._first: tuple[float, float] | None = None  # when, and how much was done then
 
     def set(self, done: float, note: str = "") -> None:
         """`done` of the total is finished; `note` is shown beside it."""
-        if self._first is None:
-            self._first = done  # what an earlier run did is not in the rate
+        self._first = self._first or (time.monotonic(), done)
         self.done, self.note = done, note
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, note=note)
-        elif time.monotonic() - self._last_line >= LINE_EVERY_S:
-            self._last_line = time.monotonic()
+        elif time.monotonic() - self._last_line_s >= LINE_EVERY_S:
+            self._last_line_s = time.monotonic()
             say(self._line())
 
     def add(self, amount: float = 1, note: str = "") -> None:
@@ -54,14 +57,14 @@ class Meter:
         self.set(self.done + amount, note)
 
     def _line(self) -> str:
-        elapsed_s = time.monotonic() - self._began
-        rate = (self.done - (self._first or 0)) / elapsed_s if elapsed_s > 0 else 0.0
-        left = f", {(self.total - self.done) / rate:,.0f} s left" if rate > 0 else ""
-        note = f", {self.note}" if self.note else ""
-        return (
-            f"  {self.title}: {self.done:,.0f} of {self.total:,.0f} {self.unit}, "
-            f"{rate:,.1f} {self.unit}/s{left}{note}"
-        )
+        assert self._first is not None  # `set` is the caller
+        first_s, first = self._first
+        parts = [f"{self.done:,.0f} of {self.total:,.0f} {self.unit}"]
+        if self.done > first:
+            rate = (self.done - first) / (time.monotonic() - first_s)
+            parts.append(f"{rate:,.1f} {self.unit}/s")
+            parts.append(f"{(self.total - self.done) / rate:,.0f} s left")
+        return f"  {self.title}: {', '.join([*parts, self.note] if self.note else parts)}"
 
 
 @contextmanager
