@@ -67,19 +67,20 @@ def _silence_pool_warning() -> None:
     """
     import ray
 
-    class Warned:
-        def __init__(self, argument: Any) -> None: ...
-
     # For no machine has the resource, no process is started.
     options = {"num_cpus": 0, "resources": {"none": 1}, "max_restarts": 1}
     stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
-        ray.kill(ray.remote(**options)(Warned).remote(ray.put(None)))
+        ray.kill(ray.remote(**options)(_Warned).remote(ray.put(None)))
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(nowhere)
+
+
+class _Warned:
+    def __init__(self, argument: Any) -> None: ...
 
 
 class _Answering:

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import random
 import socket
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ STEADY_S = 1.0
 STEADY_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 15.0
 _LISTENING = "0A"
+_NOBODYS_PORTS = range(20_000, 32_768)
 
 
 def require_free(host: str, port: int) -> None:
@@ -29,13 +31,19 @@ def require_free(host: str, port: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listened on just now."""
-    sockets = [socket.create_server(("", 0)) for _ in range(count)]
-    try:
-        return [held.getsockname()[1] for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()
+    """Ports that nobody listens on just now, and that nobody is given: neither Ray's workers
+    (10002 to 19999) nor, by Linux's default, connections to elsewhere (from 32768).
+    """
+    found: list[int] = []
+    for port in random.sample(_NOBODYS_PORTS, len(_NOBODYS_PORTS)):
+        if len(found) == count:
+            return found
+        with suppress(OSError), socket.create_server(("", port)):
+            found.append(port)
+    raise ResourceError(
+        f"wanted {count} free ports from {_NOBODYS_PORTS[0]} to {_NOBODYS_PORTS[-1]}, there are "
+        f"{len(found)}: end some of what listens there"
+    )
 
 
 def reachable(host: str) -> str:

@@ -2,14 +2,12 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -40,6 +38,22 @@ HEAD_PORTS = (
 HEAD_START_TIMEOUT_S = 60
 
 
+# Session fixtures that take seconds: the tests that use one share a process.
+SHARED = ("local_ray", "prepared")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests go to one process (else those of a file do); give out the long ones first."""
+    whole_path_first = sorted(items, key=lambda item: str(item.path), reverse=True)
+    on_ray = [item for item in whole_path_first if item.get_closest_marker("ray")]
+    items[:] = on_ray + [item for item in items if not item.get_closest_marker("ray")]
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        group = next((name for name in SHARED if name in fixtures), item.path.stem)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
     """One cluster of this test session on this machine, four CPUs whatever the machine has."""
@@ -53,7 +67,9 @@ def local_ray() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def head() -> Iterator[dict[str, str]]:
     """A cluster that `ray start --head` made, which asks for a token: its clients' environment."""
-    ports = dict(zip(HEAD_PORTS, _free_ports(len(HEAD_PORTS)), strict=True))
+    from serve.ports import free_ports
+
+    ports = dict(zip(HEAD_PORTS, free_ports(len(HEAD_PORTS)), strict=True))
     environment = {name: value for name, value in os.environ.items() if name[:3] != "RAY"}
     environment |= {
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{ports['dashboard-port']}",
@@ -80,12 +96,6 @@ def head() -> Iterator[dict[str, str]]:
         process.terminate()  # with --block it ends its own processes
         process.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _wait_for_jobs(

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tomllib
@@ -20,6 +19,8 @@ from typing import Any
 
 import pytest
 import toml
+
+from serve.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -145,9 +146,8 @@ def test_every_command_in_the_readme_runs(tmp_path: Path, request: pytest.Fixtur
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     small_checkout(tmp_path)
     run([sys.executable, "-c", DEMO, *STAGES], tmp_path, environment)
-    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
-        free = one.getsockname()[1], other.getsockname()[1]
-    ports = dict(zip((port for port, _ in SERVERS.values()), free, strict=True))
+    usual = [port for port, _ in SERVERS.values()]
+    ports = dict(zip(usual, free_ports(len(usual)), strict=True))
     found = scripts(readme, ports)
     assert found, "README.md shows no command in a ```bash fence"
     for language, script in found:

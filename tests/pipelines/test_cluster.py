@@ -33,8 +33,8 @@ DRIVER = """
         time.sleep(300)
 
     cpus = ray.cluster_resources()["CPU"]
-    print(cluster._started, cpus, ray.get(work.remote()), flush=True)
     try:
+        print(cluster._started, cpus, ray.get(work.remote()), flush=True)
         ray.get(wait.remote())
     finally:
         print("finally", flush=True)
