@@ -95,16 +95,15 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
     cluster.connect(address=config.address, num_cpus=config.cpus)
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
-    from ray.train.torch import TorchTrainer
 
-    from pipelines.worker import RecordingCallback, on_ray
+    from pipelines.worker import RecordingCallback, Trainer, on_ray
 
     resources = ray.cluster_resources()
     _check_resources(config, resources)
     use_gpu = resources.get("GPU", 0) >= config.num_workers
     storage = files.join(config.output, "ray")
     callback = RecordingCallback(config.local_folder, tracking_uri(config.tracking_uri))
-    trainer = TorchTrainer(
+    trainer = Trainer(
         on_ray,
         train_loop_config={"worker": worker, "config": config, "digest": digest},
         scaling_config=ScalingConfig(

@@ -6,12 +6,17 @@ It reads as the flow: place, data, model, then steps with their reports and chec
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
+from ray import train as ray_train
+from ray.exceptions import RayError
 from ray.train import UserCallback
+from ray.train.torch import TorchTrainer
 from torch import distributed as dist
 
 from bert_core.batches import RankBatches
@@ -25,6 +30,8 @@ from pipelines.training import Records, Report, TrainingConfig, record_all
 from tracking.runs import RunRecorder
 
 logger = logging.getLogger(__name__)
+
+ABORT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -57,10 +64,9 @@ class Place:
 
 def on_ray(arguments: dict[str, Any]) -> None:
     """Entry point of a Ray Train worker: reports go through `ray.train.report`."""
-    import ray.train
 
     def report(records: Records, last: bool) -> None:
-        ray.train.report({"records": records, "last": last})
+        ray_train.report({"records": records, "last": last})
 
     arguments["worker"](arguments["config"], arguments["digest"], report)
 
@@ -90,6 +96,28 @@ class RecordingCallback(UserCallback):
         if self._recorder is not None:
             self._recorder.close("RUNNING", timeout_s=2.0)
             self._recorder = None
+
+
+class Trainer(TorchTrainer):
+    """A run that is interrupted is aborted, and what interrupted it is raised.
+
+    Ray Train has a handler of SIGINT of its own, which stays in place after the run and ends the
+    process with code 1.
+    """
+
+    _controller: Any = None
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        self._controller = controller
+
+    def fit(self) -> Any:
+        try:
+            return super().fit()
+        except (KeyboardInterrupt, SystemExit):
+            if self._controller is not None:
+                with suppress(RayError):  # so its end comes back
+                    ray.get(self._controller.abort.remote(), timeout=ABORT_TIMEOUT_S)
+            raise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 
 from bert_core.bundle import load_bundle
 from bert_core.errors import ConfigError, FormatError
+from bert_core.manifest import read_manifest
 from bert_core.train.config import LoopConfig
 from pipelines import pretrain, vocab
 from pipelines.pretrain import PretrainConfig
@@ -106,6 +107,27 @@ def test_a_run_killed_in_an_epoch_ends_with_the_weights_of_one_left_alone(
     run, client = run_of(killed)
     history = client.get_metric_history(run.info.run_id, "train/mlm_loss")
     assert [point.step for point in history] == list(range(1, 61)), "no step twice, none lost"
+
+
+@pytest.mark.drill
+def test_an_interrupted_run_says_so_leaves_no_process_and_goes_on(
+    prepared: Any, tmp_path: Path
+) -> None:
+    config = replace(prepared.pretrain(tmp_path / "out", steps=60), num_workers=2)
+    process = subprocess.Popen(
+        command(config), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for_step(process, tmp_path / "out", 8)
+    started = descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert output.endswith("raybert pretrain: interrupted; the same command goes on where it was\n")
+    assert process.returncode == 130
+    assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
+    assert run_of(config)[0].info.status == "KILLED"
+    done = subprocess.run(command(config), check=True, timeout=240, capture_output=True, text=True)
+    assert "going on where an earlier run of" in done.stdout
+    assert read_manifest(config.output).counts["steps"] == 60
 
 
 @pytest.mark.drill
