@@ -9,7 +9,7 @@ from rich.table import Table
 from bert_core.errors import ConfigError
 from bert_core.manifest import read_manifest
 from bert_core.model.variants import VARIANTS, count_parameters
-from pipelines.report import console
+from pipelines.report import console, say
 
 Kind = Literal["variants", "tasks", "configs", "runs"]
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -30,11 +30,13 @@ class ListConfig:
 
 
 def run(config: ListConfig) -> None:
-    """Print the table."""
+    """Print what there is."""
+    if config.what == "configs":
+        _print_configs()
+        return
     columns, rows = {
         "variants": _variants,
         "tasks": _tasks,
-        "configs": _configs,
         "runs": lambda: _runs(Path(config.folder)),
     }[config.what]()
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
@@ -67,16 +69,15 @@ def _tasks() -> Listing:
     return ["task", "Hugging Face class", "metric"], rows
 
 
-def _configs() -> Listing:
-    paths = sorted(CONFIGS.rglob("*.toml"))
-    rows = []
-    for path in paths:
+def _print_configs() -> None:
+    """What each is for, and under it the command, on one line that can be copied."""
+    for path in sorted(CONFIGS.rglob("*.toml")):
         with open(path, encoding="utf-8") as file:
             first = file.readline()
         relative = path.relative_to(CONFIGS.parent)
-        command = f"raybert {relative.parts[1]} --config {relative}"
-        rows.append([command, first.lstrip("# ").strip() if first.startswith("#") else ""])
-    return ["command", "what for"], rows
+        if first.startswith("#"):
+            say(first.lstrip("# ").rstrip())
+        say(f"    raybert {relative.parts[1]} --config {relative}")
 
 
 def _runs(folder: Path) -> Listing:
