@@ -41,7 +41,7 @@ def run_tasks(
     # NOTE: not `range`, whose reading is an operator of its own that half the CPUs are kept for.
     numbers = [{"id": index} for index in range(len(items))]
     answers = ray.data.from_items(numbers, override_num_blocks=len(items)).map(
-        _Answering,
+        _Answering,  # type: ignore[arg-type]  # a class is right, Ray's stub knows functions only
         fn_constructor_args=(work, items),
         num_cpus=config.threads_per_worker,
         # An actor has its next item at hand: with tasks a CPU rests 0.3 s after each.
@@ -67,12 +67,12 @@ def _silence_pool_warning() -> None:
     """
     import ray
 
-    # For no machine has the resource, no process is started.
-    options = {"num_cpus": 0, "resources": {"none": 1}, "max_restarts": 1}
+    # No machine has the resource, so no process is started.
+    actor: Any = ray.remote(num_cpus=0, resources={"none": 1}, max_restarts=1)(_Warned)
     stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
-        ray.kill(ray.remote(**options)(_Warned).remote(ray.put(None)))
+        ray.kill(actor.remote(ray.put(None)))
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)

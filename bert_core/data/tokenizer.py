@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from bert_core import files
+from bert_core.data.wordpiece import BulkWordPiece, supports
 from bert_core.errors import ConfigError, CorpusError, FormatError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -187,15 +188,22 @@ class Tokenizer:
         head, tail = [self.cls_id], [self.sep_id]
         return [np.array(head + e.ids[:keep] + tail, dtype=np.uint32) for e in encodings]
 
-    def encode_column(self, texts: pa.Array) -> pa.ListArray:
-        """Ids without special tokens, a list a text. Nulls are not allowed."""
-        encodings = self._encode_batch(texts.to_pylist())
-        lists = [encoding.ids for encoding in encodings]
-        offsets = np.zeros(len(lists) + 1, dtype=np.int32)
-        np.cumsum([len(ids) for ids in lists], out=offsets[1:])
-        flat = np.fromiter((i for ids in lists for i in ids), np.uint32, count=int(offsets[-1]))
-        values = pa.array(flat).cast(self.id_type)
+    def encode_column(self, texts: pa.StringArray) -> pa.ListArray:
+        """Ids without special tokens, a list a text. Nulls count as empty."""
+        if self._bulk is not None:
+            flat, counts = self._bulk.encode(texts)
+        else:
+            lists = [e.ids for e in self._encode_batch(texts.fill_null("").to_pylist())]
+            flat = np.fromiter((i for ids in lists for i in ids), np.uint32)
+            counts = np.array([len(ids) for ids in lists], dtype=np.int64)
+        offsets = np.zeros(len(counts) + 1, dtype=np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        values = pa.array(flat.astype(self.id_type.to_pandas_dtype()), self.id_type)
         return pa.ListArray.from_arrays(pa.array(offsets), values)
+
+    @cached_property
+    def _bulk(self) -> BulkWordPiece | None:
+        return BulkWordPiece(self.inner) if supports(self.inner) else None
 
 
 def train_vocabulary(
