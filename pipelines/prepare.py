@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from bert_core import files
 from bert_core.data.documents import clean, document_digest, document_fraction, split_sentences
-from bert_core.data.masking import STRATEGIES, MaskingConfig, budgets, corrupt
+from bert_core.data.masking import STRATEGIES, MaskingConfig, budgets, corrupt, number_words
 from bert_core.data.pairs import Documents, Pairs, PairsConfig, assemble, make_pairs
 from bert_core.data.shards import (
     HELD_OUT,
@@ -278,12 +278,16 @@ def _shard_bytes(plan: Plan, fragments: list[str], shard: int) -> pa.Buffer:
     every = Pairs.concatenate(pairs)
     every = every.take(rng.permutation(len(every)))
     rows = assemble(documents.input_ids, every, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id)
-    positions = STRATEGIES[config.masking.strategy](
-        rows.offsets, rows.maskable, budgets(rows.offsets, config.masking), rng
+    begins_word = _word_start_ids(config.tokenizer)[rows.input_ids]
+    chosen = STRATEGIES[config.masking.strategy](
+        number_words(rows.maskable, begins_word),
+        rows.offsets,
+        budgets(rows.offsets, config.masking),
+        rng,
     )
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids)
     masked = corrupt(
-        rows.input_ids, positions, mask_id=tokenizer.mask_id, replacement_ids=ordinary, rng=rng
+        rows.input_ids, chosen, mask_id=tokenizer.mask_id, replacement_ids=ordinary, rng=rng
     )
     masked_offsets = np.searchsorted(masked.positions, rows.offsets)
     row_of_position = np.repeat(np.arange(len(every)), np.diff(masked_offsets))
@@ -299,7 +303,7 @@ def _shard_bytes(plan: Plan, fragments: list[str], shard: int) -> pa.Buffer:
     counts = {
         "rows": len(finished),
         "row_tokens": len(rows.input_ids),
-        "masked_tokens": len(positions),
+        "masked_tokens": len(masked.positions),
         "random_next": int(every.next_sentence_label.sum()),
     }
     lengths = dict(sorted(Counter(np.diff(rows.offsets).tolist()).items()))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Integer, UInt8
 
+from bert_core.data.ragged import ragged_ranges
 from bert_core.errors import ConfigError, CorpusError
 
 IS_NEXT, IS_RANDOM = 0, 1  # Hugging Face's and Google's `next_sentence_label`
@@ -251,12 +252,3 @@ def assemble(
         ragged_ranges(pairs.b_start, b_lengths)
     ]
     return Rows(rows, offsets, first_sep + 1 - begins, maskable)
-
-
-def ragged_ranges(
-    starts: Integer[np.ndarray, "runs"], lengths: Integer[np.ndarray, "runs"]
-) -> Integer[np.ndarray, "total"]:
-    """`start, start + 1, …` for `length` items of every run, one after the other."""
-    total = int(lengths.sum())
-    ends = np.cumsum(lengths)
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForPreTraining
 from bert_core.batches import pad
 from bert_core.data.docstrings import docstrings_of
 from bert_core.data.documents import clean, document_digest, split_sentences
-from bert_core.data.masking import MaskingConfig, budgets, choose_tokens, corrupt
+from bert_core.data.masking import MaskingConfig, budgets, choose_tokens, corrupt, number_words
 from bert_core.data.pairs import Documents, PairsConfig, assemble, make_pairs
 from bert_core.data.tokenizer import Tokenizer, train_vocabulary
 from bert_core.model.hf import to_huggingface
@@ -97,24 +97,24 @@ def rows_of_docstrings(rng: np.random.Generator) -> tuple[list[Row], int]:
     pairs = make_pairs(documents, ~continues[documents.input_ids], config, rng)
     pairs = pairs.take(rng.permutation(len(pairs))[: STEPS * ROWS])
     rows = assemble(documents.input_ids, pairs, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id)
-    positions = choose_tokens(
-        rows.offsets, rows.maskable, budgets(rows.offsets, MaskingConfig()), rng
-    )
+    begins_word = ~continues[rows.input_ids]
+    words = number_words(rows.maskable, begins_word)
+    chosen = choose_tokens(words, rows.offsets, budgets(rows.offsets, MaskingConfig()), rng)
     masked = corrupt(
         rows.input_ids,
-        positions,
+        chosen,
         mask_id=tokenizer.mask_id,
         replacement_ids=np.arange(len(tokenizer.special_ids), tokenizer.vocab_size),
         rng=rng,
     )
     found = []
     for index, (start, end) in enumerate(pairwise(rows.offsets)):
-        inside = slice(*np.searchsorted(positions, [start, end]))
+        inside = slice(*np.searchsorted(masked.positions, [start, end]))
         found.append(
             Row(
                 ids=masked.input_ids[start:end],
                 split=int(rows.segment_b_start[index]),
-                positions=positions[inside] - start,
+                positions=masked.positions[inside] - start,
                 labels=masked.labels[inside].astype(np.int64),
                 is_random=int(pairs.next_sentence_label[index]),
             )

@@ -1,5 +1,6 @@
-"""What every masking strategy keeps, and the shares that the BERT paper names."""
+"""What every masking strategy keeps, and the shares that the papers name."""
 
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -7,13 +8,19 @@ import pytest
 
 from bert_core.data.masking import (
     MASK_SHARE,
+    NGRAM,
     RANDOM_SHARE,
+    SPAN,
     STRATEGIES,
+    WHOLE_WORD,
+    Chosen,
     MaskingConfig,
     Strategy,
     budgets,
+    choose_runs,
     choose_tokens,
     corrupt,
+    number_words,
 )
 from bert_core.errors import ConfigError
 
@@ -23,8 +30,13 @@ SPECIAL = np.arange(5)
 ORDINARY = np.arange(5, VOCABULARY)
 
 
-def rows_of(lengths: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, offsets and what may be masked: rows `[CLS] A [SEP] B [SEP]` of the given lengths."""
+def rows_of(
+    lengths: np.ndarray, seed: int = 0, continued: float = 0.3
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, offsets and words: rows `[CLS] A [SEP] B [SEP]` of the given lengths.
+
+    `continued` is the share of pieces that go on with the word before.
+    """
     rng = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ids = rng.choice(ORDINARY, offsets[-1]).astype(np.uint16)
@@ -32,11 +44,47 @@ def rows_of(lengths: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray,
     maskable = np.ones(len(ids), dtype=bool)
     for positions, token in ((offsets[:-1], 2), (middle, 3), (offsets[1:] - 1, 3)):
         ids[positions], maskable[positions] = token, False
-    return ids, offsets, maskable
+    return ids, offsets, number_words(maskable, rng.random(len(ids)) >= continued)
 
 
 def of_all_lengths(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows_of(np.random.default_rng(seed).integers(5, 129, 400), seed)
+
+
+def run_oracle(
+    words: np.ndarray,
+    offsets: np.ndarray,
+    budgets: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    length_shares: np.ndarray,
+) -> list[list[int]]:
+    """The runs that `choose_runs` is to pick, row by row and word by word, ordered by place."""
+    pieces: dict[int, list[int]] = {}
+    for position, word in enumerate(words):
+        if word >= 0:
+            pieces.setdefault(int(word), []).append(position)
+    keys, draws = (
+        rng.random(len(pieces)),
+        rng.choice(len(length_shares), len(pieces), p=length_shares),
+    )
+    found = []
+    for row, budget in enumerate(budgets):
+        inside = [w for w, at in pieces.items() if offsets[row] <= at[0] < offsets[row + 1]]
+        taken: set[int] = set()
+        left = int(budget)
+        for first in sorted(inside, key=lambda word: keys[word]):
+            run: list[int] = []
+            for word in range(first, first + int(draws[first]) + 1):
+                follows = not run or (word in inside and pieces[word][0] == run[-1] + 1)
+                if not follows or word in taken or len(run) + len(pieces[word]) > left:
+                    break
+                run += pieces[word]
+                taken.add(word)
+            if run:
+                found.append(run)
+                left -= len(run)
+    return sorted(found)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -44,50 +92,155 @@ def of_all_lengths(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_picks_keep_to_the_budget_of_their_row_and_to_ordinary_tokens(
     strategy: str, seed: int
 ) -> None:
-    _, offsets, maskable = of_all_lengths(seed)
+    _, offsets, words = of_all_lengths(seed)
     wanted = budgets(offsets, MaskingConfig())
-    picked = STRATEGIES[strategy](offsets, maskable, wanted, np.random.default_rng(seed))
-    assert (np.diff(picked) > 0).all()  # ascending, none twice
-    assert maskable[picked].all()
-    per_row = np.diff(np.searchsorted(picked, offsets))
+    chosen = STRATEGIES[strategy](words, offsets, wanted, np.random.default_rng(seed))
+    assert (np.diff(chosen.positions) > 0).all()  # ascending, none twice
+    assert (words[chosen.positions] >= 0).all()
+    assert len(chosen.groups) == len(chosen.positions)
+    assert sorted(set(chosen.groups.tolist())) == list(range(chosen.groups.max() + 1))
+    per_row = np.diff(np.searchsorted(chosen.positions, offsets))
     assert (per_row <= wanted).all()
     assert per_row.sum() > 0.9 * wanted.sum()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_picks_follow_from_the_generator_alone(strategy: str) -> None:
-    _, offsets, maskable = of_all_lengths()
+    _, offsets, words = of_all_lengths()
     wanted = budgets(offsets, MaskingConfig())
     first, again, other = (
-        STRATEGIES[strategy](offsets, maskable, wanted, np.random.default_rng(seed)).tolist()
+        STRATEGIES[strategy](words, offsets, wanted, np.random.default_rng(seed)).positions.tolist()
         for seed in (1, 1, 2)
     )
     assert first == again != other
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_no_rows_give_no_picks(strategy: str) -> None:
+def test_no_rows_and_rows_of_special_tokens_give_no_picks(strategy: str) -> None:
     nothing = np.zeros(0, dtype=np.int64)
-    picked = STRATEGIES[strategy](
-        np.zeros(1, np.int64), np.zeros(0, bool), nothing, np.random.default_rng(0)
+    for words, offsets, wanted in [
+        (nothing, np.zeros(1, np.int64), nothing),
+        (np.full(6, -1), np.array([0, 3, 6]), np.array([2, 2])),
+    ]:
+        chosen = STRATEGIES[strategy](words, offsets, wanted, np.random.default_rng(0))
+        assert chosen.positions.tolist() == chosen.groups.tolist() == []
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "token"])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_word_is_split(strategy: str, seed: int) -> None:
+    _, offsets, words = of_all_lengths(seed)
+    wanted = budgets(offsets, MaskingConfig())
+    chosen = STRATEGIES[strategy](words, offsets, wanted, np.random.default_rng(seed))
+    touched = np.unique(words[chosen.positions])
+    assert np.isin(words, touched).sum() == len(chosen.positions)
+
+
+@pytest.mark.parametrize("shares", [WHOLE_WORD, NGRAM, SPAN], ids=["whole_word", "ngram", "span"])
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_are_those_of_the_oracle(shares: np.ndarray, seed: int) -> None:
+    _, offsets, words = rows_of(
+        np.random.default_rng(seed).integers(5, 70, 60), seed, continued=seed / 4
     )
-    assert picked.tolist() == []
+    wanted = np.random.default_rng(seed).integers(1, 30, 60)
+    choose = partial(choose_runs, words, offsets, wanted, length_shares=shares)
+    chosen = choose(np.random.default_rng(seed), one_draw=True)
+    oracle = run_oracle(words, offsets, wanted, np.random.default_rng(seed), length_shares=shares)
+    runs = [chosen.positions[chosen.groups == n].tolist() for n in range(chosen.groups.max() + 1)]
+    assert sorted(runs) == oracle
+    apart = choose(np.random.default_rng(seed))
+    assert apart.positions.tolist() == chosen.positions.tolist()
+    assert apart.groups.tolist() == list(range(len(apart.positions)))
+
+
+def test_a_run_ends_before_a_special_token_and_with_its_row() -> None:
+    maskable = np.array([False, True, True, False, True, True, False] * 2)
+    words = number_words(maskable, np.ones(14, dtype=bool))
+    whole = 0
+    for seed in range(50):
+        chosen = choose_runs(
+            words,
+            np.array([0, 7, 14]),
+            np.array([2, 2]),
+            np.random.default_rng(seed),
+            length_shares=np.array([0.0, 0.0, 0.0, 1.0]),
+            one_draw=True,
+        )
+        assert np.bincount(chosen.positions // 7).tolist() == [2, 2]
+        for group in range(chosen.groups.max() + 1):
+            run = chosen.positions[chosen.groups == group].tolist()
+            assert run in [
+                [1],
+                [2],
+                [1, 2],
+                [4],
+                [5],
+                [4, 5],
+                [8],
+                [9],
+                [8, 9],
+                [11],
+                [12],
+                [11, 12],
+            ]
+            whole += len(run) == 2
+    assert whole > 20  # a run that begins at a segment's first word is both of its words
+
+
+@pytest.mark.parametrize("shares", [NGRAM, SPAN], ids=["ngram", "span"])
+def test_lengths_of_runs_have_the_shares_of_their_paper(shares: np.ndarray) -> None:
+    rows, length = 20_000, 61
+    words = number_words(np.tile(np.arange(length) > 0, rows), np.ones(rows * length, dtype=bool))
+    chosen = choose_runs(
+        words,
+        np.arange(rows + 1) * length,
+        np.full(rows, 10),
+        np.random.default_rng(0),
+        length_shares=shares,
+        one_draw=True,
+    )
+    # The first run of a row is never cut: the budget holds the longest, and nothing is taken yet.
+    # It begins where the row's smallest key is, too near to the row's end in some.
+    first = np.random.default_rng(0).random((rows, length - 1)).argmin(axis=1)
+    rows_with_room = np.flatnonzero(first + len(shares) <= length - 1)
+    starts = rows_with_room * length + 1 + first[rows_with_room]
+    group = chosen.groups[np.searchsorted(chosen.positions, starts)]
+    lengths = np.bincount(chosen.groups)[group]
+    observed = np.bincount(lengths, minlength=len(shares) + 1)[1:]
+    expected = len(lengths) * shares
+    chi_squared = ((observed - expected) ** 2 / expected).sum()
+    degrees = len(shares) - 1
+    assert abs(chi_squared - degrees) < SIGMAS * np.sqrt(2 * degrees)
+
+
+def test_the_shares_are_those_of_the_papers() -> None:
+    assert NGRAM.tolist() == pytest.approx([6 / 11, 3 / 11, 2 / 11])
+    assert (np.arange(1, 11) * SPAN).sum() == pytest.approx(3.797, abs=1e-3)  # SpanBERT says 3.8
+    assert (SPAN[1:] / SPAN[:-1]).tolist() == pytest.approx([0.8] * 9)
+
+
+def test_a_word_begins_after_a_special_token_also_where_it_is_cut() -> None:
+    maskable = np.array([False, True, True, True, False, True, False])
+    begins = np.array([True, False, False, True, True, False, True])
+    assert number_words(maskable, begins).tolist() == [-1, 0, 0, 1, -1, 2, -1]
+    assert number_words(maskable[:0], begins[:0]).tolist() == []
 
 
 def test_tokens_fill_the_budget_as_far_as_a_row_goes() -> None:
-    _, offsets, maskable = rows_of(np.array([5, 40, 5, 128]))
-    maskable[offsets[2] : offsets[3]] = False
+    _, offsets, words = rows_of(np.array([5, 40, 5, 128]))
+    words[offsets[2] : offsets[3]] = -1
     wanted = np.array([7, 6, 1, 20])
-    picked = choose_tokens(offsets, maskable, wanted, np.random.default_rng(0))
+    picked = choose_tokens(words, offsets, wanted, np.random.default_rng(0)).positions
     assert np.diff(np.searchsorted(picked, offsets)).tolist() == [2, 6, 0, 20]
 
 
-def test_every_maskable_position_is_as_likely_as_another() -> None:
+@pytest.mark.parametrize("strategy", ["token", "whole_word"])
+def test_every_position_is_as_likely_as_another(strategy: str) -> None:
     rows, length, budget = 6000, 20, 3
-    _, offsets, maskable = rows_of(np.full(rows, length))
-    picked = choose_tokens(offsets, maskable, np.full(rows, budget), np.random.default_rng(0))
-    counts = np.bincount(picked % length, minlength=length)
-    open_positions = maskable[:length]
+    _, offsets, words = rows_of(np.full(rows, length), continued=0.0)
+    chosen = STRATEGIES[strategy](words, offsets, np.full(rows, budget), np.random.default_rng(0))
+    counts = np.bincount(chosen.positions % length, minlength=length)
+    open_positions = words[:length] >= 0
     share = budget / open_positions.sum()
     spread = np.sqrt(rows * share * (1 - share))
     assert np.abs(counts[open_positions] - rows * share).max() < SIGMAS * spread
@@ -109,13 +262,14 @@ def test_the_share_and_the_limit_can_be_set() -> None:
 
 
 def test_what_was_there_is_the_label_and_all_else_stays() -> None:
-    ids, offsets, maskable = of_all_lengths()
+    ids, offsets, words = of_all_lengths()
     before = ids.copy()
-    positions = choose_tokens(
-        offsets, maskable, budgets(offsets, MaskingConfig()), np.random.default_rng(0)
+    chosen = choose_tokens(
+        words, offsets, budgets(offsets, MaskingConfig()), np.random.default_rng(0)
     )
+    positions = chosen.positions
     masked = corrupt(
-        ids, positions, mask_id=MASK_ID, replacement_ids=ORDINARY, rng=np.random.default_rng(0)
+        ids, chosen, mask_id=MASK_ID, replacement_ids=ORDINARY, rng=np.random.default_rng(0)
     )
     assert (ids == before).all()
     assert (masked.positions == positions).all()
@@ -130,7 +284,7 @@ def test_80_10_10_holds_and_replacements_are_ordinary_and_uniform() -> None:
     ids = np.full(count, 7, dtype=np.uint16)
     masked = corrupt(
         ids,
-        np.arange(count),
+        Chosen(np.arange(count), np.arange(count)),
         mask_id=MASK_ID,
         replacement_ids=ORDINARY,
         rng=np.random.default_rng(0),
@@ -153,12 +307,32 @@ def test_80_10_10_holds_and_replacements_are_ordinary_and_uniform() -> None:
     assert abs(chi_squared - degrees) < SIGMAS * np.sqrt(2 * degrees)
 
 
+def test_a_group_shares_one_draw_and_draws_80_10_10() -> None:
+    groups, size = 20_000, 3
+    ids = np.full(groups * size, 7, dtype=np.uint16)
+    masked = corrupt(
+        ids,
+        Chosen(np.arange(groups * size), np.repeat(np.arange(groups), size)),
+        mask_id=MASK_ID,
+        replacement_ids=np.arange(8, VOCABULARY),  # without the true one
+        rng=np.random.default_rng(0),
+    )
+    seen = masked.input_ids.reshape(groups, size)
+    kinds = np.where(seen == MASK_ID, 0, np.where(seen == 7, 2, 1))
+    assert (kinds == kinds[:, :1]).all()
+    shares = np.bincount(kinds[:, 0], minlength=3)
+    for observed, share in zip(shares, (0.8, 0.1, 0.1), strict=True):
+        assert abs(observed - groups * share) < SIGMAS * np.sqrt(groups * share * (1 - share))
+    replaced = seen[kinds[:, 0] == 1]
+    assert (replaced[:, 0] != replaced[:, 1]).mean() > 0.99  # each its own token
+
+
 def test_corruption_follows_from_the_generator_alone() -> None:
     ids = rows_of(np.full(10, 100))[0]
     first, again, other = (
         corrupt(
             ids,
-            np.arange(0, 1000, 3),
+            Chosen(np.arange(0, 1000, 3), np.arange(334)),
             mask_id=MASK_ID,
             replacement_ids=ORDINARY,
             rng=np.random.default_rng(seed),

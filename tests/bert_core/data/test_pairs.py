@@ -17,7 +17,6 @@ from bert_core.data.pairs import (
     PairsConfig,
     assemble,
     make_pairs,
-    ragged_ranges,
 )
 from bert_core.data.tokenizer import CONTINUATION, Tokenizer, train_vocabulary
 from bert_core.errors import ConfigError, CorpusError
@@ -343,13 +342,6 @@ def test_rows_are_laid_out_as_a_naive_loop_lays_them_out() -> None:
         assert rows.segment_b_start[index] == len(a) + 2
         special = [0, len(a) + 1, len(a) + len(b) + 2]
         assert np.flatnonzero(~rows.maskable[row]).tolist() == special
-
-
-def test_ragged_ranges_equal_a_loop() -> None:
-    rng = np.random.default_rng(0)
-    starts, lengths = rng.integers(0, 100, 50), rng.integers(0, 5, 50)
-    expected = [i for s, n in zip(starts, lengths, strict=True) for i in range(s, s + n)]
-    assert ragged_ranges(starts, lengths).tolist() == expected
 
 
 def test_the_same_generator_gives_the_same_pairs_and_another_gives_others() -> None:
