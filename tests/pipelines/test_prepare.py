@@ -15,6 +15,7 @@ import pytest
 
 from bert_core.data.documents import clean, split_sentences
 from bert_core.data.formats import text_documents
+from bert_core.data.masking import STRATEGIES
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardSet
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError, FormatError
@@ -127,6 +128,37 @@ def test_a_row_unmasked_is_text_of_the_corpus_and_held_out_text_is_in_no_trainin
     assert seen[TRAIN]
     assert seen[HELD_OUT]
     assert not seen[TRAIN] & seen[HELD_OUT]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_fills_shards_with_what_it_promises(
+    prepared: Any, tmp_path: Path, strategy: Any
+) -> None:
+    config = prepared.prepare(tmp_path / "shards")
+    masking = replace(config.masking, strategy=strategy, max_predictions_per_seq=20)
+    prepare.run(replace(config, masking=masking))
+    shards = ShardSet.read(config.output)
+    tokenizer = Tokenizer.load(config.tokenizer)
+    continues = np.array([token.startswith("##") for token in tokenizer.vocabulary])
+    counts = shards.manifest.counts
+    assert 0.12 < counts["masked_tokens"] / counts["row_tokens"] < 0.16
+    split_words = 0
+    for info in shards.shards:
+        rows = shards.open(info, prepared.folder / "cache")
+        for index in range(len(rows)):
+            row = rows.row(index)
+            assert len(row.masked_positions) <= 20
+            assert not np.isin(row.masked_labels, tokenizer.special_ids).any()
+            ids = row.input_ids.copy()
+            ids[row.masked_positions] = row.masked_labels
+            is_masked = np.zeros(len(ids), dtype=bool)
+            is_masked[row.masked_positions] = True
+            # A piece that goes on with a word is masked as the piece before it, unless that is
+            # a special token, after which a word was cut.
+            goes_on = np.flatnonzero(continues[ids])
+            goes_on = goes_on[~np.isin(ids[goes_on - 1], tokenizer.special_ids)]
+            split_words += int((is_masked[goes_on] != is_masked[goes_on - 1]).sum())
+    assert (split_words > 0) == (strategy == "token")
 
 
 def test_a_corpus_of_one_document_is_refused_because_next_sentences_need_two(

@@ -1,0 +1,126 @@
+"""What every benchmark shares: ours and the peer in one run, interleaved, and a table of ratios.
+
+Machines are shared and noisy, so only ratios within one run count. This module needs nothing but
+numpy and torch or pyarrow where they are, so that benchmarks of `bert_core` run without Ray.
+"""
+
+import argparse
+import datetime as dt
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROUNDS, QUICK_ROUNDS = 7, 3
+PACKAGES = ("ray", "torch", "tokenizers", "transformers", "datasets", "pyarrow", "numpy", "mlflow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One line of a table; above 1 ours is better."""
+
+    name: str
+    ours: float
+    """Median of the rounds."""
+    peer: float
+    unit: str
+    ratio: float
+    """Median over the rounds of ours / peer, each round's two measured one after the other."""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def compare(
+    name: str,
+    ours: Callable[[], float],
+    peer: Callable[[], float],
+    *,
+    unit: str,
+    rounds: int,
+    **settings: Any,
+) -> Comparison:
+    """Run both `rounds` times in turn, each first in every other round; a round before warms up.
+
+    Args:
+        ours: does the work once and gives its rate, higher is better.
+        peer: the same work.
+    """
+    ours(), peer()
+    pairs = []
+    for index in range(rounds):
+        if index % 2:
+            theirs = peer()
+            pairs.append((ours(), theirs))
+        else:
+            pairs.append((ours(), peer()))
+    return Comparison(
+        name=name,
+        ours=statistics.median(pair[0] for pair in pairs),
+        peer=statistics.median(pair[1] for pair in pairs),
+        unit=unit,
+        ratio=statistics.median(mine / theirs for mine, theirs in pairs),
+        settings={**settings, "rounds": rounds, "ratios": [mine / its for mine, its in pairs]},
+    )
+
+
+def main(benchmark: Callable[[int, bool], Iterable[Comparison]], module: str) -> None:
+    """`python -m benchmarks.<name> [--quick] [--json FILE]`.
+
+    Args:
+        benchmark: given the number of rounds and whether to be quick, yields each comparison.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}")
+    parser.add_argument("--quick", action="store_true", help="under five minutes on two cores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
+    arguments = parser.parse_args()
+    found = []
+    print(f"{'name':<40}{'ours':>14}{'peer':>14}  {'unit':<12}{'ratio':>7}", flush=True)
+    for one in benchmark(QUICK_ROUNDS if arguments.quick else ROUNDS, arguments.quick):
+        print(
+            f"{one.name:<40}{one.ours:>14,.0f}{one.peer:>14,.0f}  {one.unit:<12}{one.ratio:>7.2f}"
+            f"  {one.settings.get('what', '')}",
+            flush=True,
+        )
+        found.append({**asdict(one), "made": made()})
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=2, default=str) + "\n")
+
+
+def made() -> dict[str, Any]:
+    """When and on what it was measured."""
+    return {
+        "date": dt.date.today().isoformat(),
+        "command": f"python -m {' '.join([_module(), *sys.argv[1:]])}",
+        "machine": machine(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES if _version(name)},
+    }
+
+
+def machine() -> str:
+    """Processor, cores and GPU, in words."""
+    model = platform.processor() or platform.machine()
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    words = f"{names[0] if names else model}, {os.cpu_count()} cores"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        words += f", {torch.cuda.get_device_name()}"
+    return words
+
+
+def _module() -> str:
+    spec = sys.modules["__main__"].__spec__
+    return spec.name if spec else sys.argv[0]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

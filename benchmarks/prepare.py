@@ -1,0 +1,219 @@
+"""Corpus to shards against what others do: `encode_batch_fast` alone, and `datasets.map`.
+
+On WikiText-2 and classic books where RAYBERT_DATA names their folder, else on docstrings.
+"""
+
+import io
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.harness import Comparison, compare, main
+from bert_core.data.tokenizer import Tokenizer, train_vocabulary
+from bert_core.data.wordpiece import BulkWordPiece
+from bert_core.manifest import read_manifest
+
+VOCAB_SIZE = 30_522
+QUICK_BYTES = 24 << 20
+LENGTH = 128
+WORKERS = 2
+
+
+def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with tempfile.TemporaryDirectory() as scratch:
+        corpora = _corpora(QUICK_BYTES if quick else None)
+        for name, texts in corpora.items():
+            tokenizer = _tokenizer(texts)
+            yield _wordpiece(name, texts, tokenizer, rounds)
+        name, texts = list(corpora.items())[-1]
+        prepare = _Prepare(Path(scratch), texts, tokenizer)
+        yield compare(
+            "prepare_vs_encode_batch_fast",
+            lambda: prepare.rate(WORKERS),
+            lambda: _encode_in_parallel(texts, tokenizer),
+            unit="tokens/s",
+            rounds=rounds,
+            what=f"{name}: read to shards, against the tokenizer alone on all cores",
+            corpus=name,
+            fixed_cost_s=prepare.fixed_cost_s(),
+            **prepare.settings,
+        )
+        yield compare(
+            "prepare_vs_datasets_map",
+            lambda: prepare.rate(WORKERS),
+            _datasets_map(texts, tokenizer, Path(scratch)),
+            unit="tokens/s",
+            rounds=min(rounds, 3),
+            what=f"{name}: tokenise and group, as transformers' examples do",
+            corpus=name,
+            peer_settings=f"num_proc={WORKERS}, batched, load_from_cache_file=False",
+            **prepare.settings,
+        )
+        yield compare(
+            "prepare_2_workers_vs_1",
+            lambda: prepare.rate(2),
+            lambda: prepare.rate(1),
+            unit="tokens/s",
+            rounds=rounds,
+            what=name,
+            corpus=name,
+            **prepare.settings,
+        )
+
+
+def _corpora(most_bytes: int | None) -> dict[str, list[str]]:
+    """Lines of each corpus; the last is the one that `prepare` is measured on."""
+    folder = os.environ.get("RAYBERT_DATA")
+    if folder:
+        wikitext = (Path(folder) / "wikitext2" / "train.txt").read_text(encoding="utf-8")
+        books = sorted((Path(folder) / "classic_books").rglob("*.md"))
+        corpora = {
+            "wikitext2": wikitext,
+            "classic_books": "\n".join(path.read_text(encoding="utf-8") for path in books),
+        }
+    else:
+        from pipelines import docstrings
+
+        docstrings.corpus()
+        table = pq.read_table(docstrings.corpus_file())
+        corpora = {"docstrings": "\n\n".join(table.column("text").to_pylist())}
+    return {name: text[:most_bytes].split("\n") for name, text in corpora.items()}
+
+
+def _tokenizer(texts: list[str]) -> Tokenizer:
+    sample = texts[:200_000]
+    vocabulary = train_vocabulary(sample, vocab_size=VOCAB_SIZE, lowercase=True)
+    return Tokenizer.from_vocabulary(vocabulary, lowercase=True)
+
+
+def _wordpiece(name: str, texts: list[str], tokenizer: Tokenizer, rounds: int) -> Comparison:
+    column = pa.array(texts)
+
+    def ours() -> float:
+        began = time.perf_counter()
+        ids, _ = BulkWordPiece(tokenizer.inner).encode(column)  # it knows no words yet
+        return len(ids) / (time.perf_counter() - began)
+
+    return compare(
+        "wordpiece_vs_encode_batch_fast",
+        ours,
+        lambda: _encode(texts, tokenizer),
+        unit="tokens/s",
+        rounds=rounds,
+        what=f"{name}, one core",
+        corpus=name,
+        vocab_size=tokenizer.vocab_size,
+        texts=len(texts),
+        bytes=column.nbytes,
+    )
+
+
+def _encode(texts: list[str], tokenizer: Tokenizer) -> float:
+    began = time.perf_counter()
+    encodings = tokenizer.inner.encode_batch_fast(texts, add_special_tokens=False)
+    return sum(map(len, encodings)) / (time.perf_counter() - began)
+
+
+def _encode_in_parallel(texts: list[str], tokenizer: Tokenizer) -> float:
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    try:
+        return _encode(texts, tokenizer)
+    finally:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+class _Prepare:
+    """`raybert prepare` on a Ray that is up; every run writes a folder of its own."""
+
+    def __init__(self, folder: Path, texts: list[str], tokenizer: Tokenizer) -> None:
+        from pipelines import cluster
+
+        self.settings = {"max_length": LENGTH, "dupe_factor": 1, "workers": WORKERS}
+        self._folder = folder
+        self._runs = 0
+        tokenizer.save(folder / "vocab")
+        (folder / "corpus").mkdir()
+        # Lines of a document stand together; a blank line ends it.
+        (folder / "corpus" / "text.txt").write_text("\n".join(texts), encoding="utf-8")
+        (folder / "small.txt").write_text("One sentence. Two.\n\nThree here. Four.\n")
+        cluster.connect(address="local", num_cpus=WORKERS)
+
+    def rate(self, workers: int) -> float:
+        """Tokens of the corpus a second, from the first byte read to the manifest."""
+        output, seconds = self._run("corpus", workers)
+        tokens = read_manifest(str(output)).counts["tokens"]
+        shutil.rmtree(output)
+        return tokens / seconds
+
+    def fixed_cost_s(self) -> float:
+        """Seconds that a run of four sentences takes."""
+        output, seconds = self._run("small.txt", WORKERS)
+        shutil.rmtree(output)
+        return round(seconds, 1)
+
+    def _run(self, source: str, workers: int) -> tuple[Path, float]:
+        from bert_core.data.masking import MaskingConfig
+        from bert_core.data.pairs import PairsConfig
+        from pipelines import prepare
+        from pipelines.sources import CorpusConfig
+
+        self._runs += 1
+        output = self._folder / f"shards-{self._runs}"
+        config = prepare.PrepareConfig(
+            output=str(output),
+            tokenizer=str(self._folder / "vocab"),
+            corpus=CorpusConfig(source=str(self._folder / source)),
+            pairs=PairsConfig(max_length=LENGTH, dupe_factor=1),
+            masking=MaskingConfig(),
+            shard_bytes=16 << 20,
+            num_workers=workers,
+            tracking_uri=f"sqlite:///{self._folder}/mlflow.db",
+        )
+        began = time.perf_counter()
+        with redirect_stdout(io.StringIO()):  # its lines would stand in the table
+            prepare.run(config)
+        return output, time.perf_counter() - began
+
+
+def _datasets_map(texts: list[str], tokenizer: Tokenizer, folder: Path) -> Callable[[], float]:
+    """What run_mlm.py does: tokenise, join, cut into rows of one length, write."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    path = folder / "corpus" / "text.txt"
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        encodings = tokenizer.inner.encode_batch_fast(batch["text"], add_special_tokens=True)
+        return {"input_ids": [encoding.ids for encoding in encodings]}
+
+    def group(batch: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+        joined = [i for ids in batch["input_ids"] for i in ids]
+        total = len(joined) // LENGTH * LENGTH
+        return {"input_ids": [joined[start : start + LENGTH] for start in range(0, total, LENGTH)]}
+
+    def rate() -> float:
+        cache = folder / "datasets"
+        shutil.rmtree(cache, ignore_errors=True)
+        began = time.perf_counter()
+        rows = datasets.load_dataset(
+            "text", data_files=str(path), split="train", cache_dir=str(cache)
+        )
+        options = {"batched": True, "num_proc": WORKERS, "load_from_cache_file": False}
+        encoded = rows.map(encode, remove_columns=["text"], **options)
+        encoded.map(group, **options).save_to_disk(str(cache / "rows"))
+        seconds = time.perf_counter() - began
+        return sum(map(len, encoded["input_ids"])) / seconds
+
+    return rate
+
+
+if __name__ == "__main__":
+    main(benchmark, "prepare")
