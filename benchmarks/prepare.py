@@ -173,7 +173,9 @@ class _Prepare:
             corpus=CorpusConfig(source=str(self._folder / source)),
             pairs=PairsConfig(max_length=LENGTH, dupe_factor=1),
             masking=MaskingConfig(),
-            shard_bytes=16 << 20,
+            # Of a few megabytes, so that two workers have as much to do each.
+            shard_bytes=4 << 20,
+            block_bytes=2 << 20,
             num_workers=workers,
             tracking_uri=f"sqlite:///{self._folder}/mlflow.db",
         )

@@ -96,11 +96,12 @@ def choose_tokens(
     Fewer come back from a row that has fewer maskable positions.
     """
     candidates = np.flatnonzero(words != SPECIAL)
-    rows = np.searchsorted(offsets, candidates, side="right") - 1
-    order = _shuffled_within(rows, rng)
-    first_of_row = np.searchsorted(rows, np.arange(len(budgets)))  # `rows` is ascending
-    rank = np.arange(len(candidates)) - first_of_row[rows]  # of the ordered candidates in their row
-    positions = np.sort(candidates[order[rank < budgets[rows]]])
+    first_of_row = np.searchsorted(candidates, offsets)  # and one behind the last
+    sizes = np.diff(first_of_row)
+    order = _shuffled_within(np.repeat(np.arange(len(sizes)), sizes), rng)
+    # Of the ordered candidates, the first ones of every row.
+    picked = order[ragged_ranges(first_of_row[:-1], np.minimum(sizes, budgets))]
+    positions = np.sort(candidates[picked])
     return Chosen(positions, np.arange(len(positions)))
 
 
