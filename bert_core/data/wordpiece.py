@@ -82,7 +82,10 @@ class BulkWordPiece:
 
     def _holds_added_token(self, texts: pa.StringArray) -> Bool[np.ndarray, "texts"]:
         holds = np.zeros(len(texts), dtype=bool)
+        data = _buffers(texts)[0].tobytes()
         for token in self._added:
+            if token.encode() not in data:  # as a rule: a tenth of the time of looking row by row
+                continue
             holds |= pc.match_substring(texts, token).to_numpy(zero_copy_only=False)
         return holds
 
@@ -221,11 +224,9 @@ def _cut(
     follows[begins[begins < len(data)]] = False
     starts |= (kind == WORD) & ~follows
     kept = kind != SPACE
-    places = np.flatnonzero(starts)
-    before = np.cumsum(kept, dtype=np.int32)
     compact = data[kept]
-    offsets = np.append(before[places] - 1, len(compact)).astype(np.int32)
+    offsets = np.append(np.flatnonzero(starts[kept]), len(compact)).astype(np.int32)
     words = pa.BinaryArray.from_buffers(
-        pa.binary(), len(places), [None, pa.py_buffer(offsets), pa.py_buffer(compact)]
+        pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(compact)]
     )
-    return words, np.searchsorted(places, row_offsets)
+    return words, np.searchsorted(np.flatnonzero(starts), row_offsets)

@@ -1,14 +1,12 @@
 """Training is right: the same weights and batches give transformers' losses, step for step."""
 
 import sysconfig
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pytest
 import torch
 from torch import nn
 from transformers import BertConfig, BertForPreTraining
@@ -28,8 +26,7 @@ from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer
 
-STEPS, ROWS, MASK_ID, FIRST_WORD, IGNORE = 200, 12, 4, 5, -100
-TOPICS, TOPIC_WORDS = 4, 30
+STEPS, ROWS, IGNORE = 200, 12, -100
 CONFIG = EncoderConfig(
     hidden_size=32,
     num_hidden_layers=2,
@@ -53,31 +50,9 @@ class Row:
     is_random: int
 
 
-def rows_of_topics(rng: np.random.Generator) -> tuple[list[Row], int]:
-    """Rows of words drawn at random, and the size of their vocabulary.
-
-    A segment's words come from one of four topics, the frequent ones first as in a language, and a
-    random segment B has another topic: there is something to learn for both parts of the loss.
-    Lengths differ, so there is real padding.
-    """
-    rows = []
-    for _ in range(STEPS * ROWS):
-        length, is_random = int(rng.integers(8, 38)), int(rng.integers(2))
-        split = length // 2
-        topics = np.full(length, rng.integers(TOPICS))
-        topics[split:] += is_random * rng.integers(1, TOPICS)
-        words = np.minimum(rng.geometric(0.2, length) - 1, TOPIC_WORDS - 1)
-        ids = FIRST_WORD + topics % TOPICS * TOPIC_WORDS + words
-        positions = np.sort(rng.choice(np.arange(1, length), max(1, length // 6), replace=False))
-        labels = ids[positions].copy()
-        ids[positions] = MASK_ID
-        rows.append(Row(ids, split, positions, labels, is_random))
-    return rows, FIRST_WORD + TOPICS * TOPIC_WORDS
-
-
 def rows_of_docstrings(rng: np.random.Generator) -> tuple[list[Row], int]:
     """Pairs of sentences that Python's own modules say of themselves, masked."""
-    paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-p]*.py"))
     texts = [clean("\n\n".join(docstrings_of(path.read_bytes()))) for path in paths]
     texts = [text for text in texts if text]
     tokenizer = Tokenizer.from_vocabulary(
@@ -179,11 +154,8 @@ def losses_of_transformers(model: nn.Module, steps: list[Batch]) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("rows_of", [rows_of_topics, rows_of_docstrings])
-def test_200_steps_give_the_losses_of_transformers_with_adamw(
-    rows_of: Callable[[np.random.Generator], tuple[list[Row], int]],
-) -> None:
-    rows, vocab_size = rows_of(np.random.default_rng(0))
+def test_200_steps_give_the_losses_of_transformers_with_adamw() -> None:
+    rows, vocab_size = rows_of_docstrings(np.random.default_rng(0))
     steps = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
     config = replace(CONFIG, vocab_size=vocab_size)
     torch.manual_seed(0)

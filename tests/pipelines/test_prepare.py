@@ -136,7 +136,7 @@ def test_every_strategy_fills_shards_with_what_it_promises(
 ) -> None:
     config = prepared.prepare(tmp_path / "shards")
     masking = replace(config.masking, strategy=strategy, max_predictions_per_seq=20)
-    prepare.run(replace(config, masking=masking))
+    prepare.run(replace(config, masking=masking, pairs=replace(config.pairs, dupe_factor=1)))
     shards = ShardSet.read(config.output)
     tokenizer = Tokenizer.load(config.tokenizer)
     continues = np.array([token.startswith("##") for token in tokenizer.vocabulary])

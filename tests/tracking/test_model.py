@@ -1,7 +1,3 @@
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +49,3 @@ def test_the_tasks_parameters_are_the_models(model: Any, bundles: list[Path]) ->
 def test_a_column_that_holds_something_else_is_refused_not_answered(model: Any) -> None:
     with pytest.raises(InputError, match="first column, called inputs or text, found 'label'"):
         model.predict(pd.DataFrame({"label": ["x"], "text": ["abc"]}))
-
-
-def test_a_process_with_only_the_package_installed_loads_the_champion(
-    model: Any, tmp_path: Path, store: str
-) -> None:
-    code = (
-        "import mlflow, sys\n"
-        "model = mlflow.pyfunc.load_model(sys.argv[1])\n"
-        "print(model.predict(['abc', 'de']).to_json(orient='records'))\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code, f"models:/{NAME}@champion"],
-        cwd=tmp_path,
-        env={**os.environ, "MLFLOW_TRACKING_URI": store},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    wanted = model.predict(["abc", "de"]).to_dict("records")
-    assert json.loads(result.stdout) == [pytest.approx(row) for row in wanted]
