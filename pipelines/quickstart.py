@@ -186,7 +186,7 @@ def _report(done: dict[str, Manifest], seconds: float) -> None:
     rows = [
         ("corpus", f"{corpus['characters'] / 1e6:.1f} M characters, {corpus['modules']:,} modules"),
         ("tokens", f"{prepared['tokens'] / 1e6:.2f} M"),
-        ("vocab", f"{counts['vocab']['tokens_per_s']:,.0f} words/s"),
+        ("vocab", f"{counts['vocab']['words_per_s']:,.0f} words/s"),
         ("prepare", f"{prepared['tokens'] / prepared['seconds']:,.0f} tokens/s"),
         ("pretrain", f"{pretrained['tokens_per_s']:,.0f} tokens/s"),
         ("finetune", f"{tuned['tokens_per_s']:,.0f} tokens/s"),

@@ -92,7 +92,7 @@ def _train(config: VocabConfig, size_bytes: int) -> Result:
         "tokenizer_digest": tokenizer.digest,
         "documents": len(texts),
         "words": words,
-        "tokens_per_s": words / (time.monotonic() - began),
+        "words_per_s": words / (time.monotonic() - began),
         "corpus_bytes": size_bytes,
     }
     say(f"vocab: {tokenizer.vocab_size:,} word pieces in {config.output}")
