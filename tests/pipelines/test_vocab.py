@@ -10,7 +10,7 @@ import pytest
 
 from bert_core.errors import CorpusError
 from bert_core.manifest import read_manifest
-from pipelines import vocab
+from pipelines import prepare, vocab
 from pipelines.sources import CorpusConfig
 
 
@@ -37,16 +37,26 @@ def test_one_worker_changes_nothing(prepared: Any, tmp_path: Path) -> None:
     assert digests(tmp_path / "vocab") == digests(prepared.folder / "vocab")
 
 
-def test_a_missing_corpus_is_an_error_that_names_it(small: Any, tmp_path: Path) -> None:
-    config = replace(small.vocab(tmp_path / "v"), corpus=CorpusConfig(source=str(tmp_path / "no")))
-    with pytest.raises(CorpusError, match="no: wanted a file, a folder or a glob"):
-        vocab.run(config)
-    assert not (tmp_path / "v").exists()
-
-
-@pytest.mark.parametrize("text", ["", " \n\n \n"])
-def test_an_empty_corpus_is_an_error(small: Any, tmp_path: Path, text: str) -> None:
-    (tmp_path / "empty.txt").write_text(text)
-    corpus = CorpusConfig(source=str(tmp_path / "empty.txt"))
-    with pytest.raises(CorpusError, match=r"empty.txt: wanted text.*(is|only) empty"):
-        vocab.run(replace(small.vocab(tmp_path / "v"), corpus=corpus))
+@pytest.mark.parametrize("stage", [vocab, prepare], ids=["vocab", "prepare"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "corpus.txt: wanted a file, a folder or a glob with at least one file, found none"),
+        ("", "corpus.txt: wanted text, every file there is empty: check the path"),
+        (" \n\n\t\n", "corpus.txt: wanted text.*, found only empty documents: check the corpus"),
+    ],
+    ids=["missing", "empty", "blank"],
+)
+def test_a_corpus_without_text_is_refused_and_nothing_looks_finished(
+    prepared: Any, tmp_path: Path, stage: Any, content: str | None, message: str
+) -> None:
+    path = tmp_path / "corpus.txt"
+    if content is not None:
+        path.write_text(content)
+    make = prepared.vocab if stage is vocab else prepared.prepare
+    config = replace(make(tmp_path / "out"), corpus=CorpusConfig(source=str(path)))
+    with pytest.raises(CorpusError, match=message):
+        stage.run(config)
+    written = [path.name for path in (tmp_path / "out").glob("*")]
+    assert "manifest.json" not in written
+    assert not written or content  # the file was read before anything was written
