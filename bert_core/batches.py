@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from jaxtyping import Integer
 
+from bert_core.data.draws import row_keys
+from bert_core.data.masking import Masker
 from bert_core.data.order import GlobalOrder, Samples, part_of_rank
 from bert_core.data.shards import ShardRows
 from bert_core.errors import ConfigError
@@ -113,28 +115,48 @@ class RankBatches:
 
 @dataclass(frozen=True)
 class ShardSource:
-    """Rows of mapped shards, with the labels of masked language modelling and next sentence.
+    """Rows of mapped shards, with the labels of masked language modelling and of their pairs.
 
     `open_shard` maps a shard by its number; it is called for every row, so it should remember.
+    `masker` draws the masks of shards that have none, from (`seed`, epoch, shard, row) alone.
     """
 
     open_shard: Callable[[int], ShardRows]
     pad_id: int
+    masker: Masker | None = None
+    seed: int = 0
 
     def lengths(self, samples: Samples) -> Integer[np.ndarray, "samples"]:
         return np.array([shard.length(row) for shard, row in self._rows(samples)], dtype=np.int64)
 
     def collate(self, samples: Samples) -> Batch:
         rows = [shard.row(row) for shard, row in self._rows(samples)]
+        input_ids = [row.input_ids for row in rows]
         segments = np.array([row.segment_b_start for row in rows])
-        batch = pad([row.input_ids for row in rows], self.pad_id, segments)
-        width = batch["input_ids"].shape[1]
-        positions = [row.masked_positions + index * width for index, row in enumerate(rows)]
-        labels = np.concatenate([row.masked_labels for row in rows])
+        if self.masker is None:
+            batch = pad(input_ids, self.pad_id, segments)
+            width = batch["input_ids"].shape[1]
+            positions = np.concatenate(
+                [row.masked_positions + n * width for n, row in enumerate(rows)]
+            )
+            labels = np.concatenate([row.masked_labels for row in rows])
+        else:
+            offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in input_ids])])
+            masked = self.masker(
+                np.concatenate(input_ids),
+                offsets,
+                np.concatenate([row.begins_word for row in rows]),
+                row_keys(self.seed, samples.epochs, samples.shards, samples.rows),
+            )
+            batch = pad(np.split(masked.input_ids, offsets[1:-1]), self.pad_id, segments)
+            width = batch["input_ids"].shape[1]
+            row_of = np.searchsorted(offsets, masked.positions, side="right") - 1
+            positions = masked.positions - offsets[row_of] + row_of * width
+            labels = masked.labels
         return batch | {
-            "mlm_positions": torch.from_numpy(np.concatenate(positions)),
+            "mlm_positions": torch.from_numpy(positions),
             "mlm_labels": torch.from_numpy(labels.astype(np.int64)),
-            "next_sentence_label": torch.tensor([row.next_sentence_label for row in rows]),
+            **{name: torch.tensor([row.labels[name] for row in rows]) for name in rows[0].labels},
         }
 
     def _rows(self, samples: Samples) -> Iterator[tuple[ShardRows, int]]:

@@ -14,11 +14,13 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Integer
 
 from bert_core import files
 from bert_core.data.documents import clean, document_digest, document_fraction, split_sentences
-from bert_core.data.masking import STRATEGIES, MaskingConfig, budgets, corrupt, number_words
-from bert_core.data.pairs import Documents, Pairs, PairsConfig, assemble, make_pairs
+from bert_core.data.draws import row_keys
+from bert_core.data.masking import Masker, MaskingConfig
+from bert_core.data.pairs import LABELS, Documents, PairsConfig, Segments, assemble, make_rows
 from bert_core.data.shards import (
     HELD_OUT,
     TRAIN,
@@ -44,6 +46,7 @@ from pipelines.stage import INPUT, Result, StageConfig, run_stage
 from tracking.runs import DatasetInput
 
 FRAGMENTS = "fragments"
+SLICE_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,7 @@ class PrepareConfig(StageConfig):
     """How sentences become rows."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     """What is predicted in a row."""
-    shard_bytes: int = 64 << 20
+    shard_bytes: int = 16 << 20
     """Bytes of text that a shard aims at; a worker holds one shard in memory."""
     block_bytes: int = 8 << 20
     """Bytes of a file that are read at once; changes nothing in the shards."""
@@ -157,6 +160,10 @@ def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
         "tokenizer_digest": tokenizer.digest,
         "vocab_size": tokenizer.vocab_size,
         "max_length": config.pairs.max_length,
+        "label": LABELS[config.pairs.kind],
+        "masking": asdict(config.masking),
+        "mask_id": tokenizer.mask_id,
+        "special_ids": tokenizer.special_ids.tolist(),
         "shards": [asdict(info) for info in infos],
     }
     say(
@@ -264,51 +271,30 @@ def _shard_bytes(plan: Plan, fragments: list[str], shard: int) -> pa.Buffer:
     config = plan.config
     tokenizer = _tokenizer(config.tokenizer)
     documents = _documents_of(plan, fragments, shard)
-    starts_word = _word_start_ids(config.tokenizer)[documents.input_ids]
-    pairs = [
-        make_pairs(
-            documents,
-            starts_word,
-            config.pairs,
-            np.random.default_rng([config.seed, shard, duplicate]),
-        )
-        for duplicate in range(config.pairs.dupe_factor)
-    ]
+    begins_word = _word_start_ids(config.tokenizer)[documents.input_ids]
+    segments = Segments.concatenate(
+        [
+            make_rows(
+                documents,
+                begins_word,
+                config.pairs,
+                np.random.default_rng([config.seed, shard, duplicate]),
+            )
+            for duplicate in range(config.pairs.dupe_factor)
+        ]
+    )
     rng = np.random.default_rng([config.seed, shard, config.pairs.dupe_factor])
-    every = Pairs.concatenate(pairs)
-    every = every.take(rng.permutation(len(every)))
-    rows = assemble(documents.input_ids, every, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id)
-    begins_word = _word_start_ids(config.tokenizer)[rows.input_ids]
-    chosen = STRATEGIES[config.masking.strategy](
-        number_words(rows.maskable, begins_word),
-        rows.offsets,
-        budgets(rows.offsets, config.masking),
-        rng,
-    )
-    ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids)
-    masked = corrupt(
-        rows.input_ids, chosen, mask_id=tokenizer.mask_id, replacement_ids=ordinary, rng=rng
-    )
-    masked_offsets = np.searchsorted(masked.positions, rows.offsets)
-    row_of_position = np.repeat(np.arange(len(every)), np.diff(masked_offsets))
-    finished = ShardRows(
-        input_ids=masked.input_ids,
-        offsets=rows.offsets,
-        segment_b_start=rows.segment_b_start,
-        next_sentence_label=every.next_sentence_label,
-        masked_positions=masked.positions - rows.offsets[row_of_position],
-        masked_labels=masked.labels,
-        masked_offsets=masked_offsets,
-    )
+    segments = segments.take(rng.permutation(len(segments)))
+    rows = _finish(plan, shard, documents.input_ids, segments)
     counts = {
-        "rows": len(finished),
+        "rows": len(rows),
         "row_tokens": len(rows.input_ids),
-        "masked_tokens": len(masked.positions),
-        "random_next": int(every.next_sentence_label.sum()),
+        "masked_tokens": len(rows.masked_labels),
+        **{f"{name}_1": int(column.sum()) for name, column in rows.labels.items()},
     }
     lengths = dict(sorted(Counter(np.diff(rows.offsets).tolist()).items()))
     return to_bytes(
-        finished,
+        rows,
         id_type=tokenizer.id_type,
         metadata={
             "tokenizer_digest": tokenizer.digest,
@@ -318,11 +304,75 @@ def _shard_bytes(plan: Plan, fragments: list[str], shard: int) -> pa.Buffer:
     )
 
 
+def _finish(
+    plan: Plan, shard: int, input_ids: Integer[np.ndarray, "tokens"], segments: Segments
+) -> ShardRows:
+    """Lay the rows out and mask them, a slice at a time: masking takes 60 bytes a token."""
+    config = plan.config
+    tokenizer = _tokenizer(config.tokenizer)
+    label = LABELS[config.pairs.kind]
+    masker = _masker(plan)
+    lengths = segments.lengths()
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    seen = np.empty(offsets[-1], dtype=input_ids.dtype)
+    b_starts, positions, labels, masked_offsets = [], [], [], [np.zeros(1, np.int64)]
+    cuts = np.unique(np.searchsorted(offsets, np.arange(0, offsets[-1], SLICE_TOKENS)))
+    for first, last in pairwise([*cuts.tolist(), len(segments)]):
+        rows = assemble(
+            input_ids,
+            segments.take(np.arange(first, last)),
+            cls_id=tokenizer.cls_id,
+            sep_id=tokenizer.sep_id,
+        )
+        inside = slice(offsets[first], offsets[last])
+        b_starts.append(rows.segment_b_start)
+        if config.masking.dynamic:
+            seen[inside] = rows.input_ids
+            continue
+        masked = masker(
+            rows.input_ids,
+            rows.offsets,
+            _word_start_ids(config.tokenizer)[rows.input_ids],
+            row_keys(config.seed, shard, np.arange(first, last)),
+        )
+        seen[inside] = masked.input_ids
+        row = np.searchsorted(rows.offsets, masked.positions, side="right") - 1
+        positions.append((masked.positions - rows.offsets[row]).astype(np.uint16))
+        labels.append(masked.labels)
+        ends = np.searchsorted(masked.positions, rows.offsets[1:])
+        masked_offsets.append(ends + masked_offsets[-1][-1])
+    finished = ShardRows(
+        input_ids=seen,
+        offsets=offsets,
+        segment_b_start=np.concatenate([np.zeros(0, np.int64), *b_starts]),
+        labels={label: segments.labels} if label else {},
+    )
+    if config.masking.dynamic:
+        bits = np.packbits(_word_start_ids(config.tokenizer)[seen], bitorder="little")
+        return replace(finished, begins_word=bits)
+    return replace(
+        finished,
+        masked_positions=np.concatenate([np.zeros(0, np.uint16), *positions]),
+        masked_labels=np.concatenate([np.zeros(0, input_ids.dtype), *labels]),
+        masked_offsets=np.concatenate(masked_offsets),
+    )
+
+
+def _masker(plan: Plan) -> Masker:
+    tokenizer = _tokenizer(plan.config.tokenizer)
+    return Masker(
+        plan.config.masking,
+        vocab_size=tokenizer.vocab_size,
+        special_ids=tokenizer.special_ids,
+        mask_id=tokenizer.mask_id,
+    )
+
+
 def _documents_of(plan: Plan, fragments: list[str], shard: int) -> Documents:
     """A shard's documents by id; where all have one text, its neighbours' are borrowed."""
     own = _read_batches(fragments, shard)
     tables = [own]
-    for neighbour in plan.neighbours(shard):
+    for neighbour in plan.neighbours(shard) if plan.config.pairs.kind == "nsp" else ():
         if len(set(pa.concat_tables(tables).column("digest").to_pylist())) > 1 or not len(own):
             break
         tables.append(_read_batches(fragments, neighbour))

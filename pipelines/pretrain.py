@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert_core import files
+from bert_core.data.pairs import LABELS
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardRows, ShardSet
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
@@ -113,6 +114,12 @@ def _check_shards(config: PretrainConfig, shards: ShardSet) -> None:
             f"{config.variant} has, they have up to {shards.max_length}: "
             "prepare with a smaller pairs.max_length"
         )
+    if shards.label == LABELS["sop"]:
+        raise ConfigError(
+            f"{config.shards}: wanted rows with next_sentence_label, or with no label, they have "
+            f"{shards.label}, which no objective of {config.variant} learns: "
+            "prepare with another pairs.kind"
+        )
     for split in (TRAIN, HELD_OUT):
         if not sum(info.rows for info in shards.split(split)):
             raise ConfigError(
@@ -142,7 +149,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
     outputs = write_bundle(
         config,
         digest,
-        build_model(config, shards.vocab_size),
+        build_model(config, shards),
         Tokenizer.load(config.tokenizer),
         metrics=measured,
         lineage={"shards": shards.manifest.digest, "vocabulary": shards.tokenizer_digest},
@@ -156,29 +163,37 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
 
 
 def _unigram(config: PretrainConfig, shards: ShardSet) -> dict[str, float]:
-    """Loss and accuracy of predicting held-out tokens by how often training shards mask them."""
+    """Loss and accuracy of predicting held-out tokens by how often training shards mask them.
+
+    Where masks are drawn at training time, by how often they stand there.
+    """
 
     def labels(split: str) -> Iterator[np.ndarray]:
         rows = 0
         for info in shards.split(split):
             if rows < UNIGRAM_ROWS:
                 rows += info.rows
-                yield shards.open(info, CACHE).masked_labels
+                opened = shards.open(info, CACHE)
+                if shards.masker is None:
+                    yield opened.masked_labels
+                else:
+                    yield opened.input_ids[~np.isin(opened.input_ids, shards.special_ids)]
 
     loss, accuracy = unigram_baseline(labels(TRAIN), labels(HELD_OUT), shards.vocab_size)
     return {"unigram_loss": loss, "unigram_accuracy": accuracy}
 
 
-def build_model(config: PretrainConfig, vocab_size: int) -> "ObjectiveModel":
-    """The model with fresh weights, the same for the same seed."""
+def build_model(config: PretrainConfig, shards: ShardSet) -> "ObjectiveModel":
+    """The model with fresh weights, the same for the same seed, and what its rows can teach it."""
     import torch
 
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.objectives.registry import PRETRAINING
 
-    encoder = config.encoder(vocab_size)
+    objectives = ("mlm", "nsp") if shards.label == LABELS["nsp"] else ("mlm",)
+    encoder = config.encoder(shards.vocab_size)
     torch.manual_seed(config.loop.seed)
-    return ObjectiveModel(encoder, [PRETRAINING[name](encoder) for name in ("mlm", "nsp")])
+    return ObjectiveModel(encoder, [PRETRAINING[name](encoder) for name in objectives])
 
 
 def worker(config: PretrainConfig, digest: str, report: Report) -> None:
@@ -193,7 +208,7 @@ def worker(config: PretrainConfig, digest: str, report: Report) -> None:
         Training(
             config=config,
             place=place,
-            model=build_model(config, shards.vocab_size),
+            model=build_model(config, shards),
             batches=batches(config, shards, TRAIN, place, pad_id),
             held_out=lambda: held_out.once(config.held_out_rows),
             optimizer=config.optimizer,
@@ -220,7 +235,7 @@ def batches(
         return shards.open(infos[number], CACHE)
 
     return RankBatches(
-        source=ShardSource(open_shard, pad_id),
+        source=ShardSource(open_shard, pad_id, shards.masker, config.loop.seed),
         order=GlobalOrder(
             [info.rows for info in infos], seed=config.loop.seed, window=config.window_shards
         ),

@@ -1,7 +1,8 @@
 """Which positions are predicted, and what the model sees there.
 
 A strategy chooses positions, in groups (`STRATEGIES`); `corrupt` puts [MASK], a random token or the
-token itself there, by one draw a group. Both work on all rows of a shard at once.
+token itself there, by one draw a group; `Masker` does both. All work on many rows at once, and what
+is drawn follows from a row's key alone, whether masks are made with the shard or at training time.
 """
 
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float, Integer, UInt64
 
+from bert_core.data.draws import FATE, LENGTH, ORDER, REPLACEMENT, Draws
 from bert_core.data.ragged import ragged_ranges
 from bert_core.errors import ConfigError
 
@@ -32,6 +34,8 @@ class MaskingConfig:
     """Share of a row's ids that are predicted, special tokens counted in."""
     max_predictions_per_seq: int = 20
     """Most positions predicted in a row; some 0.15 × max_length."""
+    dynamic: bool = False
+    """Draw masks anew in every epoch, at training time (RoBERTa); shards then have none."""
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
@@ -89,38 +93,34 @@ def choose_tokens(
     words: Integer[np.ndarray, "tokens"],
     offsets: Integer[np.ndarray, "rows_1"],
     budgets: Integer[np.ndarray, "rows"],
-    rng: np.random.Generator,
+    draws: Draws,
 ) -> Chosen:
-    """Pick each row's budget of tokens, every one as likely as another.
+    """Pick each row's budget of tokens, every set of them as likely as another.
 
     Fewer come back from a row that has fewer maskable positions.
+    Source: R. Floyd's sampling without replacement (Bentley and Floyd 1987), all rows at once.
     """
     candidates = np.flatnonzero(words != SPECIAL)
     first_of_row = np.searchsorted(candidates, offsets)  # and one behind the last
     sizes = np.diff(first_of_row)
-    order = _shuffled_within(np.repeat(np.arange(len(sizes)), sizes), rng)
-    # Of the ordered candidates, the first ones of every row.
-    picked = order[ragged_ranges(first_of_row[:-1], np.minimum(sizes, budgets))]
-    positions = np.sort(candidates[picked])
+    wanted = np.minimum(sizes, budgets)
+    taken = np.zeros(len(candidates), dtype=bool)
+    rows = np.arange(len(sizes))
+    for step in range(int(wanted.max(initial=0))):
+        rows = rows[wanted[rows] > step]
+        last = sizes[rows] - wanted[rows] + step
+        tried = (draws(ORDER, rows, step) * (last + 1)).astype(np.int64)
+        tried = first_of_row[rows] + np.where(taken[first_of_row[rows] + tried], last, tried)
+        taken[tried] = True
+    positions = candidates[taken]
     return Chosen(positions, np.arange(len(positions)))
-
-
-def _shuffled_within(
-    rows: Integer[np.ndarray, "items"], rng: np.random.Generator
-) -> Integer[np.ndarray, "items"]:
-    """An order of items that shuffles each row's; `rows` is ascending.
-
-    NOTE: a stable sort of one nearly sorted key takes a tenth of the time of lexsort. 0.999 keeps
-    a key from being rounded up into the next row.
-    """
-    return np.argsort(rows + 0.999 * rng.random(len(rows)), kind="stable")
 
 
 def choose_runs(
     words: Integer[np.ndarray, "tokens"],
     offsets: Integer[np.ndarray, "rows_1"],
     budgets: Integer[np.ndarray, "rows"],
-    rng: np.random.Generator,
+    draws: Draws,
     *,
     length_shares: Float[np.ndarray, "longest"],
     one_draw: bool = False,
@@ -144,8 +144,12 @@ def choose_runs(
     breaks = np.flatnonzero(np.append(ends[:-1] != starts[1:], True)) + 1 if total else starts
     run_limit = np.repeat(breaks, np.diff(breaks, prepend=0))
     row_of_word = np.searchsorted(offsets, starts, side="right") - 1
-    order = _shuffled_within(row_of_word, rng)
-    lengths = rng.choice(longest, size=total, p=length_shares) + 1
+    places = starts - offsets[row_of_word]
+    # NOTE: a stable sort of one nearly sorted key takes a tenth of the time of lexsort. 0.999 keeps
+    # a key from being rounded up into the next row.
+    order = np.argsort(row_of_word + 0.999 * draws(ORDER, row_of_word, places), kind="stable")
+    shares_up_to = np.cumsum(length_shares[:-1])
+    lengths = np.searchsorted(shares_up_to, draws(LENGTH, row_of_word, places), side="right") + 1
     next_try = np.searchsorted(row_of_word, np.arange(len(budgets)))
     last_try = np.searchsorted(row_of_word, np.arange(len(budgets)), side="right")
     left = budgets.copy()
@@ -198,11 +202,12 @@ STRATEGIES: dict[str, Callable[..., Chosen]] = {
 
 def corrupt(
     input_ids: Integer[np.ndarray, "tokens"],
+    offsets: Integer[np.ndarray, "rows_1"],
     chosen: Chosen,
+    draws: Draws,
     *,
     mask_id: int,
     replacement_ids: Integer[np.ndarray, "ordinary"],
-    rng: np.random.Generator,
 ) -> Masked:
     """Put [MASK] at 80 % of the groups, random ordinary tokens at 10 %, leave 10 %.
 
@@ -212,10 +217,58 @@ def corrupt(
     """
     positions = chosen.positions
     labels = input_ids[positions]
-    kind = rng.random(int(chosen.groups.max(initial=-1)) + 1)[chosen.groups]
-    random_ids = rng.choice(replacement_ids, size=len(positions)).astype(input_ids.dtype)
-    seen = np.where(kind < MASK_SHARE, input_ids.dtype.type(mask_id), labels)
-    seen = np.where((kind >= MASK_SHARE) & (kind < MASK_SHARE + RANDOM_SHARE), random_ids, seen)
+    rows = np.searchsorted(offsets, positions, side="right") - 1
+    places = positions - offsets[rows]
+    first_of_group = np.unique(chosen.groups, return_index=True)[1]
+    fate = draws(FATE, rows[first_of_group], places[first_of_group])[chosen.groups]
+    drawn = (draws(REPLACEMENT, rows, places) * len(replacement_ids)).astype(np.int64)
+    random_ids = replacement_ids[drawn].astype(input_ids.dtype)
+    seen = np.where(fate < MASK_SHARE, input_ids.dtype.type(mask_id), labels)
+    seen = np.where((fate >= MASK_SHARE) & (fate < MASK_SHARE + RANDOM_SHARE), random_ids, seen)
     corrupted = input_ids.copy()
     corrupted[positions] = seen
     return Masked(corrupted, positions, labels)
+
+
+class Masker:
+    """Masks rows as a config says; what is drawn is a function of each row's key."""
+
+    def __init__(
+        self,
+        config: MaskingConfig,
+        *,
+        vocab_size: int,
+        special_ids: Integer[np.ndarray, "special"],
+        mask_id: int,
+    ) -> None:
+        """`special_ids` are never predicted, and never drawn as a random replacement."""
+        self._config = config
+        self._mask_id = mask_id
+        self._is_special = np.zeros(vocab_size, dtype=bool)
+        self._is_special[special_ids] = True
+        self._replacement_ids = np.flatnonzero(~self._is_special)
+
+    def __call__(
+        self,
+        input_ids: Integer[np.ndarray, "tokens"],
+        offsets: Integer[np.ndarray, "rows_1"],
+        begins_word: Bool[np.ndarray, "tokens"],
+        keys: UInt64[np.ndarray, "rows"],
+    ) -> Masked:
+        """Choose positions of every row and corrupt them.
+
+        Args:
+            begins_word: whether a token is the first piece of a word.
+            keys: what tells a row from all others, from `draws.row_keys`.
+        """
+        draws = Draws(keys)
+        words = number_words(~self._is_special[input_ids], begins_word)
+        choose = STRATEGIES[self._config.strategy]
+        return corrupt(
+            input_ids,
+            offsets,
+            choose(words, offsets, budgets(offsets, self._config), draws),
+            draws,
+            mask_id=self._mask_id,
+            replacement_ids=self._replacement_ids,
+        )

@@ -1,11 +1,15 @@
-"""Documents to next-sentence pairs, as the BERT paper has them.
+"""Documents to rows of segments: next-sentence pairs, sentence-order pairs, full sentences.
 
-A pair is four positions in the flat ids of its shard, because a segment is always a run of adjacent
-sentences: nothing is copied until `assemble`. Masking comes after, in `masking`.
+A segment is a run of adjacent sentences of one document, so it is two positions in the flat ids of
+its shard: nothing is copied until `assemble`. Masking comes after, in `masking`.
 """
 
-from collections.abc import Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Integer, UInt8
@@ -14,27 +18,47 @@ from bert_core.data.ragged import ragged_ranges
 from bert_core.errors import ConfigError, CorpusError
 
 IS_NEXT, IS_RANDOM = 0, 1  # Hugging Face's and Google's `next_sentence_label`
+IN_ORDER, SWAPPED = 0, 1  # Hugging Face's `sentence_order_label`
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] A [SEP] B [SEP]
+
+Kind = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
+LABELS: dict[Kind, str | None] = {
+    "nsp": "next_sentence_label",
+    "sop": "sentence_order_label",
+    "full_sentences": None,
+    "doc_sentences": None,
+}
+"""The column of its rows' labels, if a kind has any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairsConfig:
-    """How sentences become pairs. Defaults: google-research/bert, create_pretraining_data.py."""
+    """How sentences become rows. Defaults: google-research/bert, create_pretraining_data.py."""
 
+    kind: Kind = "nsp"
+    """`nsp`: two segments, is B next or random (BERT); `sop`: are they in order (ALBERT);
+    `full_sentences` fill a row, also from the next document, `doc_sentences` not (RoBERTa)."""
     max_length: int = 128
     """Most ids of a row, special tokens included."""
     short_seq_prob: float = 0.1
     """Share of pairs that aim at a random shorter length, so that both kinds are seen."""
     dupe_factor: int = 10
-    """How many times every document is paired and masked anew."""
+    """How many times every document is made into rows, and masked, anew."""
 
     def __post_init__(self) -> None:
+        if self.kind not in ROWS:
+            raise ConfigError(f"kind: wanted one of {', '.join(ROWS)}, got {self.kind!r}")
         if not 8 <= self.max_length <= 65_535:
             raise ConfigError(f"max_length: wanted 8 to 65535, got {self.max_length}: 128 is usual")
         if not 0.0 <= self.short_seq_prob <= 1.0:
             raise ConfigError(f"short_seq_prob: wanted 0 to 1, got {self.short_seq_prob}")
         if self.dupe_factor < 1:
             raise ConfigError(f"dupe_factor: wanted at least 1, got {self.dupe_factor}")
+
+    @property
+    def is_pairs(self) -> bool:
+        """Whether a row is two segments with a label."""
+        return LABELS[self.kind] is not None
 
 
 @dataclass(frozen=True)
@@ -43,7 +67,7 @@ class Documents:
 
     `sentence_offsets` (sentences + 1) cuts `input_ids`; `document_offsets` (documents + 1) cuts the
     sentences; equal `digests` are adjacent among the first `own`. Documents from `own` on are
-    borrowed: random sentences may come from them, no pair begins in them.
+    borrowed: random sentences may come from them, no row begins in them.
     """
 
     input_ids: Integer[np.ndarray, "tokens"]
@@ -54,125 +78,181 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Segments A and B of each pair as half-open ranges of the flat ids, and the label."""
+class Segments:
+    """Segments as half-open ranges of the flat ids; `row_offsets` (rows + 1) cuts them into rows.
 
-    a_start: Integer[np.ndarray, "pairs"]
-    a_end: Integer[np.ndarray, "pairs"]
-    b_start: Integer[np.ndarray, "pairs"]
-    b_end: Integer[np.ndarray, "pairs"]
-    next_sentence_label: UInt8[np.ndarray, "pairs"]
+    `labels`, of rows, are what `LABELS` says; empty where it says nothing.
+    """
+
+    starts: Integer[np.ndarray, "segments"]
+    ends: Integer[np.ndarray, "segments"]
+    row_offsets: Integer[np.ndarray, "rows_1"]
+    labels: UInt8[np.ndarray, "labels"]
 
     @classmethod
-    def concatenate(cls, several: Sequence["Pairs"]) -> "Pairs":
-        """All pairs of `several`, in their order."""
-        columns = zip(
-            *((p.a_start, p.a_end, p.b_start, p.b_end, p.next_sentence_label) for p in several),
-            strict=True,
+    def concatenate(cls, several: "list[Segments]") -> "Segments":
+        """All rows of `several`, in their order."""
+        counts = np.concatenate([np.diff(each.row_offsets) for each in several])
+        return cls(
+            np.concatenate([each.starts for each in several]),
+            np.concatenate([each.ends for each in several]),
+            _offsets(counts),
+            np.concatenate([each.labels for each in several]),
         )
-        return cls(*(np.concatenate(column) for column in columns))
 
     def __len__(self) -> int:
-        return len(self.a_start)
+        return len(self.row_offsets) - 1
 
-    def take(self, order: Integer[np.ndarray, "picked"]) -> "Pairs":
-        """The pairs at the positions `order`, in that order."""
-        return Pairs(
-            self.a_start[order],
-            self.a_end[order],
-            self.b_start[order],
-            self.b_end[order],
-            self.next_sentence_label[order],
-        )
+    def take(self, rows: Integer[np.ndarray, "picked"]) -> "Segments":
+        """The rows at the positions `rows`, in that order."""
+        counts = np.diff(self.row_offsets)[rows]
+        picked = ragged_ranges(self.row_offsets[rows], counts)
+        labels = self.labels[rows] if len(self.labels) else self.labels
+        return Segments(self.starts[picked], self.ends[picked], _offsets(counts), labels)
+
+    def lengths(self) -> Integer[np.ndarray, "rows"]:
+        """Ids of each row, special tokens included."""
+        tokens = np.concatenate([[0], np.cumsum(self.ends - self.starts)])[self.row_offsets]
+        return 1 + np.diff(tokens) + np.diff(self.row_offsets)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """`[CLS] A [SEP] B [SEP]` of every pair, flat; `offsets` (rows + 1) cuts `input_ids`.
+    """`[CLS] segment [SEP] segment [SEP] …` of every row, flat; `offsets` (rows + 1) cuts them.
 
-    `segment_b_start` counts from the row's beginning; `maskable` is False on special tokens.
+    `segment_b_start` counts from the row's beginning: the second segment of a pair; in other rows,
+    which have type 0 throughout, their length.
     """
 
     input_ids: Integer[np.ndarray, "tokens"]
     offsets: Integer[np.ndarray, "rows_1"]
     segment_b_start: Integer[np.ndarray, "rows"]
-    maskable: Bool[np.ndarray, "tokens"]
 
 
-def make_pairs(
+def _offsets(counts: Integer[np.ndarray, "rows"]) -> Integer[np.ndarray, "rows_1"]:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def make_rows(
     documents: Documents,
     word_start: Bool[np.ndarray, "tokens"],
     config: PairsConfig,
     rng: np.random.Generator,
-) -> Pairs:
-    """Pair every own document's sentences once.
+) -> Segments:
+    """Rows of every own document, once, of the kind that `config` names.
 
-    For every pair a fair coin says whether B is what follows A or comes from a document with
-    another text. A chunk that is one sentence takes the next one in as well or, at the end of its
-    document, is cut at a word, so that either label stays possible; one that is a single word is
-    left out. A chunk's sentences that a random B displaces are put back.
-
-    Raises: CorpusError if all documents have one text.
-    Source: Devlin et al. 2019, section 3.1 and appendix A.2; google-research/bert
-    create_instances_from_document, which makes every one-sentence chunk random.
+    Args:
+        word_start: whether an id begins a word.
+    Raises: CorpusError if `kind` is "nsp" and all documents have one text.
     """
-    runs = _runs_of_equal_digests(documents)
-    found: list[tuple[int, int, int, int, int]] = []
-    for document in range(documents.own):
-        before, after = runs[document]
-        others = before + len(documents.digests) - after
-        if not others:
-            raise CorpusError(
-                "next-sentence pairs: wanted at least two documents with different texts, got one: "
-                "add documents, or mark their boundaries with blank lines (document_boundary)"
-            )
-        _pair_document(documents, document, (before, after), word_start, config, rng, found)
-    columns = np.array(found, dtype=np.int64).reshape(-1, 5)
-    a_start, a_end, b_start, b_end, label = columns.T
-    return Pairs(a_start, a_end, b_start, b_end, label.astype(np.uint8))
+    return ROWS[config.kind](documents, word_start, config, rng)
 
 
-def _pair_document(
+def _pairs(
     documents: Documents,
-    document: int,
-    run: tuple[int, int],
-    word_start: np.ndarray,
+    word_start: Bool[np.ndarray, "tokens"],
     config: PairsConfig,
     rng: np.random.Generator,
-    found: list[tuple[int, int, int, int, int]],
-) -> None:
-    budget = config.max_length - SPECIAL_TOKENS_PER_PAIR
-    starts = documents.sentence_offsets
-    sentence, end = (int(i) for i in documents.document_offsets[document : document + 2])
-    while sentence < end:
-        target = budget
-        if rng.random() < config.short_seq_prob:
-            target = int(rng.integers(2, budget + 1))
-        chunk_start, chunk_tokens = int(starts[sentence]), 0
-        chunk_end = sentence
-        while chunk_end < end and chunk_tokens < target:
-            chunk_end += 1
-            chunk_tokens = int(starts[chunk_end]) - chunk_start
-        if chunk_end - sentence == 1 and chunk_end < end:
-            chunk_end += 1
-        if chunk_end - sentence == 1:
-            a_end = _cut_at_a_word(chunk_start, int(starts[chunk_end]), word_start, rng)
-            if a_end is None:
-                return
-            put_back = chunk_end
-        else:
-            put_back = sentence + int(rng.integers(1, chunk_end - sentence))
-            a_end = int(starts[put_back])
-        if rng.random() < 0.5:
-            label, b_start, b_end = IS_NEXT, a_end, int(starts[chunk_end])
-            sentence = chunk_end
-        else:
-            label = IS_RANDOM
-            b_start, b_end = _random_segment(
-                documents, run, max(target - (a_end - chunk_start), 1), rng
+    *,
+    random_next: bool,
+) -> Segments:
+    """Pair every own document's sentences once.
+
+    For every pair a fair coin says whether B is what follows A or, with `random_next`, comes from a
+    document with another text; else A and B change places. A chunk that is one sentence takes the
+    next one in as well or, at the end of its document, is cut at a word, so that either label stays
+    possible; one that is a single word is left out. A chunk's sentences that a random B displaces
+    are put back.
+
+    Source: Devlin et al. 2019, section 3.1 and appendix A.2; google-research/bert
+    create_instances_from_document, which makes every one-sentence chunk random; Lan et al. 2020,
+    section 3.1, for the order of sentences.
+    """
+    coins, draws, cuts = rng.spawn(3)
+    pairing = _Pairing(documents, word_start, config, _uniform(coins), _uniform(draws), random_next)
+    flat = array("q")
+    for document, run in enumerate(_runs_of_equal_digests(documents)):
+        pairing.add(document, run, flat)
+    columns = np.array(flat, dtype=np.int64).reshape(-1, 5)
+    ranges = _truncate(columns[:, :4], config.max_length - SPECIAL_TOKENS_PER_PAIR, cuts)
+    labels = columns[:, 4].astype(np.uint8)
+    if not random_next:
+        ranges = np.where(labels[:, None] == SWAPPED, ranges[:, [2, 3, 0, 1]], ranges)
+    row_offsets = np.arange(0, 2 * len(labels) + 1, 2)
+    return Segments(ranges[:, ::2].reshape(-1), ranges[:, 1::2].reshape(-1), row_offsets, labels)
+
+
+def _uniform(rng: np.random.Generator) -> Callable[[], float]:
+    """`rng.random`, a few thousand numbers at a time: a tenth of the time of a call for each."""
+
+    def endless() -> Iterator[float]:
+        while True:
+            yield from rng.random(4096).tolist()
+
+    return endless().__next__
+
+
+@dataclass
+class _Pairing:
+    """The walk through documents that draws pairs, on Python's integers."""
+
+    documents: Documents
+    word_start: np.ndarray
+    config: PairsConfig
+    coin: Callable[[], float]
+    draw: Callable[[], float]
+    random_next: bool
+
+    def __post_init__(self) -> None:
+        self.budget = self.config.max_length - SPECIAL_TOKENS_PER_PAIR
+        self.starts: list[int] = self.documents.sentence_offsets.tolist()
+        self.firsts: list[int] = self.documents.document_offsets.tolist()
+
+    def add(self, document: int, run: tuple[int, int], flat: array) -> None:
+        """Append (A's start, end, B's start, end, label) for the pairs of one document."""
+        if self.random_next and run == (0, len(self.firsts) - 1):
+            raise CorpusError(
+                "next-sentence pairs: wanted at least two documents with different texts, got one: "
+                "add documents, mark their boundaries with blank lines (document_boundary), or "
+                "set pairs.kind to sop or doc_sentences"
             )
-            sentence = put_back
-        found.append((*_truncate(chunk_start, a_end, b_start, b_end, budget, rng), label))
+        starts, draw = self.starts, self.draw
+        sentence, end = self.firsts[document : document + 2]
+        while sentence < end:
+            target = self.budget
+            if draw() < self.config.short_seq_prob:
+                target = 2 + int(draw() * (self.budget - 1))
+            first = starts[sentence]
+            chunk_end = bisect_left(starts, first + target, sentence + 1, end)
+            if chunk_end == sentence + 1 < end:
+                chunk_end += 1
+            if chunk_end == sentence + 1:
+                split = _cut_at_a_word(first, starts[chunk_end], self.word_start, draw)
+                if split is None:
+                    return
+                put_back = chunk_end
+            else:
+                put_back = sentence + 1 + int(draw() * (chunk_end - sentence - 1))
+                split = starts[put_back]
+            label = int(self.coin() >= 0.5)
+            if label and self.random_next:
+                b = self._random_segment(run, max(target - (split - first), 1))
+                sentence = put_back
+            else:
+                b = split, starts[chunk_end]
+                sentence = chunk_end
+            flat.extend((first, split, *b, label))
+
+    def _random_segment(self, run: tuple[int, int], target: int) -> tuple[int, int]:
+        """Adjacent sentences of about `target` ids from a document outside `run`."""
+        before, after = run
+        other = int(self.draw() * (before + len(self.firsts) - 1 - after))
+        if other >= before:
+            other += after - before
+        first, end = self.firsts[other : other + 2]
+        sentence = first + int(self.draw() * (end - first))
+        start = self.starts[sentence]
+        return start, self.starts[bisect_left(self.starts, start + target, sentence + 1, end)]
 
 
 def _runs_of_equal_digests(documents: Documents) -> list[tuple[int, int]]:
@@ -187,68 +267,113 @@ def _runs_of_equal_digests(documents: Documents) -> list[tuple[int, int]]:
 
 
 def _cut_at_a_word(
-    start: int, end: int, word_start: np.ndarray, rng: np.random.Generator
+    start: int, end: int, word_start: np.ndarray, draw: Callable[[], float]
 ) -> int | None:
     cuts = np.flatnonzero(word_start[start + 1 : end])
-    return None if cuts.size == 0 else start + 1 + int(cuts[rng.integers(cuts.size)])
-
-
-def _random_segment(
-    documents: Documents, run: tuple[int, int], target: int, rng: np.random.Generator
-) -> tuple[int, int]:
-    """Adjacent sentences of about `target` ids from a document outside `run`."""
-    before, after = run
-    other = int(rng.integers(before + len(documents.digests) - after))
-    if other >= before:
-        other += after - before
-    first, end = (int(i) for i in documents.document_offsets[other : other + 2])
-    sentence = int(rng.integers(first, end))
-    start = stop = int(documents.sentence_offsets[sentence])
-    while sentence < end and stop - start < target:
-        sentence += 1
-        stop = int(documents.sentence_offsets[sentence])
-    return start, stop
+    return None if cuts.size == 0 else start + 1 + int(cuts[int(draw() * cuts.size)])
 
 
 def _truncate(
-    a_start: int, a_end: int, b_start: int, b_end: int, budget: int, rng: np.random.Generator
-) -> tuple[int, int, int, int]:
+    ranges: Integer[np.ndarray, "pairs 4"], budget: int, rng: np.random.Generator
+) -> Integer[np.ndarray, "pairs 4"]:
     """Take ids from the longer segment until both fit, each from a random end."""
-    a, b = a_end - a_start, b_end - b_start
-    excess = a + b - budget
-    if excess <= 0:
-        return a_start, a_end, b_start, b_end
+    lengths = ranges[:, 1::2] - ranges[:, ::2]
+    a, b = lengths.T
+    excess = np.maximum(a + b - budget, 0)
     # The longer side loses ids until both are equal; then they lose in turn, B first.
-    from_longer = min(excess, abs(a - b))
+    from_longer = np.minimum(excess, np.abs(a - b))
     rest = excess - from_longer
-    from_a = (from_longer if a > b else 0) + rest // 2
-    from_b = (from_longer if b > a else 0) + rest - rest // 2
-    a_front = int(rng.binomial(from_a, 0.5))
-    b_front = int(rng.binomial(from_b, 0.5))
-    return (
-        a_start + a_front,
-        a_end - (from_a - a_front),
-        b_start + b_front,
-        b_end - (from_b - b_front),
+    lost = np.stack(
+        [
+            np.where(a > b, from_longer, 0) + rest // 2,
+            np.where(b > a, from_longer, 0) + rest - rest // 2,
+        ],
+        axis=1,
     )
+    from_front = rng.binomial(lost, 0.5)
+    cut = ranges.copy()
+    cut[:, ::2] += from_front
+    cut[:, 1::2] -= lost - from_front
+    return cut
+
+
+def _full_sentences(
+    documents: Documents,
+    word_start: Bool[np.ndarray, "tokens"],
+    config: PairsConfig,
+    rng: np.random.Generator,
+    *,
+    cross_documents: bool,
+) -> Segments:
+    """Fill every row with sentences in order, documents in random order.
+
+    With `cross_documents` a row goes on in the next document, after a [SEP]. A sentence that no
+    row holds is cut; no id is lost.
+    Source: Liu et al. 2019, section 4.2, FULL-SENTENCES and DOC-SENTENCES.
+    """
+    order = rng.permutation(documents.own)
+    first, counts = documents.document_offsets[order], np.diff(documents.document_offsets)[order]
+    sentences = ragged_ranges(first, counts)
+    starts, ends = documents.sentence_offsets[sentences], documents.sentence_offsets[sentences + 1]
+    longest = config.max_length - 2  # [CLS] and [SEP]
+    parts = -(-(ends - starts) // longest)
+    document = np.repeat(np.repeat(np.arange(len(order)), counts), parts)
+    starts = ragged_ranges(np.zeros_like(parts), parts) * longest + np.repeat(starts, parts)
+    ends = np.minimum(starts + longest, np.repeat(ends, parts))
+    # Ids, and a [SEP] for every document before: a row from one piece to another is as long as
+    # the difference, and two.
+    total = np.cumsum(ends - starts)
+    begins, stops = (total - (ends - starts) + document), (total + document)
+    last_of_document = np.searchsorted(document, document, side="right")
+    row_starts = _greedy_rows(
+        begins.tolist(),
+        stops.tolist(),
+        [len(stops)] * len(stops) if cross_documents else last_of_document.tolist(),
+        longest,
+    )
+    new_row = np.zeros(len(starts), dtype=bool)
+    new_row[row_starts] = True
+    new_segment = new_row | (np.diff(document, prepend=-1) != 0)
+    at = np.flatnonzero(new_segment)
+    last = np.append(at, len(starts))[1:] - 1
+    row_offsets = np.append(np.searchsorted(at, np.flatnonzero(new_row)), len(at))
+    return Segments(starts[at], ends[last], row_offsets, np.zeros(0, dtype=np.uint8))
+
+
+def _greedy_rows(begins: list[int], stops: list[int], limits: list[int], longest: int) -> list[int]:
+    """Where rows begin, each as many pieces as `longest` holds, none at or behind its limit."""
+    found, at = [], 0
+    while at < len(begins):
+        found.append(at)
+        at = bisect_right(stops, begins[at] + longest, at + 1, limits[at])
+    return found
+
+
+ROWS: dict[Kind, Callable[..., Segments]] = {
+    "nsp": partial(_pairs, random_next=True),
+    "sop": partial(_pairs, random_next=False),
+    "full_sentences": partial(_full_sentences, cross_documents=True),
+    "doc_sentences": partial(_full_sentences, cross_documents=False),
+}
 
 
 def assemble(
-    input_ids: Integer[np.ndarray, "tokens"], pairs: Pairs, *, cls_id: int, sep_id: int
+    input_ids: Integer[np.ndarray, "tokens"], segments: Segments, *, cls_id: int, sep_id: int
 ) -> Rows:
-    """Lay every pair out as `[CLS] A [SEP] B [SEP]`."""
-    a_lengths, b_lengths = pairs.a_end - pairs.a_start, pairs.b_end - pairs.b_start
-    offsets = np.zeros(len(a_lengths) + 1, dtype=np.int64)
-    np.cumsum(a_lengths + b_lengths + SPECIAL_TOKENS_PER_PAIR, out=offsets[1:])
-    begins = offsets[:-1]
+    """Lay every row out as `[CLS]` and its segments, each with `[SEP]` after it."""
+    lengths = segments.ends - segments.starts
+    offsets = _offsets(segments.lengths())
+    first = segments.row_offsets[:-1]
+    is_first = np.zeros(len(lengths), dtype=np.int64)
+    is_first[first] = 1
+    # Every segment takes its ids and a [SEP], the first of a row [CLS] before them.
+    seps = np.cumsum(lengths + 1 + is_first) - 1
     rows = np.empty(offsets[-1], dtype=input_ids.dtype)
-    maskable = np.ones(offsets[-1], dtype=bool)
-    first_sep = begins + 1 + a_lengths
-    for positions, token in ((begins, cls_id), (first_sep, sep_id), (offsets[1:] - 1, sep_id)):
-        rows[positions] = token
-        maskable[positions] = False
-    rows[ragged_ranges(begins + 1, a_lengths)] = input_ids[ragged_ranges(pairs.a_start, a_lengths)]
-    rows[ragged_ranges(first_sep + 1, b_lengths)] = input_ids[
-        ragged_ranges(pairs.b_start, b_lengths)
+    rows[offsets[:-1]] = cls_id
+    rows[seps] = sep_id
+    rows[ragged_ranges(seps - lengths, lengths)] = input_ids[
+        ragged_ranges(segments.starts, lengths)
     ]
-    return Rows(rows, offsets, first_sep + 1 - begins, maskable)
+    is_pair = np.full(len(segments), bool(len(segments.labels)))
+    segment_b_start = np.where(is_pair, 2 + lengths[first], np.diff(offsets))
+    return Rows(rows, offsets, segment_b_start)

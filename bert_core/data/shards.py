@@ -5,37 +5,48 @@ dtypes are in docs/formats.md. The order in which rows are trained on is in `ord
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Integer, UInt8
+from jaxtyping import Bool, Integer, UInt8
 
 from bert_core import files
+from bert_core.data.masking import Masker, MaskingConfig
+from bert_core.data.pairs import LABELS
 from bert_core.errors import FormatError
 from bert_core.manifest import Manifest, read_manifest
 
 FORMAT = "raybert.shard"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no dynamic masks and no labels but next_sentence_label
 TRAIN, HELD_OUT = "train", "held_out"
 WAY_OUT = "run `raybert prepare` again with --force, or copy the shards again"
 
 
-@dataclass(frozen=True)
+def _none(dtype: type = np.int64) -> Any:
+    return field(default_factory=lambda: np.empty(0, dtype))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardRows:
     """The rows of a shard. Flat columns are cut by their offsets (rows + 1).
 
-    `input_ids` are what the model sees; `masked_positions` count from the row's beginning.
+    Where masks are static, `input_ids` are what the model sees and `masked_positions` count from
+    the row's beginning. Where masks are drawn at training time there are none, and `begins_word`
+    has a bit for every token, lowest first: is it the first piece of a word.
+    `labels` are the columns in `LABELS` that these rows have, one or none.
     """
 
     input_ids: Integer[np.ndarray, "tokens"]
     offsets: Integer[np.ndarray, "rows_1"]
     segment_b_start: Integer[np.ndarray, "rows"]
-    next_sentence_label: UInt8[np.ndarray, "rows"]
-    masked_positions: Integer[np.ndarray, "picked"]
-    masked_labels: Integer[np.ndarray, "picked"]
-    masked_offsets: Integer[np.ndarray, "rows_1"]
+    labels: dict[str, UInt8[np.ndarray, "rows"]] = field(default_factory=dict)
+    masked_positions: Integer[np.ndarray, "picked"] = _none()
+    masked_labels: Integer[np.ndarray, "picked"] = _none()
+    masked_offsets: Integer[np.ndarray, "rows_1_or_0"] = _none()
+    begins_word: UInt8[np.ndarray, "bytes"] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -46,26 +57,33 @@ class ShardRows:
 
     def row(self, row: int) -> "Row":
         """One row; its ids and labels are views of the mapped file."""
-        tokens = slice(self.offsets[row], self.offsets[row + 1])
-        masked = slice(self.masked_offsets[row], self.masked_offsets[row + 1])
-        return Row(
-            input_ids=self.input_ids[tokens],
+        first, last = int(self.offsets[row]), int(self.offsets[row + 1])
+        whole = Row(
+            input_ids=self.input_ids[first:last],
             segment_b_start=int(self.segment_b_start[row]),
-            next_sentence_label=int(self.next_sentence_label[row]),
+            labels={name: int(column[row]) for name, column in self.labels.items()},
+        )
+        if self.begins_word is not None:
+            bits = np.unpackbits(self.begins_word[first // 8 : -(-last // 8)], bitorder="little")
+            return replace(whole, begins_word=bits[first % 8 :][: last - first].astype(bool))
+        masked = slice(self.masked_offsets[row], self.masked_offsets[row + 1])
+        return replace(
+            whole,
             masked_positions=self.masked_positions[masked].astype(np.int64),
             masked_labels=self.masked_labels[masked],
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row, as `ShardRows` describes its columns."""
+    """One row, as `ShardRows` describes its columns; `begins_word` is a bool for every token."""
 
     input_ids: Integer[np.ndarray, "tokens"]
     segment_b_start: int
-    next_sentence_label: int
-    masked_positions: Integer[np.ndarray, "picked"]
-    masked_labels: Integer[np.ndarray, "picked"]
+    labels: dict[str, int]
+    masked_positions: Integer[np.ndarray, "picked"] = _none()
+    masked_labels: Integer[np.ndarray, "picked"] = _none()
+    begins_word: Bool[np.ndarray, "tokens_or_0"] = _none(bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +104,22 @@ def shard_name(split: str, index: int, count: int) -> str:
 
 def to_bytes(rows: ShardRows, *, id_type: pa.DataType, metadata: dict[str, str]) -> pa.Buffer:
     """The shard's file. The same rows give the same bytes."""
-    batch = pa.record_batch(
-        {
-            "input_ids": _lists(rows.input_ids, rows.offsets, id_type),
-            "segment_b_start": pa.array(rows.segment_b_start, pa.uint16()),
-            "next_sentence_label": pa.array(rows.next_sentence_label, pa.uint8()),
-            "masked_positions": _lists(rows.masked_positions, rows.masked_offsets, pa.uint16()),
-            "masked_labels": _lists(rows.masked_labels, rows.masked_offsets, id_type),
-        }
-    )
+    columns = {
+        "input_ids": _lists(rows.input_ids, rows.offsets, id_type),
+        "segment_b_start": pa.array(rows.segment_b_start, pa.uint16()),
+        **{name: pa.array(column, pa.uint8()) for name, column in rows.labels.items()},
+    }
+    if rows.begins_word is not None:
+        bits = pa.py_buffer(rows.begins_word.tobytes())
+        flags = pa.Array.from_buffers(pa.bool_(), len(rows.input_ids), [None, bits])
+        columns["begins_word"] = pa.ListArray.from_arrays(
+            pa.array(rows.offsets.astype(np.int32)), flags
+        )
+    else:
+        positions, offsets = rows.masked_positions, rows.masked_offsets
+        columns["masked_positions"] = _lists(positions, offsets, pa.uint16())
+        columns["masked_labels"] = _lists(rows.masked_labels, offsets, id_type)
+    batch = pa.record_batch(columns)
     schema = batch.schema.with_metadata(
         {"format": FORMAT, "format_version": str(FORMAT_VERSION), **metadata}
     )
@@ -142,18 +167,27 @@ def open_shard(path: str | Path, info: ShardInfo | None = None) -> ShardRows:
             "it was made by a newer raybert, update this one"
         )
 
-    def column(name: str) -> np.ndarray:
+    names = batch.schema.names
+
+    def flat(name: str) -> np.ndarray:
         array = batch.column(name)
         array = array.values if pa.types.is_list(array.type) else array
+        if pa.types.is_boolean(array.type):
+            return np.frombuffer(array.buffers()[1], dtype=np.uint8)
         return array.to_numpy(zero_copy_only=True)
 
-    return ShardRows(
-        input_ids=column("input_ids"),
+    rows = ShardRows(
+        input_ids=flat("input_ids"),
         offsets=batch.column("input_ids").offsets.to_numpy(),
-        segment_b_start=column("segment_b_start"),
-        next_sentence_label=column("next_sentence_label"),
-        masked_positions=column("masked_positions"),
-        masked_labels=column("masked_labels"),
+        segment_b_start=flat("segment_b_start"),
+        labels={name: flat(name) for name in LABELS.values() if name and name in names},
+    )
+    if "begins_word" in names:
+        return replace(rows, begins_word=flat("begins_word"))
+    return replace(
+        rows,
+        masked_positions=flat("masked_positions"),
+        masked_labels=flat("masked_labels"),
         masked_offsets=batch.column("masked_positions").offsets.to_numpy(),
     )
 
@@ -188,6 +222,12 @@ class ShardSet:
     tokenizer_digest: str
     vocab_size: int
     max_length: int
+    special_ids: Integer[np.ndarray, "special"]
+    """Ids that are never predicted."""
+    label: str | None
+    """The column of labels that the rows have."""
+    masker: Masker | None
+    """What draws the masks at training time, where the shards have none."""
 
     @classmethod
     def read(cls, folder: str) -> "ShardSet":
@@ -206,6 +246,9 @@ class ShardSet:
             tokenizer_digest=counts["tokenizer_digest"],
             vocab_size=counts["vocab_size"],
             max_length=counts["max_length"],
+            special_ids=np.array(counts["special_ids"]),
+            label=counts["label"],
+            masker=_masker(counts) if counts["masking"]["dynamic"] else None,
         )
 
     def split(self, name: str) -> list[ShardInfo]:
@@ -237,6 +280,15 @@ class ShardSet:
                 f"{source} has {digest[:6]}: run `raybert prepare` again with that vocabulary, "
                 "or give the one that the shards were made with"
             )
+
+
+def _masker(counts: dict[str, Any]) -> Masker:
+    return Masker(
+        MaskingConfig(**counts["masking"]),
+        vocab_size=counts["vocab_size"],
+        special_ids=np.array(counts["special_ids"]),
+        mask_id=counts["mask_id"],
+    )
 
 
 def _cached(path: str, info: ShardInfo, cache: Path) -> Path:

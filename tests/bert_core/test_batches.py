@@ -1,6 +1,7 @@
 """Batches: padding leaks nowhere, labels point where they should, ranks share the global batch."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from bert_core.batches import (
     pad,
     token_count,
 )
+from bert_core.data.masking import STRATEGIES, Masker, MaskingConfig, Strategy
 from bert_core.data.order import GlobalOrder, Samples
 from bert_core.data.shards import ShardRows
 from bert_core.errors import ConfigError
@@ -45,7 +47,7 @@ def shard_of(count: int, seed: int) -> ShardRows:
         input_ids=ids,
         offsets=offsets,
         segment_b_start=middle,
-        next_sentence_label=rng.integers(0, 2, count).astype(np.uint8),
+        labels={"next_sentence_label": rng.integers(0, 2, count).astype(np.uint8)},
         masked_positions=np.concatenate([np.zeros(0, np.int64), *positions]),
         masked_labels=np.arange(picks.sum(), dtype=np.uint16) + 100 * seed,
         masked_offsets=np.concatenate([[0], np.cumsum(picks)]),
@@ -91,7 +93,7 @@ def expected_rows(samples: Samples) -> list[Row]:
         places = zip(row.masked_positions.tolist(), row.masked_labels.tolist(), strict=True)
         segment_b = len(row.input_ids) - row.segment_b_start
         ids = tuple(row.input_ids.tolist())
-        expected.append((ids, segment_b, row.next_sentence_label, tuple(places)))
+        expected.append((ids, segment_b, row.labels["next_sentence_label"], tuple(places)))
     return expected
 
 
@@ -165,6 +167,58 @@ def test_rows_without_a_masked_position_make_a_batch_without_labels() -> None:
     [place] = np.flatnonzero((order.shards == shard) & (order.rows == row))
     batch = SOURCE.collate(order.take(np.array([place])))
     assert batch["mlm_positions"].shape == batch["mlm_labels"].shape == (0,)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_masks_drawn_at_training_time_follow_from_seed_epoch_and_sample(strategy: Strategy) -> None:
+    shards = [
+        replace(
+            shard,
+            begins_word=np.packbits(np.arange(len(shard.input_ids)) % 3 > 0, bitorder="little"),
+        )
+        for shard in SHARDS
+    ]
+    masker = Masker(
+        MaskingConfig(strategy=strategy),
+        vocab_size=60_000,
+        special_ids=np.arange(5),
+        mask_id=MASK,
+    )
+    source = ShardSource(shards.__getitem__, PAD, masker, seed=3)
+    samples = ORDER.samples(0, 2 * ORDER.rows_per_epoch)
+
+    def seen(source: ShardSource, picked: np.ndarray) -> list[list[int]]:
+        batch = source.collate(samples.take(picked))
+        rows, width = batch["input_ids"].shape
+        found: list[list[int]] = [[] for _ in range(rows)]
+        flat = batch["input_ids"].flatten().tolist()
+        for place, label in zip(
+            batch["mlm_positions"].tolist(), batch["mlm_labels"].tolist(), strict=True
+        ):
+            found[place // width] += [place % width, flat[place], label]
+        return found
+
+    everything = np.arange(len(samples.rows))
+    together = seen(source, everything)
+    assert sum(map(bool, together)) > 0.9 * len(together)
+    # Whatever batch a sample is in, and whoever collates it.
+    for part in np.array_split(everything, 11):
+        assert seen(source, part[::-1]) == [together[index] for index in part[::-1]]
+    for index in everything:
+        row = shards[samples.shards[index]].row(int(samples.rows[index]))
+        places, labels = together[index][::3], together[index][2::3]
+        assert row.input_ids[places].tolist() == labels
+    # The same row has another mask in the next epoch, and with another seed.
+    first = {(s, r): seen for s, r, e, seen in _by_sample(samples, together) if e == 0}
+    second = {(s, r): seen for s, r, e, seen in _by_sample(samples, together) if e == 1}
+    assert sum(first[row] != second[row] for row in first) > 0.7 * len(first)
+    other = seen(replace(source, seed=4), everything)
+    assert sum(a != b for a, b in zip(together, other, strict=True)) > 0.7 * len(other)
+
+
+def _by_sample(samples: Samples, found: list) -> list[tuple]:
+    columns = (samples.shards.tolist(), samples.rows.tolist(), samples.epochs.tolist(), found)
+    return list(zip(*columns, strict=True))
 
 
 def test_buckets_are_sorted_cut_and_complete() -> None:

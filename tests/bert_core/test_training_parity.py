@@ -14,8 +14,9 @@ from transformers import BertConfig, BertForPreTraining
 from bert_core.batches import pad
 from bert_core.data.docstrings import docstrings_of
 from bert_core.data.documents import clean, document_digest, split_sentences
-from bert_core.data.masking import MaskingConfig, budgets, choose_tokens, corrupt, number_words
-from bert_core.data.pairs import Documents, PairsConfig, assemble, make_pairs
+from bert_core.data.draws import row_keys
+from bert_core.data.masking import Masker, MaskingConfig
+from bert_core.data.pairs import Documents, PairsConfig, assemble, make_rows
 from bert_core.data.tokenizer import Tokenizer, train_vocabulary
 from bert_core.model.hf import to_huggingface
 from bert_core.model.variants import EncoderConfig
@@ -69,19 +70,17 @@ def rows_of_docstrings(rng: np.random.Generator) -> tuple[list[Row], int]:
     )
     continues = np.array([token.startswith("##") for token in tokenizer.vocabulary])
     config = PairsConfig(max_length=CONFIG.max_position_embeddings)
-    pairs = make_pairs(documents, ~continues[documents.input_ids], config, rng)
+    pairs = make_rows(documents, ~continues[documents.input_ids], config, rng)
     pairs = pairs.take(rng.permutation(len(pairs))[: STEPS * ROWS])
     rows = assemble(documents.input_ids, pairs, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id)
-    begins_word = ~continues[rows.input_ids]
-    words = number_words(rows.maskable, begins_word)
-    chosen = choose_tokens(words, rows.offsets, budgets(rows.offsets, MaskingConfig()), rng)
-    masked = corrupt(
-        rows.input_ids,
-        chosen,
+    masker = Masker(
+        MaskingConfig(),
+        vocab_size=tokenizer.vocab_size,
+        special_ids=tokenizer.special_ids,
         mask_id=tokenizer.mask_id,
-        replacement_ids=np.arange(len(tokenizer.special_ids), tokenizer.vocab_size),
-        rng=rng,
     )
+    keys = row_keys(0, np.arange(len(pairs)))
+    masked = masker(rows.input_ids, rows.offsets, ~continues[rows.input_ids], keys)
     found = []
     for index, (start, end) in enumerate(pairwise(rows.offsets)):
         inside = slice(*np.searchsorted(masked.positions, [start, end]))
@@ -91,7 +90,7 @@ def rows_of_docstrings(rng: np.random.Generator) -> tuple[list[Row], int]:
                 split=int(rows.segment_b_start[index]),
                 positions=masked.positions[inside] - start,
                 labels=masked.labels[inside].astype(np.int64),
-                is_random=int(pairs.next_sentence_label[index]),
+                is_random=int(pairs.labels[index]),
             )
         )
     return found, tokenizer.vocab_size

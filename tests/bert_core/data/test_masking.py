@@ -6,6 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from bert_core.data.draws import LENGTH, ORDER, Draws, row_keys
 from bert_core.data.masking import (
     MASK_SHARE,
     NGRAM,
@@ -14,6 +15,7 @@ from bert_core.data.masking import (
     STRATEGIES,
     WHOLE_WORD,
     Chosen,
+    Masker,
     MaskingConfig,
     Strategy,
     budgets,
@@ -28,6 +30,10 @@ SIGMAS = 4.5  # a fair draw lies further out once in 150,000 seeds; the seeds he
 VOCABULARY, MASK_ID = 1000, 4
 SPECIAL = np.arange(5)
 ORDINARY = np.arange(5, VOCABULARY)
+
+
+def draws_of(seed: int, rows: int) -> Draws:
+    return Draws(row_keys(seed, np.arange(rows)))
 
 
 def rows_of(
@@ -55,7 +61,7 @@ def run_oracle(
     words: np.ndarray,
     offsets: np.ndarray,
     budgets: np.ndarray,
-    rng: np.random.Generator,
+    draws: Draws,
     *,
     length_shares: np.ndarray,
 ) -> list[list[int]]:
@@ -64,18 +70,21 @@ def run_oracle(
     for position, word in enumerate(words):
         if word >= 0:
             pieces.setdefault(int(word), []).append(position)
-    keys, draws = (
-        rng.random(len(pieces)),
-        rng.choice(len(length_shares), len(pieces), p=length_shares),
-    )
     found = []
     for row, budget in enumerate(budgets):
         inside = [w for w, at in pieces.items() if offsets[row] <= at[0] < offsets[row + 1]]
+
+        def drawn(purpose: int, word: int, row: int = row) -> float:
+            place = pieces[word][0] - offsets[row]
+            return float(draws(purpose, np.array([row]), np.array([place]))[0])
+
         taken: set[int] = set()
         left = int(budget)
-        for first in sorted(inside, key=lambda word: keys[word]):
+        for first in sorted(inside, key=lambda word: drawn(ORDER, word)):
             run: list[int] = []
-            for word in range(first, first + int(draws[first]) + 1):
+            up_to = np.cumsum(length_shares)
+            longer = int((drawn(LENGTH, first) >= up_to[:-1]).sum())
+            for word in range(first, first + longer + 1):
                 follows = not run or (word in inside and pieces[word][0] == run[-1] + 1)
                 if not follows or word in taken or len(run) + len(pieces[word]) > left:
                     break
@@ -94,7 +103,7 @@ def test_picks_keep_to_the_budget_of_their_row_and_to_ordinary_tokens(
 ) -> None:
     _, offsets, words = of_all_lengths(seed)
     wanted = budgets(offsets, MaskingConfig())
-    chosen = STRATEGIES[strategy](words, offsets, wanted, np.random.default_rng(seed))
+    chosen = STRATEGIES[strategy](words, offsets, wanted, draws_of(seed, len(wanted)))
     assert (np.diff(chosen.positions) > 0).all()  # ascending, none twice
     assert (words[chosen.positions] >= 0).all()
     assert len(chosen.groups) == len(chosen.positions)
@@ -105,11 +114,11 @@ def test_picks_keep_to_the_budget_of_their_row_and_to_ordinary_tokens(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_picks_follow_from_the_generator_alone(strategy: str) -> None:
+def test_picks_follow_from_the_keys_alone(strategy: str) -> None:
     _, offsets, words = of_all_lengths()
     wanted = budgets(offsets, MaskingConfig())
     first, again, other = (
-        STRATEGIES[strategy](words, offsets, wanted, np.random.default_rng(seed)).positions.tolist()
+        STRATEGIES[strategy](words, offsets, wanted, draws_of(seed, 400)).positions.tolist()
         for seed in (1, 1, 2)
     )
     assert first == again != other
@@ -122,7 +131,7 @@ def test_no_rows_and_rows_of_special_tokens_give_no_picks(strategy: str) -> None
         (nothing, np.zeros(1, np.int64), nothing),
         (np.full(6, -1), np.array([0, 3, 6]), np.array([2, 2])),
     ]:
-        chosen = STRATEGIES[strategy](words, offsets, wanted, np.random.default_rng(0))
+        chosen = STRATEGIES[strategy](words, offsets, wanted, draws_of(0, len(wanted)))
         assert chosen.positions.tolist() == chosen.groups.tolist() == []
 
 
@@ -131,7 +140,7 @@ def test_no_rows_and_rows_of_special_tokens_give_no_picks(strategy: str) -> None
 def test_no_word_is_split(strategy: str, seed: int) -> None:
     _, offsets, words = of_all_lengths(seed)
     wanted = budgets(offsets, MaskingConfig())
-    chosen = STRATEGIES[strategy](words, offsets, wanted, np.random.default_rng(seed))
+    chosen = STRATEGIES[strategy](words, offsets, wanted, draws_of(seed, len(wanted)))
     touched = np.unique(words[chosen.positions])
     assert np.isin(words, touched).sum() == len(chosen.positions)
 
@@ -144,11 +153,11 @@ def test_runs_are_those_of_the_oracle(shares: np.ndarray, seed: int) -> None:
     )
     wanted = np.random.default_rng(seed).integers(1, 30, 60)
     choose = partial(choose_runs, words, offsets, wanted, length_shares=shares)
-    chosen = choose(np.random.default_rng(seed), one_draw=True)
-    oracle = run_oracle(words, offsets, wanted, np.random.default_rng(seed), length_shares=shares)
+    chosen = choose(draws_of(seed, 60), one_draw=True)
+    oracle = run_oracle(words, offsets, wanted, draws_of(seed, 60), length_shares=shares)
     runs = [chosen.positions[chosen.groups == n].tolist() for n in range(chosen.groups.max() + 1)]
     assert sorted(runs) == oracle
-    apart = choose(np.random.default_rng(seed))
+    apart = choose(draws_of(seed, 60))
     assert apart.positions.tolist() == chosen.positions.tolist()
     assert apart.groups.tolist() == list(range(len(apart.positions)))
 
@@ -162,7 +171,7 @@ def test_a_run_ends_before_a_special_token_and_with_its_row() -> None:
             words,
             np.array([0, 7, 14]),
             np.array([2, 2]),
-            np.random.default_rng(seed),
+            draws_of(seed, 2),
             length_shares=np.array([0.0, 0.0, 0.0, 1.0]),
             one_draw=True,
         )
@@ -195,13 +204,15 @@ def test_lengths_of_runs_have_the_shares_of_their_paper(shares: np.ndarray) -> N
         words,
         np.arange(rows + 1) * length,
         np.full(rows, 10),
-        np.random.default_rng(0),
+        draws_of(0, rows),
         length_shares=shares,
         one_draw=True,
     )
     # The first run of a row is never cut: the budget holds the longest, and nothing is taken yet.
     # It begins where the row's smallest key is, too near to the row's end in some.
-    first = np.random.default_rng(0).random((rows, length - 1)).argmin(axis=1)
+    row, place = np.divmod(np.arange(rows * (length - 1)), length - 1)
+    keys = draws_of(0, rows)(ORDER, row, place + 1).reshape(rows, length - 1)
+    first = keys.argmin(axis=1)
     rows_with_room = np.flatnonzero(first + len(shares) <= length - 1)
     starts = rows_with_room * length + 1 + first[rows_with_room]
     group = chosen.groups[np.searchsorted(chosen.positions, starts)]
@@ -230,7 +241,7 @@ def test_tokens_fill_the_budget_as_far_as_a_row_goes() -> None:
     _, offsets, words = rows_of(np.array([5, 40, 5, 128]))
     words[offsets[2] : offsets[3]] = -1
     wanted = np.array([7, 6, 1, 20])
-    picked = choose_tokens(words, offsets, wanted, np.random.default_rng(0)).positions
+    picked = choose_tokens(words, offsets, wanted, draws_of(0, 4)).positions
     assert np.diff(np.searchsorted(picked, offsets)).tolist() == [2, 6, 0, 20]
 
 
@@ -238,7 +249,7 @@ def test_tokens_fill_the_budget_as_far_as_a_row_goes() -> None:
 def test_every_position_is_as_likely_as_another(strategy: str) -> None:
     rows, length, budget = 6000, 20, 3
     _, offsets, words = rows_of(np.full(rows, length), continued=0.0)
-    chosen = STRATEGIES[strategy](words, offsets, np.full(rows, budget), np.random.default_rng(0))
+    chosen = STRATEGIES[strategy](words, offsets, np.full(rows, budget), draws_of(0, rows))
     counts = np.bincount(chosen.positions % length, minlength=length)
     open_positions = words[:length] >= 0
     share = budget / open_positions.sum()
@@ -264,13 +275,10 @@ def test_the_share_and_the_limit_can_be_set() -> None:
 def test_what_was_there_is_the_label_and_all_else_stays() -> None:
     ids, offsets, words = of_all_lengths()
     before = ids.copy()
-    chosen = choose_tokens(
-        words, offsets, budgets(offsets, MaskingConfig()), np.random.default_rng(0)
-    )
+    draws = draws_of(0, len(offsets) - 1)
+    chosen = choose_tokens(words, offsets, budgets(offsets, MaskingConfig()), draws)
     positions = chosen.positions
-    masked = corrupt(
-        ids, chosen, mask_id=MASK_ID, replacement_ids=ORDINARY, rng=np.random.default_rng(0)
-    )
+    masked = corrupt(ids, offsets, chosen, draws, mask_id=MASK_ID, replacement_ids=ORDINARY)
     assert (ids == before).all()
     assert (masked.positions == positions).all()
     assert (masked.labels == before[positions]).all()
@@ -284,10 +292,11 @@ def test_80_10_10_holds_and_replacements_are_ordinary_and_uniform() -> None:
     ids = np.full(count, 7, dtype=np.uint16)
     masked = corrupt(
         ids,
+        np.arange(0, count + 1, 100),
         Chosen(np.arange(count), np.arange(count)),
+        draws_of(0, count // 100),
         mask_id=MASK_ID,
         replacement_ids=ORDINARY,
-        rng=np.random.default_rng(0),
     )
     seen = np.bincount(masked.input_ids, minlength=VOCABULARY)
     # One random token in 995 is the true one, which then counts as kept.
@@ -312,10 +321,11 @@ def test_a_group_shares_one_draw_and_draws_80_10_10() -> None:
     ids = np.full(groups * size, 7, dtype=np.uint16)
     masked = corrupt(
         ids,
+        np.arange(0, groups * size + 1, 60),
         Chosen(np.arange(groups * size), np.repeat(np.arange(groups), size)),
+        draws_of(0, groups * size // 60),
         mask_id=MASK_ID,
         replacement_ids=np.arange(8, VOCABULARY),  # without the true one
-        rng=np.random.default_rng(0),
     )
     seen = masked.input_ids.reshape(groups, size)
     kinds = np.where(seen == MASK_ID, 0, np.where(seen == 7, 2, 1))
@@ -327,19 +337,48 @@ def test_a_group_shares_one_draw_and_draws_80_10_10() -> None:
     assert (replaced[:, 0] != replaced[:, 1]).mean() > 0.99  # each its own token
 
 
-def test_corruption_follows_from_the_generator_alone() -> None:
-    ids = rows_of(np.full(10, 100))[0]
-    first, again, other = (
-        corrupt(
-            ids,
-            Chosen(np.arange(0, 1000, 3), np.arange(334)),
-            mask_id=MASK_ID,
-            replacement_ids=ORDINARY,
-            rng=np.random.default_rng(seed),
-        ).input_ids.tolist()
-        for seed in (1, 1, 2)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_mask_follows_from_the_key_of_its_row_whatever_rows_stand_beside_it(
+    strategy: Strategy,
+) -> None:
+    ids, offsets, words = of_all_lengths()
+    begins_word = np.diff(words, prepend=-2) != 0
+    keys = row_keys(3, np.arange(len(offsets) - 1))
+    config = MaskingConfig(strategy=strategy)
+    masker = Masker(config, vocab_size=VOCABULARY, special_ids=SPECIAL, mask_id=MASK_ID)
+    together = masker(ids, offsets, begins_word, keys)
+    assert (together.input_ids != ids).any()
+    for row in range(0, len(keys), 7):
+        inside = slice(offsets[row], offsets[row + 1])
+        alone = masker(
+            ids[inside],
+            offsets[row : row + 2] - offsets[row],
+            begins_word[inside],
+            keys[row : row + 1],
+        )
+        assert (alone.input_ids == together.input_ids[inside]).all()
+    other = masker(ids, offsets, begins_word, row_keys(4, np.arange(len(offsets) - 1)))
+    assert (other.input_ids != together.input_ids).any()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_masker_never_predicts_a_special_token_and_never_puts_one_but_mask(
+    strategy: Strategy,
+) -> None:
+    ids = np.random.default_rng(0).integers(0, 12, 20_000).astype(np.uint16)  # many are special
+    masker = Masker(
+        MaskingConfig(strategy=strategy, masked_lm_prob=0.5, max_predictions_per_seq=100),
+        vocab_size=12,
+        special_ids=SPECIAL,
+        mask_id=MASK_ID,
     )
-    assert first == again != other
+    masked = masker(
+        ids, np.arange(0, 20_001, 50), np.ones(20_000, bool), row_keys(0, np.arange(400))
+    )
+    assert len(masked.positions) > 5000
+    assert masked.labels.min() >= len(SPECIAL)
+    put = masked.input_ids[masked.positions]
+    assert set(put[put < len(SPECIAL)].tolist()) == {MASK_ID}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Next-sentence pairs: equal to a slow reading of the paper, with a label that is a fair coin."""
+"""Rows of segments: equal to a slow reading of the papers, with labels that are a fair coin."""
 
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -10,13 +11,18 @@ import pytest
 from bert_core.data.documents import clean, document_digest, split_sentences
 from bert_core.data.formats import text_documents
 from bert_core.data.pairs import (
+    IN_ORDER,
     IS_NEXT,
     IS_RANDOM,
+    LABELS,
+    ROWS,
+    SWAPPED,
     Documents,
-    Pairs,
+    Kind,
     PairsConfig,
+    Segments,
     assemble,
-    make_pairs,
+    make_rows,
 )
 from bert_core.data.tokenizer import CONTINUATION, Tokenizer, train_vocabulary
 from bert_core.errors import ConfigError, CorpusError
@@ -25,15 +31,52 @@ SIGMAS = 4.5  # a fair draw lies further out once in 150,000 seeds; the seeds he
 Sentences = list[list[int]]
 
 
-class Coin(np.random.Generator):
-    """A generator whose `random` always gives `face`: above 0.5 every next sentence is random."""
+class Loaded(np.random.Generator):
+    """A generator whose numbers are all `face`."""
 
     def __init__(self, face: float) -> None:
         super().__init__(np.random.PCG64(0))
         self.face = face
 
-    def random(self, *_: object, **__: object) -> float:  # type: ignore[override]
-        return self.face
+    def random(self, size: int | None = None) -> Any:  # type: ignore[override]
+        return self.face if size is None else np.full(size, self.face)
+
+
+class Coin(np.random.Generator):
+    """A generator of which only the coins are loaded: above 0.5 every next sentence is random."""
+
+    def __init__(self, face: float) -> None:
+        super().__init__(np.random.PCG64(0))
+        self.face = face
+
+    def spawn(self, n_children: int) -> list[np.random.Generator]:
+        return [Loaded(self.face), *super().spawn(n_children - 1)]
+
+
+class Pairs(NamedTuple):
+    """The columns of rows that are pairs."""
+
+    a_start: np.ndarray
+    a_end: np.ndarray
+    b_start: np.ndarray
+    b_end: np.ndarray
+    next_sentence_label: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.a_start)
+
+
+def pairs_of(segments: Segments) -> Pairs:
+    assert (np.diff(segments.row_offsets) == 2).all()
+    a, b = slice(0, None, 2), slice(1, None, 2)
+    starts, ends = segments.starts, segments.ends
+    return Pairs(starts[a], ends[a], starts[b], ends[b], segments.labels)
+
+
+def make_pairs(
+    documents: Documents, starts_word: np.ndarray, config: PairsConfig, rng: np.random.Generator
+) -> Pairs:
+    return pairs_of(make_rows(documents, starts_word, config, rng))
 
 
 def documents_of(
@@ -102,16 +145,22 @@ def read_off_the_paper(
     """google-research/bert's create_instances_from_document on lists, one token at a time.
 
     It differs where we do: a chunk of one sentence is made two or cut at a word, so that the coin
-    is always thrown. Random numbers are drawn in our order, so the results can be compared.
+    is always thrown. Random numbers are drawn in our order, so the results can be compared; for
+    ALBERT a pair that would be random is swapped.
     """
     rows = []
+    coins, draws, cuts = rng.spawn(3)
+
+    def below(count: int) -> int:
+        return int(draws.random() * count)
+
     budget = config.max_length - 3
     for number, document in enumerate(texts):
         sentences = list(document)
         while sentences:
             target = budget
-            if rng.random() < config.short_seq_prob:
-                target = int(rng.integers(2, budget + 1))
+            if draws.random() < config.short_seq_prob:
+                target = 2 + below(budget - 1)
             chunk: Sentences = []
             while sentences and sum(map(len, chunk)) < target:
                 chunk.append(sentences.pop(0))
@@ -119,21 +168,21 @@ def read_off_the_paper(
                 chunk.append(sentences.pop(0))
             if len(chunk) == 1:
                 [alone] = chunk
-                cuts = [i for i in range(1, len(alone)) if starts_word[alone[i]]]
-                if not cuts:
+                places = [i for i in range(1, len(alone)) if starts_word[alone[i]]]
+                if not places:
                     break
-                cut = cuts[rng.integers(len(cuts))]
+                cut = places[below(len(places))]
                 a, rest = alone[:cut], [alone[cut:]]
             else:
-                split = int(rng.integers(1, len(chunk)))
+                split = 1 + below(len(chunk) - 1)
                 a, rest = list(chain(*chunk[:split])), chunk[split:]
-            if rng.random() < 0.5:
-                b, label = list(chain(*rest)), IS_NEXT
+            label = int(coins.random() >= 0.5)
+            if label == IS_NEXT or config.kind == "sop":
+                b = list(chain(*rest))
             else:
-                label = IS_RANDOM
-                other = int(rng.integers(len(texts) - 1))
+                other = below(len(texts) - 1)
                 other += other >= number
-                first = int(rng.integers(len(texts[other])))
+                first = below(len(texts[other]))
                 b = []
                 for sentence in texts[other][first:]:
                     b = b + sentence
@@ -147,12 +196,10 @@ def read_off_the_paper(
                     from_a += 1
                 else:
                     from_b += 1
-            if from_a or from_b:
-                front_a = int(rng.binomial(from_a, 0.5))
-                front_b = int(rng.binomial(from_b, 0.5))
-                a = a[front_a : len(a) - (from_a - front_a)]
-                b = b[front_b : len(b) - (from_b - front_b)]
-            rows.append((a, b, label))
+            front_a, front_b = int(cuts.binomial(from_a, 0.5)), int(cuts.binomial(from_b, 0.5))
+            a = a[front_a : len(a) - (from_a - front_a)]
+            b = b[front_b : len(b) - (from_b - front_b)]
+            rows.append((b, a, label) if config.kind == "sop" and label else (a, b, label))
     return rows
 
 
@@ -162,10 +209,11 @@ CONFIGS = [
     PairsConfig(max_length=64),
     PairsConfig(max_length=128, short_seq_prob=1.0),
     PairsConfig(max_length=65_535),
+    PairsConfig(max_length=64, kind="sop"),
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.max_length))
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.kind}-{config.max_length}")
 @pytest.mark.parametrize("seed", range(3))
 def test_pairs_equal_a_slow_reading_of_the_paper(config: PairsConfig, seed: int) -> None:
     documents, starts_word = random_documents(seed)
@@ -180,7 +228,7 @@ def test_pairs_equal_a_slow_reading_of_the_paper(config: PairsConfig, seed: int)
     assert ids_of(documents, pairs) == expected
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.max_length))
+@pytest.mark.parametrize("config", CONFIGS[:-1], ids=lambda config: str(config.max_length))
 def test_segments_are_runs_of_one_document_that_fit(config: PairsConfig) -> None:
     documents, starts_word = random_documents(7)
     pairs = make_pairs(documents, starts_word, config, np.random.default_rng(7))
@@ -278,11 +326,14 @@ def test_a_corpus_of_one_text_is_refused(copies: int) -> None:
         make_pairs(documents, every_word(documents), PairsConfig(), np.random.default_rng(0))
 
 
-def test_no_documents_make_no_pairs() -> None:
+@pytest.mark.parametrize("kind", ROWS)
+def test_no_documents_make_no_rows(kind: Kind) -> None:
     documents = numbered([])
-    pairs = make_pairs(documents, every_word(documents), PairsConfig(), np.random.default_rng(0))
-    assert len(pairs) == 0
-    rows = assemble(documents.input_ids, pairs, cls_id=2, sep_id=3)
+    segments = make_rows(
+        documents, every_word(documents), PairsConfig(kind=kind), np.random.default_rng(0)
+    )
+    assert len(segments) == 0
+    rows = assemble(documents.input_ids, segments, cls_id=2, sep_id=3)
     assert rows.offsets.tolist() == [0]
 
 
@@ -330,18 +381,17 @@ def test_what_is_too_long_loses_ids_from_a_random_end_of_the_longer_side() -> No
 def test_rows_are_laid_out_as_a_naive_loop_lays_them_out() -> None:
     documents, starts_word = random_documents(3)
     config = PairsConfig(max_length=40)
-    pairs = make_pairs(documents, starts_word, config, np.random.default_rng(3))
+    segments = make_rows(documents, starts_word, config, np.random.default_rng(3))
     ids = documents.input_ids.astype(np.uint16) + 10
-    rows = assemble(ids, pairs, cls_id=2, sep_id=3)
+    rows = assemble(ids, segments, cls_id=2, sep_id=3)
     assert rows.input_ids.dtype == np.uint16
-    assert rows.segment_b_start.shape == (len(pairs),)
-    for index, (a, b, _) in enumerate(ids_of(documents, pairs)):
+    assert rows.segment_b_start.shape == (len(segments),)
+    assert np.diff(rows.offsets).tolist() == segments.lengths().tolist()
+    for index, (a, b, _) in enumerate(ids_of(documents, pairs_of(segments))):
         row = slice(rows.offsets[index], rows.offsets[index + 1])
         a, b = [token + 10 for token in a], [token + 10 for token in b]
         assert rows.input_ids[row].tolist() == [2, *a, 3, *b, 3]
         assert rows.segment_b_start[index] == len(a) + 2
-        special = [0, len(a) + 1, len(a) + len(b) + 2]
-        assert np.flatnonzero(~rows.maskable[row]).tolist() == special
 
 
 def test_the_same_generator_gives_the_same_pairs_and_another_gives_others() -> None:
@@ -353,17 +403,120 @@ def test_the_same_generator_gives_the_same_pairs_and_another_gives_others() -> N
     assert first == again != other
 
 
-def test_pairs_can_be_joined_and_taken_in_any_order() -> None:
+def segments_of(documents: Documents, segments: Segments) -> list[tuple[list[list[int]], int]]:
+    """Every row as lists of ids, and its label, -1 without one."""
+    ids = documents.input_ids.tolist()
+    labels = segments.labels.tolist() or [-1] * len(segments)
+    ranges = list(zip(segments.starts.tolist(), segments.ends.tolist(), strict=True))
+    return [
+        ([ids[start:end] for start, end in ranges[first:last]], label)
+        for (first, last), label in zip(pairwise(segments.row_offsets), labels, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_can_be_joined_and_taken_in_any_order(kind: Kind) -> None:
     documents, starts_word = random_documents(2)
     several = [
-        make_pairs(documents, starts_word, PairsConfig(), np.random.default_rng(seed))
+        make_rows(documents, starts_word, PairsConfig(kind=kind), np.random.default_rng(seed))
         for seed in range(3)
     ]
-    joined = Pairs.concatenate(several)
-    rows = [row for pairs in several for row in ids_of(documents, pairs)]
-    assert ids_of(documents, joined) == rows
+    joined = Segments.concatenate(several)
+    rows = [row for segments in several for row in segments_of(documents, segments)]
+    assert segments_of(documents, joined) == rows
     order = np.random.default_rng(0).permutation(len(joined))
-    assert ids_of(documents, joined.take(order)) == [rows[index] for index in order]
+    assert segments_of(documents, joined.take(order)) == [rows[index] for index in order]
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("max_length", [8, 33, 512])
+def test_rows_of_every_kind_keep_to_their_length_and_to_whole_documents(
+    kind: Kind, max_length: int
+) -> None:
+    documents, starts_word = random_documents(4)
+    config = PairsConfig(kind=kind, max_length=max_length)
+    segments = make_rows(documents, starts_word, config, np.random.default_rng(4))
+    assert len(segments.labels) == (len(segments) if LABELS[kind] else 0)
+    assert segments.lengths().max() <= max_length
+    assert (segments.starts < segments.ends).all()
+    home = document_of_token(documents)
+    assert (home[segments.starts] == home[segments.ends - 1]).all()
+    rows = assemble(documents.input_ids + 10, segments, cls_id=2, sep_id=3)
+    cuts = rows.offsets
+    for index, (row, _) in enumerate(segments_of(documents, segments)):
+        laid_out = [2, *chain(*([*(i + 10 for i in segment), 3] for segment in row))]
+        assert rows.input_ids[cuts[index] : cuts[index + 1]].tolist() == laid_out
+        b_start = 2 + len(row[0]) if LABELS[kind] else len(laid_out)
+        assert rows.segment_b_start[index] == b_start
+
+
+def full_sentences_oracle(
+    texts: list[Sentences], order: list[int], max_length: int, cross: bool
+) -> list[list[list[int]]]:
+    """RoBERTa's FULL-SENTENCES and DOC-SENTENCES, a sentence at a time."""
+    rows: list[list[list[int]]] = []
+    row: list[list[int]] = []
+    for number in order:
+        if not cross and row:
+            rows.append(row)
+            row = []
+        new_document = True
+        for sentence in texts[number]:
+            for start in range(0, len(sentence), max_length - 2):
+                piece = sentence[start : start + max_length - 2]
+                used = 1 + sum(len(segment) + 1 for segment in row)
+                if row and used + len(piece) + new_document > max_length:
+                    rows.append(row)
+                    row, new_document = [], True
+                if new_document:
+                    row.append([])
+                    new_document = False
+                row[-1] = row[-1] + piece
+    return rows + ([row] if row else [])
+
+
+@pytest.mark.parametrize("kind", ["full_sentences", "doc_sentences"])
+@pytest.mark.parametrize("max_length", [8, 20, 64, 512])
+@pytest.mark.parametrize("seed", range(3))
+def test_full_sentences_equal_a_slow_reading_of_the_paper(
+    kind: Kind, max_length: int, seed: int
+) -> None:
+    documents, starts_word = random_documents(seed)
+    config = PairsConfig(kind=kind, max_length=max_length)
+    segments = make_rows(documents, starts_word, config, np.random.default_rng(seed))
+    order = np.random.default_rng(seed).permutation(len(documents.digests)).tolist()
+    expected = full_sentences_oracle(
+        texts_of(documents), order, max_length, kind == "full_sentences"
+    )
+    assert [row for row, _ in segments_of(documents, segments)] == expected
+    used = sorted(i for row in expected for segment in row for i in segment)
+    assert used == documents.input_ids.tolist()  # every id once
+
+
+def test_sentences_in_order_and_swapped_are_a_fair_coin_and_read_on_either_way() -> None:
+    documents = numbered([[10] * 4] * 700)
+    config = PairsConfig(kind="sop", max_length=64)
+    pairs = make_pairs(documents, every_word(documents), config, np.random.default_rng(5))
+    excess = pairs.next_sentence_label.sum() - len(pairs) / 2
+    assert abs(excess) < SIGMAS * np.sqrt(len(pairs)) / 2
+    in_order = pairs.next_sentence_label == IN_ORDER
+    assert (pairs.b_start == pairs.a_end)[in_order].all()
+    assert (pairs.next_sentence_label[~in_order] == SWAPPED).all()
+    assert (pairs.a_start == pairs.b_end)[~in_order].all()
+
+
+def test_the_order_of_sentences_needs_no_second_document() -> None:
+    documents = numbered([[5] * 9])
+    config = PairsConfig(kind="sop", max_length=20)
+    assert len(make_rows(documents, every_word(documents), config, np.random.default_rng(0))) > 1
+
+
+def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
+    assert set(get_args(Kind)) == set(ROWS) == set(LABELS)
+    config = PairsConfig()
+    object.__setattr__(config, "kind", "pairs")  # past the types, which are checked here
+    with pytest.raises(ConfigError, match=f"kind: wanted one of {', '.join(ROWS)}, got 'pairs'"):
+        config.__post_init__()
 
 
 @pytest.mark.parametrize(
@@ -394,11 +547,13 @@ def test_pairs_of_real_articles_read_on_and_are_a_fair_coin(data_dir: Path) -> N
     documents = documents_of(encoded, [document_digest(text) for text in texts])
     begins = np.array([not token.startswith(CONTINUATION) for token in vocabulary])
     config = PairsConfig(max_length=128)
-    pairs = Pairs.concatenate(
-        [
-            make_pairs(documents, begins[documents.input_ids], config, np.random.default_rng(seed))
-            for seed in range(3)
-        ]
+    pairs = pairs_of(
+        Segments.concatenate(
+            [
+                make_rows(documents, begins[documents.input_ids], config, np.random.default_rng(s))
+                for s in range(3)
+            ]
+        )
     )
     # Google's script gives 55 to 61 % here: it makes every chunk of one sentence random.
     excess = pairs.next_sentence_label.sum() - len(pairs) / 2

@@ -13,6 +13,7 @@ import pytest
 
 from bert_core import files
 from bert_core.data import shards as shards_module
+from bert_core.data.masking import MaskingConfig
 from bert_core.data.shards import (
     FORMAT,
     FORMAT_VERSION,
@@ -31,20 +32,33 @@ from bert_core.manifest import Manifest, write_manifest
 DIGEST = "3f2a91" + "0" * 58
 
 
-def rows_of(count: int = 50, seed: int = 0) -> ShardRows:
-    """Rows as prepare makes them: every column, lengths that differ."""
+def rows_of(count: int = 50, seed: int = 0, dynamic: bool = False) -> ShardRows:
+    """Rows as prepare makes them, of lengths that differ; with word starts where `dynamic`."""
     rng = np.random.default_rng(seed)
     lengths, picks = rng.integers(8, 40, count), rng.integers(0, 6, count)
     positions = [np.sort(rng.permutation(n)[:k]) for n, k in zip(lengths, picks, strict=True)]
-    return ShardRows(
+    rows = ShardRows(
         input_ids=rng.integers(0, 60_000, lengths.sum()),
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         segment_b_start=lengths // 2,
-        next_sentence_label=rng.integers(0, 2, count).astype(np.uint8),
+        labels={"next_sentence_label": rng.integers(0, 2, count).astype(np.uint8)},
+    )
+    if dynamic:
+        begins_word = rng.random(lengths.sum()) < 0.7
+        return replace(rows, labels={}, begins_word=np.packbits(begins_word, bitorder="little"))
+    return replace(
+        rows,
         masked_positions=np.concatenate([np.zeros(0, np.int64), *positions]),
         masked_labels=rng.integers(0, 60_000, picks.sum()),
         masked_offsets=np.concatenate([[0], np.cumsum(picks)]),
     )
+
+
+def columns_of(rows: ShardRows) -> dict[str, np.ndarray]:
+    """Every column that the rows have, by name."""
+    columns = {name.name: getattr(rows, name.name) for name in fields(rows)}
+    found = {**columns.pop("labels"), **columns}
+    return {name: column for name, column in found.items() if column is not None and column.size}
 
 
 def bytes_of(rows: ShardRows, id_type: pa.DataType | None = None, **metadata: str) -> bytes:
@@ -69,28 +83,42 @@ def info_of(data: bytes, rows: ShardRows, name: str) -> ShardInfo:
     )
 
 
-def shard_set(folder: str, infos: list[ShardInfo], stage: str = "prepare") -> ShardSet:
+def shard_set(
+    folder: str,
+    infos: list[ShardInfo],
+    stage: str = "prepare",
+    masking: MaskingConfig = MaskingConfig(),  # noqa: B008  (it is frozen)
+) -> ShardSet:
     """Write the manifest of a folder of shards and read it back."""
     counts = {
         "tokenizer_digest": DIGEST,
         "vocab_size": 60_000,
         "max_length": 64,
+        "label": "next_sentence_label",
+        "masking": asdict(masking),
+        "mask_id": 4,
+        "special_ids": [0, 1, 2, 3, 4],
         "shards": [asdict(info) for info in infos],
     }
     write_manifest(folder, Manifest(stage=stage, digest="d", config={}, counts=counts))
     return ShardSet.read(folder)
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("count", [0, 1, 50])
 @pytest.mark.parametrize("id_type", [pa.uint16(), pa.uint32()])
-def test_rows_come_back_as_they_went_in(tmp_path: Path, count: int, id_type: pa.DataType) -> None:
-    rows = rows_of(count)
+def test_rows_come_back_as_they_went_in(
+    tmp_path: Path, count: int, id_type: pa.DataType, dynamic: bool
+) -> None:
+    rows = rows_of(count, dynamic=dynamic)
     (tmp_path / "a.arrow").write_bytes(bytes_of(rows, id_type))
     opened = open_shard(tmp_path / "a.arrow")
     assert len(opened) == count
-    assert opened.input_ids.dtype == opened.masked_labels.dtype == id_type.to_pandas_dtype()
-    for field in fields(ShardRows):
-        assert getattr(opened, field.name).tolist() == getattr(rows, field.name).tolist()
+    assert opened.input_ids.dtype == id_type.to_pandas_dtype()
+    given, found = columns_of(rows), columns_of(opened)
+    assert given.keys() == found.keys()
+    for name, column in given.items():
+        assert found[name].tolist()[: len(column)] == column.tolist()
 
 
 def test_a_row_is_its_slice_of_every_column(tmp_path: Path) -> None:
@@ -99,13 +127,26 @@ def test_a_row_is_its_slice_of_every_column(tmp_path: Path) -> None:
     for number in range(len(rows)):
         row = opened.row(number)
         tokens = slice(rows.offsets[number], rows.offsets[number + 1])
-        masked = slice(rows.masked_offsets[number], rows.masked_offsets[number + 1])
+        masked = slice(*rows.masked_offsets[number : number + 2])
         assert opened.length(number) == len(row.input_ids) == tokens.stop - tokens.start
         assert row.input_ids.tolist() == rows.input_ids[tokens].tolist()
         assert row.masked_positions.tolist() == rows.masked_positions[masked].tolist()
         assert row.masked_labels.tolist() == rows.masked_labels[masked].tolist()
         assert row.segment_b_start == rows.segment_b_start[number]
-        assert row.next_sentence_label == rows.next_sentence_label[number]
+        assert row.labels == {"next_sentence_label": rows.labels["next_sentence_label"][number]}
+
+
+def test_a_row_whose_masks_are_drawn_later_knows_where_its_words_begin(tmp_path: Path) -> None:
+    rows = rows_of(dynamic=True)
+    assert rows.begins_word is not None
+    begins_word = np.unpackbits(rows.begins_word, bitorder="little").astype(bool)
+    opened = open_shard(tmp_path / write(tmp_path, rows).name)
+    for number in range(len(rows)):
+        row = opened.row(number)
+        assert row.labels == {}
+        assert len(row.masked_positions) == len(row.masked_labels) == 0
+        tokens = slice(rows.offsets[number], rows.offsets[number + 1])
+        assert row.begins_word.tolist() == begins_word[tokens].tolist()
 
 
 def test_the_same_rows_give_the_same_bytes_and_others_do_not() -> None:
@@ -120,12 +161,14 @@ def test_a_shard_is_mapped_not_read(tmp_path: Path) -> None:
     allocated = pa.total_allocated_bytes()
     opened = open_shard(path)
     assert pa.total_allocated_bytes() - allocated < path.stat().st_size / 100
-    assert not any(getattr(opened, field.name).flags.owndata for field in fields(ShardRows))
+    columns = columns_of(opened)
+    assert len(columns) == 7
+    assert not any(column.flags.owndata for column in columns.values())
     maps = Path("/proc/self/maps").read_text()
     [mapped] = [line.split()[0] for line in maps.splitlines() if line.endswith(str(path))]
     start, end = (int(address, 16) for address in mapped.split("-"))
-    for field in fields(ShardRows):
-        assert start <= getattr(opened, field.name).ctypes.data < end
+    for column in columns.values():
+        assert start <= column.ctypes.data < end
 
 
 def truncate(path: Path) -> None:

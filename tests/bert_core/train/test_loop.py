@@ -61,7 +61,7 @@ def shard_of(count: int) -> ShardRows:
         input_ids=rng.integers(1, VOCABULARY, lengths.sum()),
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         segment_b_start=lengths // 2,
-        next_sentence_label=rng.integers(0, 2, count).astype(np.uint8),
+        labels={"next_sentence_label": rng.integers(0, 2, count).astype(np.uint8)},
         masked_positions=np.concatenate(positions),
         masked_labels=rng.integers(1, VOCABULARY, picks.sum()),
         masked_offsets=np.concatenate([[0], np.cumsum(picks)]),
