@@ -1,36 +1,30 @@
 """Documents: clean text, an id that does not depend on a path, sentence boundaries.
 
-Where documents come from is for `pipelines.sources`, what is made of sentences for `pairs`.
+Where documents come from is for `pipelines.sources`, what is made of sentences for `pairs`. How
+well the boundaries are found, and how fast: `benchmarks.sentences`.
 """
 
 import hashlib
 import re
+from collections.abc import Callable
+from itertools import groupby
 
-# NUL and the other control characters, but for tab and line feed; a byte order mark; and halves of
-# surrogate pairs, which JSON can hold and UTF-8 cannot.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ufeff\ud800-\udfff]")
-# NOTE: what stands before a run of characters is looked at, or a long run takes quadratic time.
-_TRAILING_SPACE = re.compile(r"(?<![ \t])[ \t]+(?=\n|$)")
-# A line that goes on in the next one: neither a full stop before the break nor a list item after.
-_WRAPPED = re.compile(r"(?<![.!?:;])\n[ \t]*(?=[a-z0-9(\"'“‘])")
-_SENTENCE_END = re.compile(r"""(?<![.!?])[.!?]+["'”’)\]]*[ \t]+(?=["'“‘(\[]*[A-Z0-9À-ÖØ-Þ])""")
-_ABBREVIATIONS = frozenset(
-    """
-    mr mrs ms dr prof sr jr st mt gen col capt lt sgt rev hon gov sen rep pres
-    vs etc cf e.g i.e viz approx ca no nos vol vols fig figs eq eqs sec ch pp ed eds al
-    inc ltd co corp bros dept univ assn
-    jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat sun
-    """.split()  # noqa: SIM905
-)
-LONGEST_ABBREVIATION = 20  # characters, with quotes and brackets before it
+# NUL and the other control characters, but for tab and line feed.
+_CONTROL = bytes([*range(0x09), *range(0x0B, 0x20), 0x7F])
+_BYTE_ORDER_MARK = "\ufeff".encode()
 
 
 def clean(text: str) -> str:
-    """`text` with line feeds only, without control characters, trailing and outer white space."""
-    text = _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
-    if " \n" in text or "\t\n" in text:  # rare, and the search takes ten times as long
-        text = _TRAILING_SPACE.sub("", text)
-    return text.strip()
+    """`text` with line feeds only, without control characters, trailing and outer white space.
+
+    Halves of surrogate pairs, which JSON can hold and UTF-8 cannot, go too.
+    """
+    data = text.encode("utf-8", "ignore")  # bytes: their `translate` deletes many kinds at once
+    data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    data = data.translate(None, _CONTROL).replace(_BYTE_ORDER_MARK, b"")
+    if b" \n" in data or b"\t\n" in data:
+        data = b"\n".join([line.rstrip(b" \t") for line in data.split(b"\n")])
+    return data.decode().strip()
 
 
 def document_digest(cleaned: str) -> bytes:
@@ -45,24 +39,81 @@ def document_fraction(digest: bytes, seed: int, purpose: str) -> float:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a cleaned text, in order, none empty.
+    """The sentences of a cleaned text, in order, none empty; tabs become spaces.
 
-    A blank line always ends a sentence; a line break does so unless the line is visibly wrapped;
-    `.`, `!` and `?` do so before white space and a capital or a digit, unless they end a known
-    abbreviation or an initial.
+    A blank line always ends a sentence; a line break does so unless the line is visibly wrapped:
+    the next one begins in lower case, or this one is as long as lines of wrapped prose are.
+
+    `.`, `!`, `?` and `…`, with the quotes and brackets that they close, end one before white space
+    and a capital, a digit or an opening quote or bracket, but not after a title, an initial or a
+    number that opens an item; after "etc.", "p.m." or "U.S." only before a word that often begins
+    a sentence. Before lower case they do after a plain word (`It works. try it`), not after
+    quotes (`"What?" he said`) or dots (`wait ... then go`). Scripts without white space between
+    sentences are left whole.
+
+    The words known are English: elsewhere a boundary may be missed or be one too many.
     """
-    unwrapped = _WRAPPED.sub(" ", text)
-    lines = _SENTENCE_END.sub(_with_line_break, unwrapped).split("\n")
-    return [sentence for sentence in map(str.strip, lines) if sentence]
+    unwrapped = _WRAPPED.sub(" ", text).replace("\t", " ")
+    return list(filter(None, map(str.strip, _BREAK.sub("\n", unwrapped).split("\n"))))
 
 
-def _with_line_break(end: re.Match[str]) -> str:
-    before = end.string[max(0, end.start() - LONGEST_ABBREVIATION) : end.start()]
-    if end[0][0] == "." and _is_abbreviation(before):
-        return end[0]
-    return f"{end[0]}\n"
+_TITLES = """
+    mr mrs ms messrs mme mlle dr prof hon rev fr gen col capt cmdr maj lt sgt adm gov sen rep pres
+    supt vs cf viz approx esp incl vol vols fig figs eq eqs ch pp attn tel ext e.g i.e
+"""  # never end a sentence
+_AMBIGUOUS = """
+    jr sr st mt ft ave blvd rd inc ltd co corp bros dept univ assn ca cent ed eds al etc a.m p.m
+    jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat sun
+"""  # end one before an opener only, as an initial does
+_OPENERS = """
+    the this that these those there a an i he she it we you they my his her its our your their
+    in on at by to for from with of as if when while after before since but and or so yet not
+    what who how why where which however although though because please thanks no yes let
+    is are was were do does did have has had can could will would should
+"""
+_NUMBERED = "no nos art para sec sect p c l"  # end none before a number
+_SAID = "said says asked cried replied answered exclaimed inquired demanded shouted"
+_UPPER = "A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я"
+_OPENING = r"\"'“‘«¿¡(\[<*_~$£€#@\-"
+_CLOSING = r"\"'”’»)\]>*_"
 
 
-def _is_abbreviation(before: str) -> bool:
-    word = before.rsplit(maxsplit=1)[-1].lstrip("\"'“‘([") if before.strip() else ""
-    return word.lower() in _ABBREVIATIONS or (len(word) == 1 and word.isupper())
+def _any(words: str, *cases: Callable[[str], str]) -> str:
+    return "|".join(sorted({re.escape(case(word)) for word in words.split() for case in cases}))
+
+
+def _after(words: str, *cases: Callable[[str], str]) -> str:
+    """Behind any of `words`, a full stop and a space; a lookbehind has one width, hence groups."""
+    groups = groupby(sorted(words.split(), key=len), key=len)
+    return "|".join(rf"(?<=\b(?:{_any(' '.join(group), *cases)})\.[ ])" for _, group in groups)
+
+
+# A line feed within a sentence: before lower case, or after 55 to 100 characters.
+_WRAPPED = re.compile(
+    r"""\n (?<![:;\n]\n)
+    (?: (?<![.!?]\n) (?=[ \t]*+[a-z0-9("'“‘])
+      | (?<=[^\n]{55}\n) (?<![^\n]{101}\n) (?=[ \t]*+["'“‘(]?\w) )
+    [ \t]*+""",
+    re.VERBOSE,
+)
+# The white space between two sentences.
+# NOTE: it begins with a literal, by which `re` searches several times faster than by a lookbehind,
+# and nothing in it repeats over what an earlier try went over, or a long run takes quadratic time.
+_BREAK = re.compile(
+    rf"""[ ](?<=[^a-z,;\ ][ ])  # most spaces need no further look
+    (?: {"|".join(f"(?<=[.!?…][{_CLOSING}]{{{count}}}[ ])" for count in range(4))} )
+    (?= [ ]*+ (?: [{_UPPER}\d] | [{_OPENING}]+\w | --?[ ] | https?: )
+      # Exclamations in mid-sentence are short: Oh! what a day.
+      | (?: (?<=[^\W\d_]{{4}}\.[ ]) | (?<=[^.!?,;:"'“\n]{{15}}\w[!?][ ]) ) [ ]*+ [^\W\d_] )
+    (?: (?<!\w\.[ ]) | (?<=[a-z]{{7}}\.[ ])  # no full stop, or after too long a word
+      | (?! {_after(_TITLES, str.lower, str.capitalize, str.upper)} )
+        (?! (?: {_after(_AMBIGUOUS, str.lower, str.capitalize)}
+                | (?<=\b[^\W\d_]\.[ ])(?<!['’]\w\.[ ]) )  # an initial, not what ends "it's."
+            (?! [ ]*+ [{_OPENING}]*(?:{_any(_OPENERS, str.capitalize)})(?![\w.]) ) )
+        (?! (?=[ ]*+\d) (?: {_after(_NUMBERED, str.lower, str.capitalize)} ) )
+        # The number of an item, at the start of a line or after a sentence.
+        (?! (?<=\d\.[ ]) (?: (?<=^\d\.[ ]) | (?<=^\d\d\.[ ])
+            | (?<=[a-z]{{3}}[.!?:][ ]\d\.[ ]) | (?<=[a-z]{{3}}[.!?:][ ]\d\d\.[ ]) ) ) )
+    (?! (?<=[!?…]["'”’][ ]) [ ]*+ (?:[\w.]+[ ]){{1,3}} (?:{_any(_SAID, str.lower)})\b )""",
+    re.VERBOSE | re.MULTILINE,
+)
