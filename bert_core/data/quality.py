@@ -1,0 +1,295 @@
+"""Which documents of a corpus are left out, and why: length, language, likeness, contamination.
+
+Functions of text; `pipelines.prepare` calls them, drops exact duplicates (it has the digests) and
+counts. A word is white-space separated where words are counted, a run of letters and digits in
+lower case where texts are compared: in a script without spaces that is a phrase.
+"""
+
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+from jaxtyping import Int32, Integer, UInt32, UInt64
+
+from bert_core.data.ragged import ragged_ranges
+from bert_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from py3langid.langid import LanguageIdentifier
+
+PERMUTATIONS = 128  # an estimate's standard deviation is at most 0.5 / √128 = 0.044
+SHINGLE_WORDS = 5
+SHORTEST_ROW_WORDS = 8
+LANGUAGE_CHARACTERS = 2000  # py3langid reads some 2 MB/s; a paragraph is enough for it
+ALONE = -1  # in buckets: no other document is in it
+
+DropReason = Literal["too_short", "too_long", "other_language"]
+OnContamination = Literal["report", "drop"]
+Row = tuple[str, int]  # an evaluation row: its source, its number there
+
+_WORD = re.compile(r"\w+")
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, bits without a pattern: 2^64 / golden ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityConfig:
+    """Which documents are left out; none by default."""
+
+    min_words: int = 0
+    """A document with fewer words is left out."""
+    max_words: int | None = None
+    """A document with more words is left out."""
+    languages: tuple[str, ...] = ()
+    """ISO 639-1 codes of the languages to keep, as py3langid tells them; empty: all. Unsure below
+    some five words."""
+    min_language_probability: float = 0.0
+    """A document is left out, too, if py3langid gives its language a lower probability."""
+    exact_duplicates: bool = False
+    """Keep one of the documents that have the same text."""
+    near_duplicates: float | None = None
+    """Jaccard similarity of word 5-grams from which two documents count as the same, such as 0.8;
+    one of them is kept."""
+    contamination: tuple[str, ...] = field(default=(), metadata={"input": True})
+    """Evaluation sets whose rows are looked for in the documents."""
+    contamination_ngram: int = 13
+    """Words in a row that a document must share with an evaluation row. Brown et al. 2020,
+    appendix C."""
+    on_contamination: OnContamination = "report"
+    """What happens to a document that shares them: `report` counts it, `drop` leaves it out."""
+
+    def __post_init__(self) -> None:
+        if self.min_words < 0:
+            raise ConfigError(f"min_words: wanted at least 0, got {self.min_words}")
+        if self.max_words is not None and self.max_words < max(1, self.min_words):
+            raise ConfigError(
+                f"max_words: wanted at least 1 and min_words, which is {self.min_words}, got "
+                f"{self.max_words}: leave it out to keep long documents"
+            )
+        if self.languages and (unknown := set(self.languages) - set(_identifier().labels)):
+            raise ConfigError(
+                f"languages: wanted codes of {', '.join(sorted(_identifier().labels))}, got "
+                f"{', '.join(map(repr, sorted(unknown)))}"
+            )
+        if not 0.0 <= self.min_language_probability <= 1.0:
+            raise ConfigError(
+                f"min_language_probability: wanted 0 to 1, got {self.min_language_probability}"
+            )
+        if self.min_language_probability and not self.languages:
+            raise ConfigError(
+                f"min_language_probability: wanted 0 without languages, got "
+                f'{self.min_language_probability}: set languages too, such as ["en"]'
+            )
+        if self.near_duplicates is not None and not 0.0 < self.near_duplicates <= 1.0:
+            raise ConfigError(
+                f"near_duplicates: wanted above 0 and at most 1, got {self.near_duplicates}: "
+                "leave it out to keep near duplicates"
+            )
+        if self.contamination_ngram < 1:
+            raise ConfigError(
+                f"contamination_ngram: wanted at least 1, got {self.contamination_ngram}"
+            )
+        if self.on_contamination not in get_args(OnContamination):
+            raise ConfigError(
+                f"on_contamination: wanted one of {', '.join(get_args(OnContamination))}, got "
+                f"{self.on_contamination!r}"
+            )
+
+
+@cache
+def _identifier() -> "LanguageIdentifier":
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # half a second
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def drop_reason(text: str, config: QualityConfig) -> DropReason | None:
+    """Why a document is left out whatever the others are; None if it is not.
+
+    Its language is that of the 2,000 characters in its middle: its ends may be boilerplate.
+    """
+    if config.min_words or config.max_words is not None:
+        words = len(text.split())
+        if words < config.min_words:
+            return "too_short"
+        if config.max_words is not None and words > config.max_words:
+            return "too_long"
+    if config.languages:
+        start = max(0, (len(text) - LANGUAGE_CHARACTERS) // 2)
+        language, probability = _identifier().classify(text[start : start + LANGUAGE_CHARACTERS])
+        if language not in config.languages or probability < config.min_language_probability:
+            return "other_language"
+    return None
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _hashed(words: list[str]) -> UInt64[np.ndarray, "words"]:
+    encoded = " ".join(words).encode().split(b" ")  # half the time of encoding word by word
+    return np.fromiter(map(zlib.crc32, encoded), np.uint64, len(words))
+
+
+def _gram_hashes(hashed: UInt64[np.ndarray, "words"], length: int) -> UInt64[np.ndarray, "grams"]:
+    """A hash of every run of `length` words, in order: their polynomial, modulo 2^64."""
+    grams = np.zeros(max(0, len(hashed) - length + 1), dtype=np.uint64)
+    for word in range(length):
+        grams += hashed[word : word + len(grams)]
+        grams *= _MULTIPLIER
+    return grams
+
+
+@cache
+def _permutations() -> UInt32[np.ndarray, "2 permutations"]:
+    from datasketch import MinHash  # half a second, of scipy
+
+    return MinHash(num_perm=PERMUTATIONS, seed=1, scheme="affine32").permutations
+
+
+def signatures(texts: Sequence[str]) -> UInt32[np.ndarray, "texts permutations"]:
+    """MinHash of the set of word 5-grams of each text.
+
+    A text of fewer than 5 words is one gram; texts without a word have the same. The share of
+    positions where two rows are equal estimates the texts' Jaccard similarity.
+
+    Source: a row is the `hashvalues` of datasketch's MinHash (seed 1, affine32) of its gram hashes;
+    here a whole block is permuted at once, in a tenth of the time.
+    """
+    if not texts:
+        return np.empty((0, PERMUTATIONS), dtype=np.uint32)
+    missing = [""] * SHINGLE_WORDS
+    rows = [_hashed(words + missing[len(words) :]) for words in map(_words, texts)]
+    sizes = np.array([len(row) for row in rows])
+    grams = sizes - SHINGLE_WORDS + 1
+    picked = ragged_ranges(np.cumsum(sizes) - sizes, grams)  # those that lie within one text
+    hashes = _gram_hashes(np.concatenate(rows), SHINGLE_WORDS)[picked]
+    mixed = _finalised((hashes >> np.uint64(32)).astype(np.uint32))
+    minima = np.empty((PERMUTATIONS, len(texts)), dtype=np.uint32)
+    for row, (factor, summand) in zip(minima, _permutations().T, strict=True):
+        np.minimum.reduceat(mixed * factor + summand, np.cumsum(grams) - grams, out=row)
+    return np.ascontiguousarray(minima.T)
+
+
+def _finalised(hashes: UInt32[np.ndarray, "grams"]) -> UInt32[np.ndarray, "grams"]:
+    """MurmurHash3's finalizer for 32 bits, by which datasketch mixes what it permutes."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        hashes = (hashes ^ (hashes >> np.uint32(shift))) * np.uint32(factor)
+    return hashes ^ (hashes >> np.uint32(16))
+
+
+def near_duplicates(
+    digests: Sequence[bytes],
+    signatures: UInt32[np.ndarray, "texts permutations"],
+    threshold: float,
+) -> Integer[np.ndarray, "dropped"]:
+    """Positions of the documents to leave out, ascending; a function of the set of documents.
+
+    In the order of their digests, each is compared with those kept so far and left out if its
+    estimated similarity with one of them is `threshold` or more. Exact duplicates are that, too.
+
+    Candidates share a band of the signature. There is one band more than positions in which two
+    documents above the threshold may differ, so none of those is missed; a low threshold makes
+    bands short, and many candidates.
+    """
+    permutations = signatures.shape[1]
+    agreeing = math.ceil(threshold * permutations)
+    buckets = _buckets(signatures, bands=permutations - agreeing + 1)
+    sizes = np.bincount(buckets[buckets != ALONE])
+    starts = np.cumsum(sizes) - sizes
+    kept_in = np.zeros(len(sizes), dtype=np.int64)
+    kept = np.zeros(sizes.sum(), dtype=np.int64)  # of every bucket, from its start on
+    dropped = []
+    candidates = np.flatnonzero((buckets != ALONE).any(axis=1)).tolist()
+    for document in sorted(candidates, key=digests.__getitem__):
+        own = buckets[document][buckets[document] != ALONE]
+        rivals = np.unique(kept[ragged_ranges(starts[own], kept_in[own])])
+        equal = np.count_nonzero(signatures[rivals] == signatures[document], axis=1)
+        if equal.max(initial=0) >= agreeing:
+            dropped.append(document)
+        else:
+            kept[starts[own] + kept_in[own]] = document
+            kept_in[own] += 1
+    return np.sort(np.array(dropped, dtype=np.int64))
+
+
+def _buckets(
+    signatures: UInt32[np.ndarray, "texts permutations"], bands: int
+) -> Int32[np.ndarray, "texts bands"]:
+    """Which bucket a document is in by each band, numbered through the bands; ALONE if alone."""
+    buckets = np.full((len(signatures), bands), ALONE, dtype=np.int32)
+    first = 0
+    for band, columns in enumerate(np.array_split(signatures, bands, axis=1)):
+        keys = np.zeros(len(signatures), dtype=np.uint64)
+        for column in columns.T:
+            keys = (keys + column) * _MULTIPLIER
+        _, key, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        numbers = np.where(counts > 1, first + np.cumsum(counts > 1) - 1, ALONE)
+        buckets[:, band] = numbers[key]
+        first += int(np.count_nonzero(counts > 1))
+    return buckets
+
+
+class EvaluationGrams:
+    """Word n-grams of evaluation rows, to be looked for in documents.
+
+    A row of fewer than `ngram` words is one gram of its own length; one of fewer than 8 words (or
+    `ngram`, if that is less) is not looked for, since anybody may have written it.
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, int, str]], ngram: int) -> None:
+        """Rows are (source, number, text); one that has several texts comes several times."""
+        self.ngram = ngram
+        self.looked_for: Counter[str] = Counter()  # texts by source
+        self.too_short: Counter[str] = Counter()
+        self._head_words = min(SHORTEST_ROW_WORDS, ngram)
+        self._rows: list[Row] = []
+        self._texts: list[str] = []
+        words: list[str] = []
+        sizes: list[int] = []
+        for source, number, text in rows:
+            row_words = _words(text)
+            if len(row_words) < self._head_words:
+                self.too_short[source] += 1
+                continue
+            self.looked_for[source] += 1
+            self._rows.append((source, number))
+            self._texts.append(f" {' '.join(row_words)} ")
+            words += row_words
+            sizes.append(len(row_words))
+        row_sizes = np.array(sizes, dtype=np.int64)
+        gram_words = np.minimum(row_sizes, ngram)
+        grams = row_sizes - gram_words + 1
+        # Every gram is found by its first words, whatever its length, and then compared whole.
+        picked = ragged_ranges(np.cumsum(row_sizes) - row_sizes, grams)
+        heads = _gram_hashes(_hashed(words), self._head_words)[picked]
+        self._gram_words: list[int] = gram_words.tolist()
+        order = np.argsort(heads, kind="stable")
+        self._heads = heads[order]
+        self._owners = np.repeat(np.arange(len(grams), dtype=np.int32), grams)[order]
+        # Nine in ten heads of a document are told not to be there without a search.
+        bits = max(1, (8 * len(heads)).bit_length())
+        self._shift = np.uint64(64 - bits)
+        self._may_be_there = np.zeros(2**bits, dtype=bool)
+        self._may_be_there[self._heads >> self._shift] = True
+
+    def overlaps(self, text: str) -> list[Row]:
+        """The rows of which a gram is in `text`, each once, in the order they were given."""
+        words = _words(text)
+        heads = _gram_hashes(_hashed(words), self._head_words)
+        positions = np.flatnonzero(self._may_be_there[heads >> self._shift])
+        first = np.searchsorted(self._heads, heads[positions])
+        hits = np.searchsorted(self._heads, heads[positions], side="right") - first
+        starts = np.repeat(positions, hits).tolist()
+        owners = self._owners[ragged_ranges(first, hits)].tolist()
+        found: set[int] = set()
+        for start, owner in zip(starts, owners, strict=True):
+            gram = words[start : start + self._gram_words[owner]]
+            if len(gram) == self._gram_words[owner] and f" {' '.join(gram)} " in self._texts[owner]:
+                found.add(owner)
+        return list(dict.fromkeys(self._rows[owner] for owner in sorted(found)))
