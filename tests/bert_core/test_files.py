@@ -1,14 +1,34 @@
 """Files at a path and at a URI: whole or not at all, found by one set of rules."""
 
+import asyncio
+import bz2
+import gzip
 import hashlib
+import io
+import pickle
 import resource
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from aiohttp import web
 
 from bert_core import files
-from bert_core.errors import ConfigError, CorpusError
+from bert_core.errors import ConfigError, CorpusError, ResourceError
+from serve.ports import free_ports
+
+# What `zstd` writes of CHECKED: a frame that ends in a checksum, which those of pyarrow lack.
+CHECKED = bytes(range(256))
+CHECKED_FRAME = bytes.fromhex("28b52ffd0458010800") + CHECKED + bytes.fromhex("4b90cd06")
+
+NOISE = np.random.default_rng(0).integers(97, 113, 400_000, dtype=np.uint8).tobytes()
 
 
 @pytest.fixture(params=["path", "file", "s3"])
@@ -23,6 +43,64 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def fill(folder: str, *names: str) -> None:
     for name in names:
         files.write_bytes(files.join(folder, name), name.encode())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts disks of 1 MiB, with further options of `mount`."""
+    mounted: list[Path] = []
+
+    def mount(options: str = "") -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size=1m{options}", "tmpfs", str(folder)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            pytest.skip(f"a small disk cannot be mounted here: {result.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def website(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Path]]:
+    """Address of a web server on this machine that knows ranges, and the folder that it shows."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    folder = tmp_path / "site"
+    folder.mkdir()
+
+    async def without_length(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"text")
+        return response
+
+    async def refusal(request: web.Request) -> web.Response:
+        return web.Response(status=403)
+
+    async def serve() -> web.AppRunner:
+        site = web.Application()
+        site.router.add_get("/stream.txt", without_length)
+        site.router.add_get("/refused.txt", refusal)
+        site.router.add_static("/", folder)
+        runner = web.AppRunner(site)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        return runner
+
+    [port] = free_ports(1)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    runner = asyncio.run_coroutine_threadsafe(serve(), loop).result(timeout=30)
+    yield f"http://127.0.0.1:{port}", folder
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(timeout=30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(timeout=30)
+    loop.close()
 
 
 def names_of(folder: str, pattern: str = "") -> list[str]:
@@ -119,18 +197,150 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "copies").iterdir()] == ["one"]
 
 
+def test_a_file_written_in_pieces_appears_when_it_is_whole(place: str) -> None:
+    path = files.join(place, "a", "data.bin")
+    with files.writing(path) as file:
+        file.write(b"0123")
+        file.write(memoryview(b"4567"))
+        assert not files.exists(path)
+        assert file.tell() == 8
+    assert files.read_bytes(path) == b"01234567"
+    with files.writing(path):
+        pass
+    assert files.read_bytes(path) == b""
+    assert names_of(place) == ["a/data.bin"]
+
+
+def test_a_parquet_file_can_be_written_as_a_stream(place: str) -> None:
+    table = pa.table({"text": ["a", "b"]})
+    with (
+        files.writing(files.join(place, "a.parquet")) as file,
+        pq.ParquetWriter(file, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    with files.open_input(files.join(place, "a.parquet")) as file:
+        assert pq.read_table(file) == table
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), OSError(5, "mine"), KeyboardInterrupt()])
+def test_a_block_that_raises_leaves_the_old_file_and_nothing_else(
+    place: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spool").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", f"{tmp_path}/spool")
+    path = files.join(place, "a.bin")
+    files.write_bytes(path, b"old")
+
+    def write() -> None:
+        with files.writing(path) as file:
+            file.write(b"new")
+            raise error
+
+    with pytest.raises(type(error)) as raised:
+        write()
+    assert raised.value is error
+    assert files.read_bytes(path) == b"old"
+    assert names_of(place) == ["a.bin"]
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     files.write_bytes(str(path), b"old")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(OSError, match="too large"):
+        with pytest.raises(ResourceError, match=r"a\.bin: could not be written: File too large"):
             files.write_bytes(str(path), bytes(2000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_named_with_what_was_wanted_and_what_is_free(
+    small_disk: Callable[[str], Path],
+) -> None:
+    disk = small_disk("")
+    files.write_bytes(f"{disk}/old.bin", bytes(1 << 19))
+    said = (
+        rf"^{disk}/new\.bin: could not be written: No space left on device: wanted 2,000,000 bytes "
+        rf"or more, 524,288 are free in {disk}: free some space or give another output; what is "
+        "finished stays: the same command goes on from there$"
+    )
+    with pytest.raises(ResourceError, match=said) as raised:
+        files.write_bytes(f"{disk}/new.bin", bytes(2_000_000))
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # noqa: S301
+
+    def write_in_pieces() -> None:
+        with files.writing(f"{disk}/new.bin") as file:
+            for _ in range(2000):
+                file.write(bytes(1000))
+
+    with pytest.raises(ResourceError, match=r"wanted [\d,]+ bytes or more, 524,288 are free"):
+        write_in_pieces()
+    assert [path.name for path in disk.iterdir()] == ["old.bin"]
+
+
+def test_a_disk_that_fills_in_the_last_piece_is_no_other_error(
+    small_disk: Callable[[str], Path],
+) -> None:
+    disk = small_disk("")
+    files.write_bytes(f"{disk}/old.bin", bytes(1 << 20))
+    with pytest.raises(ResourceError, match="wanted 3 bytes or more, 0 are free"):
+        files.write_bytes(f"{disk}/new.bin", b"new")
+    with pytest.raises(ResourceError, match="wanted 3 bytes or more, 0 are free"):
+        files.write_bytes(f"{disk}/old.bin", b"new")
+    assert files.size_bytes(f"{disk}/old.bin") == 1 << 20
+    assert [path.name for path in disk.iterdir()] == ["old.bin"]
+
+
+def test_a_full_disk_below_what_goes_elsewhere_is_named_too(
+    small_disk: Callable[[str], Path], object_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = small_disk("")
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    with (
+        pytest.raises(ResourceError, match=rf"{object_store}/a: .* free in {disk}: .* TMPDIR"),
+        files.writing(f"{object_store}/a") as file,
+    ):
+        file.write(bytes(2_000_000))
+    assert list(disk.iterdir()) == []
+    assert not files.exists(f"{object_store}/a")
+
+
+def test_a_fetch_onto_a_full_disk_leaves_nothing(
+    small_disk: Callable[[str], Path], tmp_path: Path
+) -> None:
+    files.write_bytes(f"{tmp_path}/source/a.bin", bytes(2_000_000))
+    disk = small_disk("")
+    with pytest.raises(ResourceError, match=rf"{disk}/.*a\.bin: .*No space left on device"):
+        files.fetch_folder(f"{tmp_path}/source", disk / "copy")
+    assert list(disk.iterdir()) == []
+
+
+def test_a_disk_that_may_not_be_written_is_named(small_disk: Callable[[str], Path]) -> None:
+    disk = small_disk(",ro")
+    for path in (f"{disk}/a.bin", f"{disk}/folder/a.bin"):
+        with pytest.raises(ResourceError, match=f"{path}: .*: Read-only file system: mend that or"):
+            files.write_bytes(path, b"a")
+
+
+def test_a_file_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(ResourceError, match=r"a/b/c\.bin: could not be written: Not a directory"):
+        files.write_bytes(f"{tmp_path}/a/b/c.bin", b"")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(ResourceError, match=r"b: could not be written: Is a directory"):
+        files.write_bytes(f"{tmp_path}/b", b"")
+
+
+def test_what_an_object_store_does_not_take_is_named(object_store: str) -> None:
+    path = f"{object_store}-of-nobody/a.bin"
+    with pytest.raises(ResourceError, match=rf"^{path}: could not be written: .*: check the addr"):
+        files.write_bytes(path, b"a")
+    with pytest.raises(ResourceError, match=path), files.writing(path) as file:
+        file.write(b"a")
 
 
 def test_what_no_pattern_finds_is_said_with_the_pattern(place: str) -> None:
@@ -139,7 +349,7 @@ def test_what_no_pattern_finds_is_said_with_the_pattern(place: str) -> None:
             files.find_files(place + pattern)
 
 
-@pytest.mark.parametrize("uri", ["http://example.org/a.txt", "s3://bucket/a b.txt", "nonsense://x"])
+@pytest.mark.parametrize("uri", ["s3://bucket/a b.txt", "nonsense://x", "sftp://host/a.txt"])
 def test_a_uri_that_cannot_be_opened_is_refused_by_name(uri: str) -> None:
     with pytest.raises(ConfigError, match=f"{uri}: wanted a path, or a URI that pyarrow opens"):
         files.read_bytes(uri)
@@ -155,3 +365,203 @@ def test_paths_and_uris_are_told_apart_and_joined(tmp_path: Path) -> None:
     assert files.local_path(f"file://{tmp_path}") == tmp_path
     assert files.absolute("s3://bucket/x") == "s3://bucket/x"
     assert files.absolute("x") == f"{Path.cwd()}/x"
+
+
+def test_a_file_in_the_web_is_read_like_any_other(website: tuple[str, Path]) -> None:
+    address, folder = website
+    (folder / "a b.txt").write_bytes(CHECKED * 50_000)  # more than is fetched at once
+    path = f"{address}/a%20b.txt"
+    assert files.find_files(path) == [path]
+    assert files.find_files(f"{path}?download=[*]") == [f"{path}?download=[*]"]
+    assert files.exists(path)
+    assert files.size_bytes(path) == 256 * 50_000
+    assert files.read_bytes(path) == CHECKED * 50_000
+    assert files.sha256_of(path) == hashlib.sha256(CHECKED * 50_000).hexdigest()
+    with files.open_input(path) as file:
+        file.seek(256 * 40_000 + 7)
+        assert file.read(3) == b"\x07\x08\x09"
+    with files.open_stream(path) as stream:
+        assert stream.read(300) == CHECKED + CHECKED[:44]
+
+
+def test_a_parquet_file_in_the_web_is_read_by_its_row_groups(website: tuple[str, Path]) -> None:
+    address, folder = website
+    pq.write_table(pa.table({"text": ["a", "b"]}), folder / "a.parquet", row_group_size=1)
+    with files.open_input(f"{address}/a.parquet") as file:
+        assert pq.ParquetFile(file).read_row_group(1).to_pydict() == {"text": ["b"]}
+
+
+def test_a_compressed_file_in_the_web_is_read_decompressed(website: tuple[str, Path]) -> None:
+    address, folder = website
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(b"text"))
+    with files.open_stream(f"{address}/a.jsonl.gz?download=true") as stream:
+        assert stream.read() == b"text"
+
+
+def test_an_absent_file_in_the_web_is_told_from_one_that_cannot_be_asked_for(
+    website: tuple[str, Path],
+) -> None:
+    address, _ = website
+    [nobody] = free_ports(1)
+    absent = f"{address}/nothing.txt"
+    assert not files.exists(absent)
+    with pytest.raises(FileNotFoundError):
+        files.open_input(absent)
+    with pytest.raises(CorpusError, match=r"nothing\.txt: .* found none"):
+        files.find_files(absent)
+    for path, error in (
+        (f"{address}/refused.txt", "403"),
+        (f"http://127.0.0.1:{nobody}/a", "onnect"),
+    ):
+        for read in (files.find_files, files.exists, files.size_bytes, files.read_bytes):
+            with pytest.raises(ResourceError, match=rf"{path}: could not be read .*{error}.*check"):
+                read(path)
+
+
+def test_a_server_that_goes_away_while_a_file_is_read_is_named(website: tuple[str, Path]) -> None:
+    address, folder = website
+    (folder / "a.txt").write_bytes(bytes(20_000_000))
+    with files.open_stream(f"{address}/a.txt") as stream:
+        stream.read(10)
+        (folder / "a.txt").unlink()
+        with pytest.raises(ResourceError, match=r"a\.txt: could not be read .*404"):
+            stream.read()
+
+
+def test_a_web_server_that_tells_no_length_is_named(website: tuple[str, Path]) -> None:
+    with pytest.raises(ResourceError, match=r"stream\.txt: wanted a server that tells how long"):
+        files.size_bytes(f"{website[0]}/stream.txt")
+
+
+def test_a_file_in_the_web_cannot_be_written(website: tuple[str, Path]) -> None:
+    with pytest.raises(ResourceError, match=r"a\.txt: could not be written: NotImplementedError"):
+        files.write_bytes(f"{website[0]}/a.txt", b"")
+
+
+def test_what_only_fsspec_opens_is_found_read_and_written() -> None:
+    folder = "memory://raybert/a%20b"
+    fill(folder, "c%20d.txt", "deep/e.txt", "_hidden.txt")
+    assert names_of(folder) == ["c%20d.txt", "deep/e.txt"]
+    assert names_of(folder, "/*.txt") == ["c%20d.txt"]
+    assert files.list_names(folder) == ["_hidden.txt", "c d.txt", "deep"]
+    assert files.read_bytes(f"{folder}/c%20d.txt") == b"c%20d.txt"
+    files.remove(folder)
+    assert not files.exists(folder)
+
+
+@pytest.mark.parametrize("path", ["hf://datasets/a/b/c.jsonl", "hf://datasets/a/b/*.jsonl"])
+def test_a_hub_that_does_not_answer_is_named(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub  # here: it takes a second
+
+    nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", nobody)
+    huggingface_hub.HfFileSystem.clear_instance_cache()
+    with pytest.raises(ResourceError, match=r"hf://datasets/a/b.*: could not be read \(Connect"):
+        files.find_files(path)
+
+
+def cut_in_frames(data: bytes, suffix: str, frames: int) -> list[bytes]:
+    """`data` in frames of `suffix` that follow each other, as parallel compressors write them."""
+    compress: dict[str, Callable[[bytes], bytes]] = {
+        "gz": gzip.compress,
+        "bz2": bz2.compress,
+        "zst": lambda piece: pa.Codec("zstd").compress(piece, asbytes=True),
+    }
+    size = len(data) // frames
+    return [compress[suffix](data[at : at + size]) for at in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+@pytest.mark.parametrize("frames", [1, 4])
+def test_a_compressed_file_is_read_as_what_it_holds(place: str, suffix: str, frames: int) -> None:
+    path = files.join(place, f"a.txt.{suffix}")
+    files.write_bytes(path, b"".join(cut_in_frames(NOISE, suffix, frames)))
+    with files.open_stream(path) as stream:
+        assert stream.read(10) == NOISE[:10]
+        assert stream.read() == NOISE[10:]
+        assert stream.read() == b""
+    with files.open_stream(path) as stream, io.TextIOWrapper(stream, "ascii") as text:
+        assert text.read() == NOISE.decode()
+
+
+@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+@pytest.mark.parametrize("frames", [1, 4])
+@pytest.mark.parametrize("share", [0.0, 0.00001, 0.3, 0.6, 0.99999])
+def test_a_compressed_file_that_breaks_off_is_an_error(
+    tmp_path: Path, suffix: str, frames: int, share: float
+) -> None:
+    data = b"".join(cut_in_frames(NOISE, suffix, frames))
+    (tmp_path / f"a.{suffix}").write_bytes(data[: int(len(data) * share)])
+    with (
+        files.open_stream(f"{tmp_path}/a.{suffix}") as stream,
+        pytest.raises(CorpusError) as raised,
+    ):
+        stream.read()
+    message = str(raised.value)
+    assert f"{tmp_path}/a.{suffix}: wanted whole .{suffix} data, after " in message
+    assert message.endswith("): copy or download it again")
+    assert ("Truncated" in message) == (share > 0)
+
+
+@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+def test_where_a_compressed_file_breaks_off_is_told(tmp_path: Path, suffix: str) -> None:
+    frames = cut_in_frames(NOISE, suffix, 4)
+    (tmp_path / f"a.{suffix}").write_bytes(b"".join(frames[:3]) + frames[3][:-1])
+    with files.open_stream(f"{tmp_path}/a.{suffix}") as stream:
+        assert stream.read(3 * files.PIECE_BYTES) == NOISE[: 3 * files.PIECE_BYTES]
+        with pytest.raises(CorpusError, match=r"after (26|29|32|39)\d,\d{3} decompressed bytes"):
+            stream.read()
+
+
+@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+@pytest.mark.parametrize("frames", [1, 4])
+def test_damage_in_a_compressed_file_is_an_error(tmp_path: Path, suffix: str, frames: int) -> None:
+    pieces = cut_in_frames(NOISE, suffix, frames)
+    if suffix == "zst":
+        pieces = [CHECKED_FRAME] * frames
+    middle = len(pieces[0]) // 2
+    for at in (middle, sum(map(len, pieces)) - middle):
+        data = bytearray(b"".join(pieces))
+        data[at] ^= 1
+        (tmp_path / f"a.{suffix}").write_bytes(data)
+        with (
+            files.open_stream(f"{tmp_path}/a.{suffix}") as stream,
+            pytest.raises(CorpusError, match=rf"a\.{suffix}: .*: copy or download it again"),
+        ):
+            stream.read()
+
+
+def test_a_checked_frame_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.zst").write_bytes(CHECKED_FRAME * 2)
+    with files.open_stream(f"{tmp_path}/a.zst") as stream:
+        assert stream.read() == CHECKED * 2
+
+
+@pytest.mark.parametrize("suffix", files.COMPRESSIONS)
+def test_a_file_that_is_not_what_its_name_says_is_an_error(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"a.{suffix}").write_bytes(b"<html>Sign in to go on</html>")
+    with (
+        files.open_stream(f"{tmp_path}/a.{suffix}") as stream,
+        pytest.raises(CorpusError, match=rf"a\.{suffix}: .* after 0 decompressed bytes"),
+    ):
+        stream.read()
+
+
+def test_a_file_that_is_not_compressed_is_streamed_as_it_is(place: str) -> None:
+    fill(place, "a.txt", "b.gz.txt")
+    with files.open_stream(files.join(place, "a.txt")) as stream:
+        assert stream.read() == b"a.txt"
+    with files.open_stream(files.join(place, "b.gz.txt")) as stream:
+        assert list(stream) == [b"b.gz.txt"]
+    with pytest.raises(FileNotFoundError):
+        files.open_stream(files.join(place, "c.txt.gz"))
+
+
+def test_a_format_is_told_from_the_compression_around_it() -> None:
+    assert files.suffixes("/a.b/x.JSONL.gz") == ("jsonl", "gz")
+    assert files.suffixes("s3://a/x.y.txt.BZ2") == ("txt", "bz2")
+    assert files.suffixes("x.zst") == ("", "zst")
+    assert files.suffixes("a.b/x.md") == ("md", None)
+    assert files.suffixes("a.b/README") == ("", None)
+    assert files.suffixes("https://a.org/x.xml.bz2?from=a.txt") == ("xml", "bz2")
+    assert files.suffixes("/a/what?.txt") == ("txt", None)

@@ -1,0 +1,295 @@
+"""Articles of a Wikipedia dump (`pages-articles.xml`) as plain text. Pure: no files here.
+
+mwparserfromhell reads the markup. Where brackets or tags are not closed it takes quadratic time, so
+a stack first cuts out, in linear time, what holds no prose and every mark that has no partner.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import mwparserfromhell
+from mwparserfromhell.nodes import ExternalLink, HTMLEntity, Tag, Text, Wikilink
+
+from bert_core.errors import CorpusError
+
+# Where a page ends, so that a dump can be cut between two.
+PAGE_END = re.compile(rb"</page>\s*")
+
+# Sections of the English Wikipedia that only list and refer; those below them go with them.
+SECTIONS_WITHOUT_PROSE = frozenset(
+    [
+        *("references", "notes", "notes and references", "references and notes", "footnotes"),
+        *("citations", "sources", "works cited", "bibliography", "general references"),
+        *("see also", "external links", "further reading", "gallery", "literature"),
+    ]
+)
+
+_PAGE, _END_OF_PAGE = b"<page>", b"</page>"
+_TITLE = re.compile(rb"<title>(.*?)</title>")
+
+
+def dump_pages(data: bytes, source: str, offset: int = 0) -> Iterator[tuple[str, str]]:
+    """Title and wikitext of every article in `data`, a part of a dump from byte `offset` on.
+
+    Pages of other namespaces, redirects, and what is not wikitext or has no text are passed over;
+    so is what lies outside of whole `<page>` elements. Of several revisions the last one counts.
+    Raises: CorpusError naming `source`, the byte and the title where a page is not well-formed.
+    """
+    end = 0
+    while (start := data.find(_PAGE, end)) >= 0:
+        end = data.find(_END_OF_PAGE, start) + len(_END_OF_PAGE)
+        if end < len(_END_OF_PAGE):
+            return
+        # A page has no DTD, so that no entities can be declared in it.
+        try:
+            page = ET.fromstring(data[start:end])
+        except ET.ParseError as error:
+            title = _TITLE.search(data, start, end)
+            name = f" ({title[1].decode('utf-8', 'replace')})" if title else ""
+            raise CorpusError(
+                f"{source}: wanted pages of well-formed XML, the one at byte "
+                f"{offset + start:,}{name} is not ({error}): download the dump again, or take "
+                "the page out"
+            ) from error
+        yield from _article(page)
+
+
+def _article(page: ET.Element) -> Iterator[tuple[str, str]]:
+    revision = page.find("revision[last()]")
+    if page.findtext("ns") != "0" or page.find("redirect") is not None or revision is None:
+        return
+    of_wikitext = revision.findtext("model", "wikitext") == "wikitext"
+    text = revision.findtext("text")
+    if of_wikitext and revision.findtext("format", "text/x-wiki") == "text/x-wiki" and text:
+        yield page.findtext("title", ""), text
+
+
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+_MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
+_QUOTES = re.compile(r"'{2,}")
+_HEADING = re.compile(r"^(={1,6})([^\n]+)\1[ \t]*$", re.MULTILINE)
+_LIST_MARKER = re.compile(r"^(?:[*#:;]+|-{4,})[ \t]*", re.MULTILINE)
+_EQUALS_SIGNS = re.compile(r"^=+", re.MULTILINE)
+# Stands where something was cut out. Like NUL, at which the parser stops, taken out of the input.
+_GAP = "\ufffc"
+_NO_TEXT = re.compile(f"[\x00{_GAP}]")
+
+
+def article_text(title: str, wikitext: str) -> str:
+    """The prose of an article: its title, then paragraphs and headings with blank lines between.
+
+    Templates, tables, references, images, formulas and code are left out, and so are headings that
+    nothing stands under; lists keep their lines. Empty if there is no prose at all. What templates
+    would show (measures, words in other scripts) is missing, as it is in any text without them.
+    """
+    text = _COMMENT.sub("", _NO_TEXT.sub("", wikitext))
+    text = _QUOTES.sub(_apostrophes, _MAGIC_WORD.sub("", text))
+    # Of each section: the signs of its heading, the heading, what stands under it.
+    lead, *others = _HEADING.split(text)
+    blocks = [_plain(lead)]
+    headings: list[tuple[int, str]] = []  # nothing stands under them so far
+    left_out = 7  # the level of the section that is left out
+    for signs, heading, body in zip(others[::3], others[1::3], others[2::3], strict=True):
+        level, heading = len(signs), " ".join(_plain(heading).split())
+        if level > left_out:
+            continue
+        left_out = level if heading.casefold() in SECTIONS_WITHOUT_PROSE else 7
+        headings = [above for above in headings if above[0] < level]
+        if left_out == 7:
+            headings.append((level, heading))
+            if plain := _plain(body):
+                blocks += [*(above for _, above in headings), plain]
+                headings = []
+    prose = "\n\n".join(filter(None, blocks))
+    return f"{title.strip()}\n\n{prose}" if prose else ""
+
+
+def _apostrophes(quotes: re.Match[str]) -> str:
+    """What is shown of two or more in a row: those beyond italic (2), bold (3) or both (5)."""
+    count = len(quotes[0])
+    return "'" * (count - 5 if count > 5 else count == 4)
+
+
+def _plain(wikitext: str) -> str:
+    pieces: list[str] = []
+    text = _LIST_MARKER.sub("", _cut_out(wikitext))
+    # NOTE: of a line like "=a=b=c…" with 50,000 signs the parser dies by a segmentation fault.
+    text = _EQUALS_SIGNS.sub(lambda match: "&#61;" * len(match[0]), text)
+    _read(mwparserfromhell.parse(text, skip_style_tags=True).nodes, pieces)
+    return _tidied("".join(pieces))
+
+
+# Tags in which there is no wikitext, but for <nowiki> nor anything to read.
+_LITERAL = ["ce", "chem", "graph", "hiero", "maplink", "math", "nowiki", "pre", "score", "source"]
+_LITERAL += ["syntaxhighlight", "timeline"]
+_LITERAL_END = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in _LITERAL}
+# Brackets and tags that are cut out with all that is in them.
+_CUT_OUT = {"{{", "{|", "gallery", "imagemap", "includeonly", "inputbox", "ref", "references"}
+_CUT_OUT |= {"table", *_LITERAL_END} - {"nowiki"}
+_LINE_BREAKS = {"br", "dd", "dt", "hr", "li", "p"}  # need not be closed
+_PARTNERS = {"}}": "{{", "]]": "[[", "]": "["}
+_MARK = re.compile(
+    r"""
+    \{\{ | \}\} | \[\[ | \]\] | \[(?=[a-z]+:|//) | \]
+    | (?P<table>^[ \t:*\#;]*\{\|[^\n]*) | (?P<table_end>^[ \t]*\|\}(?!\}))
+    | <(?P<slash>/?)(?P<tag>[a-z][a-z0-9]*)(?:\s[^<>]*?)?(?P<void>/?)> | <
+    """,
+    re.VERBOSE | re.MULTILINE | re.IGNORECASE,
+)
+_MAX_DEPTH = 30  # the parser leaves as it is what is nested deeper than 40
+
+
+class _Kept:
+    """The text that is kept, and the marks in it that are open.
+
+    A gap stands for each mark that is dropped, lest its neighbours make a new one.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self._open: list[tuple[str, int]] = []  # the kinds of mark, and where in `pieces` they are
+        self._depths: Counter[str] = Counter()
+
+    def opens(self, kind: str, mark: str) -> None:
+        too_deep = len(self._open) == _MAX_DEPTH
+        if not too_deep:
+            self._open.append((kind, len(self.pieces)))
+            self._depths[kind] += 1
+        self.pieces.append(_GAP if too_deep else mark)
+
+    def closes(self, kind: str, mark: str) -> None:
+        """What was opened since then has no partner; nor has `mark` if none of its kind is open."""
+        if not self._depths[kind]:
+            self.pieces.append(_GAP)
+            return
+        while self.innermost() != kind:
+            self.drop_innermost()
+        if kind in _CUT_OUT:
+            start = self.drop_innermost()
+            del self.pieces[start + 1 :]
+        else:
+            self._depths[kind] -= 1
+            self._open.pop()
+            self.pieces.append(mark)
+
+    def innermost(self) -> str | None:
+        return self._open[-1][0] if self._open else None
+
+    def drop_innermost(self) -> int:
+        kind, start = self._open.pop()
+        self._depths[kind] -= 1
+        self.pieces[start] = _GAP
+        return start
+
+
+def _cut_out(wikitext: str) -> str:
+    """`wikitext` without templates, tables, references, …, nor marks that nothing closes or opens.
+
+    Where marks overlap (`[[ {{ ]] }}`) the first that closes counts.
+    """
+    kept, position = _Kept(), 0
+    endless: set[str] = set()  # tags that nothing closes from here on
+    while match := _MARK.search(wikitext, position):
+        kept.pieces.append(wikitext[position : match.start()])
+        mark, position = match[0], match.end()
+        tag = (match["tag"] or "").lower()
+        if mark == "]]" and kept.innermost() == "[":
+            mark, position = "]", position - 1
+        if mark == "<":
+            kept.pieces.append("&lt;")
+        elif mark == "]" and kept.innermost() != "[":
+            kept.pieces.append(mark)
+        elif tag in _LINE_BREAKS:
+            kept.pieces.append("\n")
+        elif match["void"]:
+            kept.pieces.append(_GAP)
+        elif tag in _LITERAL_END and not match["slash"]:
+            end = None if tag in endless else _LITERAL_END[tag].search(wikitext, position)
+            if end:
+                position = end.end()
+                kept.pieces.append(_GAP if tag in _CUT_OUT else wikitext[match.start() : position])
+            else:
+                endless.add(tag)
+                kept.pieces.append(_GAP)
+        elif match["slash"] or match["table_end"] or mark in _PARTNERS:
+            kept.closes(tag or _PARTNERS.get(mark, "{|"), mark)
+        else:
+            kept.opens(tag or ("{|" if match["table"] else mark), mark)
+    while kept.innermost():
+        kept.drop_innermost()
+    return "".join([*kept.pieces, wikitext[position:]])
+
+
+# Links that show nothing: to what namespace, to what file, to what language.
+_HIDDEN_NAMESPACES = frozenset(["category", "file", "image"])
+_FILE = re.compile(r":.*\.(?:gif|jpe?g|oga|ogg|ogv|pdf|png|svg|tiff?|webm|webp)\Z", re.IGNORECASE)
+_LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple):")
+_BLOCKS = frozenset(["blockquote", "center", "div", "dl", "ol", "poem", "ul"])
+
+
+def _read(nodes: Sequence[Any], pieces: list[str]) -> None:
+    """Append what `nodes` show to `pieces`."""
+    for node in nodes:
+        if isinstance(node, Text):
+            pieces.append(str(node))
+        elif isinstance(node, HTMLEntity):
+            pieces.append(_NO_TEXT.sub("", node.normalize()))
+        elif isinstance(node, Wikilink):
+            _read_link(node, pieces)
+        elif isinstance(node, ExternalLink):
+            shown = node.title if node.brackets else node.url
+            _read(shown.nodes, pieces) if shown else pieces.append(_GAP)
+        elif isinstance(node, Tag) and not node.wiki_markup:
+            around = "\n" if str(node.tag).strip().lower() in _BLOCKS else ""
+            pieces.append(around)
+            _read(node.contents.nodes if node.contents else [], pieces)
+            pieces.append(around)
+        else:
+            pieces.append(_GAP)
+
+
+def _read_link(link: Wikilink, pieces: list[str]) -> None:
+    target = str(link.title).strip()
+    namespace, colon, _ = target.partition(":")
+    hidden = colon and namespace.strip().lower() in _HIDDEN_NAMESPACES
+    if hidden or _FILE.search(target) or (link.text is None and _LANGUAGE.match(target)):
+        pieces.append(_GAP)
+    elif link.text:
+        _read(link.text.nodes, pieces)
+    else:
+        pieces.append(target.removeprefix(":"))
+
+
+# NOTE: possessive (`++`) where a long run that fails would be tried again from each of its signs.
+_EMPTY_BRACKETS = re.compile(rf"[(\[]([\s,;:/{_GAP}]*+)[)\]]")
+_AFTER_BRACKET = re.compile(rf"\(([\s,;:{_GAP}]++)")
+_BEFORE_BRACKET = re.compile(rf"(?<![\s,;:{_GAP}])([\s,;:{_GAP}]++)\)")
+_BETWEEN_COMMAS = re.compile(rf"([,;])[ {_GAP}]*+\1")
+_BEFORE_SIGN = re.compile(rf"(?<![ {_GAP}])([ {_GAP}]++)([,.;:!?])")
+_BLANK_LINES = re.compile(r"\n{3,}")
+
+
+def _tidied(text: str) -> str:
+    """`text` without gaps and what they leave behind: "()", "(, born", " ,", blank lines."""
+    text = _at_gaps(_EMPTY_BRACKETS, _GAP, text)
+    text = _at_gaps(_AFTER_BRACKET, "(", text)
+    text = _at_gaps(_BEFORE_BRACKET, ")", text)
+    text = _at_gaps(_BETWEEN_COMMAS, r"\1", text)
+    text = _at_gaps(_BEFORE_SIGN, r"\2", text)
+    lines = []
+    for line in text.split("\n"):
+        shown = " ".join(line.replace(_GAP, "").split())
+        # Neither cells of a table that was not closed, nor lines of nothing but gaps.
+        if not shown.startswith("|") and (shown or _GAP not in line):
+            lines.append(shown)
+    return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip()
+
+
+def _at_gaps(pattern: re.Pattern[str], instead: str, text: str) -> str:
+    """`text` with `instead` for each match in which there is a gap."""
+    if _GAP not in text:
+        return text
+    return pattern.sub(lambda match: match.expand(instead) if _GAP in match[0] else match[0], text)
