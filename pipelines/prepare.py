@@ -1,4 +1,4 @@
-"""Corpus → masked shards, in two passes over Ray Data.
+"""Corpus → shards of rows, in two passes over Ray Data.
 
 The first encodes each block of the corpus into a fragment that holds one batch a shard; the second
 reads batch s of every fragment and makes shard s: documents ordered by id, paired, permuted,
@@ -10,43 +10,45 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Integer
 
 from bert_core import files
-from bert_core.data.documents import clean, document_digest, document_fraction, split_sentences
-from bert_core.data.draws import row_keys
-from bert_core.data.masking import Masker, MaskingConfig
-from bert_core.data.pairs import LABELS, Documents, PairsConfig, Segments, assemble, make_rows
-from bert_core.data.shards import (
-    HELD_OUT,
-    TRAIN,
-    ShardInfo,
-    ShardRows,
-    shard_name,
-    to_bytes,
-)
-from bert_core.data.tokenizer import CONTINUATION, Tokenizer
+from bert_core.data.documents import document_fraction, split_sentences
+from bert_core.data.fragments import Part, as_documents, read_counts, read_shard, write_fragment
+from bert_core.data.masking import MaskingConfig
+from bert_core.data.pairs import LABELS, PairsConfig
+from bert_core.data.quality import QualityConfig
+from bert_core.data.rows import RowMaker, word_starts
+from bert_core.data.shards import HELD_OUT, TRAIN, ShardInfo, shard_name, write_shard
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, Output
-from pipelines.distribute import run_tasks
+from pipelines import card
+from pipelines.distribute import peak_memory_bytes, run_tasks
 from pipelines.report import meter, say
+from pipelines.screen import (
+    Kept,
+    dropped_digests,
+    evaluation_inputs,
+    find_near_duplicates,
+    in_parts,
+    kept_documents,
+)
 from pipelines.sources import (
     Block,
     CorpusConfig,
     corpus_input,
     corpus_size_bytes,
     plan_blocks,
-    read_block,
 )
-from pipelines.stage import INPUT, Result, StageConfig, run_stage
+from pipelines.stage import INPUT, REMARK, Result, StageConfig, run_stage
 from tracking.runs import DatasetInput
 
 FRAGMENTS = "fragments"
-SLICE_TOKENS = 1 << 20
+CONTAMINATION = "contamination.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +57,18 @@ class PrepareConfig(StageConfig):
 
     tokenizer: str = field(metadata=INPUT)
     """Folder of `raybert vocab`, or one in Hugging Face layout."""
+    compare_with: str | None = field(default=None, metadata=REMARK)
+    """Folder of a tokenizer whose fertility the data card gives beside; where this is not given,
+    bert-base-uncased, or -cased, if the Hugging Face cache of this machine has it."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The text to prepare."""
+    quality: QualityConfig = field(default_factory=QualityConfig)
+    """Which documents to leave out."""
     pairs: PairsConfig = field(default_factory=PairsConfig)
     """How sentences become rows."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     """What is predicted in a row."""
-    shard_bytes: int = 16 << 20
+    shard_bytes: int = 8 << 20
     """Bytes of text that a shard aims at; a worker holds one shard in memory."""
     block_bytes: int = 8 << 20
     """Bytes of a file that are read at once; changes nothing in the shards."""
@@ -82,6 +89,8 @@ class Plan:
     config: PrepareConfig
     train_shards: int
     held_out_shards: int
+    near_duplicates: str | None = None
+    """The file that names them."""
 
     @property
     def shards(self) -> list[tuple[str, str]]:
@@ -125,38 +134,44 @@ def run(config: PrepareConfig) -> Manifest:
     )
     size_bytes = corpus_size_bytes(config.corpus)
     tokenizer = _tokenizer(config.tokenizer)
+    tokenizer.check_casing(config.tokenizer)
     inputs = [
         corpus_input(config.corpus),
         DatasetInput("tokenizer", tokenizer.digest, config.tokenizer),
+        *evaluation_inputs(config.quality),
     ]
     return run_stage("prepare", config, inputs, lambda _: _prepare(config, size_bytes))
 
 
 def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
-    from tracking.plots import plot_lengths
-
+    blocks = plan_blocks(config.corpus, config.block_bytes)
+    folder = files.join(config.output, FRAGMENTS)
     train_shards = max(1, round(size_bytes / config.shard_bytes))
     share = config.corpus.held_out_share
     plan = Plan(config, train_shards, max(1, round(train_shards * share)) if share else 0)
-    blocks = plan_blocks(config.corpus, config.block_bytes)
-    fragments = [
-        files.join(config.output, FRAGMENTS, f"block-{index:06d}.arrow")
-        for index in range(len(blocks))
-    ]
-    _encode_blocks(plan, blocks, fragments)
-    encoded = sum((_counts_of(path) for path in fragments), Counter())
-    if not encoded["documents"]:
-        raise CorpusError(
-            f"{', '.join(config.corpus.sources)}: wanted text, found only empty documents: "
-            "check the corpus and corpus.text_column"
-        )
-    infos, rows, lengths = _make_shards(plan, fragments)
-    files.remove(files.join(config.output, FRAGMENTS))
+    if config.quality.near_duplicates is not None:
+        found = find_near_duplicates(blocks, config.quality, folder, config)
+        plan = replace(plan, near_duplicates=found)
+    fragments = [files.join(folder, f"block-{index:06d}.arrow") for index in range(len(blocks))]
+    peak_bytes = _encode_blocks(plan, blocks, fragments)
+    encoded: Counter[str] = Counter()
+    for path in fragments:
+        encoded.update(read_counts(path))
+    _check_encoded(config, encoded)
+    infos, rows, lengths, most_bytes = _make_shards(plan, fragments)
+    overlaps = card.pop_overlaps(encoded)
+    outputs = {info.name: Output(size_bytes=info.size_bytes, sha256=info.sha256) for info in infos}
+    if config.quality.contamination:
+        path = files.join(config.output, CONTAMINATION)
+        files.write_bytes(path, "".join(f"{json.dumps(row)}\n" for row in overlaps).encode())
+        outputs[CONTAMINATION] = Output.of(path)
+    files.remove(folder)
     tokenizer = _tokenizer(config.tokenizer)
     counts = {
         **encoded,
         **rows,
         "corpus_bytes": size_bytes,
+        "peak_memory_bytes": max(peak_bytes, most_bytes),
         "tokenizer_digest": tokenizer.digest,
         "vocab_size": tokenizer.vocab_size,
         "max_length": config.pairs.max_length,
@@ -170,12 +185,31 @@ def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
         f"prepare: {encoded['documents']:,} documents, {encoded['tokens']:,} tokens "
         f"→ {rows['rows']:,} rows in {len(infos)} shards in {config.output}"
     )
-    outputs = {info.name: Output(size_bytes=info.size_bytes, sha256=info.sha256) for info in infos}
-    picture = plot_lengths(lengths, config.local_folder / "lengths.png")
-    return Result(outputs=outputs, counts=counts, artifacts=[picture])
+    pictures = card.write(config, blocks, tokenizer, counts, lengths, overlaps)
+    return Result(outputs=outputs, counts=counts, artifacts=pictures)
 
 
-def _encode_blocks(plan: Plan, blocks: list[Block], fragments: list[str]) -> None:
+def _check_encoded(config: PrepareConfig, encoded: Counter[str]) -> None:
+    """Raises: CorpusError if there is nothing to make rows of."""
+    source = ", ".join(config.corpus.sources)
+    if not encoded["documents"]:
+        dropped = card.dropped(encoded)
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        raise CorpusError(
+            f"{source}: wanted documents with text, got none ({reasons or 'no document at all'}): "
+            "check the corpus, corpus.text_column and quality"
+        )
+    if config.pairs.is_pairs and encoded["sentences"] == encoded["documents"]:
+        raise CorpusError(
+            f"{source}: wanted documents of several sentences for pairs.kind {config.pairs.kind}, "
+            f"all {encoded['documents']:,} are one sentence: set corpus.document_boundary to what "
+            "ends a document here, or pairs.kind to full_sentences"
+        )
+
+
+def _encode_blocks(plan: Plan, blocks: list[Block], fragments: list[str]) -> int:
+    """Make the fragments that are missing; gives the most memory a worker held, in bytes."""
+    peaks = [0]
     missing = [
         (block, path)
         for block, path in zip(blocks, fragments, strict=True)
@@ -183,54 +217,75 @@ def _encode_blocks(plan: Plan, blocks: list[Block], fragments: list[str]) -> Non
     ]
     with meter("encoding", len(blocks), "blocks") as progress:
         progress.set(len(blocks) - len(missing))
-        for _ in run_tasks(partial(_encode_block, plan), missing, plan.config):
+        for _, peak_bytes in run_tasks(partial(_encode_block, plan), missing, plan.config):
+            peaks.append(peak_bytes)
             progress.add()
+    return max(peaks)
 
 
-def _encode_block(plan: Plan, task: tuple[Block, str]) -> None:
-    """Write a fragment: for every shard a batch of its documents, encoded."""
+def _encode_block(plan: Plan, task: tuple[Block, str]) -> int:
+    """Write a fragment: for every shard its documents in this block, encoded. Gives the memory."""
     block, path = task
-    tokenizer = _tokenizer(plan.config.tokenizer)
-    shards, digests, sentences, sentence_counts = [], [], [], []
-    for document in read_block(block):
-        text = clean(document.text)
-        split_up = split_sentences(text)
-        if split_up:
-            digest = document_digest(text)
-            shards.append(plan.shard_of(digest, document.split))
-            digests.append(digest)
-            sentences.extend(split_up)
-            sentence_counts.append(len(split_up))
+    counts: Counter[str] = Counter()
+    dropped = dropped_digests(plan.near_duplicates)
+    documents = kept_documents(block, plan.config.quality, counts, dropped)
+    parts = (
+        _encode(plan, block.file.source, part, counts)
+        for part in in_parts(documents, plan.config.block_bytes)
+    )
+    with files.writing(path) as sink:
+        id_type = _tokenizer(plan.config.tokenizer).id_type
+        write_fragment(sink, parts, len(plan.shards), counts, id_type)
+    return peak_memory_bytes()
+
+
+def _encode(plan: Plan, source: int, documents: list[Kept], counts: Counter[str]) -> Part:
+    config = plan.config
+    tokenizer = _tokenizer(config.tokenizer)
+    split_up = [split_sentences(document.text) for document in documents]
+    sentences = list(chain.from_iterable(split_up))
+    sentence_counts = np.array([len(each) for each in split_up])
     encoded = tokenizer.encode_column(pa.array(sentences, pa.string()))
-    counts = {
-        "documents": len(digests),
-        "sentences": len(sentences),
-        "tokens": len(encoded.values),
-        "unknown_tokens": int((encoded.values.to_numpy() == tokenizer.unk_id).sum()),
-    }
-    bounds = np.concatenate([[0], np.cumsum(sentence_counts)]).astype(np.int32)
-    documents = pa.ListArray.from_arrays(pa.array(bounds), encoded)
-    table = pa.record_batch({"digest": pa.array(digests, pa.binary(32)), "sentences": documents})
-    order = np.argsort(shards, kind="stable")
-    cuts = np.searchsorted(np.asarray(shards)[order], np.arange(len(plan.shards) + 1))
-    sink = pa.BufferOutputStream()
-    schema = table.schema.with_metadata({"counts": json.dumps(counts)})
-    with pa.ipc.new_file(sink, schema) as writer:
-        for start, end in pairwise(cuts):
-            writer.write_batch(table.take(pa.array(order[start:end])))
-    files.write_bytes(path, sink.getvalue())
+    ids = encoded.values.to_numpy()
+    weight = config.corpus.weight(source)
+    copies = np.array([_copies(document, weight, config.seed) for document in documents])
+    document_offsets = np.concatenate([[0], np.cumsum(sentence_counts)]).astype(np.int32)
+    token_counts = np.diff(encoded.offsets.to_numpy()[document_offsets])
+    counts.update(
+        {
+            "documents": int((copies > 0).sum()),
+            "sentences": int(sentence_counts[copies > 0].sum()),
+            "tokens": len(ids),
+            "words": int(_word_starts(config.tokenizer)[ids].sum()),
+            "unknown_tokens": int((ids == tokenizer.unk_id).sum()),
+            f"source_{source}_documents": int((copies > 0).sum()),
+            f"source_{source}_tokens": int((token_counts * copies).sum()),
+            "dropped_by_weight": int((copies == 0).sum()),
+        }
+    )
+    powers = np.bincount(np.ceil(np.log2(np.maximum(token_counts, 1))).astype(np.int64))
+    counts.update({f"tokens_up_to_{1 << power}": int(n) for power, n in enumerate(powers) if n})
+    return Part(
+        digests=[document.digest for document in documents],
+        copies=copies,
+        shards=np.array([plan.shard_of(document.digest, document.split) for document in documents]),
+        sentences=pa.ListArray.from_arrays(pa.array(document_offsets), encoded),
+    )
 
 
-def _counts_of(fragment: str) -> Counter[str]:
-    with files.open_input(fragment) as file:
-        metadata = pa.ipc.open_file(file).schema.metadata
-    return Counter(json.loads(metadata[b"counts"]))
+def _copies(document: Kept, weight: float, seed: int) -> int:
+    """How often a document is used: as its source's weight says, by its hash where that is cut."""
+    whole = int(weight)
+    rest = weight - whole
+    return whole + bool(rest and document_fraction(document.digest, seed, "weight") < rest)
 
 
 def _make_shards(
     plan: Plan, fragments: list[str]
-) -> tuple[list[ShardInfo], Counter[str], Counter[int]]:
-    """Every shard's line of the manifest, what was counted in all, and rows by their length."""
+) -> tuple[list[ShardInfo], Counter[str], Counter[int], int]:
+    """Every shard's line of the manifest, what was counted in all, rows by their length, and the
+    most memory a worker held."""
+    peak_bytes = 0
     infos: dict[int, ShardInfo] = {}
     totals: Counter[str] = Counter()
     lengths: Counter[int] = Counter()
@@ -240,21 +295,20 @@ def _make_shards(
             infos[shard] = ShardInfo(**answer["info"])
             totals.update(answer["counts"])
             lengths.update({int(length): rows for length, rows in answer["lengths"].items()})
+            peak_bytes = max(peak_bytes, answer["peak_memory_bytes"])
             progress.add()
-    return [infos[shard] for shard in numbers], totals, lengths
+    return [infos[shard] for shard in numbers], totals, lengths, peak_bytes
 
 
 def _make_shard(plan: Plan, fragments: list[str], shard: int) -> dict:
     """Make one shard, unless a killed run has made it; give its line of the manifest."""
     split, name = plan.shards[shard]
     path = files.join(plan.config.output, name)
-    if files.exists(path):
-        data = files.read_bytes(path)
-    else:
-        data = _shard_bytes(plan, fragments, shard)
-        files.write_bytes(path, data)
+    if not files.exists(path):
+        _write_shard(plan, fragments, shard, path)
     output = Output.of(path)
-    metadata = pa.ipc.open_file(pa.py_buffer(data)).schema.metadata
+    with files.open_input(path) as file:
+        metadata = pa.ipc.open_file(file).schema.metadata
     counts, lengths = (json.loads(metadata[name]) for name in (b"counts", b"lengths"))
     info = ShardInfo(
         name=name,
@@ -264,145 +318,40 @@ def _make_shard(plan: Plan, fragments: list[str], shard: int) -> dict:
         size_bytes=output.size_bytes,
         sha256=output.sha256,
     )
-    return {"info": asdict(info), "counts": counts, "lengths": lengths}
-
-
-def _shard_bytes(plan: Plan, fragments: list[str], shard: int) -> pa.Buffer:
-    config = plan.config
-    tokenizer = _tokenizer(config.tokenizer)
-    documents = _documents_of(plan, fragments, shard)
-    begins_word = _word_start_ids(config.tokenizer)[documents.input_ids]
-    segments = Segments.concatenate(
-        [
-            make_rows(
-                documents,
-                begins_word,
-                config.pairs,
-                np.random.default_rng([config.seed, shard, duplicate]),
-            )
-            for duplicate in range(config.pairs.dupe_factor)
-        ]
-    )
-    rng = np.random.default_rng([config.seed, shard, config.pairs.dupe_factor])
-    segments = segments.take(rng.permutation(len(segments)))
-    rows = _finish(plan, shard, documents.input_ids, segments)
-    counts = {
-        "rows": len(rows),
-        "row_tokens": len(rows.input_ids),
-        "masked_tokens": len(rows.masked_labels),
-        **{f"{name}_1": int(column.sum()) for name, column in rows.labels.items()},
+    return {
+        "info": asdict(info),
+        "counts": counts,
+        "lengths": lengths,
+        "peak_memory_bytes": peak_memory_bytes(),
     }
-    lengths = dict(sorted(Counter(np.diff(rows.offsets).tolist()).items()))
-    return to_bytes(
-        rows,
-        id_type=tokenizer.id_type,
-        metadata={
-            "tokenizer_digest": tokenizer.digest,
-            "counts": json.dumps(counts),
-            "lengths": json.dumps(lengths),
-        },
-    )
 
 
-def _finish(
-    plan: Plan, shard: int, input_ids: Integer[np.ndarray, "tokens"], segments: Segments
-) -> ShardRows:
-    """Lay the rows out and mask them, a slice at a time: masking takes 60 bytes a token."""
+def _write_shard(plan: Plan, fragments: list[str], shard: int, path: str) -> None:
     config = plan.config
     tokenizer = _tokenizer(config.tokenizer)
-    label = LABELS[config.pairs.kind]
-    masker = _masker(plan)
-    lengths = segments.lengths()
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    seen = np.empty(offsets[-1], dtype=input_ids.dtype)
-    b_starts, positions, labels, masked_offsets = [], [], [], [np.zeros(1, np.int64)]
-    cuts = np.unique(np.searchsorted(offsets, np.arange(0, offsets[-1], SLICE_TOKENS)))
-    for first, last in pairwise([*cuts.tolist(), len(segments)]):
-        rows = assemble(
-            input_ids,
-            segments.take(np.arange(first, last)),
-            cls_id=tokenizer.cls_id,
-            sep_id=tokenizer.sep_id,
-        )
-        inside = slice(offsets[first], offsets[last])
-        b_starts.append(rows.segment_b_start)
-        if config.masking.dynamic:
-            seen[inside] = rows.input_ids
-            continue
-        masked = masker(
-            rows.input_ids,
-            rows.offsets,
-            _word_start_ids(config.tokenizer)[rows.input_ids],
-            row_keys(config.seed, shard, np.arange(first, last)),
-        )
-        seen[inside] = masked.input_ids
-        row = np.searchsorted(rows.offsets, masked.positions, side="right") - 1
-        positions.append((masked.positions - rows.offsets[row]).astype(np.uint16))
-        labels.append(masked.labels)
-        ends = np.searchsorted(masked.positions, rows.offsets[1:])
-        masked_offsets.append(ends + masked_offsets[-1][-1])
-    finished = ShardRows(
-        input_ids=seen,
-        offsets=offsets,
-        segment_b_start=np.concatenate([np.zeros(0, np.int64), *b_starts]),
-        labels={label: segments.labels} if label else {},
-    )
-    if config.masking.dynamic:
-        bits = np.packbits(_word_start_ids(config.tokenizer)[seen], bitorder="little")
-        return replace(finished, begins_word=bits)
-    return replace(
-        finished,
-        masked_positions=np.concatenate([np.zeros(0, np.uint16), *positions]),
-        masked_labels=np.concatenate([np.zeros(0, input_ids.dtype), *labels]),
-        masked_offsets=np.concatenate(masked_offsets),
-    )
-
-
-def _masker(plan: Plan) -> Masker:
-    tokenizer = _tokenizer(plan.config.tokenizer)
-    return Masker(
-        plan.config.masking,
-        vocab_size=tokenizer.vocab_size,
-        special_ids=tokenizer.special_ids,
-        mask_id=tokenizer.mask_id,
-    )
-
-
-def _documents_of(plan: Plan, fragments: list[str], shard: int) -> Documents:
-    """A shard's documents by id; where all have one text, its neighbours' are borrowed."""
-    own = _read_batches(fragments, shard)
-    tables = [own]
-    for neighbour in plan.neighbours(shard) if plan.config.pairs.kind == "nsp" else ():
-        if len(set(pa.concat_tables(tables).column("digest").to_pylist())) > 1 or not len(own):
-            break
-        tables.append(_read_batches(fragments, neighbour))
-    table = pa.concat_tables(tables)
-    sentences = table.column("sentences").combine_chunks()
-    encoded = sentences.flatten()
-    lengths = encoded.value_lengths().to_numpy()
-    kept = np.flatnonzero(lengths)  # a sentence of white space and control characters has no ids
-    before = np.concatenate([[0], np.cumsum(lengths > 0)])
-    document_offsets = before[np.asarray(sentences.offsets) - sentences.offsets[0].as_py()]
-    has_sentences = np.flatnonzero(np.diff(document_offsets))
-    digests = table.column("digest").to_pylist()
-    return Documents(
-        input_ids=encoded.flatten().to_numpy(),
-        sentence_offsets=np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int64),
-        document_offsets=np.append(document_offsets[has_sentences], len(kept)),
-        digests=[digests[index] for index in has_sentences],
-        own=int((has_sentences < len(own)).sum()),
-    )
-
-
-def _read_batches(fragments: list[str], shard: int) -> pa.Table:
-    """Batch `shard` of every fragment, its documents in the order of their digests."""
-    batches = []
-    for path in fragments:
-        with files.open_input(path) as file:
-            batches.append(pa.ipc.open_file(file).get_batch(shard))
-    table = pa.Table.from_batches(batch.replace_schema_metadata(None) for batch in batches)
-    digests = np.array(table.column("digest").to_pylist(), dtype=object)
-    return table.take(pa.array(np.argsort(digests)))
+    read = partial(read_shard, fragments, shards=len(plan.shards))
+    own = read(shard)
+    borrowed: list[pa.Table] = []
+    if config.pairs.kind == "nsp" and len(own):
+        for neighbour in plan.neighbours(shard):
+            digests = chain(*(table.column("digest").to_pylist() for table in (own, *borrowed)))
+            if len(set(digests)) > 1:
+                break
+            borrowed.append(read(neighbour))
+    unique = config.quality.exact_duplicates or plan.near_duplicates is not None
+    documents = as_documents(own, borrowed, unique=unique)
+    rows, counts = _row_maker(plan)(documents, config.seed, shard)
+    if unique:
+        digests = own.column("digest").to_pylist()
+        counts["dropped_exact_duplicate"] = len(digests) - len(set(digests))
+    lengths = dict(sorted(Counter(np.diff(rows.offsets).tolist()).items()))
+    metadata = {
+        "tokenizer_digest": tokenizer.digest,
+        "counts": json.dumps(counts),
+        "lengths": json.dumps(lengths),
+    }
+    with files.writing(path) as sink:
+        write_shard(sink, rows, id_type=tokenizer.id_type, metadata=metadata)
 
 
 @lru_cache(maxsize=4)
@@ -412,7 +361,10 @@ def _tokenizer(folder: str) -> Tokenizer:
 
 
 @lru_cache(maxsize=4)
-def _word_start_ids(folder: str) -> np.ndarray:
-    """For every id whether it begins a word."""
-    vocabulary = _tokenizer(folder).vocabulary
-    return np.array([not token.startswith(CONTINUATION) for token in vocabulary])
+def _word_starts(folder: str) -> np.ndarray:
+    return word_starts(_tokenizer(folder))
+
+
+@lru_cache(maxsize=1)
+def _row_maker(plan: Plan) -> RowMaker:
+    return RowMaker(_tokenizer(plan.config.tokenizer), plan.config.pairs, plan.config.masking)

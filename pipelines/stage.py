@@ -32,7 +32,9 @@ from tracking.runs import DatasetInput, RunRecorder, send_backlog, tracking_uri
 
 STARTED = "started.json"
 INPUT = {"input": True}
-"""Metadata of a config's field that says where an input lies."""
+"""Metadata of a config's field that says where an input lies: what counts of it is its digest."""
+REMARK = {"remark": True}
+"""Metadata of a config's field that is said of the output, and changes nothing in it."""
 
 Config = TypeVar("Config", bound=Any)
 
@@ -98,7 +100,7 @@ def _without_inputs(config: Any) -> dict[str, Any]:
         field.name: _without_inputs(value) if is_dataclass(value) else value
         for field in fields(config)
         for value in [getattr(config, field.name)]
-        if field.metadata != INPUT
+        if field.metadata not in (INPUT, REMARK)
     }
 
 

@@ -9,6 +9,7 @@ from bert_core.data.documents import clean, document_digest, document_fraction
 from bert_core.data.tokenizer import Tokenizer, train_vocabulary
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, Output
+from pipelines import card
 from pipelines.distribute import run_tasks
 from pipelines.report import meter, say
 from pipelines.sources import (
@@ -19,7 +20,7 @@ from pipelines.sources import (
     plan_blocks,
     read_block,
 )
-from pipelines.stage import Result, StageConfig, run_stage
+from pipelines.stage import REMARK, Result, StageConfig, run_stage
 
 BLOCK_BYTES = 8 << 20
 
@@ -36,6 +37,9 @@ class VocabConfig(StageConfig):
     """Lower-case the text and strip its accents, as BERT's uncased models do."""
     min_frequency: int = 2
     """A pair of pieces seen less often is not merged."""
+    compare_with: str | None = field(default=None, metadata=REMARK)
+    """Folder of a tokenizer whose fertility the card gives beside; where this is not given,
+    bert-base-uncased, or -cased, if the Hugging Face cache of this machine has it."""
     sample_bytes: int = 256 << 20
     """Most bytes of text that pairs are counted in; documents are drawn by their hash."""
     seed: int = 0
@@ -97,16 +101,19 @@ def _train(config: VocabConfig, size_bytes: int) -> Result:
     }
     say(f"vocab: {tokenizer.vocab_size:,} word pieces in {config.output}")
     outputs = {name: Output.of(files.join(config.output, name)) for name in tokenizer.files()}
-    return Result(outputs=outputs, counts=counts)
+    path = card.write_of_vocabulary(config, tokenizer, texts)
+    return Result(outputs=outputs, counts=counts, artifacts=[path])
 
 
 def _draw(config: VocabConfig, share: float, block: Block) -> list[tuple[float, str]]:
     """The documents of a block that fall into the sample. Held-out ones never do."""
     drawn = []
+    # A source that is used twice as often is drawn from twice as often, too.
+    weight = config.corpus.weight(block.file.source)
     for document in read_block(block):
         text = clean(document.text)
         digest = document_digest(text)
-        fraction = document_fraction(digest, config.seed, "vocab")
+        fraction = document_fraction(digest, config.seed, "vocab") / weight
         if text and fraction < share and document.split != "held_out":
             drawn.append((fraction, text))
     return drawn

@@ -99,20 +99,39 @@ def plot_confusion(
     return _save(figure, Path(path))
 
 
-def plot_lengths(rows_of_length: dict[int, int], path: str | Path) -> Path:
-    """Draw how many rows have how many tokens."""
+def plot_lengths(
+    rows_of_length: dict[int, int],
+    path: str | Path,
+    x_label: str = "tokens of a row",
+    y_label: str = "rows",
+    *,
+    powers: bool = False,
+) -> Path:
+    """Draw how many rows, or what else, have how many tokens.
+
+    Args:
+        powers: a length counts those above half of it and up to it, on a logarithmic axis.
+    """
     figure, axes = _figure(7.2, 3.6)
-    lengths = np.array(sorted(rows_of_length))
+    lengths = np.array(sorted(rows_of_length), dtype=np.int64)
     counts = np.array([rows_of_length[int(length)] for length in lengths])
-    bins = np.linspace(0, max(lengths.max(), 1), 65)
-    axes.hist(lengths, bins=bins.tolist(), weights=counts, color=COLOURS[0])
-    mean = float((lengths * counts).sum() / counts.sum())
-    axes.axvline(mean, color=COLOURS[1], linewidth=1.5, label=f"mean {mean:.0f}")
-    axes.set_xlim(left=0)
-    axes.set_xlabel("tokens of a row")
-    axes.set_ylabel("rows")
+    if powers:
+        axes.bar(np.log2(lengths), counts, width=0.9, color=COLOURS[0])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda power, _: f"≤ {2 ** max(power, 0):,.0f}")
+        )
+        axes.tick_params(axis="x", rotation=30)
+    else:
+        bins = np.linspace(0, max(lengths.max(initial=0), 1), 65)
+        axes.hist(lengths, bins=bins.tolist(), weights=counts, color=COLOURS[0])
+        mean = float((lengths * counts).sum() / max(counts.sum(), 1))
+        axes.axvline(mean, color=COLOURS[1], linewidth=1.5, label=f"mean {mean:.0f}")
+        axes.set_xlim(left=0)
+        axes.legend(frameon=False)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     axes.yaxis.set_major_formatter(FuncFormatter(_short_number))
-    axes.legend(frameon=False)
     return _save(figure, Path(path))
 
 

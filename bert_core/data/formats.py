@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from bert_core.errors import CorpusError
 
 Boundary = Literal["blank_line", "heading", "file"]
+Errors = Literal["fail", "skip"]
 
 # Where one document of a text file ends and the next begins; `heading` is WikiText's ` = Title = `
 # and the first two levels of Markdown.
@@ -35,11 +36,22 @@ def decode_utf8(data: bytes, source: str, offset: int = 0) -> str:
         ) from error
 
 
-def text_documents(data: bytes, boundary: Boundary, source: str, offset: int = 0) -> Iterator[str]:
-    """The documents of a text file, or of a part of it that begins at byte `offset`."""
+def text_documents(
+    data: bytes, boundary: Boundary, source: str, offset: int = 0, errors: Errors = "fail"
+) -> Iterator[str | None]:
+    """The documents of a text file, or of a part of it that begins at byte `offset`.
+
+    Where `errors` is "skip", None stands for a document that is no UTF-8.
+    Raises: CorpusError naming the byte where it is "fail".
+    """
     pieces = [data] if boundary == "file" else _split(data, BOUNDARIES[boundary])
     for piece_offset, piece in _with_offsets(pieces, data):
-        yield decode_utf8(piece, source, offset + piece_offset)
+        try:
+            yield decode_utf8(piece, source, offset + piece_offset)
+        except CorpusError:
+            if errors == "fail":
+                raise
+            yield None
 
 
 def _split(data: bytes, separator: re.Pattern[bytes]) -> list[bytes]:
@@ -55,27 +67,39 @@ def _with_offsets(pieces: list[bytes], data: bytes) -> Iterator[tuple[int, bytes
         offset += len(piece)
 
 
-def jsonl_rows(data: bytes, source: str, offset: int = 0) -> Iterator[dict]:
+def jsonl_rows(
+    data: bytes, source: str, offset: int = 0, errors: Errors = "fail"
+) -> Iterator[dict | None]:
     """One JSON object a line; empty lines and a byte order mark are passed over.
 
-    Raises: CorpusError naming the byte where a line that is no object begins.
+    Where `errors` is "skip", None stands for a line that is no object.
+    Raises: CorpusError naming the byte where such a line begins where it is "fail".
     """
     for line in data.splitlines(keepends=True):
         if line.removeprefix(codecs.BOM_UTF8).strip():
             try:
-                row = json.loads(decode_utf8(line, source, offset).removeprefix("\ufeff"))
-            except json.JSONDecodeError as error:
-                raise CorpusError(
-                    f"{source}: wanted one JSON object a line, the line at byte {offset:,} "
-                    f"is not JSON ({error}): correct the line, or take it out"
-                ) from error
-            if not isinstance(row, dict):
-                raise CorpusError(
-                    f"{source}: wanted one JSON object a line, the line at byte {offset:,} holds "
-                    f"a {type(row).__name__}: correct the line, or take it out"
-                )
-            yield row
+                yield _json_object(line, source, offset)
+            except CorpusError:
+                if errors == "fail":
+                    raise
+                yield None
         offset += len(line)
+
+
+def _json_object(line: bytes, source: str, offset: int) -> dict:
+    try:
+        row = json.loads(decode_utf8(line, source, offset).removeprefix("\ufeff"))
+    except json.JSONDecodeError as error:
+        raise CorpusError(
+            f"{source}: wanted one JSON object a line, the line at byte {offset:,} "
+            f"is not JSON ({error}): correct the line, or take it out"
+        ) from error
+    if not isinstance(row, dict):
+        raise CorpusError(
+            f"{source}: wanted one JSON object a line, the line at byte {offset:,} holds "
+            f"a {type(row).__name__}: correct the line, or take it out"
+        )
+    return row
 
 
 def column_of(row: dict, column: str, source: str) -> str:
@@ -93,7 +117,7 @@ def labelled_rows(data: bytes, source: str, *, text_column: str, label_column: s
 
     TSV is GLUE's: a header, no quoting. Raises: CorpusError naming a missing column or bad row.
     """
-    rows = _rows(data, source)
+    rows = table_rows(data, source)
     if not rows:
         raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
     for row in rows:
@@ -108,11 +132,14 @@ def labelled_rows(data: bytes, source: str, *, text_column: str, label_column: s
     ]
 
 
-def _rows(data: bytes, source: str) -> list[dict]:
-    """Rows of a file, told apart by its name."""
+def table_rows(data: bytes, source: str) -> list[dict]:
+    """Rows of a CSV, TSV, JSONL or Parquet file, told apart by its name, values by column.
+
+    TSV is GLUE's: a header, no quoting. Raises: CorpusError naming the file.
+    """
     suffix = source.rsplit(".", 1)[-1].lower()
     if suffix in ("jsonl", "ndjson"):
-        return list(jsonl_rows(data, source))
+        return [row for row in jsonl_rows(data, source) if row is not None]
     try:
         if suffix == "parquet":
             return pq.read_table(pa.BufferReader(data)).to_pylist()

@@ -6,8 +6,9 @@ dtypes are in docs/formats.md. The order in which rows are trained on is in `ord
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +26,8 @@ TRAIN, HELD_OUT = "train", "held_out"
 WAY_OUT = "run `raybert prepare` again with --force, or copy the shards again"
 
 
-def _none(dtype: type = np.int64) -> Any:
-    return field(default_factory=lambda: np.empty(0, dtype))
+def _none() -> Integer[np.ndarray, "0"]:
+    return np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +44,9 @@ class ShardRows:
     offsets: Integer[np.ndarray, "rows_1"]
     segment_b_start: Integer[np.ndarray, "rows"]
     labels: dict[str, UInt8[np.ndarray, "rows"]] = field(default_factory=dict)
-    masked_positions: Integer[np.ndarray, "picked"] = _none()
-    masked_labels: Integer[np.ndarray, "picked"] = _none()
-    masked_offsets: Integer[np.ndarray, "rows_1_or_0"] = _none()
+    masked_positions: Integer[np.ndarray, "picked"] = field(default_factory=_none)
+    masked_labels: Integer[np.ndarray, "picked"] = field(default_factory=_none)
+    masked_offsets: Integer[np.ndarray, "rows_1_or_0"] = field(default_factory=_none)
     begins_word: UInt8[np.ndarray, "bytes"] | None = None
 
     def __len__(self) -> int:
@@ -81,9 +82,9 @@ class Row:
     input_ids: Integer[np.ndarray, "tokens"]
     segment_b_start: int
     labels: dict[str, int]
-    masked_positions: Integer[np.ndarray, "picked"] = _none()
-    masked_labels: Integer[np.ndarray, "picked"] = _none()
-    begins_word: Bool[np.ndarray, "tokens_or_0"] = _none(bool)
+    masked_positions: Integer[np.ndarray, "picked"] = field(default_factory=_none)
+    masked_labels: Integer[np.ndarray, "picked"] = field(default_factory=_none)
+    begins_word: Bool[np.ndarray, "tokens_or_0"] = field(default_factory=lambda: np.empty(0, bool))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +103,10 @@ def shard_name(split: str, index: int, count: int) -> str:
     return f"{split}-{index:05d}-of-{count:05d}.arrow"
 
 
-def to_bytes(rows: ShardRows, *, id_type: pa.DataType, metadata: dict[str, str]) -> pa.Buffer:
-    """The shard's file. The same rows give the same bytes."""
+def write_shard(
+    sink: BinaryIO | BytesIO, rows: ShardRows, *, id_type: pa.DataType, metadata: dict[str, str]
+) -> None:
+    """Write the shard's file, without another copy of its rows. The same rows, the same bytes."""
     columns = {
         "input_ids": _lists(rows.input_ids, rows.offsets, id_type),
         "segment_b_start": pa.array(rows.segment_b_start, pa.uint16()),
@@ -123,10 +126,8 @@ def to_bytes(rows: ShardRows, *, id_type: pa.DataType, metadata: dict[str, str])
     schema = batch.schema.with_metadata(
         {"format": FORMAT, "format_version": str(FORMAT_VERSION), **metadata}
     )
-    sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(batch.replace_schema_metadata(schema.metadata))
-    return sink.getvalue()
 
 
 def _lists(flat: np.ndarray, offsets: np.ndarray, value_type: pa.DataType) -> pa.ListArray:

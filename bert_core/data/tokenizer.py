@@ -118,6 +118,30 @@ class Tokenizer:
         for name, data in self.files(model_max_length).items():
             files.write_bytes(files.join(str(folder), name), data)
 
+    def check_casing(self, source: str) -> None:
+        """See that the vocabulary has the casing that text will have when it is looked up.
+
+        Raises: FormatError naming `source` if text is lower-cased and entries have capitals, which
+            would never be found, or text is not and no entry has one, though some have letters.
+        """
+        entries = [token for token in self.vocabulary if token not in SPECIAL_TOKENS]
+        letters = sum(token != token.upper() for token in entries)
+        capitals = sum(token != token.lower() for token in entries)
+        normalizer = self.inner.normalizer
+        lowers = normalizer is not None and normalizer.normalize_str("AB") == "ab"
+        way_out = f"set do_lower_case in {source}, or give a vocabulary of the other casing"
+        if lowers and capitals > max(10, 0.01 * len(entries)):
+            raise FormatError(
+                f"{source}: wanted a lower-case vocabulary, since this tokenizer lower-cases text, "
+                f"{capitals:,} of {len(entries):,} entries have capitals: {way_out}"
+            )
+        if not lowers and letters > 100 and not capitals:
+            raise FormatError(
+                f"{source}: wanted a cased vocabulary, since this tokenizer keeps capitals, none "
+                f"of {len(entries):,} entries has one, so every word with a capital would be "
+                f"{UNK}: {way_out}"
+            )
+
     @cached_property
     def vocabulary(self) -> list[str]:
         """The tokens in the order of their ids."""

@@ -15,7 +15,7 @@ import tokenizers
 from jaxtyping import Bool, Integer, UInt8
 from tokenizers import models, normalizers, pre_tokenizers
 
-SLICE_BYTES = 8 << 20  # of text; working memory is some ten times as much
+SLICE_BYTES = 2 << 20  # of text; working memory is some ten times as much
 MOST_KNOWN_WORDS = 1 << 20
 WORDS_PER_TEXT = 256
 WORD, SPACE, PUNCTUATION = 0, 1, 2

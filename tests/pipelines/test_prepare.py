@@ -101,7 +101,7 @@ def test_a_row_unmasked_is_text_of_the_corpus_and_held_out_text_is_in_no_trainin
     shards = ShardSet.read(str(prepared.folder / "shards"))
     tokenizer = Tokenizer.load(prepared.folder / "vocab")
     data = prepared.text.read_bytes()
-    documents = [clean(text) for text in text_documents(data, "blank_line", "text.txt")]
+    documents = [clean(str(text)) for text in text_documents(data, "blank_line", "text.txt")]
     encoded = [
         np.concatenate([ids[1:-1] for ids in tokenizer.encode(split_sentences(text), 100_000)])
         for text in documents

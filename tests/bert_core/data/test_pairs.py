@@ -536,7 +536,8 @@ def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None
 
 def test_pairs_of_real_articles_read_on_and_are_a_fair_coin(data_dir: Path) -> None:
     data = (data_dir / "wikitext2" / "valid.txt").read_bytes()
-    cleaned = [clean(text) for text in text_documents(data[:250_000], "heading", "valid.txt")]
+    read = text_documents(data[:250_000], "heading", "valid.txt")
+    cleaned = [clean(text) for text in read if text]
     texts = sorted((text for text in cleaned if text), key=document_digest)
     vocabulary = train_vocabulary(texts, vocab_size=1500, lowercase=True)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)

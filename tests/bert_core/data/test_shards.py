@@ -1,6 +1,7 @@
 """Shards: what goes in comes out of the mapped file, and damage is refused by name."""
 
 import hashlib
+import io
 import os
 import re
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from bert_core.data.shards import (
     ShardSet,
     open_shard,
     shard_name,
-    to_bytes,
+    write_shard,
 )
 from bert_core.errors import FormatError
 from bert_core.manifest import Manifest, write_manifest
@@ -63,7 +64,9 @@ def columns_of(rows: ShardRows) -> dict[str, np.ndarray]:
 
 def bytes_of(rows: ShardRows, id_type: pa.DataType | None = None, **metadata: str) -> bytes:
     metadata = {"tokenizer_digest": DIGEST, **metadata}
-    return to_bytes(rows, id_type=id_type or pa.uint16(), metadata=metadata).to_pybytes()
+    sink = io.BytesIO()
+    write_shard(sink, rows, id_type=id_type or pa.uint16(), metadata=metadata)
+    return sink.getvalue()
 
 
 def write(folder: Path, rows: ShardRows, name: str = "train-00000-of-00001.arrow") -> ShardInfo:

@@ -1,0 +1,122 @@
+"""Between the two passes of preparation: what a block of the corpus holds, encoded, by shard.
+
+A fragment is an Arrow IPC file of parts; a part is a record batch for every shard, in order. So a
+block of any size is encoded in bounded memory, and a shard reads its own batches and nothing else.
+An empty batch at the end carries what was counted.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import pairwise
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Integer
+
+from bert_core import files
+from bert_core.data.pairs import Documents
+
+
+@dataclass(frozen=True)
+class Part:
+    """Encoded documents: their digests, how often each counts, which shard each belongs to, and
+    their sentences, a list<list<ids>> that has a list for every document."""
+
+    digests: list[bytes]
+    copies: Integer[np.ndarray, "documents"]
+    shards: Integer[np.ndarray, "documents"]
+    sentences: pa.ListArray
+
+
+def write_fragment(
+    sink: BinaryIO | BytesIO,
+    parts: Iterable[Part],
+    shards: int,
+    counts: Counter[str],
+    id_type: pa.DataType,
+) -> None:
+    """Write the parts as they come; `counts` is read when they have ended."""
+    schema = pa.schema(
+        {
+            "digest": pa.binary(32),
+            "copies": pa.uint16(),
+            "sentences": pa.list_(pa.list_(id_type)),
+        }
+    )
+    with pa.ipc.new_file(sink, schema) as writer:
+        for part in parts:
+            columns = [
+                pa.array(part.digests, pa.binary(32)),
+                pa.array(part.copies, pa.uint16()),
+                part.sentences,
+            ]
+            batch = pa.record_batch(columns, schema=schema)
+            order = np.argsort(part.shards, kind="stable")
+            cuts = np.searchsorted(part.shards[order], np.arange(shards + 1))
+            for start, end in pairwise(cuts):
+                writer.write_batch(batch.take(pa.array(order[start:end])))
+        writer.write_batch(
+            pa.record_batch([[], [], []], schema=schema),
+            custom_metadata={"counts": json.dumps(counts)},
+        )
+
+
+def read_counts(path: str) -> Counter[str]:
+    """What was counted while the fragment was written."""
+    with files.open_input(path) as file:
+        reader = pa.ipc.open_file(file)
+        last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
+        return Counter(json.loads(last.custom_metadata[b"counts"]))
+
+
+def read_shard(paths: Sequence[str], shard: int, shards: int) -> pa.Table:
+    """The documents of one shard in all fragments, by digest."""
+    batches = []
+    for path in paths:
+        with files.open_input(path) as file:
+            reader = pa.ipc.open_file(file)
+            last = reader.num_record_batches - 1
+            batches += [reader.get_batch(number) for number in range(shard, last, shards)]
+            schema = reader.schema
+    table = pa.Table.from_batches(batches, schema=schema)
+    digests = np.array(table.column("digest").to_pylist(), dtype=object)
+    return table.take(pa.array(np.argsort(digests, kind="stable")))
+
+
+def as_documents(
+    own: pa.Table, borrowed: Sequence[pa.Table] = (), unique: bool = False
+) -> Documents:
+    """The documents of a shard as `pairs` takes them, each as often as its copies say.
+
+    Args:
+        borrowed: documents of other shards, that random sentences may come from.
+        unique: of documents with one text only the first that has copies counts.
+    """
+    digests = own.column("digest").to_pylist()
+    copies = own.column("copies").to_numpy().astype(np.int64)
+    if unique:
+        used = np.flatnonzero(copies)
+        names = [digests[i] for i in used]
+        repeats = [before == name for before, name in pairwise([None, *names])]
+        copies[used[np.array(repeats, dtype=bool)]] = 0
+    own = own.take(pa.array(np.repeat(np.arange(len(own)), copies)))
+    table = pa.concat_tables([own, *borrowed])
+    sentences = table.column("sentences").combine_chunks()
+    encoded = sentences.flatten()
+    lengths = encoded.value_lengths().to_numpy()
+    kept = np.flatnonzero(lengths)  # a sentence of white space and control characters has no ids
+    before = np.concatenate([[0], np.cumsum(lengths > 0)])
+    document_offsets = before[np.asarray(sentences.offsets) - sentences.offsets[0].as_py()]
+    has_sentences = np.flatnonzero(np.diff(document_offsets))
+    names = table.column("digest").to_pylist()
+    return Documents(
+        input_ids=encoded.flatten().to_numpy(),
+        sentence_offsets=np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int64),
+        document_offsets=np.append(document_offsets[has_sentences], len(kept)),
+        digests=[names[index] for index in has_sentences],
+        own=int((has_sentences < len(own)).sum()),
+    )
