@@ -159,6 +159,7 @@ def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
         encoded.update(read_counts(path))
     _check_encoded(config, encoded)
     infos, rows, lengths, most_bytes = _make_shards(plan, fragments)
+    encoded["documents"] -= rows["dropped_exact_duplicate"]
     overlaps = card.pop_overlaps(encoded)
     outputs = {info.name: Output(size_bytes=info.size_bytes, sha256=info.sha256) for info in infos}
     if config.quality.contamination:

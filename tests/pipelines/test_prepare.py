@@ -1,5 +1,6 @@
 """Shards are the same bytes however they were made, and hold what the corpus says."""
 
+import json
 import os
 import shutil
 import signal
@@ -16,11 +17,14 @@ import pytest
 from bert_core.data.documents import clean, split_sentences
 from bert_core.data.formats import text_documents
 from bert_core.data.masking import STRATEGIES
+from bert_core.data.pairs import LABELS, ROWS, PairsConfig
+from bert_core.data.quality import QualityConfig
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardSet
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.errors import ConfigError, CorpusError, FormatError
+from bert_core.errors import ConfigError, CorpusError, FormatError, ResourceError
 from pipelines import prepare
-from pipelines.sources import CorpusConfig
+from pipelines.prepare import PrepareConfig
+from pipelines.sources import CorpusConfig, plan_blocks, read_block
 
 
 def digests(folder: Path) -> list[tuple[str, str]]:
@@ -38,16 +42,6 @@ def command(config: Any) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.ray
-def test_a_fresh_process_with_two_workers_gives_the_same_bytes(
-    prepared: Any, tmp_path: Path
-) -> None:
-    config = replace(prepared.prepare(tmp_path / "shards"), num_workers=2)
-    subprocess.run(command(config), check=True, timeout=120)
-    assert digests(tmp_path / "shards") == digests(prepared.folder / "shards")
-    assert len(digests(tmp_path / "shards")) > 3
-
-
 @pytest.mark.parametrize("block_bytes", [7_777, 10_000_000])
 def test_block_size_changes_nothing(prepared: Any, tmp_path: Path, block_bytes: int) -> None:
     prepare.run(replace(prepared.prepare(tmp_path / "shards"), block_bytes=block_bytes))
@@ -56,8 +50,13 @@ def test_block_size_changes_nothing(prepared: Any, tmp_path: Path, block_bytes: 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
-def test_one_worker_changes_nothing(prepared: Any, tmp_path: Path) -> None:
-    prepare.run(replace(prepared.prepare(tmp_path / "shards"), num_workers=1))
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_the_number_of_workers_changes_nothing(
+    prepared: Any, tmp_path: Path, num_workers: int
+) -> None:
+    config = replace(prepared.prepare(tmp_path / "shards"), num_workers=num_workers)
+    prepare.run(replace(config, block_bytes=9_000 * num_workers))
+    assert len(digests(tmp_path / "shards")) > 3
     assert digests(tmp_path / "shards") == digests(prepared.folder / "shards")
 
 
@@ -75,24 +74,68 @@ def test_a_restart_makes_only_what_is_missing(prepared: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.drill
-def test_a_run_killed_between_its_shards_goes_on_to_the_same_bytes(
+def test_fresh_processes_and_one_that_was_killed_end_in_the_same_bytes(
     prepared: Any, tmp_path: Path
 ) -> None:
+    whole = replace(prepared.prepare(tmp_path / "whole"), num_workers=4)
+    subprocess.run(command(whole), check=True, timeout=240)
+    assert digests(tmp_path / "whole") == digests(prepared.folder / "shards")
     config = replace(prepared.prepare(tmp_path / "shards"), num_workers=2)
-    killed = subprocess.Popen(command(config), start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "shards").glob("fragments/*.arrow")):
-        assert time.monotonic() < deadline
-        assert killed.poll() is None
-        time.sleep(0.01)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert not (tmp_path / "shards" / "manifest.json").exists()
-    with pytest.raises(FormatError, match=r"it has no manifest.json"):
-        ShardSet.read(str(tmp_path / "shards"))
+    for left in ("fragments/*.arrow", "train-*.arrow"):  # killed in the first pass, and the second
+        killed = subprocess.Popen(command(config), start_new_session=True)
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "shards").glob(left)):
+            assert time.monotonic() < deadline
+            assert killed.poll() is None
+            time.sleep(0.01)
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+        assert not (tmp_path / "shards" / "manifest.json").exists()
+        with pytest.raises(FormatError, match=r"it has no manifest.json"):
+            ShardSet.read(str(tmp_path / "shards"))
     subprocess.run(command(config), check=True, timeout=240)
     assert digests(tmp_path / "shards") == digests(prepared.folder / "shards")
     assert not (tmp_path / "shards" / "fragments").exists()
+
+
+@pytest.mark.drill
+@pytest.mark.usefixtures("local_ray")
+def test_memory_is_bound_by_the_shard_not_by_the_corpus(
+    prepared: Any, tmp_path: Path, data_dir: Path
+) -> None:
+    books = sorted((data_dir / "classic_books").rglob("*.md"))
+    peaks = []
+    for limit in (8 << 20, 80 << 20):
+        folder = tmp_path / str(limit)
+        folder.mkdir()
+        for number, book in enumerate(books):
+            if sum(path.stat().st_size for path in folder.iterdir()) < limit:
+                shutil.copy(book, folder / f"{number}.md")
+        corpus = CorpusConfig(source=str(folder), document_boundary="heading")
+        config = PrepareConfig(
+            output=str(tmp_path / f"shards-{limit}"),
+            tokenizer=str(prepared.folder / "vocab"),
+            corpus=corpus,
+            pairs=PairsConfig(dupe_factor=2),
+            num_workers=1,
+            tracking_uri=prepared.tracking_uri,
+        )
+        peaks.append(prepare.run(config).counts["peak_memory_bytes"])
+    assert 100e6 < peaks[1] < 1.3 * peaks[0]
+
+
+@pytest.mark.drill
+def test_a_document_of_50_megabytes_passes(prepared: Any, tmp_path: Path, data_dir: Path) -> None:
+    books = sorted((data_dir / "classic_books").rglob("*.md"))
+    text = "\n".join(path.read_text() for path in books)[: 50 << 20]
+    (tmp_path / "one.txt").write_text(text)
+    (tmp_path / "other.txt").write_text("Another document. It is short.")
+    config = prepared.prepare(tmp_path / "shards")
+    corpus = CorpusConfig(source=str(tmp_path / "*.txt"), document_boundary="file")
+    pairs = PairsConfig(max_length=512, dupe_factor=1)
+    manifest = prepare.run(replace(config, corpus=corpus, pairs=pairs, shard_bytes=64 << 20))
+    assert manifest.counts["documents"] == 2
+    assert manifest.counts["row_tokens"] > 10e6
 
 
 def test_a_row_unmasked_is_text_of_the_corpus_and_held_out_text_is_in_no_training_shard(
@@ -161,6 +204,98 @@ def test_every_strategy_fills_shards_with_what_it_promises(
     assert (split_words > 0) == (strategy == "token")
 
 
+@pytest.mark.parametrize("kind", ROWS)
+def test_masks_drawn_later_are_in_no_shard_whatever_kind_of_rows(
+    prepared: Any, tmp_path: Path, kind: Any
+) -> None:
+    config = prepared.prepare(tmp_path / "shards")
+    prepare.run(
+        replace(
+            config,
+            masking=replace(config.masking, dynamic=True, strategy="whole_word"),
+            pairs=replace(config.pairs, kind=kind, dupe_factor=1),
+        )
+    )
+    shards = ShardSet.read(config.output)
+    tokenizer = Tokenizer.load(config.tokenizer)
+    assert shards.label == LABELS[kind]
+    assert shards.masker is not None
+    for info in shards.shards:
+        rows = shards.open(info, prepared.folder / "cache")
+        assert tokenizer.mask_id not in rows.input_ids
+        row = rows.row(len(rows) // 2)
+        pieces = [tokenizer.vocabulary[index] for index in row.input_ids]
+        assert row.begins_word.tolist() == [not piece.startswith("##") for piece in pieces]
+
+
+def test_weights_say_how_often_the_documents_of_a_source_are_used(
+    prepared: Any, tmp_path: Path
+) -> None:
+    documents = prepared.text.read_text().split("\n\n")
+    for name, part in (("a", documents[::2]), ("b", documents[1::2])):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
+    sources = tuple(str(tmp_path / f"{name}.txt") for name in "ab")
+
+    def tokens(folder: str, *weights: float) -> tuple[int, int]:
+        config = prepared.prepare(tmp_path / folder)
+        corpus = CorpusConfig(source=sources, weights=weights, held_out_share=0.0)
+        counts = prepare.run(replace(config, corpus=corpus)).counts
+        assert counts["row_tokens"] > sum(counts[f"source_{n}_tokens"] for n in (0, 1))
+        return counts["source_0_tokens"], counts["source_1_tokens"]
+
+    once = tokens("once")
+    assert tokens("ones", 1.0, 1.0) == once
+    assert tokens("thrice", 3.0, 1.0) == (3 * once[0], once[1])
+    half, twice = tokens("half", 0.5, 2.0)
+    assert 0.2 * once[0] < half < 0.8 * once[0]  # some thirty documents, by their hash
+    assert twice == 2 * once[1]
+
+
+def test_equal_documents_count_once_where_that_is_asked_for(prepared: Any, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join([prepared.text.read_text()] * 3))
+    config = prepared.prepare(tmp_path / "shards")
+    config = replace(config, corpus=replace(config.corpus, source=str(tmp_path / "text.txt")))
+    config = replace(config, shard_bytes=3 * config.shard_bytes)
+    quality = QualityConfig(exact_duplicates=True)
+    counts = prepare.run(replace(config, quality=quality)).counts
+    once = prepare.run(replace(prepared.prepare(tmp_path / "once"), quality=quality)).counts
+    assert counts["documents"] == once["documents"] > 100
+    read = once["documents_read"]
+    assert counts["dropped_exact_duplicate"] == once["dropped_exact_duplicate"] + 2 * read
+    ids = [
+        [shards.open(info, tmp_path).input_ids.tolist() for info in shards.shards]
+        for shards in (ShardSet.read(str(tmp_path / name)) for name in ("shards", "once"))
+    ]
+    assert ids[0] == ids[1]
+
+
+def test_near_duplicates_and_evaluation_rows_are_left_out_and_named(
+    prepared: Any, tmp_path: Path
+) -> None:
+    documents = prepared.text.read_text().split("\n\n")
+    changed = [text.replace("The ", "That ", 1) for text in documents[:20]]
+    (tmp_path / "text.txt").write_text("\n\n".join([*documents, *changed]))
+    row = " ".join(documents[-1].split()[:30])
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": row}) + "\n")
+    quality = QualityConfig(
+        near_duplicates=0.8,
+        contamination=(str(tmp_path / "rows.jsonl"),),
+        on_contamination="drop",
+    )
+    config = replace(prepared.prepare(tmp_path / "shards"), quality=quality)
+    config = replace(config, corpus=replace(config.corpus, source=str(tmp_path / "text.txt")))
+    counts = prepare.run(config).counts
+    assert counts["dropped_near_duplicate"] + counts.get("dropped_exact_duplicate", 0) >= 18
+    assert counts["dropped_contaminated"] == 1
+    named = (tmp_path / "shards" / "contamination.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in named] == [
+        {"source": str(tmp_path / "rows.jsonl"), "row": 1, "documents": 1}
+    ]
+    again = replace(config, output=str(tmp_path / "again"), block_bytes=5_000)
+    prepare.run(again)
+    assert digests(tmp_path / "again") == digests(tmp_path / "shards")
+
+
 def test_a_corpus_of_one_document_is_refused_because_next_sentences_need_two(
     prepared: Any, tmp_path: Path
 ) -> None:
@@ -201,6 +336,70 @@ def test_a_workers_error_reaches_the_user_as_it_was_written(prepared: Any, tmp_p
     config = replace(prepared.prepare(tmp_path / "shards"), corpus=corpus, num_workers=1)
     with pytest.raises(CorpusError, match=r"^\S+latin.txt: wanted UTF-8, byte 0xe9 at offset 10 "):
         prepare.run(config)
+
+
+def test_a_corpus_whose_documents_are_all_one_sentence_is_refused(
+    prepared: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "lines.txt").write_text("\n\n".join(f"This is line {i}." for i in range(50)))
+    corpus = CorpusConfig(source=str(tmp_path / "lines.txt"))
+    config = replace(prepared.prepare(tmp_path / "shards"), corpus=corpus)
+    message = "wanted documents of several sentences for pairs.kind nsp, all 50 are one sentence"
+    with pytest.raises(CorpusError, match=message):
+        prepare.run(config)
+    assert not (tmp_path / "shards" / "manifest.json").exists()
+    full = replace(config, pairs=replace(config.pairs, kind="full_sentences"))
+    assert prepare.run(replace(full, output=str(tmp_path / "full"))).counts["rows"] > 0
+
+
+def test_a_vocabulary_of_another_casing_is_refused(prepared: Any, tmp_path: Path) -> None:
+    shutil.copytree(prepared.folder / "vocab", tmp_path / "vocab")
+    (tmp_path / "vocab" / "tokenizer.json").unlink()
+    (tmp_path / "vocab" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    config = prepared.prepare(tmp_path / "shards")
+    with pytest.raises(
+        FormatError, match=r"vocab: wanted a cased vocabulary, .* set do_lower_case"
+    ):
+        prepare.run(replace(config, tokenizer=str(tmp_path / "vocab")))
+    assert not (tmp_path / "shards").exists()
+
+
+def test_a_source_that_vanishes_is_named(prepared: Any, tmp_path: Path) -> None:
+    documents = prepared.text.read_text().split("\n\n")
+    for name, part in (("a", documents[::2]), ("b", documents[1::2])):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
+    config = prepared.prepare(tmp_path / "shards")
+    config = replace(config, corpus=replace(config.corpus, source=str(tmp_path / "*.txt")))
+    blocks = plan_blocks(config.corpus, config.block_bytes)
+    (tmp_path / "b.txt").unlink()
+
+    def read_all() -> list[str]:
+        return [document.text for block in blocks for document in read_block(block)]
+
+    with pytest.raises(CorpusError, match=r"b.txt: was there when the run began, now there is no"):
+        read_all()
+
+
+@pytest.mark.drill
+def test_a_disk_that_fills_is_named_and_the_run_goes_on_when_there_is_room(
+    prepared: Any, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "raybert", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no right to mount a small disk here")
+    try:
+        config = prepared.prepare(disk / "shards")
+        with pytest.raises(ResourceError, match=r"shards/.*: could not be written: No space left"):
+            prepare.run(config)
+        assert not (disk / "shards" / "manifest.json").exists()
+        assert not list((disk / "shards").rglob("*.part"))
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        prepare.run(config)
+        assert digests(disk / "shards") == digests(prepared.folder / "shards")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.parametrize(
