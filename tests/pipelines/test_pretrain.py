@@ -14,12 +14,13 @@ import mlflow
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from transformers import AutoModelForMaskedLM
 
 from bert_core.bundle import load_bundle
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
 from bert_core.train.config import LoopConfig
-from pipelines import pretrain, vocab
+from pipelines import prepare, pretrain, vocab
 from pipelines.pretrain import PretrainConfig
 from pipelines.training import read_records
 
@@ -68,6 +69,46 @@ def test_two_workers_train_on_the_same_batches_as_one(pretrained: Any, tmp_path:
         pretrain.run(replace(config, num_workers=num_workers))
         runs[num_workers] = losses(tmp_path / str(num_workers))
     np.testing.assert_allclose(runs[0], runs[2], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def masked_later(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Shards of full sentences whose masks are drawn at training time."""
+    config = prepared.prepare(tmp_path_factory.mktemp("masked_later") / "shards")
+    prepare.run(
+        replace(
+            config,
+            masking=replace(config.masking, dynamic=True, strategy="span"),
+            pairs=replace(config.pairs, kind="full_sentences", dupe_factor=1),
+        )
+    )
+    return config.output
+
+
+def test_masks_drawn_at_training_time_are_the_same_for_any_number_of_workers(
+    prepared: Any, tmp_path: Path, masked_later: str, local_ray: None
+) -> None:
+    runs = {}
+    for num_workers in (0, 2):
+        config = replace(prepared.pretrain(tmp_path / str(num_workers), steps=4))
+        config = replace(config, shards=masked_later, hidden_dropout_prob=0.0)
+        config = replace(config, attention_probs_dropout_prob=0.0, num_workers=num_workers)
+        counts = pretrain.run(config).counts
+        runs[num_workers] = losses(tmp_path / str(num_workers))
+        assert 4.0 < counts["mlm_loss_after"] < counts["mlm_loss_before"] < 8.0
+        assert not [name for name in counts if name.startswith("nsp")]  # rows have no such label
+    np.testing.assert_allclose(runs[0], runs[2], rtol=1e-5)
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "0" / "bundle")
+    assert sum(weight.numel() for weight in model.parameters()) > 1e5
+
+
+def test_rows_whose_label_nothing_learns_are_refused(prepared: Any, tmp_path: Path) -> None:
+    config = prepared.prepare(tmp_path / "shards")
+    pairs = replace(config.pairs, kind="sop", dupe_factor=1)
+    prepare.run(replace(config, pairs=pairs))
+    message = "wanted rows with next_sentence_label, or with no label, they have sentence_order"
+    with pytest.raises(ConfigError, match=message):
+        pretrain.run(replace(prepared.pretrain(tmp_path / "run"), shards=config.output))
 
 
 def test_the_record_has_what_a_person_looks_for(pretrained: Any) -> None:
