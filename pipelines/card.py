@@ -247,9 +247,10 @@ def reference(folder: str | None, tokenizer: Tokenizer) -> tuple[str, Tokenizer 
     from huggingface_hub import try_to_load_from_cache
 
     for name in (HUB_NAMES[tokenizer.lowercase], HUB_NAMES[tokenizer.lowercase].partition("/")[2]):
-        path = try_to_load_from_cache(name, "vocab.txt")
-        if isinstance(path, str):
-            return name, Tokenizer.load(str(Path(path).parent))
+        for file in ("tokenizer.json", "vocab.txt"):
+            path = try_to_load_from_cache(name, file)
+            if isinstance(path, str):
+                return name, Tokenizer.load(str(Path(path).parent))
     return "", None
 
 

@@ -230,17 +230,14 @@ def _encode_block(plan: Plan, task: tuple[Block, str]) -> int:
     counts: Counter[str] = Counter()
     dropped = dropped_digests(plan.near_duplicates)
     documents = kept_documents(block, plan.config.quality, counts, dropped)
-    parts = (
-        _encode(plan, block.file.source, part, counts)
-        for part in in_parts(documents, plan.config.block_bytes)
-    )
+    parts = (_encode(plan, part, counts) for part in in_parts(documents, plan.config.block_bytes))
     with files.writing(path) as sink:
         id_type = _tokenizer(plan.config.tokenizer).id_type
         write_fragment(sink, parts, len(plan.shards), counts, id_type)
     return peak_memory_bytes()
 
 
-def _encode(plan: Plan, source: int, documents: list[Kept], counts: Counter[str]) -> Part:
+def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> Part:
     config = plan.config
     tokenizer = _tokenizer(config.tokenizer)
     split_up = [split_sentences(document.text) for document in documents]
@@ -248,8 +245,8 @@ def _encode(plan: Plan, source: int, documents: list[Kept], counts: Counter[str]
     sentence_counts = np.array([len(each) for each in split_up])
     encoded = tokenizer.encode_column(pa.array(sentences, pa.string()))
     ids = encoded.values.to_numpy()
-    weight = config.corpus.weight(source)
-    copies = np.array([_copies(document, weight, config.seed) for document in documents])
+    copies = np.array([_copies(document, config) for document in documents])
+    sources = np.array([document.source for document in documents])
     document_offsets = np.concatenate([[0], np.cumsum(sentence_counts)]).astype(np.int32)
     token_counts = np.diff(encoded.offsets.to_numpy()[document_offsets])
     counts.update(
@@ -259,11 +256,13 @@ def _encode(plan: Plan, source: int, documents: list[Kept], counts: Counter[str]
             "tokens": len(ids),
             "words": int(_word_starts(config.tokenizer)[ids].sum()),
             "unknown_tokens": int((ids == tokenizer.unk_id).sum()),
-            f"source_{source}_documents": int((copies > 0).sum()),
-            f"source_{source}_tokens": int((token_counts * copies).sum()),
             "dropped_by_weight": int((copies == 0).sum()),
         }
     )
+    for source in np.unique(sources):
+        mine = sources == source
+        counts[f"source_{source}_documents"] += int((copies[mine] > 0).sum())
+        counts[f"source_{source}_tokens"] += int((token_counts * copies)[mine].sum())
     powers = np.bincount(np.ceil(np.log2(np.maximum(token_counts, 1))).astype(np.int64))
     counts.update({f"tokens_up_to_{1 << power}": int(n) for power, n in enumerate(powers) if n})
     return Part(
@@ -274,11 +273,12 @@ def _encode(plan: Plan, source: int, documents: list[Kept], counts: Counter[str]
     )
 
 
-def _copies(document: Kept, weight: float, seed: int) -> int:
+def _copies(document: Kept, config: PrepareConfig) -> int:
     """How often a document is used: as its source's weight says, by its hash where that is cut."""
+    weight = config.corpus.weight(document.source)
     whole = int(weight)
     rest = weight - whole
-    return whole + bool(rest and document_fraction(document.digest, seed, "weight") < rest)
+    return whole + bool(rest and document_fraction(document.digest, config.seed, "weight") < rest)
 
 
 def _make_shards(

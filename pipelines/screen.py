@@ -41,6 +41,7 @@ class Kept:
 
     text: str
     digest: bytes
+    source: int
     split: str | None
 
 
@@ -74,7 +75,7 @@ def kept_documents(
             elif overlaps and quality.on_contamination == "drop":
                 reason = "contaminated"
             else:
-                yield Kept(text, digest, document.split)
+                yield Kept(text, digest, document.source, document.split)
         if reason is not None:
             counts[f"dropped_{reason}"] += 1
 

@@ -8,7 +8,7 @@ import bz2
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import BufferedReader
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
@@ -132,25 +132,35 @@ class CorpusFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
-    """A part of one file that holds whole documents: bytes, or row groups of Parquet."""
+class Extent:
+    """A part of a file that holds whole documents: bytes, or row groups of Parquet."""
 
     file: CorpusFile
     start: int
     end: int
+    text_bytes: int
+    """Bytes of text in it, about where it is compressed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """What is read as one piece of work: a part of a large file, or several small files."""
+
+    extents: tuple[Extent, ...]
     corpus: CorpusConfig
     part_bytes: int
-    """How much is read at once where the file can only be read from its beginning."""
+    """How much is read at once where a file can only be read from its beginning."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document as it was read.
+    """A document as it was read, and the number of its source.
 
     `split` is set where the corpus itself says it; `dropped` says why there is no text.
     """
 
     text: str
+    source: int
     split: str | None = None
     dropped: Literal["unreadable", "no_text"] | None = None
 
@@ -234,50 +244,61 @@ def _format_of(path: str) -> Format:
 
 
 def plan_blocks(config: CorpusConfig, block_bytes: int) -> list[Block]:
-    """Cut the corpus into blocks of about `block_bytes`, each of whole documents.
+    """Cut the corpus into blocks of about `block_bytes` of text, each of whole documents.
 
-    A compressed file is one block, but for a dump of Wikipedia in many bz2 streams.
+    Small files go together; a compressed file is never cut, but for a dump of Wikipedia in many
+    bz2 streams.
     """
     blocks: list[Block] = []
+    extents: list[Extent] = []
+    text_bytes = 0
     for file in corpus_files(config):
-        whole = Block(
-            file=file, start=0, end=file.size_bytes, corpus=config, part_bytes=block_bytes
-        )
-        blocks.extend(_cut(whole, block_bytes) if whole.end else [])
+        for extent in _cut(file, config, block_bytes) if file.size_bytes else ():
+            extents.append(extent)
+            text_bytes += extent.text_bytes
+            if text_bytes >= block_bytes:
+                blocks.append(Block(extents=tuple(extents), corpus=config, part_bytes=block_bytes))
+                extents, text_bytes = [], 0
+    if extents:
+        blocks.append(Block(extents=tuple(extents), corpus=config, part_bytes=block_bytes))
     return blocks
 
 
-def _cut(whole: Block, block_bytes: int) -> Iterator[Block]:
-    file = whole.file
+def _cut(file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[Extent]:
     if file.format == "parquet":
         with _parquet(file.path) as parquet:
-            groups = parquet.num_row_groups
-        yield from (replace(whole, start=group, end=group + 1) for group in range(groups))
+            for group in range(parquet.num_row_groups):
+                size_bytes = parquet.metadata.row_group(group).total_byte_size
+                yield Extent(file=file, start=group, end=group + 1, text_bytes=size_bytes)
         return
-    separator, longest = _separator(file, whole.corpus), None
+    expansion = _EXPANSION[file.compression]
+    separator, longest = _separator(file, config), None
+    cuts = [0]
     if file.format == "wikipedia" and file.compression == "bz2":
         separator, longest = BZ2_STREAM, LONGEST_BZ2_STREAM_BYTES
-    elif file.compression or separator is None:
-        yield whole  # read from its beginning, or one document
-        return
-    cuts = [0]
+    elif file.compression or separator is None:  # read from its beginning, or one document
+        cuts.append(file.size_bytes)
     with files.open_input(file.path) as opened, files.reading(file.path):
-        while cuts[-1] < whole.end:
-            cuts.append(
-                _next_boundary(opened, cuts[-1] + block_bytes, whole.end, separator, longest)
-            )
-        if longest and (
-            max(np.diff(cuts)) > block_bytes + longest or not _begins_a_page(opened, cuts[1])
-        ):
-            cuts = [0, whole.end]  # streams, if there are several, that were cut anywhere
-    yield from (replace(whole, start=start, end=end) for start, end in pairwise(cuts))
+        while cuts[-1] < file.size_bytes:
+            wanted = cuts[-1] + max(1, block_bytes // expansion)
+            assert separator is not None
+            cuts.append(_next_boundary(opened, wanted, file.size_bytes, separator, longest))
+        if longest and len(cuts) > 2:
+            too_long = max(np.diff(cuts)) > block_bytes + longest
+            if too_long or not _begins_a_page(opened, cuts[1]):
+                cuts = [0, file.size_bytes]  # as `pbzip2` writes them, say, cut anywhere
+    for start, end in pairwise(cuts):
+        yield Extent(file=file, start=start, end=end, text_bytes=(end - start) * expansion)
 
 
 def _begins_a_page(file: pa.NativeFile, position: int) -> bool:
-    """Whether a bz2 stream, if there is one at `position`, begins with a page of Wikipedia."""
+    """Whether the bz2 stream at `position` begins with a page of Wikipedia."""
     file.seek(position)
     data = file.read(LONGEST_BZ2_BLOCK_BYTES)
-    begins = bz2.BZ2Decompressor().decompress(data, max_length=100) if data else b"</mediawiki>"
+    try:
+        begins = bz2.BZ2Decompressor().decompress(data, max_length=100)
+    except OSError:  # damaged: who reads it will say so
+        return False
     return begins.lstrip().startswith((b"<page>", b"</mediawiki>"))
 
 
@@ -319,40 +340,48 @@ def _next_boundary(
 def read_block(block: Block) -> Iterator[Document]:
     """The documents of a block, as they are written.
 
-    Raises: CorpusError naming file and place, also if the file is gone or was replaced.
+    Raises: CorpusError naming file and place, also if a file is gone or was replaced.
     """
-    path = block.file.path
-    try:
-        if (size_bytes := files.size_bytes(path)) != block.file.size_bytes:
+    for extent in block.extents:
+        path = extent.file.path
+        try:
+            if (size_bytes := files.size_bytes(path)) != extent.file.size_bytes:
+                raise CorpusError(
+                    f"{path}: wanted the {extent.file.size_bytes:,} bytes that were there when the "
+                    f"run began, got {size_bytes:,}: leave the corpus alone while it is read, and "
+                    "run again"
+                )
+            read = _read_row_group if extent.file.format == "parquet" else _read
+            yield from read(extent, block)
+        except FileNotFoundError as error:
             raise CorpusError(
-                f"{path}: wanted the {block.file.size_bytes:,} bytes that were there when the run "
-                f"began, got {size_bytes:,}: leave the corpus alone while it is read, and run again"
-            )
-        yield from _read_row_group(block) if block.file.format == "parquet" else _read(block)
-    except FileNotFoundError as error:
-        raise CorpusError(
-            f"{path}: was there when the run began, now there is no such file: put it back and run "
-            "again, what is finished stays"
-        ) from error
+                f"{path}: was there when the run began, now there is no such file: put it back and "
+                "run again, what is finished stays"
+            ) from error
 
 
-def _read(block: Block) -> Iterator[Document]:
-    path, corpus = block.file.path, block.corpus
-    for offset, data in _pieces(block):
-        if block.file.format == "text":
+def _read(extent: Extent, block: Block) -> Iterator[Document]:
+    file, corpus = extent.file, block.corpus
+    path, source = file.path, file.source
+    for offset, data in _pieces(extent, block):
+        if file.format == "text":
             for text in text_documents(data, corpus.document_boundary, path, offset, corpus.errors):
                 if text is None:
-                    yield Document("", dropped="unreadable")
-                elif not text.isspace():  # of many blank lines, some may be a piece of their own
-                    yield Document(text)
-        elif block.file.format == "wikipedia":
-            yield from _articles(data, offset, block)
+                    yield Document("", source, dropped="unreadable")
+                elif text.strip():  # of many blank lines, some may be a piece of their own
+                    yield Document(text, source)
+        elif file.format == "wikipedia":
+            yield from _articles(data, offset, file, corpus)
         else:
-            for row in jsonl_rows(data, path, offset, corpus.errors):
-                yield _of_row(row, block)
+            for line in data.splitlines(keepends=True):
+                for row in jsonl_rows(line, path, offset, corpus.errors):
+                    yield _of_row(row, offset, file, corpus)
+                offset += len(line)
 
 
-def _articles(data: bytes, offset: int, block: Block) -> Iterator[Document]:
+def _articles(
+    data: bytes, offset: int, file: CorpusFile, corpus: CorpusConfig
+) -> Iterator[Document]:
     start = 0
     ends = [match.end() for match in PAGE_END.finditer(data)]
     for end in [*ends, len(data)]:
@@ -360,45 +389,46 @@ def _articles(data: bytes, offset: int, block: Block) -> Iterator[Document]:
         try:
             if (b"<page>" in page) != (b"</page>" in page):
                 raise CorpusError(
-                    f"{block.file.path}: wanted whole pages, what is at byte {offset + start:,} "
+                    f"{file.path}: wanted whole pages, what is at byte {offset + start:,} "
                     "begins or ends within one: download the dump again, or decompress it"
                 )
-            articles = list(dump_pages(page, block.file.path, offset + start))
+            articles = list(dump_pages(page, file.path, offset + start))
         except CorpusError:
-            if block.corpus.errors == "fail":
+            if corpus.errors == "fail":
                 raise
-            yield Document("", dropped="unreadable")
+            yield Document("", file.source, dropped="unreadable")
         else:
-            yield from (Document(article_text(*article)) for article in articles)
+            yield from (Document(article_text(*article), file.source) for article in articles)
         start = end
 
 
-def _of_row(row: dict | None, block: Block) -> Document:
+def _of_row(row: dict | None, offset: int, file: CorpusFile, corpus: CorpusConfig) -> Document:
+    line = f"{file.path}, the line at byte {offset:,}"
     if row is None:
-        return Document("", dropped="unreadable")
+        return Document("", file.source, dropped="unreadable")
     try:
-        return Document(column_of(row, block.corpus.text_column, block.file.path))
+        return Document(column_of(row, corpus.text_column, line), file.source)
     except CorpusError:
-        if block.corpus.errors == "fail":
+        if corpus.errors == "fail":
             raise
-        return Document("", dropped="no_text")
+        return Document("", file.source, dropped="no_text")
 
 
-def _pieces(block: Block) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a block in pieces of whole documents, and where each begins."""
-    file = block.file
-    if file.compression and (block.start, block.end) == (0, file.size_bytes):
+def _pieces(extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
+    """The bytes of an extent in pieces of whole documents, and where each begins."""
+    file = extent.file
+    if file.compression and (extent.start, extent.end) == (0, file.size_bytes):
         with files.open_stream(file.path) as stream:
             yield from _cut_stream(stream, _separator(file, block.corpus), block.part_bytes)
         return
     with files.open_input(file.path) as opened, files.reading(file.path):
-        opened.seek(block.start)
-        data = opened.read(block.end - block.start)
+        opened.seek(extent.start)
+        data = opened.read(extent.end - extent.start)
     try:
         data = bz2.decompress(data) if file.compression else data
     except (OSError, ValueError) as error:  # damaged, broken off
         raise _damaged(file.path, ".bz2 file", error) from error
-    yield block.start, data
+    yield extent.start, data
 
 
 def _cut_stream(
@@ -430,9 +460,7 @@ def _parquet(path: str) -> "pq.ParquetFile":
 
 
 def _damaged(path: str, kind: str, error: Exception) -> CorpusError:
-    return CorpusError(
-        f"{path}: wanted a whole {kind}, it cannot be read ({error}): copy it again"
-    )
+    return CorpusError(f"{path}: wanted a whole {kind}, it cannot be read ({error}): copy it again")
 
 
 def _check_column(parquet: "pq.ParquetFile", name: str, path: str) -> None:
@@ -451,31 +479,36 @@ def _check_column(parquet: "pq.ParquetFile", name: str, path: str) -> None:
         )
 
 
-def _read_row_group(block: Block) -> Iterator[Document]:
-    split_column, corpus = block.file.split_column, block.corpus
-    with _parquet(block.file.path) as parquet:
-        _check_column(parquet, corpus.text_column, block.file.path)
+def _read_row_group(extent: Extent, block: Block) -> Iterator[Document]:
+    file, corpus = extent.file, block.corpus
+    split_column, source = file.split_column, file.source
+    with _parquet(file.path) as parquet:
+        _check_column(parquet, corpus.text_column, file.path)
         columns = [corpus.text_column, *([split_column] if split_column else [])]
-        batches = parquet.iter_batches(1024, row_groups=[block.start], columns=columns)
-        while batch := _next_batch(batches, block.file.path):
+        batches = parquet.iter_batches(1024, row_groups=[extent.start], columns=columns)
+        while batch := _next_batch(batches, file.path):
             splits = batch.column(split_column).to_pylist() if split_column else None
-            for index, document in enumerate(_of_column(batch.column(corpus.text_column), block)):
-                yield replace(document, split=splits[index]) if splits else document
+            for index, text in enumerate(_texts_of(batch.column(corpus.text_column))):
+                split = splits[index] if splits else None
+                if text is None:
+                    yield Document("", source, split, dropped="no_text")
+                    continue
+                try:
+                    where = f"{file.path}, row group {extent.start}"
+                    yield Document(decode_utf8(text, where), source, split)
+                except CorpusError:
+                    if corpus.errors == "fail":
+                        raise
+                    yield Document("", source, split, dropped="unreadable")
 
 
-def _of_column(texts: pa.Array, block: Block) -> Iterator[Document]:
+def _texts_of(texts: pa.Array) -> list[bytes | None]:
+    """The bytes of a column of text.
+
+    NOTE: nothing but decoding them looks whether what Parquet calls a string is one.
+    """
     texts = texts.dictionary_decode() if pa.types.is_dictionary(texts.type) else texts
-    # NOTE: nothing but this looks whether what Parquet calls a string is one.
-    for data in texts.cast(pa.large_binary()).to_pylist():
-        try:
-            if data is None:
-                yield Document("", dropped="no_text")
-            else:
-                yield Document(decode_utf8(data, f"{block.file.path}, row group {block.start}"))
-        except CorpusError:
-            if block.corpus.errors == "fail":
-                raise
-            yield Document("", dropped="unreadable")
+    return texts.cast(pa.large_binary()).to_pylist()
 
 
 def _next_batch(batches: Iterator[pa.RecordBatch], path: str) -> pa.RecordBatch | None:

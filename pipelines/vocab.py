@@ -108,9 +108,9 @@ def _train(config: VocabConfig, size_bytes: int) -> Result:
 def _draw(config: VocabConfig, share: float, block: Block) -> list[tuple[float, str]]:
     """The documents of a block that fall into the sample. Held-out ones never do."""
     drawn = []
-    # A source that is used twice as often is drawn from twice as often, too.
-    weight = config.corpus.weight(block.file.source)
     for document in read_block(block):
+        # A source that is used twice as often is drawn from twice as often, too.
+        weight = config.corpus.weight(document.source)
         text = clean(document.text)
         digest = document_digest(text)
         fraction = document_fraction(digest, config.seed, "vocab") / weight

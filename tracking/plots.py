@@ -117,7 +117,7 @@ def plot_lengths(
     counts = np.array([rows_of_length[int(length)] for length in lengths])
     if powers:
         axes.bar(np.log2(lengths), counts, width=0.9, color=COLOURS[0])
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.xaxis.set_major_formatter(
             FuncFormatter(lambda power, _: f"≤ {2 ** max(power, 0):,.0f}")
         )

@@ -129,7 +129,10 @@ class Tokenizer:
         capitals = sum(token != token.lower() for token in entries)
         normalizer = self.inner.normalizer
         lowers = normalizer is not None and normalizer.normalize_str("AB") == "ab"
-        way_out = f"set do_lower_case in {source}, or give a vocabulary of the other casing"
+        way_out = (
+            "set lowercase in its tokenizer.json (do_lower_case in tokenizer_config.json where "
+            "there is a vocab.txt alone), or give a vocabulary of the other casing"
+        )
         if lowers and capitals > max(10, 0.01 * len(entries)):
             raise FormatError(
                 f"{source}: wanted a lower-case vocabulary, since this tokenizer lower-cases text, "

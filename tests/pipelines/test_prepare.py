@@ -358,7 +358,7 @@ def test_a_vocabulary_of_another_casing_is_refused(prepared: Any, tmp_path: Path
     (tmp_path / "vocab" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     config = prepared.prepare(tmp_path / "shards")
     with pytest.raises(
-        FormatError, match=r"vocab: wanted a cased vocabulary, .* set do_lower_case"
+        FormatError, match=r"vocab: wanted a cased vocabulary, .* \(do_lower_case in tok"
     ):
         prepare.run(replace(config, tokenizer=str(tmp_path / "vocab")))
     assert not (tmp_path / "shards").exists()

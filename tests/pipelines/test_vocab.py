@@ -43,7 +43,10 @@ def test_one_worker_changes_nothing(prepared: Any, tmp_path: Path) -> None:
     [
         (None, "corpus.txt: wanted a file, a folder or a glob with at least one file, found none"),
         ("", "corpus.txt: wanted text, every file there is empty: check the path"),
-        (" \n\n\t\n", "corpus.txt: wanted .*text.*(only empty documents|none \\(2 empty\\)): check the corpus"),
+        (
+            " \n\n\t\n",
+            "corpus.txt: wanted .*text.*(only empty documents|none \\(no document at all\\)): check the corpus",
+        ),
     ],
     ids=["missing", "empty", "blank"],
 )

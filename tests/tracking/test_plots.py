@@ -46,5 +46,32 @@ def test_a_confusion_matrix_is_drawn_also_with_an_empty_row(tmp_path: Path, clas
     assert is_drawn(plot_confusion(labels, matrix, tmp_path / "confusion.png"))
 
 
+@pytest.mark.parametrize(
+    "counts",
+    [{}, {1: 3}, {64: 1}, {1: 1, 2: 5, 4: 0, 1024: 10_000}, {1 << n: n for n in range(40)}],
+)
+def test_lengths_by_powers_of_two_are_drawn(tmp_path: Path, counts: dict[int, int]) -> None:
+    path = tmp_path / "plots" / "documents.png"
+    labels = ("tokens of a document", "documents")
+    assert plot_lengths(counts, path, *labels, powers=True) == path
+    assert is_drawn(path)
+
+
+def test_lengths_by_powers_of_two_are_bars_above_a_tick_each(tmp_path: Path) -> None:
+    def bars_and_ticks(counts: dict[int, int]) -> list[int]:
+        """Bars beside each other half way up, and ticks just below the axis."""
+        picture = imread(plot_lengths(counts, tmp_path / "lengths.png", powers=True))[..., :3]
+        is_dark = picture.max(axis=2) < 0.6
+        [*_, axis] = np.flatnonzero(is_dark.mean(axis=1) > 0.5)
+        is_tick = is_dark[axis + 4, len(is_dark[0]) // 10 :]
+        blue = np.array([0x1F, 0x5A, 0xA6]) / 255
+        is_bar = np.abs(picture[len(picture) // 2] - blue).max(axis=1) < 0.02
+        return [int((np.diff(row.astype(int)) == 1).sum()) for row in (is_bar, is_tick)]
+
+    assert bars_and_ticks({1 << n: 10 for n in range(8)}) == [8, 8]
+    assert bars_and_ticks({1: 10, 2: 1, 4: 10, 32: 10}) == [3, 6]
+    assert bars_and_ticks({64: 1}) == [1, 1]
+
+
 def test_lengths_are_drawn(tmp_path: Path) -> None:
     assert is_drawn(plot_lengths({5: 10, 128: 1000}, tmp_path / "lengths.png"))

@@ -87,6 +87,21 @@ def test_a_byte_that_is_no_utf8_is_named_with_its_file_and_place(boundary: Bound
         list(text_documents(data, boundary, "books/a.txt", offset=10_000))
 
 
+@pytest.mark.parametrize("boundary", [*BOUNDARIES, "file"])
+def test_a_document_that_is_no_utf8_can_be_passed_over(boundary: Boundary) -> None:
+    data = "# é\n\n".encode() + b"# caf\xe9\n\n" + "# 海\n\n".encode()
+    found = list(text_documents(data, boundary, "a.txt", errors="skip"))
+    wanted: list[str | None] = ["# é\n\n", None, "# 海\n\n"]
+    assert [text for text in found if text != ""] == ([None] if boundary == "file" else wanted)
+
+
+def test_a_line_that_is_no_object_can_be_passed_over() -> None:
+    lines = [b'{"n": 1}', b'{"n": ', b"[2]", b"", b'{"n": "\xff"}', b"\xff", b"3", b'{"n": 4}']
+    found = list(jsonl_rows(b"\n".join(lines), "a.jsonl", errors="skip"))
+    assert found == [{"n": 1}, None, None, None, None, None, {"n": 4}]
+    assert [row for row in found if row] == list(jsonl_rows(b'{"n": 1}\n{"n": 4}', "a.jsonl"))
+
+
 def test_a_character_cut_in_two_is_no_utf8() -> None:
     with pytest.raises(CorpusError, match="byte 0xe6 at offset 1 is not"):
         decode_utf8("a海".encode()[:-1], "a.txt")

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 from transformers import AutoTokenizer
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
@@ -293,6 +294,48 @@ def test_a_tokenizer_without_special_tokens_is_refused(tmp_path: Path) -> None:
     tokenizers.Tokenizer(model).save(files.join(str(tmp_path), "tokenizer.json"))
     with pytest.raises(FormatError, match=r"\[PAD\], \[CLS\], \[SEP\], \[MASK\] is not in the"):
         Tokenizer.load(tmp_path)
+
+
+CASES = [f"{first}{second}" for first in LETTERS for second in LETTERS]
+UNCASED = [*VOCABULARY[:57], *CASES, "海", "##1", "[unused1]"]
+CASED = [*UNCASED, *(entry.capitalize() for entry in CASES)]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "lowercase", "message"),
+    [
+        (CASED, True, "vocab: wanted a lower-case vocabulary, since this tokenizer lower-cases "
+         "text, 676 of 1,407 entries have capitals: set lowercase in its tokenizer.json (do_lower"),
+        (UNCASED, False, "vocab: wanted a cased vocabulary, since this tokenizer keeps capitals, "
+         "none of 731 entries has one, so every word with a capital would be [UNK]: set lowercase"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("of_bert", [True, False])
+def test_a_vocabulary_of_the_other_casing_is_refused(
+    vocabulary: list[str], lowercase: bool, message: str, of_bert: bool
+) -> None:
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=lowercase)
+    if not of_bert:  # others make text lower-case in steps of their own, or have none at all
+        steps = [normalizers.NFD(), normalizers.Lowercase()]
+        tokenizer.inner.normalizer = normalizers.Sequence(steps if lowercase else [])
+    with pytest.raises(FormatError, match=f"^{re.escape(message)}"):
+        tokenizer.check_casing("vocab")
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "lowercase"),
+    [
+        (UNCASED, True),
+        (CASED, False),
+        ([*UNCASED, *CASED[-7:]], True),  # a few that nobody cleaned away
+        ([*UNCASED, "A"], False),
+        ([*SPECIAL_TOKENS, "a", "B"], True),
+        ([*SPECIAL_TOKENS, "a", "b"], False),
+        ([*SPECIAL_TOKENS, *map(chr, range(0x4E00, 0x4F00))], False),
+    ],
+)
+def test_a_vocabulary_of_its_casing_is_let_through(vocabulary: list[str], lowercase: bool) -> None:
+    Tokenizer.from_vocabulary(vocabulary, lowercase=lowercase).check_casing("vocab")
 
 
 def test_a_vocabulary_of_real_text_knows_its_words(data_dir: Path) -> None:

@@ -1,0 +1,180 @@
+"""Of a data set in the hub's layout the training split is read, and the files around it are not."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bert_core.errors import CorpusError, RaybertError
+from pipelines.hub import data_files, license_of
+from pipelines.sources import CorpusConfig, corpus_files, plan_blocks, read_block
+
+NAMES = [
+    "README.md",
+    ".gitattributes",
+    "LICENSE",
+    "data.py",
+    "data/train-00000-of-00002.jsonl",
+    "data/train-00001-of-00002.jsonl.gz",
+    "data/test-00000-of-00001.jsonl",
+    "german/train.parquet",
+    "german/validation.parquet",
+]
+TRAIN = NAMES[4:6]
+
+
+def data_set(folder: Path, card: str, names: list[str]) -> str:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "README.md").write_text(card)
+    return str(folder)
+
+
+def card(*lines: str) -> str:
+    return "\n".join(["---", *lines, "---", "# A data set", "---", "Words."])
+
+
+def found(folder: Path, lines: tuple[str, ...], names: list[str] = NAMES) -> list[str]:
+    source = data_set(folder, card(*lines), names)
+    files = data_files(source)
+    assert files is not None
+    assert [file.path for file in corpus_files(CorpusConfig(source=source))] == files
+    return [file.removeprefix(f"{source}/") for file in files]
+
+
+@pytest.mark.parametrize(
+    "data_files",
+    [
+        ("data_files: data/train-*",),
+        ("data_files:", "  - data/train-00000*", "  - data/train-00001*"),
+        ("data_files:", "  - {split: test, path: data/test-*}",
+         "  - {split: train, path: data/train-*}"),
+        ("data_files:", "  - split: train",
+         "    path: [data/train-00000*, data/train-00001-of-00002.jsonl.gz]"),
+        ("data_files:", "  - path: data/train-*"),
+        ("data_files: '**/train-*'", "default: true"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["default", "english", None])
+def test_the_card_names_the_files_of_the_training_split(
+    tmp_path: Path, data_files: tuple[str, ...], name: str | None
+) -> None:
+    config = [f"config_name: {name}", *data_files] if name else list(data_files)
+    lines = ["license: mit", "configs:", f"- {config[0]}", *(f"  {line}" for line in config[1:])]
+    assert found(tmp_path, tuple(lines)) == TRAIN
+
+
+GERMAN = ("- config_name: german", "  data_files: german/train*")
+ENGLISH = ("- config_name: english", "  data_files: data/train-*")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("configs:", *GERMAN, *ENGLISH, "  default: true"),
+        ("configs:", *GERMAN, "- config_name: default", "  data_files: data/train-*"),
+        ("configs:", "- config_name: without files", *ENGLISH),
+    ],
+)
+def test_of_several_configs_the_default_counts(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    assert found(tmp_path, lines) == TRAIN
+
+
+@pytest.mark.parametrize("lines", [(), ("license: mit",), ("configs: []",), ("configs:",)])
+def test_without_configs_the_names_of_files_tell(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    assert found(tmp_path, lines) == [*TRAIN, "german/train.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["training.txt", "testing.txt", "evaluation.txt"], ["training.txt"]),
+        (["train/a.txt", "dev/a.txt", "trainers.txt"], ["train/a.txt"]),
+        (["A_Train.jsonl", "A_VALID.jsonl"], ["A_Train.jsonl"]),
+        (["contest.txt", "strain.jsonl", "a.xml.bz2", "b.md", "c.json"],
+         ["a.xml.bz2", "contest.txt", "strain.jsonl"]),
+    ],
+)  # fmt: skip
+def test_a_split_is_a_word_of_its_own_in_a_path(
+    tmp_path: Path, names: list[str], wanted: list[str]
+) -> None:
+    assert found(tmp_path, (), names) == wanted
+
+
+@pytest.mark.parametrize(
+    ("lines", "names", "message"),
+    [
+        (("configs:", *GERMAN, *ENGLISH), NAMES, ": wanted one config, this data set has german, "
+         "english: name the files of the one that is meant by a folder or a glob below it"),
+        (("configs:", "- config_name: a", "  data_files:", "  - {split: test, path: b}"), NAMES,
+         ": wanted a split train, its config a has test: name the files by a glob"),
+        ((), ["test.jsonl", "dev.jsonl"], ": wanted a split train in Parquet, JSONL or text, this "
+         "data set has none: name the files that are meant by a glob"),
+        ((), ["data.csv"], ": wanted a split train in Parquet, JSONL or text, this data set has"),
+        (("configs:", "- data_files: data.csv"), ["data.csv"], ", its card names "),
+        (("configs:", "- data_files: gone/*"), NAMES, "/gone/*: wanted a file, a folder or a glob"),
+        (("configs:", "- data_files: 3"), NAMES, "/README.md: wanted configs with data_files as the"
+         " hub describes them, got others (TypeError"),
+        (("configs: all",), NAMES, "/README.md: wanted configs with data_files as the hub describ"),
+        (("license: [mit",), NAMES, "/README.md: wanted YAML between its first two lines of ---, it"
+         " cannot be read ("),
+        (("license: \udcff",), NAMES, "/README.md: wanted YAML between its first two lines of ---"),
+    ],
+)  # fmt: skip
+def test_a_data_set_that_does_not_tell_its_training_split_is_refused(
+    tmp_path: Path, lines: tuple[str, ...], names: list[str], message: str
+) -> None:
+    data_set(tmp_path, "", names)
+    (tmp_path / "README.md").write_bytes(card(*lines).encode(errors="surrogateescape"))
+    with pytest.raises(CorpusError, match=f"^{re.escape(str(tmp_path))}.*{re.escape(message)}"):
+        data_files(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["# Just words\n", "---\nlicense: mit\n", "---\n- a list\n---\n"])
+def test_a_folder_whose_readme_is_no_card_is_a_folder(tmp_path: Path, text: str) -> None:
+    source = data_set(tmp_path, text, ["test.txt"])
+    assert data_files(source) is None
+    assert license_of(source) is None
+    found = [Path(file.path).name for file in corpus_files(CorpusConfig(source=source))]
+    assert found == ["README.md", "test.txt"]
+
+
+def test_a_folder_a_file_and_a_glob_without_a_card_are_no_data_set(tmp_path: Path) -> None:
+    source = data_set(tmp_path / "whole", card("license: mit"), ["train.txt", "test.txt"])
+    (tmp_path / "plain").mkdir()
+    sources = [f"{source}/test.txt", f"{source}/*.txt", f"{tmp_path}/plain", "http://127.0.0.1:1/a"]
+    assert [data_files(each) for each in [*sources, "docstrings"]] == [None] * 5
+    [file] = corpus_files(CorpusConfig(source=f"{source}/test.txt"))
+    assert file.path == f"{source}/test.txt"
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("license: cc-by-sa-4.0", "cc-by-sa-4.0"),
+        ("license: [cc-by-sa-3.0, gfdl]", "cc-by-sa-3.0, gfdl"),
+        ("license: 1.0", "1.0"),
+        ("license:", None),
+        ("language: en", None),
+    ],
+)
+def test_the_card_names_the_licence(tmp_path: Path, line: str, wanted: str | None) -> None:
+    assert license_of(data_set(tmp_path, card(line), [])) == wanted
+
+
+def test_what_is_read_is_what_the_card_names(tmp_path: Path) -> None:
+    lines = ("configs:", "- config_name: a", "  data_files: 'deep/*.txt'")
+    source = data_set(tmp_path, card(*lines).replace("\n", "\r\n"), ["deep/b.txt", "deep/a.txt"])
+    blocks = plan_blocks(CorpusConfig(source=source), 1000)
+    texts = [document.text for block in blocks for document in read_block(block)]
+    assert texts == ["deep/a.txt", "deep/b.txt"]
+
+
+def test_the_hub_is_asked_and_an_error_names_the_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    source = "hf://datasets/nobody/nothing"
+    with pytest.raises(RaybertError, match=rf"^{source}/README.md: could not be read \("):
+        corpus_files(CorpusConfig(source=source))
