@@ -15,8 +15,8 @@ import tokenizers
 from jaxtyping import Bool, Integer, UInt8
 from tokenizers import models, normalizers, pre_tokenizers
 
-SLICE_BYTES = 2 << 20  # of text; working memory is some ten times as much
-MOST_KNOWN_WORDS = 1 << 20
+SLICE_BYTES = 4 << 20  # of text; working memory is some ten times as much
+MOST_KNOWN_WORDS = 1 << 18
 WORDS_PER_TEXT = 256
 WORD, SPACE, PUNCTUATION = 0, 1, 2
 _LOWER = np.frombuffer(bytes(range(256)).lower(), dtype=np.uint8)  # of ASCII letters only
@@ -35,7 +35,8 @@ class BulkWordPiece:
     exception: rows that hold one are encoded whole.
     """
 
-    _known: dict[str, int]  # word → its number; its ids are _ids[_bounds[n] : _bounds[n + 1]]
+    # A word's number n is its place here; its ids are _ids[_bounds[n] : _bounds[n + 1]].
+    _known: pa.BinaryArray
     _ids: np.ndarray
     _bounds: np.ndarray
 
@@ -54,7 +55,9 @@ class BulkWordPiece:
         }
         # No word holds it: as a word it is an entry, and no character turns into it.
         self._separator = next((mark for mark in ",.!-" if mark in self._entries), None)
-        self._forget()
+        self._known = pa.array([], pa.binary())
+        self._ids = np.empty(0, dtype=np.uint32)
+        self._bounds = np.zeros(1, dtype=np.int64)
 
     def encode(
         self, texts: pa.StringArray
@@ -107,29 +110,35 @@ class BulkWordPiece:
     def _encode_words(self, texts: pa.StringArray) -> tuple[np.ndarray, np.ndarray]:
         data, row_offsets = _buffers(texts)
         words, words_before_row = _cut(_LOWER[data] if self._lowercase else data, row_offsets)
-        encoded = words.dictionary_encode()
-        number = self._numbers(encoded.dictionary)[encoded.indices.to_numpy()]
-        lengths = self._bounds[number + 1] - self._bounds[number]
+        number, known_ids, bounds = self._numbers(words)
+        lengths = bounds[number + 1] - bounds[number]
         ends = np.cumsum(lengths)
         ids_before_word = np.concatenate([[0], ends])
         total = int(ids_before_word[-1])
-        shift = self._bounds[number] - ids_before_word[:-1]
-        ids = self._ids[np.arange(total) + np.repeat(shift, lengths)]
+        shift = bounds[number] - ids_before_word[:-1]
+        ids = known_ids[np.arange(total) + np.repeat(shift, lengths)]
         return ids, np.diff(ids_before_word[words_before_row])
 
-    def _numbers(self, words: pa.BinaryArray) -> np.ndarray:
-        """Each word's place among the known ones; those that are new are encoded first."""
-        if len(self._known) > MOST_KNOWN_WORDS:
-            self._forget()
-        strings = words.cast(pa.string(), safe=False).to_pylist()
-        known = self._known
-        new = [word for word in strings if word not in known]
-        if new:
-            known.update(zip(new, range(len(known), len(known) + len(new)), strict=True))
-            ids, counts = self._encode_new(new)
-            self._ids = np.concatenate([self._ids, ids])
-            self._bounds = np.concatenate([self._bounds, self._bounds[-1] + np.cumsum(counts)])
-        return np.fromiter(map(known.__getitem__, strings), np.int64, count=len(strings))
+    def _numbers(self, words: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Each word's number, and the ids and bounds that numbers point into.
+
+        Words that are new are encoded, and known from then on while there is room.
+        """
+        found = pc.index_in(words, value_set=self._known)
+        ids, bounds = self._ids, self._bounds
+        if not found.null_count:
+            return found.to_numpy(), ids, bounds
+        missing = found.is_null()
+        new = words.filter(missing).dictionary_encode()
+        new_ids, counts = self._encode_new(new.dictionary.cast(pa.string(), safe=False).to_pylist())
+        ids = np.concatenate([ids, new_ids])
+        bounds = np.concatenate([bounds, bounds[-1] + np.cumsum(counts)])
+        number = found.fill_null(0).to_numpy().copy()
+        number[missing.to_numpy(zero_copy_only=False)] = len(self._known) + new.indices.to_numpy()
+        if len(self._known) + len(new.dictionary) <= MOST_KNOWN_WORDS:
+            self._known = pa.concat_arrays([self._known, new.dictionary])
+            self._ids, self._bounds = ids, bounds
+        return number, ids, bounds
 
     def _encode_new(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Flat ids of words, and how many each has."""
@@ -159,11 +168,6 @@ class BulkWordPiece:
                 return np.delete(ids, places), counts
         lists = self._encode_texts(words)
         return _flat(lists), np.array([len(ids) for ids in lists], dtype=np.int64)
-
-    def _forget(self) -> None:
-        self._known = {}
-        self._ids = np.empty(0, dtype=np.uint32)
-        self._bounds = np.zeros(1, dtype=np.int64)
 
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
         encodings = self._inner.encode_batch_fast(texts, add_special_tokens=False)
