@@ -38,7 +38,7 @@ def command(config: Any) -> list[str]:
         "--tokenizer", config.tokenizer, "--tracking_uri", config.tracking_uri,
         "--pairs.max_length", "48", "--pairs.dupe_factor", "2",
         "--masking.max_predictions_per_seq", "8", "--shard_bytes", "60000",
-        "--block_bytes", "40000", "--num_workers", str(config.num_workers),
+        "--block_bytes", str(config.block_bytes), "--num_workers", str(config.num_workers),
     ]  # fmt: skip
 
 
@@ -77,9 +77,10 @@ def test_a_restart_makes_only_what_is_missing(prepared: Any, tmp_path: Path) -> 
 def test_fresh_processes_and_one_that_was_killed_end_in_the_same_bytes(
     prepared: Any, tmp_path: Path
 ) -> None:
-    whole = replace(prepared.prepare(tmp_path / "whole"), num_workers=4)
-    subprocess.run(command(whole), check=True, timeout=240)
-    assert digests(tmp_path / "whole") == digests(prepared.folder / "shards")
+    for num_workers, block_bytes in ((1, 5_000), (4, 1_000_000)):
+        whole = replace(prepared.prepare(tmp_path / str(num_workers)), num_workers=num_workers)
+        subprocess.run(command(replace(whole, block_bytes=block_bytes)), check=True, timeout=240)
+        assert digests(Path(whole.output)) == digests(prepared.folder / "shards")
     config = replace(prepared.prepare(tmp_path / "shards"), num_workers=2)
     for left in ("fragments/*.arrow", "train-*.arrow"):  # killed in the first pass, and the second
         killed = subprocess.Popen(command(config), start_new_session=True)

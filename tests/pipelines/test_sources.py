@@ -303,9 +303,7 @@ def test_files_come_in_order_and_small_ones_go_together(tmp_path: Path) -> None:
         blocks = plan_blocks(config, block_bytes)
         found = [(each.text, each.source) for block in blocks for each in read_block(block)]
         assert (len(blocks), found) == (count, [("One.", 1), ("Two.", 0)])
-    with pytest.raises(
-        CorpusError, match=r"nowhere: wanted a file, a folder or a glob with at lea"
-    ):
+    with pytest.raises(CorpusError, match="nowhere: wanted a file, a folder or a glob with at le"):
         corpus_files(CorpusConfig(source=str(tmp_path / "nowhere")))
 
 
