@@ -17,8 +17,9 @@ from bert_core.data.pairs import LABELS
 from bert_core.data.rows import word_starts
 from bert_core.data.tokenizer import Tokenizer
 from pipelines import hub
+from pipelines.blocks import Block, read_block
 from pipelines.screen import OVERLAP
-from pipelines.sources import DOCSTRINGS, Block, CorpusConfig, corpus_files, read_block
+from pipelines.sources import DOCSTRINGS, CorpusConfig, corpus_files
 
 if TYPE_CHECKING:
     from pipelines.prepare import PrepareConfig

@@ -14,6 +14,7 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bert_core import files
 from bert_core.data.documents import document_fraction, split_sentences
@@ -27,6 +28,7 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, Output
 from pipelines import card
+from pipelines.blocks import Block, plan_blocks
 from pipelines.distribute import peak_memory_bytes, run_tasks
 from pipelines.report import meter, say
 from pipelines.screen import (
@@ -37,13 +39,7 @@ from pipelines.screen import (
     in_parts,
     kept_documents,
 )
-from pipelines.sources import (
-    Block,
-    CorpusConfig,
-    corpus_input,
-    corpus_size_bytes,
-    plan_blocks,
-)
+from pipelines.sources import CorpusConfig, corpus_input, corpus_size_bytes
 from pipelines.stage import INPUT, REMARK, Result, StageConfig, run_stage
 from tracking.runs import DatasetInput
 
@@ -343,8 +339,8 @@ def _write_shard(plan: Plan, fragments: list[str], shard: int, path: str) -> Non
     documents = as_documents(own, borrowed, unique=unique)
     rows, counts = _row_maker(plan)(documents, config.seed, shard)
     if unique:
-        digests = own.column("digest").to_pylist()
-        counts["dropped_exact_duplicate"] = len(digests) - len(set(digests))
+        used = own.filter(pc.greater(own.column("copies"), 0)).column("digest")
+        counts["dropped_exact_duplicate"] = len(used) - len(used.unique())
     lengths = dict(sorted(Counter(np.diff(rows.offsets).tolist()).items()))
     metadata = {
         "tokenizer_digest": tokenizer.digest,

@@ -25,9 +25,9 @@ from bert_core.data.quality import (
     signatures,
 )
 from bert_core.errors import CorpusError
+from pipelines.blocks import Block, read_block
 from pipelines.distribute import run_tasks
 from pipelines.report import meter
-from pipelines.sources import Block, read_block
 from pipelines.stage import StageConfig
 from tracking.runs import DatasetInput
 
@@ -119,6 +119,7 @@ def find_near_duplicates(
     positions = near_duplicates(digests.tolist(), signed, quality.near_duplicates)
     found = pa.record_batch({"digest": pa.array(digests[positions].tolist(), pa.binary(32))})
     _write(path, found)
+    dropped_digests.cache_clear()  # what an earlier run wrote there
     for each in paths:
         files.remove(each)
     return path

@@ -10,16 +10,10 @@ from bert_core.data.tokenizer import Tokenizer, train_vocabulary
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, Output
 from pipelines import card
+from pipelines.blocks import Block, plan_blocks, read_block
 from pipelines.distribute import run_tasks
 from pipelines.report import meter, say
-from pipelines.sources import (
-    Block,
-    CorpusConfig,
-    corpus_input,
-    corpus_size_bytes,
-    plan_blocks,
-    read_block,
-)
+from pipelines.sources import CorpusConfig, corpus_input, corpus_size_bytes
 from pipelines.stage import REMARK, Result, StageConfig, run_stage
 
 BLOCK_BYTES = 8 << 20

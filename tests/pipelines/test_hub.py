@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from bert_core.errors import CorpusError, RaybertError
+from pipelines.blocks import plan_blocks, read_block
 from pipelines.hub import data_files, license_of
-from pipelines.sources import CorpusConfig, corpus_files, plan_blocks, read_block
+from pipelines.sources import CorpusConfig, corpus_files
 
 NAMES = [
     "README.md",

@@ -23,8 +23,9 @@ from bert_core.data.shards import HELD_OUT, TRAIN, ShardSet
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError, FormatError, ResourceError
 from pipelines import prepare
+from pipelines.blocks import plan_blocks, read_block
 from pipelines.prepare import PrepareConfig
-from pipelines.sources import CorpusConfig, plan_blocks, read_block
+from pipelines.sources import CorpusConfig
 
 
 def digests(folder: Path) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ import pytest
 from bert_core.data.documents import document_digest
 from bert_core.data.quality import QualityConfig
 from bert_core.errors import CorpusError
+from pipelines.blocks import Block, plan_blocks
 from pipelines.screen import (
     dropped_digests,
     evaluation_inputs,
@@ -26,7 +27,7 @@ from pipelines.screen import (
     in_parts,
     kept_documents,
 )
-from pipelines.sources import Block, CorpusConfig, plan_blocks
+from pipelines.sources import CorpusConfig
 from pipelines.stage import StageConfig
 
 WORDS = np.random.default_rng(0).permutation([f"word{n}" for n in range(4000)])

@@ -17,14 +17,8 @@ from aiohttp import web
 
 from bert_core.data.documents import clean
 from bert_core.errors import ConfigError, CorpusError
-from pipelines.sources import (
-    CorpusConfig,
-    corpus_files,
-    corpus_input,
-    corpus_size_bytes,
-    plan_blocks,
-    read_block,
-)
+from pipelines.blocks import plan_blocks, read_block
+from pipelines.sources import CorpusConfig, corpus_files, corpus_input, corpus_size_bytes
 from serve.ports import free_ports
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

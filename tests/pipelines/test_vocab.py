@@ -45,7 +45,7 @@ def test_one_worker_changes_nothing(prepared: Any, tmp_path: Path) -> None:
         ("", "corpus.txt: wanted text, every file there is empty: check the path"),
         (
             " \n\n\t\n",
-            "corpus.txt: wanted .*text.*(only empty documents|none \\(no document at all\\)): check the corpus",
+            "corpus.txt: wanted .*text.*(only empty documents|none .no document at all.): check",
         ),
     ],
     ids=["missing", "empty", "blank"],
