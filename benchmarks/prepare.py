@@ -9,8 +9,11 @@ import shutil
 import statistics
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +25,8 @@ from bert_core.data.wordpiece import BulkWordPiece
 from bert_core.manifest import read_manifest
 
 VOCAB_SIZE = 30_522
-QUICK_BYTES = 24 << 20
+QUICK_BYTES, QUICK_WORDPIECE_BYTES = 48 << 20, 8 << 20
+PAPER_WORDS = 3.3e9  # Wikipedia and BooksCorpus, Devlin et al. 2019, section 3.1
 LENGTH = 128
 WORKERS = 2
 
@@ -33,7 +37,8 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
         corpora = _corpora(QUICK_BYTES if quick else None)
         for name, texts in corpora.items():
             tokenizer = _tokenizer(texts)
-            yield _wordpiece(name, texts, tokenizer, rounds)
+            some = _head(texts, QUICK_WORDPIECE_BYTES) if quick else texts
+            yield _wordpiece(name, some, tokenizer, rounds)
         name, texts = list(corpora.items())[-1]
         prepare = _Prepare(Path(scratch), texts, tokenizer)
         for workers in (1, 2):
@@ -59,16 +64,20 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
             peer_settings=f"num_proc={WORKERS}, batched, load_from_cache_file=False",
             **settings,
         )
-        yield compare(
+        scaling = compare(
             "prepare_2_workers_vs_1",
             lambda: prepare.rate(2, fixed_s[2]),
             lambda: prepare.rate(1, fixed_s[1]),
             unit="tokens/s",
             rounds=rounds,
             what=f"{name}: without the fixed cost of a run, {fixed_s[2]:.1f} s",
-            gross_rates=prepare.gross_rates,
+            seconds=prepare.seconds,
             **settings,
         )
+        words = sum(len(text.split()) for text in texts)
+        words_per_s = scaling.peer * words / prepare.tokens
+        hours = {"core_hours_for_3_3e9_words": round(PAPER_WORDS / words_per_s / 3600, 2)}
+        yield replace(scaling, settings=scaling.settings | {"words": words} | hours)
 
 
 def _corpora(most_bytes: int | None) -> dict[str, list[str]]:
@@ -88,6 +97,11 @@ def _corpora(most_bytes: int | None) -> dict[str, list[str]]:
         table = pq.read_table(docstrings.corpus_file())
         corpora = {"docstrings": "\n\n".join(table.column("text").to_pylist())}
     return {name: text[:most_bytes].split("\n") for name, text in corpora.items()}
+
+
+def _head(texts: list[str], most_bytes: int) -> list[str]:
+    ends = list(accumulate(len(text) + 1 for text in texts))
+    return texts[: bisect_left(ends, most_bytes) + 1]
 
 
 def _tokenizer(texts: list[str]) -> Tokenizer:
@@ -139,7 +153,8 @@ class _Prepare:
         from pipelines import cluster
 
         self.settings = {"max_length": LENGTH, "dupe_factor": 1, "workers": WORKERS}
-        self.gross_rates: dict[int, list[float]] = {1: [], 2: []}
+        self.seconds: dict[int, list[float]] = {1: [], 2: []}
+        self.tokens = 0
         self._folder = folder
         self._runs = 0
         tokenizer.save(folder / "vocab")
@@ -152,10 +167,10 @@ class _Prepare:
     def rate(self, workers: int, without_s: float = 0.0) -> float:
         """Tokens of the corpus a second, from the first byte read to the manifest."""
         output, seconds = self._run("corpus", workers)
-        tokens = read_manifest(str(output)).counts["tokens"]
+        self.tokens = read_manifest(str(output)).counts["tokens"]
         shutil.rmtree(output)
-        self.gross_rates[workers].append(tokens / seconds)
-        return tokens / (seconds - without_s)
+        self.seconds[workers].append(seconds)
+        return self.tokens / (seconds - without_s)
 
     def fixed_s(self, workers: int) -> float:
         """Seconds that a run of four sentences takes, the median of three."""
@@ -178,7 +193,7 @@ class _Prepare:
             corpus=CorpusConfig(source=str(self._folder / source), document_boundary="heading"),
             pairs=PairsConfig(max_length=LENGTH, dupe_factor=1),
             masking=MaskingConfig(),
-            # Of a few megabytes, so that two workers have as much to do each.
+            # Small, so that two workers have as much to do each.
             shard_bytes=4 << 20,
             block_bytes=4 << 20,
             num_workers=workers,
