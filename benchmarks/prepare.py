@@ -29,6 +29,7 @@ QUICK_BYTES, QUICK_WORDPIECE_BYTES = 48 << 20, 8 << 20
 PAPER_WORDS = 3.3e9  # Wikipedia and BooksCorpus, Devlin et al. 2019, section 3.1
 LENGTH = 128
 WORKERS = 2
+BLOCK_BYTES = 4 << 20  # small, so that two workers have as much to do each
 
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
@@ -161,7 +162,8 @@ class _Prepare:
         (folder / "corpus").mkdir()
         # A chapter of a book, or a module, is a document.
         (folder / "corpus" / "text.txt").write_text("\n".join(texts), encoding="utf-8")
-        (folder / "small.txt").write_text("One sentence. Two.\n## A\nThree here. Four.\n")
+        # Enough for two workers to have a block and a shard each, and to start.
+        (folder / "small.txt").write_text("## A\nOne sentence. Two. Three.\n" * 200)
         cluster.connect(address="local", num_cpus=WORKERS)
 
     def rate(self, workers: int, without_s: float = 0.0) -> float:
@@ -173,13 +175,13 @@ class _Prepare:
         return self.tokens / (seconds - without_s)
 
     def fixed_s(self, workers: int) -> float:
-        """Seconds that a run of four sentences takes, the median of three."""
-        runs = [self._run("small.txt", workers) for _ in range(3)]
+        """Seconds that a run on 5 kB takes, the median of three."""
+        runs = [self._run("small.txt", workers, 2 << 10) for _ in range(3)]
         for output, _ in runs:
             shutil.rmtree(output)
         return round(statistics.median(seconds for _, seconds in runs), 2)
 
-    def _run(self, source: str, workers: int) -> tuple[Path, float]:
+    def _run(self, source: str, workers: int, block_bytes: int = BLOCK_BYTES) -> tuple[Path, float]:
         from bert_core.data.masking import MaskingConfig
         from bert_core.data.pairs import PairsConfig
         from pipelines import prepare
@@ -193,9 +195,8 @@ class _Prepare:
             corpus=CorpusConfig(source=str(self._folder / source), document_boundary="heading"),
             pairs=PairsConfig(max_length=LENGTH, dupe_factor=1),
             masking=MaskingConfig(),
-            # Small, so that two workers have as much to do each.
-            shard_bytes=4 << 20,
-            block_bytes=4 << 20,
+            shard_bytes=block_bytes,
+            block_bytes=block_bytes,
             num_workers=workers,
             tracking_uri=f"sqlite:///{self._folder}/mlflow.db",
         )
@@ -232,7 +233,8 @@ def _datasets_map(texts: list[str], tokenizer: Tokenizer, folder: Path) -> Calla
         encoded = rows.map(encode, remove_columns=["text"], **options)
         encoded.map(group, **options).save_to_disk(str(cache / "rows"))
         seconds = time.perf_counter() - began
-        return sum(map(len, encoded["input_ids"])) / seconds
+        special = 2 * len(encoded)  # [CLS] and [SEP] of every line are no tokens of the corpus
+        return (sum(map(len, encoded["input_ids"])) - special) / seconds
 
     return rate
 

@@ -3,7 +3,7 @@
 import gc
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,8 +17,10 @@ IN_FLIGHT = 3  # items that an actor has, the one in hand included
 
 def run_tasks(
     work: Callable[[Item], Any], items: Sequence[Item], config: StageConfig
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any], None, None]:
     """Do `work` on every item, and yield (position, result) as each is finished, in any order.
+
+    Items are handed to workers in their order, so one may wait for what an earlier one makes.
 
     Ray Data hands the items to `config.num_workers` actors; what is dear to build is built once an
     actor where `work` caches it. One that is lost is replaced, and its items are worked on again.
@@ -49,13 +51,15 @@ def run_tasks(
             size=min(config.num_workers, len(items)), max_tasks_in_flight_per_actor=IN_FLIGHT
         ),
     )
-    for row in answers.iter_rows():
-        answer = json.loads(row["answer"])
-        if answer["error"] is not None:
-            raise getattr(errors, answer["error"]["kind"], errors.RaybertError)(
-                answer["error"]["message"]
-            )
-        yield int(row["id"]), answer["result"]
+    # NOTE: not `iter_rows`, which holds every row back until the next one is there.
+    for batch in answers.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy"):
+        for number, text in zip(batch["id"], batch["answer"], strict=True):
+            answer = json.loads(text)
+            if answer["error"] is not None:
+                raise getattr(errors, answer["error"]["kind"], errors.RaybertError)(
+                    answer["error"]["message"]
+                )
+            yield int(number), answer["result"]
 
 
 def peak_memory_bytes() -> int:

@@ -3,14 +3,20 @@
 The first encodes each block of the corpus into a fragment that holds one batch a shard; the second
 reads batch s of every fragment and makes shard s: documents ordered by id, paired, permuted,
 masked. Nothing depends on workers, blocks or restarts, and a restart makes only what is missing.
+
+One pool of workers does both, since to start one takes a second of every CPU: shards are handed out
+behind the blocks, and wait for the last fragment to appear.
 """
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +51,8 @@ from tracking.runs import DatasetInput
 
 FRAGMENTS = "fragments"
 CONTAMINATION = "contamination.jsonl"
+STOPPED = "stopped"  # among the fragments: the run was given up
+LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,12 +157,8 @@ def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
         found = find_near_duplicates(blocks, config.quality, folder, config)
         plan = replace(plan, near_duplicates=found)
     fragments = [files.join(folder, f"block-{index:06d}.arrow") for index in range(len(blocks))]
-    peak_bytes = _encode_blocks(plan, blocks, fragments)
-    encoded: Counter[str] = Counter()
-    for path in fragments:
-        encoded.update(read_counts(path))
-    _check_encoded(config, encoded)
-    infos, rows, lengths, most_bytes = _make_shards(plan, fragments)
+    made = _make(plan, blocks, fragments)
+    encoded, rows, infos = made.encoded, made.rows, made.infos
     encoded["documents"] -= rows["dropped_exact_duplicate"]
     overlaps = card.pop_overlaps(encoded)
     outputs = {info.name: Output(size_bytes=info.size_bytes, sha256=info.sha256) for info in infos}
@@ -168,7 +172,7 @@ def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
         **encoded,
         **rows,
         "corpus_bytes": size_bytes,
-        "peak_memory_bytes": max(peak_bytes, most_bytes),
+        "peak_memory_bytes": made.peak_memory_bytes,
         "tokenizer_digest": tokenizer.digest,
         "vocab_size": tokenizer.vocab_size,
         "max_length": config.pairs.max_length,
@@ -182,7 +186,7 @@ def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
         f"prepare: {encoded['documents']:,} documents, {encoded['tokens']:,} tokens "
         f"→ {rows['rows']:,} rows in {len(infos)} shards in {config.output}"
     )
-    pictures = card.write(config, blocks, tokenizer, counts, lengths, overlaps)
+    pictures = card.write(config, blocks, tokenizer, counts, made.lengths, overlaps)
     return Result(outputs=outputs, counts=counts, artifacts=pictures)
 
 
@@ -204,25 +208,86 @@ def _check_encoded(config: PrepareConfig, encoded: Counter[str]) -> None:
         )
 
 
-def _encode_blocks(plan: Plan, blocks: list[Block], fragments: list[str]) -> int:
-    """Make the fragments that are missing; gives the most memory a worker held, in bytes."""
-    peaks = [0]
-    missing = [
-        (block, path)
-        for block, path in zip(blocks, fragments, strict=True)
-        if not files.exists(path)
-    ]
-    with meter("encoding", len(blocks), "blocks") as progress:
-        progress.set(len(blocks) - len(missing))
-        for _, peak_bytes in run_tasks(partial(_encode_block, plan), missing, plan.config):
-            peaks.append(peak_bytes)
-            progress.add()
-    return max(peaks)
+@dataclass
+class _Made:
+    """What the workers have told: counts of both passes, shards by number, rows by length."""
+
+    encoded: Counter[str] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+    shards: dict[int, ShardInfo] = field(default_factory=dict)
+    lengths: Counter[int] = field(default_factory=Counter)
+    peak_memory_bytes: int = 0
+
+    @property
+    def infos(self) -> list[ShardInfo]:
+        return [info for _, info in sorted(self.shards.items())]
 
 
-def _encode_block(plan: Plan, task: tuple[Block, str]) -> int:
-    """Write a fragment: for every shard its documents in this block, encoded. Gives the memory."""
-    block, path = task
+def _make(plan: Plan, blocks: list[Block], fragments: list[str]) -> _Made:
+    """Make the fragments, then the shards, that are missing."""
+    made = _Made()
+    pairs = zip(blocks, fragments, strict=True)
+    missing = [(block, path) for block, path in pairs if not files.exists(path)]
+    tasks: list[tuple[Block, str] | int] = [*missing, *range(len(plan.shards))]
+    stopped = files.join(plan.config.output, FRAGMENTS, STOPPED)
+    files.remove(stopped)
+    with closing(run_tasks(partial(_work, plan, fragments), tasks, plan.config)) as answers:
+        try:
+            with meter("encoding", len(blocks), "blocks") as progress:
+                progress.set(len(blocks) - len(missing))
+                encoded = 0
+                while encoded < len(missing):
+                    _, answer = next(answers)
+                    _take(answer, made)
+                    if "shard" not in answer:  # the first shards may overtake the last blocks
+                        encoded += 1
+                        progress.add()
+            for path in fragments:
+                made.encoded.update(read_counts(path))
+            _check_encoded(plan.config, made.encoded)
+            with meter("pairing and masking", len(plan.shards), "shards") as progress:
+                progress.set(len(made.shards))
+                for _, answer in answers:
+                    _take(answer, made)
+                    progress.add()
+        except BaseException:
+            files.write_bytes(stopped, b"")  # nobody waits for what will not come
+            raise
+    return made
+
+
+def _take(answer: dict[str, Any], made: _Made) -> None:
+    made.peak_memory_bytes = max(made.peak_memory_bytes, answer["peak_memory_bytes"])
+    if "shard" in answer:
+        made.shards[answer["shard"]] = ShardInfo(**answer["info"])
+        made.rows.update(answer["counts"])
+        made.lengths.update({int(length): rows for length, rows in answer["lengths"].items()})
+
+
+def _work(plan: Plan, fragments: list[str], task: tuple[Block, str] | int) -> dict[str, Any]:
+    """Encode a block, or make a shard when all blocks are encoded."""
+    if isinstance(task, tuple):
+        _encode_block(plan, *task)
+        return {"peak_memory_bytes": peak_memory_bytes()}
+    _await(fragments)
+    made = _make_shard(plan, fragments, task)
+    return {**made, "peak_memory_bytes": peak_memory_bytes()}
+
+
+def _await(fragments: list[str]) -> None:
+    """Wait until all are there: a worker is handed all its blocks before it is handed a shard."""
+    folder = fragments[0].rpartition("/")[0]
+    wanted = {path.rpartition("/")[2] for path in fragments}
+    pause_s = 0.02
+    while not wanted <= (present := set(files.list_names(folder))):
+        if STOPPED in present:
+            raise CorpusError("preparation was stopped: the first error says why")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _encode_block(plan: Plan, block: Block, path: str) -> None:
+    """Write a fragment: for every shard its documents in this block, encoded."""
     counts: Counter[str] = Counter()
     dropped = dropped_digests(plan.near_duplicates)
     documents = kept_documents(block, plan.config.quality, counts, dropped)
@@ -230,7 +295,6 @@ def _encode_block(plan: Plan, task: tuple[Block, str]) -> int:
     with files.writing(path) as sink:
         id_type = _tokenizer(plan.config.tokenizer).id_type
         write_fragment(sink, parts, len(plan.shards), counts, id_type)
-    return peak_memory_bytes()
 
 
 def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> Part:
@@ -277,26 +341,6 @@ def _copies(document: Kept, config: PrepareConfig) -> int:
     return whole + bool(rest and document_fraction(document.digest, config.seed, "weight") < rest)
 
 
-def _make_shards(
-    plan: Plan, fragments: list[str]
-) -> tuple[list[ShardInfo], Counter[str], Counter[int], int]:
-    """Every shard's line of the manifest, what was counted in all, rows by their length, and the
-    most memory a worker held."""
-    peak_bytes = 0
-    infos: dict[int, ShardInfo] = {}
-    totals: Counter[str] = Counter()
-    lengths: Counter[int] = Counter()
-    numbers = list(range(len(plan.shards)))
-    with meter("pairing and masking", len(numbers), "shards") as progress:
-        for shard, answer in run_tasks(partial(_make_shard, plan, fragments), numbers, plan.config):
-            infos[shard] = ShardInfo(**answer["info"])
-            totals.update(answer["counts"])
-            lengths.update({int(length): rows for length, rows in answer["lengths"].items()})
-            peak_bytes = max(peak_bytes, answer["peak_memory_bytes"])
-            progress.add()
-    return [infos[shard] for shard in numbers], totals, lengths, peak_bytes
-
-
 def _make_shard(plan: Plan, fragments: list[str], shard: int) -> dict:
     """Make one shard, unless a killed run has made it; give its line of the manifest."""
     split, name = plan.shards[shard]
@@ -315,12 +359,7 @@ def _make_shard(plan: Plan, fragments: list[str], shard: int) -> dict:
         size_bytes=output.size_bytes,
         sha256=output.sha256,
     )
-    return {
-        "info": asdict(info),
-        "counts": counts,
-        "lengths": lengths,
-        "peak_memory_bytes": peak_memory_bytes(),
-    }
+    return {"shard": shard, "info": asdict(info), "counts": counts, "lengths": lengths}
 
 
 def _write_shard(plan: Plan, fragments: list[str], shard: int, path: str) -> None:

@@ -100,6 +100,35 @@ def test_fresh_processes_and_one_that_was_killed_end_in_the_same_bytes(
     assert not (tmp_path / "shards" / "fragments").exists()
 
 
+def workers_of(pid: int) -> list[int]:
+    """Ray Data's workers of the session that `pid` leads, by what they call themselves."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            session = int((path / "stat").read_text().rpartition(")")[2].split()[3])
+            if session == pid and (path / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.drill
+def test_a_killed_worker_is_replaced_and_the_bytes_are_the_same(
+    prepared: Any, tmp_path: Path
+) -> None:
+    config = replace(prepared.prepare(tmp_path / "shards"), num_workers=2, block_bytes=2_000)
+    process = subprocess.Popen(command(config), start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "shards").glob("fragments/*.arrow")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
+    assert process.wait(timeout=240) == 0
+    assert digests(tmp_path / "shards") == digests(prepared.folder / "shards")
+
+
 @pytest.mark.drill
 @pytest.mark.usefixtures("local_ray")
 def test_memory_is_bound_by_the_shard_not_by_the_corpus(
