@@ -25,7 +25,7 @@ from bert_core.data.wordpiece import BulkWordPiece
 from bert_core.manifest import read_manifest
 
 VOCAB_SIZE = 30_522
-QUICK_BYTES, QUICK_WORDPIECE_BYTES = 48 << 20, 8 << 20
+QUICK_BYTES, QUICK_WORDPIECE_BYTES = 64 << 20, 8 << 20
 PAPER_WORDS = 3.3e9  # Wikipedia and BooksCorpus, Devlin et al. 2019, section 3.1
 LENGTH = 128
 WORKERS = 2
@@ -163,7 +163,8 @@ class _Prepare:
         # A chapter of a book, or a module, is a document.
         (folder / "corpus" / "text.txt").write_text("\n".join(texts), encoding="utf-8")
         # Enough for two workers to have a block and a shard each, and to start.
-        (folder / "small.txt").write_text("## A\nOne sentence. Two. Three.\n" * 200)
+        small = "".join(f"## Chapter\nThis is number {n}. Two. Three.\n" for n in range(150))
+        (folder / "small.txt").write_text(small)
         cluster.connect(address="local", num_cpus=WORKERS)
 
     def rate(self, workers: int, without_s: float = 0.0) -> float:
