@@ -52,7 +52,6 @@ from tracking.runs import DatasetInput
 FRAGMENTS = "fragments"
 CONTAMINATION = "contamination.jsonl"
 STOPPED = "stopped"  # among the fragments: the run was given up
-LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,12 +277,11 @@ def _await(fragments: list[str]) -> None:
     """Wait until all are there: a worker is handed all its blocks before it is handed a shard."""
     folder = fragments[0].rpartition("/")[0]
     wanted = {path.rpartition("/")[2] for path in fragments}
-    pause_s = 0.02
+    began = time.monotonic()
     while not wanted <= (present := set(files.list_names(folder))):
         if STOPPED in present:
             raise CorpusError("preparation was stopped: the first error says why")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        time.sleep(max(0.02, 0.1 * (time.monotonic() - began)))  # a tenth too late at most
 
 
 def _encode_block(plan: Plan, block: Block, path: str) -> None:
