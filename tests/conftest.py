@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,11 @@ from jaxtyping import install_import_hook
 # Tests compute on small tensors, on machines that do other things too: threads only wait for each
 # other there. Before torch is imported, for this process and those that it starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every child
+# that a test sends it to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before the first import of ours: from here on a wrong type or shape is an error, in this process
 # only (Ray's workers import the packages unchecked, as in production). An int counts as a float.
