@@ -16,7 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from bert_core import files
-from bert_core.data.formats import BOUNDARIES, column_of, decode_utf8, jsonl_rows, text_documents
+from bert_core.data.formats import (
+    BOUNDARIES,
+    column_of,
+    damaged,
+    decode_utf8,
+    jsonl_rows,
+    text_documents,
+)
 from bert_core.data.wikitext import PAGE_END, article_text, dump_pages
 from bert_core.errors import CorpusError
 from pipelines import parquet
@@ -250,7 +257,7 @@ def _pieces(extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
     try:
         data = bz2.decompress(data) if file.compression else data
     except (OSError, ValueError) as error:  # damaged, broken off
-        raise parquet.damaged(file.path, ".bz2 file", error) from error
+        raise damaged(file.path, ".bz2 file", error) from error
     yield extent.start, data
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from bert_core import files
+from bert_core.data.formats import damaged
 from bert_core.errors import CorpusError
 
 if TYPE_CHECKING:
@@ -21,11 +22,6 @@ def open_parquet(path: str) -> "pq.ParquetFile":
         return pq.ParquetFile(opened)
     except pa.ArrowInvalid as error:
         raise damaged(path, "Parquet file", error) from error
-
-
-def damaged(path: str, kind: str, error: Exception) -> CorpusError:
-    """What to tell of a file that cannot be read to its end."""
-    return CorpusError(f"{path}: wanted a whole {kind}, it cannot be read ({error}): copy it again")
 
 
 def check_text_column(parquet: "pq.ParquetFile", name: str, path: str) -> None:

@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -31,7 +31,7 @@ from bert_core.data.quality import QualityConfig
 from bert_core.data.rows import RowMaker, word_starts
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardInfo, shard_name, write_shard
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.errors import ConfigError, CorpusError
+from bert_core.errors import ConfigError, CorpusError, ResourceError
 from bert_core.manifest import Manifest, Output
 from pipelines import card
 from pipelines.blocks import Block, plan_blocks
@@ -40,6 +40,7 @@ from pipelines.report import meter, say
 from pipelines.screen import (
     Kept,
     dropped_digests,
+    evaluation_files,
     evaluation_inputs,
     find_near_duplicates,
     in_parts,
@@ -51,7 +52,7 @@ from tracking.runs import DatasetInput
 
 FRAGMENTS = "fragments"
 CONTAMINATION = "contamination.jsonl"
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0  # more than a block takes, but for a large file that cannot be cut
 STOPPED = "stopped"  # among the fragments: the run was given up
 
 
@@ -135,6 +136,7 @@ def run(config: PrepareConfig) -> Manifest:
         config,
         output=files.absolute(config.output),
         tokenizer=files.absolute(config.tokenizer),
+        quality=replace(config.quality, contamination=evaluation_files(config.quality)),
     )
     size_bytes = corpus_size_bytes(config.corpus)
     tokenizer = _tokenizer(config.tokenizer)
@@ -251,7 +253,8 @@ def _make(plan: Plan, blocks: list[Block], fragments: list[str]) -> _Made:
                     _take(answer, made)
                     progress.add()
         except BaseException:
-            files.write_bytes(stopped, b"")  # nobody waits for what will not come
+            with suppress(ResourceError):  # on a full disk, say: the first error is to be told
+                files.write_bytes(stopped, b"")  # nobody waits for what will not come
             raise
     return made
 

@@ -161,26 +161,26 @@ def dropped_digests(path: str | None) -> frozenset[bytes]:
     return frozenset(table.column("digest").to_pylist())
 
 
+def evaluation_files(quality: QualityConfig) -> tuple[str, ...]:
+    """The files that `quality.contamination` names, from the root: workers run in other folders."""
+    named = (path for source in quality.contamination for path in files.find_files(source))
+    return tuple(files.absolute(path) for path in named)
+
+
 def evaluation_inputs(quality: QualityConfig) -> list[DatasetInput]:
-    """The evaluation sets that are looked for, by sha256."""
+    """The evaluation sets that are looked for, whose files `quality` names, by sha256."""
     return [
         DatasetInput(f"evaluation {number}", files.sha256_of(path), path)
-        for number, path in enumerate(_evaluation_files(quality.contamination))
+        for number, path in enumerate(quality.contamination)
     ]
 
 
-def _evaluation_files(sources: tuple[str, ...]) -> list[str]:
-    return [files.absolute(path) for source in sources for path in files.find_files(source)]
-
-
 @lru_cache(maxsize=1)
-def _evaluation_grams(sources: tuple[str, ...], ngram: int) -> EvaluationGrams | None:
+def _evaluation_grams(paths: tuple[str, ...], ngram: int) -> EvaluationGrams | None:
     """What is looked for, built once a process."""
-    if not sources:
+    if not paths:
         return None
-    return EvaluationGrams(
-        (row for path in _evaluation_files(sources) for row in _evaluation_rows(path)), ngram
-    )
+    return EvaluationGrams((row for path in paths for row in _evaluation_rows(path)), ngram)
 
 
 def _evaluation_rows(path: str) -> Iterator[tuple[str, int, str]]:

@@ -5,21 +5,14 @@ How files are cut into blocks and read is for `pipelines.blocks`.
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from bert_core import files
-from bert_core.data.formats import (
-    Boundary,
-    Errors,
-    labelled_rows,
-)
+from bert_core.data.formats import Boundary, Errors, labelled_rows
 from bert_core.errors import ConfigError, CorpusError
 from pipelines import docstrings, hub, parquet
 from pipelines.stage import INPUT, REMARK
 from tracking.runs import DatasetInput
-
-if TYPE_CHECKING:
-    pass
 
 Format = Literal["text", "jsonl", "parquet", "wikipedia"]
 DOCSTRINGS = "docstrings"
@@ -31,7 +24,7 @@ _FORMATS: dict[str, Format] = {
     "parquet": "parquet",
     "xml": "wikipedia",
 }
-# Bytes of text that a byte of a compressed file gives, about: for the number of shards only.
+# Bytes of text that a byte of a compressed file gives, about: for the sizes of blocks and shards.
 _EXPANSION = {None: 1, "gz": 3, "bz2": 4, "zst": 3}
 
 

@@ -36,6 +36,11 @@ def decode_utf8(data: bytes, source: str, offset: int = 0) -> str:
         ) from error
 
 
+def damaged(path: str, kind: str, error: Exception) -> CorpusError:
+    """What to tell of a file that cannot be read to its end."""
+    return CorpusError(f"{path}: wanted a whole {kind}, it cannot be read ({error}): copy it again")
+
+
 def text_documents(
     data: bytes, boundary: Boundary, source: str, offset: int = 0, errors: Errors = "fail"
 ) -> Iterator[str | None]:

@@ -240,6 +240,11 @@ class ShardSet:
                 f"got the output of `raybert {manifest.stage}`"
             )
         counts = manifest.counts
+        if "masking" not in counts:
+            raise FormatError(
+                f"{folder}: wanted shards of format_version {FORMAT_VERSION}, these were made by "
+                "an older raybert: run `raybert prepare` again with --force"
+            )
         return cls(
             folder=folder,
             manifest=manifest,

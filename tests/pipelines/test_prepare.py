@@ -369,6 +369,23 @@ def test_a_workers_error_reaches_the_user_as_it_was_written(prepared: Any, tmp_p
         prepare.run(config)
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_workers_in_another_folder_find_the_evaluation_sets(
+    prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = prepared.text.read_text().split("\n\n")
+    monkeypatch.chdir(tmp_path)
+    Path("sets").mkdir()
+    row = " ".join(documents[-1].split()[:30])
+    Path("sets", "rows.jsonl").write_text(json.dumps({"text": row}) + "\n")
+    quality = QualityConfig(contamination=("sets",))
+    config = prepared.prepare(tmp_path / "shards")
+    prepare.run(replace(config, quality=quality, num_workers=1, force=True))
+    named = (tmp_path / "shards" / "contamination.jsonl").read_text()
+    assert json.loads(named)["source"] == str(tmp_path / "sets" / "rows.jsonl")
+
+
 def test_a_corpus_whose_documents_are_all_one_sentence_is_refused(
     prepared: Any, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from bert_core.errors import CorpusError
 from pipelines.blocks import Block, plan_blocks
 from pipelines.screen import (
     dropped_digests,
+    evaluation_files,
     evaluation_inputs,
     find_near_duplicates,
     in_parts,
@@ -195,6 +196,7 @@ def test_evaluation_rows_in_the_corpus_are_named_with_file_and_row(
     path.write_bytes(gzip.compress(write(ROWS)) if packed else write(ROWS))
     texts = [*DOCUMENTS, f"It says: {ROW.upper()}! And so on.", ROW]
     quality = QualityConfig(contamination=(str(tmp_path / "sets"),))
+    quality = replace(quality, contamination=evaluation_files(quality))
     wanted = {
         "documents_read": 62,
         "contaminated": 3,
@@ -228,4 +230,7 @@ def test_an_evaluation_set_that_cannot_be_read_is_named(
         (tmp_path / "sets" / name).write_bytes(data)
     quality = QualityConfig(contamination=(str(tmp_path / "sets"),))
     with pytest.raises(CorpusError, match=re.escape(message)):
-        screened(blocks_of(tmp_path, DOCUMENTS), quality)
+        screened(
+            blocks_of(tmp_path, DOCUMENTS),
+            replace(quality, contamination=evaluation_files(quality)),
+        )

@@ -261,6 +261,12 @@ def test_a_folder_of_shards_says_what_is_in_it(tmp_path: Path) -> None:
     assert (found.vocab_size, found.max_length) == (60_000, 64)
 
 
+def test_shards_of_an_older_raybert_are_refused(tmp_path: Path) -> None:
+    write_manifest(str(tmp_path), Manifest(stage="prepare", digest="d", config={}, counts={}))
+    with pytest.raises(FormatError, match="older raybert: run `raybert prepare` again with --for"):
+        ShardSet.read(str(tmp_path))
+
+
 def test_another_vocabulary_is_refused_with_both_digests(tmp_path: Path) -> None:
     found = shard_set(str(tmp_path), [write(tmp_path, rows_of())])
     found.check_tokenizer(DIGEST, "runs/vocab")
