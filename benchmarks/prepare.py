@@ -6,7 +6,6 @@ On WikiText-2 and classic books where RAYBERT_DATA names their folder, else on d
 import io
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from bisect import bisect_left
@@ -44,8 +43,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
         prepare = _Prepare(Path(scratch), texts, tokenizer)
         for workers in (1, 2):
             prepare.rate(workers)  # processes, imports and caches are there from here on
-        fixed_s = {workers: prepare.fixed_s(workers) for workers in (1, 2)}
-        settings = {"corpus": name, "fixed_cost_s": fixed_s, **prepare.settings}
+        settings = {"corpus": name, **prepare.settings}
         yield compare(
             "prepare_vs_encode_batch_fast",
             lambda: prepare.rate(WORKERS),
@@ -67,12 +65,13 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
         )
         scaling = compare(
             "prepare_2_workers_vs_1",
-            lambda: prepare.rate(2, fixed_s[2]),
-            lambda: prepare.rate(1, fixed_s[1]),
+            lambda: prepare.rate(2, without_fixed=True),
+            lambda: prepare.rate(1, without_fixed=True),
             unit="tokens/s",
             rounds=rounds,
-            what=f"{name}: without the fixed cost of a run, {fixed_s[2]:.1f} s",
+            what=f"{name}: without the fixed cost of a run, measured beside each",
             seconds=prepare.seconds,
+            fixed_cost_s=prepare.fixed_s,
             **settings,
         )
         words = sum(len(text.split()) for text in texts)
@@ -155,6 +154,7 @@ class _Prepare:
 
         self.settings = {"max_length": LENGTH, "dupe_factor": 1, "workers": WORKERS}
         self.seconds: dict[int, list[float]] = {1: [], 2: []}
+        self.fixed_s: dict[int, list[float]] = {1: [], 2: []}
         self.tokens = 0
         self._folder = folder
         self._runs = 0
@@ -167,20 +167,21 @@ class _Prepare:
         (folder / "small.txt").write_text(small)
         cluster.connect(address="local", num_cpus=WORKERS)
 
-    def rate(self, workers: int, without_s: float = 0.0) -> float:
-        """Tokens of the corpus a second, from the first byte read to the manifest."""
+    def rate(self, workers: int, *, without_fixed: bool = False) -> float:
+        """Tokens of the corpus a second, from the first byte read to the manifest.
+
+        The fixed cost is what a run on 5 kB takes, next to this one: machines change their pace.
+        """
+        fixed_s = 0.0
+        if without_fixed:
+            small, fixed_s = self._run("small.txt", workers, 2 << 10)
+            shutil.rmtree(small)
+            self.fixed_s[workers].append(fixed_s)
         output, seconds = self._run("corpus", workers)
         self.tokens = read_manifest(str(output)).counts["tokens"]
         shutil.rmtree(output)
         self.seconds[workers].append(seconds)
-        return self.tokens / (seconds - without_s)
-
-    def fixed_s(self, workers: int) -> float:
-        """Seconds that a run on 5 kB takes, the median of three."""
-        runs = [self._run("small.txt", workers, 2 << 10) for _ in range(3)]
-        for output, _ in runs:
-            shutil.rmtree(output)
-        return round(statistics.median(seconds for _, seconds in runs), 2)
+        return self.tokens / (seconds - fixed_s)
 
     def _run(self, source: str, workers: int, block_bytes: int = BLOCK_BYTES) -> tuple[Path, float]:
         from bert_core.data.masking import MaskingConfig
