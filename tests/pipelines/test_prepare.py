@@ -43,6 +43,7 @@ def command(config: Any) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("block_bytes", [7_777, 10_000_000])
 def test_block_size_changes_nothing(prepared: Any, tmp_path: Path, block_bytes: int) -> None:
     prepare.run(replace(prepared.prepare(tmp_path / "shards"), block_bytes=block_bytes))
@@ -204,6 +205,7 @@ def test_a_row_unmasked_is_text_of_the_corpus_and_held_out_text_is_in_no_trainin
     assert not seen[TRAIN] & seen[HELD_OUT]
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_fills_shards_with_what_it_promises(
     prepared: Any, tmp_path: Path, strategy: Any
@@ -259,6 +261,7 @@ def test_masks_drawn_later_are_in_no_shard_whatever_kind_of_rows(
         assert row.begins_word.tolist() == [not piece.startswith("##") for piece in pieces]
 
 
+@pytest.mark.drill
 def test_weights_say_how_often_the_documents_of_a_source_are_used(
     prepared: Any, tmp_path: Path
 ) -> None:
@@ -282,6 +285,7 @@ def test_weights_say_how_often_the_documents_of_a_source_are_used(
     assert twice == 2 * once[1]
 
 
+@pytest.mark.drill
 def test_equal_documents_count_once_where_that_is_asked_for(prepared: Any, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join([prepared.text.read_text()] * 3))
     config = prepared.prepare(tmp_path / "shards")
@@ -300,6 +304,7 @@ def test_equal_documents_count_once_where_that_is_asked_for(prepared: Any, tmp_p
     assert ids[0] == ids[1]
 
 
+@pytest.mark.drill
 def test_near_duplicates_and_evaluation_rows_are_left_out_and_named(
     prepared: Any, tmp_path: Path
 ) -> None:

@@ -373,6 +373,7 @@ def test_planted_rows_are_found_by_name_and_no_others(
     assert planted > 40
 
 
+@pytest.mark.drill
 def test_mrpc_is_found_in_sts_b(
     mrpc: list[tuple[str, int, str]], stsb: list[tuple[str, str]]
 ) -> None:
@@ -428,6 +429,7 @@ def test_grams_survive_the_way_to_a_worker(mrpc: list[tuple[str, int, str]]) -> 
     assert there.overlaps(text) == grams.overlaps(text) != []
 
 
+@pytest.mark.drill
 def test_nothing_depends_on_the_process() -> None:
     program = (
         "import sys, zlib; from bert_core.data.quality import *;"

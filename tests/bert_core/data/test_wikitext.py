@@ -361,6 +361,7 @@ def test_prose_without_markup_comes_back_as_it_is(words: list[tuple[str, str]]) 
     assert [part.split() for part in text.split("\n\n")] == [["Title"], *paragraphs]
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(
     "mark",
     [
