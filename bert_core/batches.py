@@ -1,4 +1,4 @@
-"""Rows to tensors: the only place where padding is made.
+"""Rows to tensors: end to end, or padded; the only place where padding is made.
 
 Rows of a batch are cut into micro-batches of like length, each padded to a multiple of 8 (the
 vector width that kernels like). What a batch holds is decided before, by `data.order`.
@@ -49,6 +49,23 @@ def pad(
     if not attends.all():
         batch["attention_mask"] = torch.from_numpy(attends.astype(np.int64))
     return batch
+
+
+def pack(
+    rows: Sequence[np.ndarray], segment_b_start: Integer[np.ndarray, "rows"] | None = None
+) -> Batch:
+    """Input tensors of B rows end to end, T tokens in all and no padding; segments as in `pad`."""
+    lengths = np.array([len(row) for row in rows])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    token_type_ids = np.zeros(offsets[-1], dtype=np.int64)
+    if segment_b_start is not None:
+        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        token_type_ids[positions >= np.repeat(segment_b_start, lengths)] = 1
+    return {
+        "input_ids": torch.from_numpy(np.concatenate(rows).astype(np.int64)),
+        "token_type_ids": torch.from_numpy(token_type_ids),
+        "offsets": torch.from_numpy(offsets),
+    }
 
 
 def buckets(lengths: Integer[np.ndarray, "rows"], rows_per_bucket: int) -> list[np.ndarray]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -23,10 +24,13 @@ from torch import Tensor
 from bert_core import files
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError
+from bert_core.model.heads import LinearHead
 from bert_core.model.hf import (
+    architecture,
     encoder_config_from_huggingface,
     encoder_config_to_huggingface,
     from_huggingface,
+    objectives_of,
     to_huggingface,
 )
 from bert_core.model.variants import EncoderConfig
@@ -36,6 +40,8 @@ from bert_core.tasks.registry import TASKS
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "raybert.json"
+# Where weights are in folders of others: in parts, or as torch itself saved them.
+WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"
 # What counts in a folder that holds no record of its own.
 _FOREIGN = (
     CONFIG,
@@ -45,13 +51,6 @@ _FOREIGN = (
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
-# Hugging Face's class for what a model without a task was trained on.
-_ARCHITECTURES = {
-    frozenset[str](): "BertModel",
-    frozenset({"mlm"}): "BertForMaskedLM",
-    frozenset({"nsp"}): "BertForNextSentencePrediction",
-    frozenset({"mlm", "nsp"}): "BertForPreTraining",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,22 +93,23 @@ def save_bundle(
     config = model.encoder.config
     _check_vocabulary(folder, config, tokenizer, ConfigError)
     entries = encoder_config_to_huggingface(config) | {
-        "architectures": [_architecture(model, task)],
+        "architectures": [architecture(config, frozenset(model.objectives))],
         "dtype": "float32",
     }
-    if task is not None:
-        entries["id2label"] = {str(index): label for index, label in enumerate(task.labels)}
-        entries["label2id"] = {label: index for index, label in enumerate(task.labels)}
+    labels = _labels(model, task)
+    if labels:
+        entries["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        entries["label2id"] = {label: index for index, label in enumerate(labels)}
     state = {
         name: tensor.detach().float().cpu()
-        for name, tensor in to_huggingface(model.state_dict()).items()
+        for name, tensor in to_huggingface(model.state_dict(), config).items()
     }
     partial = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         partial.mkdir(parents=True)
         files.write_json(str(partial / CONFIG), entries)
         save_file(state, partial / WEIGHTS, metadata={"format": "pt"})
-        tokenizer.save(partial, config.max_position_embeddings)
+        tokenizer.save(partial, config.max_length)
         record = {
             "format_version": FORMAT_VERSION,
             "task": None if task is None else task.name,
@@ -137,22 +137,21 @@ def load_bundle(folder: str | Path) -> Bundle:
     entries = _read_json(folder / CONFIG)
     try:
         config = encoder_config_from_huggingface(entries)
-        theirs = {name: _single(tensor) for name, tensor in load_file(folder / WEIGHTS).items()}
-        state = from_huggingface(theirs)
+        name = (entries.get("architectures") or [""])[0]
+        state = from_huggingface(_read_weights(folder), config, name)
     except (FormatError, SafetensorError) as error:
         raise FormatError(
-            f"{folder}: wanted a BERT in Hugging Face layout, it cannot be read: {error}: "
+            f"{folder}: wanted an encoder in Hugging Face layout, it cannot be read: {error}: "
             "copy or write the bundle again"
         ) from error
     tokenizer = Tokenizer.load(folder)
     _check_vocabulary(folder, config, tokenizer, FormatError)
-    architecture = (entries.get("architectures") or ["BertModel"])[0]
     if record is None:
-        task = _foreign_task(architecture, entries, state)
+        task = _foreign_task(objectives_of(config, name), entries, state)
     else:
         task = _recorded_task(folder, record)
     if task is None:
-        # Other classes of transformers call their heads `classifier` too.
+        # A head of regression or of several labels at once is a `classifier` there too.
         state = {name: value for name, value in state.items() if ".classification." not in name}
     return Bundle(
         encoder_config=config,
@@ -211,12 +210,13 @@ def _part(name: str) -> str:
     return "encoder" if name.startswith("encoder.") else name.split(".")[1]
 
 
-def _architecture(model: ObjectiveModel, task: Task | None) -> str:
-    names = frozenset(model.objectives)
+def _labels(model: ObjectiveModel, task: Task | None) -> list[str]:
+    """The labels of what a model tells apart; transformers' own names where there is no task."""
     if task is not None:
-        assert names == {task.objective}, f"{task.name} is not what {sorted(names)} trained"
-        return task.architecture
-    return _ARCHITECTURES[names]
+        return task.labels
+    heads = [getattr(one, "head", None) for one in model.objectives.values()]
+    counts = [head.linear.out_features for head in heads if isinstance(head, LinearHead)]
+    return [f"LABEL_{index}" for index in range(max(counts, default=0))]
 
 
 def _check_vocabulary(
@@ -274,14 +274,15 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 def _verified(folder: Path, record: dict[str, Any] | None) -> dict[str, str]:
     """The sha256 of each file of the bundle, checked against its record where it has one."""
     wanted = None if record is None else record["files"]
+    weights = [WEIGHTS] if wanted else _weight_files(folder)
     names = wanted or [name for name in _FOREIGN if (folder / name).is_file()]
-    for name in (CONFIG, WEIGHTS, *names):
+    for name in (CONFIG, *weights, *names):
         if not (folder / name).is_file():
             raise FormatError(
                 f"{folder / name}: wanted this file of the bundle, there is none: "
-                "copy or write the bundle again (weights must be in one safetensors file)"
+                "copy or write the bundle again"
             )
-    came = _sha256s(folder, names)
+    came = _sha256s(folder, dict.fromkeys([*names, *weights]))
     for name, sha256 in came.items():
         if wanted is not None and sha256 != wanted[name]:
             raise FormatError(
@@ -290,6 +291,36 @@ def _verified(folder: Path, record: dict[str, Any] | None) -> dict[str, str]:
                 f"remove {RECORD} to accept the folder as it is"
             )
     return came
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """The files that hold the weights: one, or the parts that an index names and it."""
+    if not (folder / WEIGHTS).is_file():
+        if (folder / WEIGHTS_INDEX).is_file():
+            index = _read_json(folder / WEIGHTS_INDEX)
+            return [WEIGHTS_INDEX, *sorted(set(index.get("weight_map", {}).values()))]
+        if (folder / OLD_WEIGHTS).is_file():
+            return [OLD_WEIGHTS]
+    return [WEIGHTS]
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors under their names in the files, floating ones in fp32.
+
+    Raises: FormatError if a file of torch holds anything but tensors.
+    """
+    state: dict[str, Tensor] = {}
+    for name in _weight_files(folder):
+        if name == OLD_WEIGHTS:
+            try:
+                state |= torch.load(folder / name, map_location="cpu", weights_only=True)
+            except Exception as error:  # NOTE: of pickle, of torch or of the zip file
+                raise FormatError(
+                    f"{name} is no file of tensors alone ({str(error).splitlines()[0]})"
+                ) from error
+        elif name != WEIGHTS_INDEX:
+            state |= load_file(folder / name)
+    return {name: _single(tensor) for name, tensor in state.items()}
 
 
 def _sha256s(folder: Path, names: Iterable[str]) -> dict[str, str]:
@@ -318,17 +349,20 @@ def _recorded_task(folder: Path, record: dict[str, Any]) -> Task | None:
 
 
 def _foreign_task(
-    architecture: str, entries: dict[str, Any], state: dict[str, Tensor]
+    objectives: frozenset[str], entries: dict[str, Any], state: dict[str, Tensor]
 ) -> Task | None:
     """The task of a folder that transformers wrote; None for what no task here answers."""
-    known = {task.architecture: task for task in TASKS.values()}
-    head = state.get("objectives.classification.head.linear.weight")
+    known = {frozenset({task.objective}): task for task in TASKS.values()}
     single = entries.get("problem_type") in (None, "single_label_classification")
-    if architecture not in known or head is None or not single or len(head) < 2:
+    if objectives not in known or not single:
+        return None
+    task = known[objectives]
+    head = state.get(f"objectives.{task.objective}.head.linear.weight")
+    if head is None or len(head) < 2:
         return None
     names = {int(index): label for index, label in (entries.get("id2label") or {}).items()}
     # transformers leaves its own default names out of the file.
-    return known[architecture]([names.get(index, f"LABEL_{index}") for index in range(len(head))])
+    return task([names.get(index, f"LABEL_{index}") for index in range(len(head))])
 
 
 def _sync(folder: Path) -> None:

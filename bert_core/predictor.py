@@ -47,9 +47,7 @@ class Predictor:
         # The model holds its own copy of the weights: theirs would double the memory.
         self.bundle = replace(bundle, state={})
         # A whole number of `pad`'s steps, so that padding never passes the last position.
-        self.max_length = (
-            bundle.encoder_config.max_position_embeddings // PAD_MULTIPLE * PAD_MULTIPLE
-        )
+        self.max_length = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
 
     def predict(self, inputs: Any, parameters: Parameters | None = None) -> list[Any]:
         """Answer each text, in order; a text past `max_length` tokens is cut there.

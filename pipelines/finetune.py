@@ -190,8 +190,7 @@ def _majority(labels: list[str]) -> float:
 def _longest(config: FinetuneConfig, bundle: "Bundle") -> int:
     from bert_core.batches import PAD_MULTIPLE  # batches are padded to whole multiples of it
 
-    positions = bundle.encoder_config.max_position_embeddings
-    longest = positions // PAD_MULTIPLE * PAD_MULTIPLE
+    longest = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
     if config.max_length > longest:
         raise ConfigError(
             f"max_length: wanted at most {longest}, the positions that {config.model} has, "

@@ -8,10 +8,12 @@ from rich.table import Table
 
 from bert_core.errors import ConfigError
 from bert_core.manifest import read_manifest
-from bert_core.model.variants import VARIANTS, count_parameters
+from bert_core.model.variants import VARIANTS
 from pipelines.report import console, say
 
 Kind = Literal["variants", "tasks", "configs", "runs"]
+FLOPS_LENGTH = 512
+"""Tokens of the row that the work of a token is told for."""
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
@@ -49,23 +51,44 @@ Listing = tuple[list[str], list[list[str]]]
 
 
 def _variants() -> Listing:
-    rows = [
-        [
-            name,
-            str(config.num_hidden_layers),
-            str(config.hidden_size),
-            str(config.num_attention_heads),
-            f"{count_parameters(config) / 1e6:.1f} M",
-        ]
-        for name, config in VARIANTS.items()
+    from bert_core.model.size import count_parameters, flops_per_token
+
+    columns = [
+        "variant",
+        "layers",
+        "hidden",
+        "heads",
+        "parameters",
+        "published",
+        f"GFLOP a token of {FLOPS_LENGTH}",
+        "paper",
     ]
-    return ["variant", "layers", "hidden", "heads", "parameters"], rows
+    rows = []
+    for name, variant in VARIANTS.items():
+        config = variant.config
+        rows.append(
+            [
+                name,
+                str(config.num_hidden_layers),
+                str(config.hidden_size),
+                str(config.attention.num_heads),
+                f"{count_parameters(config):,}",
+                variant.published,
+                f"{flops_per_token(config, FLOPS_LENGTH) / 1e9:.3f}",
+                variant.paper,
+            ]
+        )
+    return columns, rows
 
 
 def _tasks() -> Listing:
+    from bert_core.model.families import ARCHITECTURES
     from bert_core.tasks.registry import TASKS
 
-    rows = [[name, task.architecture, task.primary_metric] for name, task in TASKS.items()]
+    rows = [
+        [name, f"…{ARCHITECTURES[frozenset({task.objective})]}", task.primary_metric]
+        for name, task in TASKS.items()
+    ]
     return ["task", "Hugging Face class", "metric"], rows
 
 

@@ -1,7 +1,7 @@
 """Shards → pretrained bundle: masked words and next sentences, trained on Ray Train."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,10 +51,10 @@ class PretrainConfig(TrainingConfig):
     """Folder of the vocabulary that the shards were made with."""
     variant: str = "bert-base"
     """Name of an encoder; `raybert list variants` shows those there are."""
-    hidden_dropout_prob: float = 0.1
-    """Dropout of embeddings and of what each sub-layer adds."""
-    attention_probs_dropout_prob: float = 0.1
-    """Dropout of attention probabilities; 0 lets the fused attention run."""
+    hidden_dropout_prob: float | None = None
+    """Dropout of embeddings and of what each sub-layer adds; unset takes the variant's own."""
+    attention_probs_dropout_prob: float | None = None
+    """Dropout of attention probabilities; 0 lets the fused attention run, unset as above."""
     global_batch_size: int = 256
     """Rows of an optimizer step, over all workers."""
     window_shards: int = 8
@@ -81,13 +81,13 @@ class PretrainConfig(TrainingConfig):
                 f"workers, got {self.global_batch_size}"
             )
 
-    def encoder(self, vocab_size: int) -> EncoderConfig:
+    def encoder(self, tokenizer: Tokenizer) -> EncoderConfig:
         """The variant with this vocabulary and dropout."""
-        return replace(
-            VARIANTS[self.variant],
-            vocab_size=vocab_size,
+        return VARIANTS[self.variant].config.adapted(
+            vocab_size=tokenizer.vocab_size,
+            pad_token_id=tokenizer.pad_id,
             hidden_dropout_prob=self.hidden_dropout_prob,
-            attention_probs_dropout_prob=self.attention_probs_dropout_prob,
+            attention_dropout=self.attention_probs_dropout_prob,
         )
 
 
@@ -106,20 +106,22 @@ def run(config: PretrainConfig) -> Manifest:
 
 def _check_shards(config: PretrainConfig, shards: ShardSet) -> None:
     from bert_core.batches import PAD_MULTIPLE  # batches are padded to whole multiples of it
+    from bert_core.model.hf import architecture
 
-    longest = VARIANTS[config.variant].max_position_embeddings // PAD_MULTIPLE * PAD_MULTIPLE
+    longest = VARIANTS[config.variant].config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
     if shards.max_length > longest:
         raise ConfigError(
             f"{config.shards}: wanted rows of at most {longest} tokens, the positions that "
             f"{config.variant} has, they have up to {shards.max_length}: "
             "prepare with a smaller pairs.max_length"
         )
-    if shards.label == LABELS["sop"]:
+    try:
+        architecture(VARIANTS[config.variant].config, frozenset(_objectives(shards)))
+    except ConfigError as error:
         raise ConfigError(
-            f"{config.shards}: wanted rows with next_sentence_label, or with no label, they have "
-            f"{shards.label}, which no objective of {config.variant} learns: "
-            "prepare with another pairs.kind"
-        )
+            f"{config.shards}: wanted rows that {config.variant} can be trained on, they have "
+            f"{shards.label}, which no objective of it learns: prepare with another pairs.kind"
+        ) from error
     for split in (TRAIN, HELD_OUT):
         if not sum(info.rows for info in shards.split(split)):
             raise ConfigError(
@@ -146,11 +148,12 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
         "steps": config.loop.max_steps,
         "tokens_per_s": median_speed(records),
     }
+    tokenizer = Tokenizer.load(config.tokenizer)
     outputs = write_bundle(
         config,
         digest,
-        build_model(config, shards),
-        Tokenizer.load(config.tokenizer),
+        build_model(config, shards, tokenizer),
+        tokenizer,
         metrics=measured,
         lineage={"shards": shards.manifest.digest, "vocabulary": shards.tokenizer_digest},
     )
@@ -183,17 +186,21 @@ def _unigram(config: PretrainConfig, shards: ShardSet) -> dict[str, float]:
     return {"unigram_loss": loss, "unigram_accuracy": accuracy}
 
 
-def build_model(config: PretrainConfig, shards: ShardSet) -> "ObjectiveModel":
+def build_model(config: PretrainConfig, shards: ShardSet, tokenizer: Tokenizer) -> "ObjectiveModel":
     """The model with fresh weights, the same for the same seed, and what its rows can teach it."""
     import torch
 
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.objectives.registry import PRETRAINING
 
-    objectives = ("mlm", "nsp") if shards.label == LABELS["nsp"] else ("mlm",)
-    encoder = config.encoder(shards.vocab_size)
+    encoder = config.encoder(tokenizer)
     torch.manual_seed(config.loop.seed)
-    return ObjectiveModel(encoder, [PRETRAINING[name](encoder) for name in objectives])
+    return ObjectiveModel(encoder, [PRETRAINING[name](encoder) for name in _objectives(shards)])
+
+
+def _objectives(shards: ShardSet) -> list[str]:
+    """What rows can teach: masked words, and what their label says of their two segments."""
+    return ["mlm", *(kind for kind, label in LABELS.items() if label and label == shards.label)]
 
 
 def worker(config: PretrainConfig, digest: str, report: Report) -> None:
@@ -202,14 +209,14 @@ def worker(config: PretrainConfig, digest: str, report: Report) -> None:
 
     place = Place.here(config)
     shards = ShardSet.read(config.shards)
-    pad_id = Tokenizer.load(config.tokenizer).pad_id
-    held_out = batches(config, shards, HELD_OUT, place, pad_id)
+    tokenizer = Tokenizer.load(config.tokenizer)
+    held_out = batches(config, shards, HELD_OUT, place, tokenizer.pad_id)
     train(
         Training(
             config=config,
             place=place,
-            model=build_model(config, shards),
-            batches=batches(config, shards, TRAIN, place, pad_id),
+            model=build_model(config, shards, tokenizer),
+            batches=batches(config, shards, TRAIN, place, tokenizer.pad_id),
             held_out=lambda: held_out.once(config.held_out_rows),
             optimizer=config.optimizer,
             schedule=config.schedule,

@@ -1,14 +1,23 @@
-"""How tokens look at each other."""
+"""How tokens look at each other: one small class an idea, each without the residual around it."""
 
-from jaxtyping import Float
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.rows import Packed, Rows
+from bert_core.model.variants import (
+    AttentionConfig,
+    DisentangledAttentionConfig,
+    EncoderConfig,
+)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017), without the residual and norm around it.
+    """Multi-head self-attention (Vaswani et al. 2017).
 
     Query, key and value are one matrix product: 3D outputs, in that order, which Hugging Face
     stores as three tensors (`hf.py` splits and joins them).
@@ -16,20 +25,199 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.num_heads = config.num_attention_heads
-        self.dropout = config.attention_probs_dropout_prob
+        self.num_heads = config.attention.num_heads
+        self.dropout = config.attention.dropout
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(
-        self,
-        hidden: Float[Tensor, "batch seq hidden"],
-        bias: Float[Tensor, "batch 1 1 seq"] | None,
-    ) -> Float[Tensor, "batch seq hidden"]:
-        """Attend; `bias` is added to every score: 0 where a token may be seen, -inf where not."""
-        joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))  # (B, S, 3, H, D / H)
-        query, key, value = joined.permute(2, 0, 3, 1, 4)  # each (B, H, S, D / H)
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=bias, dropout_p=self.dropout if self.training else 0.0
+        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: None
+    ) -> Float[Tensor, "*tokens hidden"]:
+        dropout = self.dropout if self.training else 0.0
+        joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))  # (*tokens, 3, H, D / H)
+        if isinstance(rows, Packed) and _runs_unpadded(joined, dropout):
+            query, key, value = joined.unbind(-3)
+            offsets = rows.offsets.int()
+            mixed = varlen_attn(query, key, value, offsets, offsets, rows.bound, rows.bound)
+            assert isinstance(mixed, Tensor)
+            return self.output(mixed.flatten(-2))
+        blocks = []
+        for block, mask in zip(rows.blocks(joined), rows.masks(), strict=True):
+            query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, D / H)
+            bias = None if mask is None else _bias(mask, query)
+            blocks.append(
+                functional.scaled_dot_product_attention(
+                    query, key, value, attn_mask=bias, dropout_p=dropout
+                )
+                .transpose(1, 2)
+                .flatten(2)
+            )
+        return self.output(rows.joined(blocks))
+
+
+def _runs_unpadded(tensor: Tensor, dropout: float) -> bool:
+    """Whether the kernel for rows end to end can be used: CUDA, half precision, no dropout."""
+    return tensor.is_cuda and tensor.element_size() == 2 and dropout == 0
+
+
+def _bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 1 seq"]:
+    """What is added to scores: 0 where a token is real, -inf where not.
+
+    A mask of bool would be turned into this by every call.
+    """
+    bias = like.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
+    return bias[:, None, None, :]
+
+
+class RelativePositions(nn.Module):
+    """The vectors of relative distances, which all layers share (DeBERTa, He et al. 2020).
+
+    There are 2k: distance 0 is row k; `forward` gives those that rows of a batch can need.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        attention = config.attention
+        assert isinstance(attention, DisentangledAttentionConfig)
+        self.config = attention
+        self.embeddings = nn.Embedding(2 * attention.span, config.hidden_size)
+        self.norm = (
+            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            if attention.normalised
+            else None
         )
-        return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def forward(self, rows: Rows) -> "Distances":
+        reach = int(self.bucket(torch.tensor([rows.longest - 1])))
+        span = self.config.span
+        first, last = max(0, span - reach), min(2 * span - 1, span + reach)
+        table = self.embeddings.weight[first : last + 1]
+        distances = torch.arange(rows.longest)
+        buckets = self.bucket(distances[:, None] - distances).add_(span).clamp_(0, 2 * span - 1)
+        index = (buckets - first).to(table.device)
+        return Distances(table if self.norm is None else self.norm(table), index)
+
+    def bucket(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """Which vector a distance has: its own when near, beyond that one for ever more of them."""
+        if not self.config.position_buckets:
+            return distance.clamp(-self.config.span, self.config.span)
+        middle = self.config.position_buckets // 2
+        far = distance.abs().clamp(min=middle)
+        scale = torch.log(torch.tensor((self.config.max_relative_positions - 1) / middle))
+        steps = torch.ceil(torch.log(far / middle) / scale * (middle - 1)).long() + middle
+        return torch.where(distance.abs() <= middle, distance, steps * distance.sign())
+
+
+@dataclass(frozen=True)
+class Distances:
+    """What a token may know of another one's place."""
+
+    table: Float[Tensor, "distances hidden"]
+    """Vectors of the N distances that the batch needs."""
+    index: Int[Tensor, "seq seq"]
+    """The row of `table` for each query (first) and key."""
+
+
+class DisentangledAttention(nn.Module):
+    """Scores of content with content, content with position, position with content.
+
+    Score of query i and key j, d being the width of a head and r their distance's vector:
+    (q_i·k_j + q_i·key(r) + query(r)·k_j) / sqrt(3 d) (He et al. 2020, equation 4).
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        assert isinstance(config.attention, DisentangledAttentionConfig)
+        width, heads = config.hidden_size, config.attention.num_heads
+        self.num_heads = heads
+        self.dropout = config.attention.dropout
+        self.shared = config.attention.shared_projections
+        self.scale = (3 * width // heads) ** -0.5
+        if self.shared:
+            self.qkv: nn.Module = nn.Linear(width, 3 * width)
+        else:
+            self.qkv = KeylessBiasLinear(width)
+            self.position_key = nn.Linear(width, width, bias=False)
+            self.position_query = nn.Linear(width, width)
+        self.position_dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.output = nn.Linear(width, width)
+
+    def forward(
+        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: Distances
+    ) -> Float[Tensor, "*tokens hidden"]:
+        joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))  # (*tokens, 3, H, d)
+        far_key, far_query = self._projected(shared.table)  # (H, d, N)
+        blocks = []
+        for block, mask in zip(rows.blocks(joined), rows.masks(), strict=True):
+            query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, d)
+            length = query.shape[2]
+            index = shared.index[:length, :length]
+            bias = _looked_up(query @ far_key, index)  # (b, H, s, s)
+            bias = bias + _looked_up(key @ far_query, index.T).transpose(-1, -2)
+            bias = bias * self.scale
+            if mask is not None:
+                bias = bias.masked_fill(~mask[:, None, None, :], float("-inf"))
+            blocks.append(
+                functional.scaled_dot_product_attention(
+                    query,
+                    key,
+                    value,
+                    attn_mask=bias,
+                    dropout_p=self.dropout if self.training else 0.0,
+                    scale=self.scale,
+                )
+                .transpose(1, 2)
+                .flatten(2)
+            )
+        return self.output(rows.joined(blocks))
+
+    def _projected(
+        self, table: Float[Tensor, "distances hidden"]
+    ) -> tuple[Float[Tensor, "heads width distances"], Float[Tensor, "heads width distances"]]:
+        """Keys and queries of distances."""
+        table = self.position_dropout(table)
+        if self.shared:
+            width = table.shape[1]
+            assert isinstance(self.qkv, nn.Linear)
+            weight, bias = self.qkv.weight[: 2 * width], self.qkv.bias[: 2 * width]
+            query, key = functional.linear(table, weight, bias).chunk(2, dim=-1)
+        else:
+            query, key = self.position_query(table), self.position_key(table)
+        split = (self.num_heads, -1)
+        return key.unflatten(-1, split).permute(1, 2, 0), query.unflatten(-1, split).permute(
+            1, 2, 0
+        )
+
+
+class KeylessBiasLinear(nn.Module):
+    """Query, key and value in one product, of which the key has no bias (DeBERTa v1)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3 * width, width))
+        self.query_bias = nn.Parameter(torch.zeros(width))
+        self.value_bias = nn.Parameter(torch.zeros(width))
+
+    def forward(
+        self, hidden: Float[Tensor, "*tokens hidden"]
+    ) -> Float[Tensor, "*tokens three_hidden"]:
+        none = torch.zeros_like(self.query_bias)
+        bias = torch.cat([self.query_bias, none, self.value_bias])
+        return functional.linear(hidden, self.weight, bias)
+
+
+def _looked_up(
+    scores: Float[Tensor, "batch heads seq distances"], index: Int[Tensor, "seq seq"]
+) -> Float[Tensor, "batch heads seq seq"]:
+    """For every token its scores with the distances that the index names."""
+    return scores.gather(-1, index.expand(*scores.shape[:2], *index.shape))
+
+
+# An attention is chosen by the class of its config; some have a part that all layers share.
+ATTENTION: dict[type[AttentionConfig], type[nn.Module]] = {
+    AttentionConfig: SelfAttention,
+    DisentangledAttentionConfig: DisentangledAttention,
+}
+SHARED: dict[type[AttentionConfig], type[nn.Module]] = {
+    DisentangledAttentionConfig: RelativePositions
+}

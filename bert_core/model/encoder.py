@@ -1,56 +1,89 @@
 """Ids in, one vector a token out. What is made of the vectors is for `heads.py` and objectives."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bert_core.model.layers import Embeddings, EncoderLayer, Pooler, initialise
+from bert_core.errors import InputError
+from bert_core.model.attention import SHARED
+from bert_core.model.layers import Convolution, Embeddings, EncoderLayer, Pooler, initialise
+from bert_core.model.rows import Packed, Padded, Rows
 from bert_core.model.variants import EncoderConfig
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What an encoder makes of a batch."""
+    """What an encoder makes of a batch; `*tokens` is (B, S), or (T,) of rows end to end."""
 
-    hidden: Float[Tensor, "batch seq hidden"]
+    hidden: Float[Tensor, "*tokens hidden"]
     """One vector a token; those of padding mean nothing."""
     pooled: Float[Tensor, "batch hidden"] | None
     """One vector a sequence, None where the encoder has no pooler."""
+    rows: Rows
+    """How the rows lie in `hidden`."""
+    layers: list[Float[Tensor, "*tokens hidden"]] = field(default_factory=list)
+    """The vectors before the first layer and after each, where they were asked for."""
 
 
 class Encoder(nn.Module):
-    """The encoder of BERT (Devlin et al. 2018); with `pooler` the layer that next-sentence uses."""
+    """The encoder that a config describes; with `pooler` the layer that whole sequences pass."""
 
     def __init__(self, config: EncoderConfig, *, pooler: bool = True) -> None:
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_hidden_layers))
+        shared = SHARED.get(type(config.attention))
+        self.shared = None if shared is None else shared(config)
+        distinct = 1 if config.shared_layers else config.num_hidden_layers
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(distinct))
+        self.convolution = (
+            None if config.convolution is None else Convolution(config, config.convolution)
+        )
         self.pooler = Pooler(config) if pooler else None
         initialise(self, config.initializer_range)
 
     def forward(
         self,
-        input_ids: Int[Tensor, "batch seq"],
-        token_type_ids: Int[Tensor, "batch seq"],
+        input_ids: Int[Tensor, "*tokens"],
+        token_type_ids: Int[Tensor, "*tokens"],
         attention_mask: Int[Tensor, "batch seq"] | None = None,
+        offsets: Int[Tensor, "batch_1"] | None = None,
+        *,
+        all_layers: bool = False,
     ) -> Encoded:
-        """Encode.
+        """Encode rows that are padded to one width, (B, S), or lie end to end, (T,).
 
         Args:
-            input_ids: at most `max_position_embeddings` a row.
-            token_type_ids: the segment of each token.
-            attention_mask: 1 = attend; None where all are 1, which is faster. A row needs a 1.
+            input_ids: at most `max_length` a row.
+            token_type_ids: the segment of each token; not read where there are no segments.
+            attention_mask: of padded rows, 1 = attend; None where all are 1, which is faster. A row
+                needs a 1.
+            offsets: of rows end to end: where each begins, and at last T.
+            all_layers: whether to keep what every layer gave.
+        Raises: InputError if a padded row is too long.
         """
-        hidden = self.embeddings(input_ids, token_type_ids)
-        bias = None if attention_mask is None else self._bias(attention_mask, hidden)
-        for layer in self.layers:
-            hidden = layer(hidden, bias)
-        return Encoded(hidden, None if self.pooler is None else self.pooler(hidden))
+        rows = self._rows(input_ids, attention_mask, offsets)
+        hidden = embedded = self.embeddings(input_ids, token_type_ids, rows)
+        shared = None if self.shared is None else self.shared(rows)
+        layers = [hidden]
+        for index in range(self.config.num_hidden_layers):
+            hidden = self.layers[index % len(self.layers)](hidden, rows, shared)
+            if index == 0 and self.convolution is not None:
+                hidden = self.convolution(embedded, hidden, rows)
+            layers.append(hidden)
+        pooled = None if self.pooler is None else self.pooler(rows.first(hidden))
+        return Encoded(hidden, pooled, rows, layers if all_layers else [])
 
-    @staticmethod
-    def _bias(mask: Tensor, hidden: Tensor) -> Tensor:
-        # A boolean mask would be turned into this one again in every layer.
-        bias = hidden.new_zeros(mask.shape).masked_fill_(mask == 0, float("-inf"))
-        return bias[:, None, None, :]  # (B, 1, 1, S)
+    def _rows(
+        self, input_ids: Tensor, attention_mask: Tensor | None, offsets: Tensor | None
+    ) -> Rows:
+        most = self.config.max_length
+        if offsets is not None:
+            return Packed(input_ids, offsets, most)
+        if input_ids.shape[1] > most:
+            raise InputError(
+                f"input_ids: wanted rows of at most {most} tokens, the positions that the model "
+                f"has, got {input_ids.shape[1]}: cut them, or split the text"
+            )
+        return Padded(input_ids, attention_mask)

@@ -1,75 +1,45 @@
-"""The encoders there are, by name. Data only: an encoder's config, its check, its size."""
+"""The encoders there are, by name. Data only: a config is composed of its parts' configs."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from bert_core.errors import ConfigError
 
-Activation = Literal["gelu", "gelu_new", "relu"]
+Activation = Literal["gelu", "gelu_new", "relu", "tanh"]
+Family = Literal["bert", "roberta", "distilbert", "albert", "deberta", "deberta-v2"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """Shape and regularisation of a BERT encoder; the names are Hugging Face's own.
-
-    Defaults are BERT-base (Devlin et al. 2018, section 3, and google-research/bert's
-    `bert_config.json`).
-    """
+class EmbeddingsConfig:
+    """What a token is before the first layer."""
 
     vocab_size: int = 30522
     """Rows of the word embedding."""
-    hidden_size: int = 768
-    """Width of the residual stream, D."""
-    num_hidden_layers: int = 12
-    """Blocks of attention and feed-forward, L."""
-    num_attention_heads: int = 12
-    """Heads a block; divides hidden_size."""
-    intermediate_size: int = 3072
-    """Width inside the feed-forward."""
-    hidden_act: Activation = "gelu"
-    """Activation; `gelu` is the exact one (erf), `gelu_new` its tanh approximation."""
-    hidden_dropout_prob: float = 0.1
-    """Dropout on embeddings and on what each sub-layer adds."""
-    attention_probs_dropout_prob: float = 0.1
-    """Dropout on attention probabilities; 0 lets the CPU use its fused attention in training."""
+    size: int | None = None
+    """Width of the embeddings; None where it is hidden_size (narrow in Lan et al. 2019, 3.1)."""
+    absolute_positions: bool = True
+    """Whether a learned vector a position is added."""
     max_position_embeddings: int = 512
-    """Longest sequence, in tokens with the special ones."""
+    """Rows of the position embedding; without one, the longest sequence that is meant."""
+    position_offset: int = 0
+    """Row of the first position (RoBERTa's is the one after [PAD]'s id)."""
     type_vocab_size: int = 2
-    """Segments that `token_type_ids` may name."""
-    layer_norm_eps: float = 1e-12
-    """Added to the variance in every LayerNorm."""
-    initializer_range: float = 0.02
-    """Standard deviation of fresh weights."""
+    """Segments; 0 adds nothing, 1 the same vector to every token."""
     pad_token_id: int = 0
     """Id of [PAD]; its word embedding starts at zero and is not trained by look-up."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "max_position_embeddings",
-            "type_vocab_size",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: wanted at least 1")
-        if self.hidden_size % self.num_attention_heads:
+        _at_least_one(self, "vocab_size", "max_position_embeddings")
+        if self.size is not None:
+            _at_least_one(self, "size")
+        if not 0 <= self.position_offset < self.max_position_embeddings:
             raise ConfigError(
-                f"hidden_size = {self.hidden_size}: wanted a multiple of "
-                f"num_attention_heads = {self.num_attention_heads}"
+                f"position_offset = {self.position_offset}: wanted at least 0 and below "
+                f"max_position_embeddings = {self.max_position_embeddings}"
             )
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: wanted at least 0 and below 1")
-        for name in ("layer_norm_eps", "initializer_range"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: wanted above 0")
-        if self.hidden_act not in get_args(Activation):
-            raise ConfigError(
-                f"hidden_act = {self.hidden_act!r}: wanted one of {', '.join(get_args(Activation))}"
-            )
+        if self.type_vocab_size < 0:
+            raise ConfigError(f"type_vocab_size = {self.type_vocab_size}: wanted at least 0")
         if not 0 <= self.pad_token_id < self.vocab_size:
             raise ConfigError(
                 f"pad_token_id = {self.pad_token_id}: wanted an id of the vocabulary, "
@@ -77,33 +47,330 @@ class EncoderConfig:
             )
 
 
-def _bert(*, layers: int, hidden: int, heads: int) -> EncoderConfig:
-    return EncoderConfig(
-        num_hidden_layers=layers,
-        hidden_size=hidden,
-        num_attention_heads=heads,
-        intermediate_size=4 * hidden,
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Multi-head attention (Vaswani et al. 2017, section 3.2)."""
+
+    num_heads: int = 12
+    """Heads a layer; divides hidden_size."""
+    dropout: float = 0.1
+    """Dropout on attention probabilities; 0 lets attention run fused in training."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "num_heads")
+        _probabilities(self, "dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisentangledAttentionConfig(AttentionConfig):
+    """Content and relative position attend to each other (DeBERTa, He et al. 2020, section 3.1)."""
+
+    max_relative_positions: int = 512
+    """Distances from here on count as one."""
+    position_buckets: int = 0
+    """Distances with a vector of their own, each way: beyond half of them they share, ever more
+    (He et al. 2021, DeBERTa v2). 0 gives every distance its own."""
+    shared_projections: bool = False
+    """Whether positions use the content's projections (v2) or have their own (v1)."""
+    normalised: bool = False
+    """Whether the relative embeddings pass a LayerNorm (v2)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least_one(self, "max_relative_positions")
+        if self.position_buckets < 0:
+            raise ConfigError(f"position_buckets = {self.position_buckets}: wanted at least 0")
+
+    @property
+    def span(self) -> int:
+        """Relative embeddings each way, k; there are 2k."""
+        return self.position_buckets or self.max_relative_positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardConfig:
+    """Two linear maps with an activation between (Vaswani et al. 2017, section 3.3)."""
+
+    intermediate_size: int = 3072
+    """Width between the two."""
+    activation: Activation = "gelu"
+    """`gelu` is the exact one (erf), `gelu_new` its tanh approximation."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "intermediate_size")
+        _one_of(self, "activation", get_args(Activation))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionConfig:
+    """A convolution beside the first layer (DeBERTa v2's xlarge models)."""
+
+    kernel_size: int = 3
+    """Tokens that one output sees; odd."""
+    activation: Activation = "gelu"
+
+    def __post_init__(self) -> None:
+        if self.kernel_size < 1 or self.kernel_size % 2 == 0:
+            raise ConfigError(f"kernel_size = {self.kernel_size}: wanted an odd number")
+        _one_of(self, "activation", get_args(Activation))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """How the heads of tasks are built on the encoder."""
+
+    pooler_activation: Activation = "tanh"
+    """After the linear map of the first token."""
+    pooler_dropout: float = 0.0
+    """Before that map."""
+    classifier_dropout: float | None = None
+    """Before a classifier; None takes hidden_dropout_prob."""
+    span_dropout: float = 0.0
+    """Before the scores of a span's ends."""
+
+    def __post_init__(self) -> None:
+        _one_of(self, "pooler_activation", get_args(Activation))
+        _probabilities(self, "pooler_dropout", "span_dropout")
+        if self.classifier_dropout is not None:
+            _probabilities(self, "classifier_dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """An encoder. Defaults are BERT-base (Devlin et al. 2018, section 3, and google-research/bert's
+    `bert_config.json`)."""
+
+    family: Family = "bert"
+    """Hugging Face's `model_type`: whose names the weights have in files, nothing else."""
+    hidden_size: int = 768
+    """Width of the residual stream, D."""
+    num_hidden_layers: int = 12
+    """Blocks of attention and feed-forward, L."""
+    shared_layers: bool = False
+    """Whether all layers are one and the same (ALBERT, Lan et al. 2019, section 3.1)."""
+    hidden_dropout_prob: float = 0.1
+    """Dropout on embeddings and on what each sub-layer adds."""
+    layer_norm_eps: float = 1e-12
+    """Added to the variance in every LayerNorm."""
+    initializer_range: float = 0.02
+    """Standard deviation of fresh weights."""
+    embeddings: EmbeddingsConfig = field(default_factory=EmbeddingsConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    feed_forward: FeedForwardConfig = field(default_factory=FeedForwardConfig)
+    convolution: ConvolutionConfig | None = None
+    head: HeadConfig = field(default_factory=HeadConfig)
+
+    def __post_init__(self) -> None:
+        _one_of(self, "family", get_args(Family))
+        _at_least_one(self, "hidden_size", "num_hidden_layers")
+        if self.hidden_size % self.attention.num_heads:
+            raise ConfigError(
+                f"hidden_size = {self.hidden_size}: wanted a multiple of "
+                f"num_attention_heads = {self.attention.num_heads}"
+            )
+        _probabilities(self, "hidden_dropout_prob")
+        for name in ("layer_norm_eps", "initializer_range"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: wanted above 0")
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the word embedding."""
+        return self.embeddings.vocab_size
+
+    @property
+    def embedding_size(self) -> int:
+        """Width of the word embedding."""
+        return self.embeddings.size or self.hidden_size
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, in tokens with the special ones."""
+        return self.embeddings.max_position_embeddings - self.embeddings.position_offset
+
+    def adapted(
+        self,
+        *,
+        vocab_size: int | None = None,
+        pad_token_id: int | None = None,
+        hidden_dropout_prob: float | None = None,
+        attention_dropout: float | None = None,
+    ) -> "EncoderConfig":
+        """The same encoder for another vocabulary or with other dropout; None keeps what is."""
+        embeddings = {"vocab_size": vocab_size, "pad_token_id": pad_token_id}
+        if self.embeddings.position_offset and pad_token_id is not None:
+            embeddings["position_offset"] = pad_token_id + 1
+        return replace(
+            self,
+            embeddings=_replaced(self.embeddings, embeddings),
+            attention=_replaced(self.attention, {"dropout": attention_dropout}),
+            **_given({"hidden_dropout_prob": hidden_dropout_prob}),
+        )
+
+
+def _given(changes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if value is not None}
+
+
+def _replaced(config: Any, changes: dict[str, Any]) -> Any:
+    return replace(config, **_given(changes))
+
+
+def _at_least_one(config: object, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name} = {getattr(config, name)}: wanted at least 1")
+
+
+def _probabilities(config: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(config, name) < 1:
+            raise ConfigError(f"{name} = {getattr(config, name)}: wanted at least 0 and below 1")
+
+
+def _one_of(config: object, name: str, choices: Iterable[str]) -> None:
+    if getattr(config, name) not in choices:
+        raise ConfigError(f"{name} = {getattr(config, name)!r}: wanted one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """An encoder that a paper describes."""
+
+    config: EncoderConfig
+    paper: str
+    """Where it is described."""
+    published: str
+    """Its parameters in that paper's words; papers round, and count heads and vocabularies their
+    own way."""
+
+
+def _sizes(hidden: int, layers: int, heads: int, inner: int | None = None) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "attention": AttentionConfig(num_heads=heads),
+        "feed_forward": FeedForwardConfig(intermediate_size=inner or 4 * hidden),
+    }
+
+
+def _bert(hidden: int, layers: int, heads: int, inner: int | None = None, **more: Any) -> Variant:
+    vocabulary = EmbeddingsConfig(vocab_size=more.pop("vocab_size", 30522))
+    sizes = _sizes(hidden, layers, heads, inner)
+    return Variant(config=EncoderConfig(**sizes, embeddings=vocabulary), **more)
+
+
+def _roberta(hidden: int, layers: int, heads: int, published: str) -> Variant:
+    """Position rows begin after [PAD]'s id, there are no segments, a classifier has its own map."""
+    config = EncoderConfig(
+        family="roberta",
+        layer_norm_eps=1e-5,
+        embeddings=EmbeddingsConfig(
+            vocab_size=50265,
+            max_position_embeddings=514,
+            position_offset=2,
+            type_vocab_size=1,
+            pad_token_id=1,
+        ),
+        head=HeadConfig(pooler_dropout=0.1),
+        **_sizes(hidden, layers, heads),
     )
+    return Variant(config=config, paper="Liu et al. 2019", published=published)
 
 
-VARIANTS: dict[str, EncoderConfig] = {
-    # Turc et al. 2019, "Well-Read Students Learn Better", table 1: heads of 64.
-    "bert-tiny": _bert(layers=2, hidden=128, heads=2),
-    "bert-mini": _bert(layers=4, hidden=256, heads=4),
-    "bert-small": _bert(layers=4, hidden=512, heads=8),
-    "bert-medium": _bert(layers=8, hidden=512, heads=8),
-    # Devlin et al. 2018, section 3.
-    "bert-base": _bert(layers=12, hidden=768, heads=12),
-    "bert-large": _bert(layers=24, hidden=1024, heads=16),
+def _albert(hidden: int, layers: int, heads: int, published: str) -> Variant:
+    """Version 2: without dropout. Every layer is the same, embeddings are narrow."""
+    config = EncoderConfig(
+        family="albert",
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        shared_layers=True,
+        hidden_dropout_prob=0.0,
+        embeddings=EmbeddingsConfig(vocab_size=30000, size=128),
+        attention=AttentionConfig(num_heads=heads, dropout=0.0),
+        feed_forward=FeedForwardConfig(intermediate_size=4 * hidden, activation="gelu_new"),
+        head=HeadConfig(classifier_dropout=0.1),
+    )
+    return Variant(config=config, paper="Lan et al. 2019, table 1", published=published)
+
+
+def _deberta(
+    hidden: int, layers: int, heads: int, *, version: int, published: str, convolution: bool = False
+) -> Variant:
+    """Relative positions only; versions 2 and 3 share projections and put distances in buckets."""
+    first = version == 1
+    attention = DisentangledAttentionConfig(
+        num_heads=heads,
+        position_buckets=0 if first else 256,
+        shared_projections=not first,
+        normalised=not first,
+    )
+    config = EncoderConfig(
+        family="deberta" if first else "deberta-v2",
+        layer_norm_eps=1e-7,
+        embeddings=EmbeddingsConfig(
+            vocab_size=50265 if first else 128100, absolute_positions=False, type_vocab_size=0
+        ),
+        convolution=ConvolutionConfig() if convolution else None,
+        head=HeadConfig(pooler_activation="gelu"),
+        **_sizes(hidden, layers, heads) | {"attention": attention},
+    )
+    paper = "He et al. 2021, DeBERTaV3" if version == 3 else "He et al. 2020"
+    return Variant(config=config, paper=paper, published=published)
+
+
+_TURC = "Turc et al. 2019, table 1"
+_DEVLIN = "Devlin et al. 2018, section 3"
+_JIAO = "Jiao et al. 2019, table 1"
+_CASED = 28996
+
+VARIANTS: dict[str, Variant] = {
+    "bert-tiny": _bert(128, 2, 2, paper=_TURC, published="4.4 M"),
+    "bert-mini": _bert(256, 4, 4, paper=_TURC, published="11.3 M"),
+    "bert-small": _bert(512, 4, 8, paper=_TURC, published="29.1 M"),
+    "bert-medium": _bert(512, 8, 8, paper=_TURC, published="41.7 M"),
+    "bert-base": _bert(768, 12, 12, paper=_DEVLIN, published="110 M"),
+    "bert-base-cased": _bert(768, 12, 12, vocab_size=_CASED, paper=_DEVLIN, published="110 M"),
+    "bert-large": _bert(1024, 24, 16, paper=_DEVLIN, published="340 M"),
+    "bert-large-cased": _bert(1024, 24, 16, vocab_size=_CASED, paper=_DEVLIN, published="340 M"),
+    "spanbert-base": _bert(
+        768, 12, 12, vocab_size=_CASED, paper="Joshi et al. 2019", published="as BERT"
+    ),
+    "spanbert-large": _bert(
+        1024, 24, 16, vocab_size=_CASED, paper="Joshi et al. 2019", published="as BERT"
+    ),
+    "scibert": _bert(
+        768, 12, 12, vocab_size=31090, paper="Beltagy et al. 2019", published="as BERT"
+    ),
+    "biobert": _bert(768, 12, 12, vocab_size=_CASED, paper="Lee et al. 2019", published="as BERT"),
+    "tinybert-4": _bert(312, 4, 12, 1200, paper=_JIAO, published="14.5 M"),
+    "tinybert-6": _bert(768, 6, 12, paper=_JIAO, published="67.0 M"),
+    "roberta-base": _roberta(768, 12, 12, published="125 M"),
+    "roberta-large": _roberta(1024, 24, 16, published="355 M"),
+    "distilbert": Variant(
+        config=EncoderConfig(
+            family="distilbert",
+            embeddings=EmbeddingsConfig(type_vocab_size=0),
+            head=HeadConfig(pooler_activation="relu", classifier_dropout=0.2, span_dropout=0.1),
+            **_sizes(768, 6, 12),
+        ),
+        paper="Sanh et al. 2019, table 3",
+        published="66 M",
+    ),
+    "albert-base": _albert(768, 12, 12, published="12 M"),
+    "albert-large": _albert(1024, 24, 16, published="18 M"),
+    "albert-xlarge": _albert(2048, 24, 16, published="60 M"),
+    "albert-xxlarge": _albert(4096, 12, 64, published="235 M"),
+    "deberta-base": _deberta(768, 12, 12, version=1, published="100 M without embeddings"),
+    "deberta-large": _deberta(1024, 24, 16, version=1, published="350 M without embeddings"),
+    "deberta-v2-xlarge": _deberta(
+        1536, 24, 24, version=2, convolution=True, published="710 M without embeddings"
+    ),
+    "deberta-v2-xxlarge": _deberta(
+        1536, 48, 24, version=2, convolution=True, published="1320 M without embeddings"
+    ),
+    "deberta-v3-xsmall": _deberta(384, 12, 6, version=3, published="22 M without embeddings"),
+    "deberta-v3-small": _deberta(768, 6, 12, version=3, published="44 M without embeddings"),
+    "deberta-v3-base": _deberta(768, 12, 12, version=3, published="86 M without embeddings"),
+    "deberta-v3-large": _deberta(1024, 24, 16, version=3, published="304 M without embeddings"),
 }
-
-
-def count_parameters(config: EncoderConfig, *, pooler: bool = True) -> int:
-    """Number of weights of the encoder without objectives' heads, exact."""
-    width = config.hidden_size
-    linear = width * width + width
-    norm = 2 * width
-    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
-    feed_forward = 2 * width * config.intermediate_size + config.intermediate_size + width
-    layer = 4 * linear + norm + feed_forward + norm
-    return rows * width + norm + config.num_hidden_layers * layer + (linear if pooler else 0)

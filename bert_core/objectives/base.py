@@ -18,11 +18,14 @@ from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.variants import EncoderConfig
 
 Batch = dict[str, Tensor]
-"""Tensors of B rows padded to S tokens; all are int64.
+"""Tensors of B rows, int64, in one of two layouts (`model.rows`).
 
-`input_ids`, `token_type_ids` (B, S); `attention_mask` (B, S), 1 = attend, absent where all are 1;
-`mlm_positions`, `mlm_labels` (M,), positions count along the flattened (B * S);
-`next_sentence_label` (B,), 0 = is next; `labels` (B,).
+Padded to S tokens: `input_ids`, `token_type_ids` (B, S); `attention_mask` (B, S), 1 = attend,
+absent where all are 1. End to end: `input_ids`, `token_type_ids` (T,) and `offsets` (B + 1,).
+Labels: `mlm_positions`, `mlm_labels` (M,) and `token_positions`, `token_labels` (N,), positions
+counting along the flattened tokens; `next_sentence_label`, `sentence_order_label` (B,), 0 = is
+next, in order; `labels` (B,), or one a question; `start_positions`, `end_positions` (B,), within
+the row.
 """
 
 
@@ -50,7 +53,7 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def logits(
-        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab hidden"]
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items classes"]:
         """Scores of every class for every item, in the order of the labels."""
 
@@ -59,7 +62,7 @@ class Objective(nn.Module, ABC):
         return batch[self.label_key].numel()
 
     def forward(
-        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab hidden"]
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Part:
         return cross_entropy(self.logits(encoded, batch, word_embeddings), batch[self.label_key])
 
@@ -98,7 +101,10 @@ class ObjectiveModel(nn.Module):
     def encode(self, batch: Batch) -> Encoded:
         """The encoder's output alone."""
         return self.encoder(
-            batch["input_ids"], batch["token_type_ids"], batch.get("attention_mask")
+            batch["input_ids"],
+            batch["token_type_ids"],
+            batch.get("attention_mask"),
+            batch.get("offsets"),
         )
 
     def counts(self, batch: Batch) -> dict[str, int]:

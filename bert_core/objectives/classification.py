@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bert_core.model.encoder import Encoded
-from bert_core.model.heads import ClassificationHead
+from bert_core.model.heads import classifier
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, Objective
 
@@ -20,12 +20,10 @@ class Classification(Objective):
         self, config: EncoderConfig, num_labels: int, dropout: float | None = None
     ) -> None:
         super().__init__()
-        self.head = ClassificationHead(
-            config, num_labels, config.hidden_dropout_prob if dropout is None else dropout
-        )
+        self.head = classifier(config, num_labels, dropout)
 
     def logits(
-        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab hidden"]
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "batch labels"]:
         assert encoded.pooled is not None
         return self.head(encoded.pooled)

@@ -21,7 +21,7 @@ class MaskedLanguageModeling(Objective):
         self.head = MaskedLanguageModelHead(config)
 
     def logits(
-        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab hidden"]
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items vocab"]:
-        rows = encoded.hidden.flatten(0, 1).index_select(0, batch["mlm_positions"])  # (M, D)
+        rows = encoded.hidden.flatten(0, -2).index_select(0, batch["mlm_positions"])  # (M, D)
         return self.head(rows, word_embeddings)

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bert_core.model.encoder import Encoded
-from bert_core.model.heads import NextSentenceHead
+from bert_core.model.heads import LinearHead
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, Objective
 
@@ -18,10 +18,10 @@ class NextSentencePrediction(Objective):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.head = NextSentenceHead(config)
+        self.head = LinearHead(config, 2, dropout=0.0)
 
     def logits(
-        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab hidden"]
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "batch 2"]:
         assert encoded.pooled is not None
         return self.head(encoded.pooled)

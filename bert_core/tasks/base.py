@@ -39,8 +39,6 @@ class Task(ABC):
 
     name: ClassVar[str]
     """Hugging Face's name of the pipeline."""
-    architecture: ClassVar[str]
-    """Hugging Face's class, the entry of `architectures` in `config.json`."""
     objective: ClassVar[str]
     """Name of the objective that trains it and scores its rows."""
     primary_metric: ClassVar[str]

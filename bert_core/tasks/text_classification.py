@@ -40,7 +40,6 @@ class TextClassification(Task):
     """Rows are `{"text": …, "label": …}`."""
 
     name = "text-classification"
-    architecture = "BertForSequenceClassification"
     objective = Classification.name
     primary_metric = "accuracy"
     parameters = TextClassificationParameters

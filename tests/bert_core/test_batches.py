@@ -21,7 +21,7 @@ from bert_core.data.order import GlobalOrder, Samples
 from bert_core.data.shards import ShardRows
 from bert_core.errors import ConfigError
 from bert_core.model.encoder import Encoder
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import Batch
 
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
@@ -122,14 +122,16 @@ def test_the_mask_is_left_out_only_where_no_row_is_padded(length: int) -> None:
 
 
 def test_what_a_row_is_padded_with_changes_nothing_in_the_encoder() -> None:
-    config = EncoderConfig(
-        vocab_size=30,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=64,
-        initializer_range=0.5,
+    config = encoder_config_from_huggingface(
+        {
+            "vocab_size": 30,
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 16,
+            "max_position_embeddings": 64,
+            "initializer_range": 0.5,
+        }
     )
     torch.manual_seed(0)
     encoder = Encoder(config, pooler=True).eval()

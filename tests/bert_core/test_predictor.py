@@ -12,7 +12,7 @@ from transformers import pipeline
 from bert_core.bundle import save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import FormatError, InputError
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.predictor import BUDGET_TOKENS, Predictor, _by_budget
@@ -23,14 +23,16 @@ from bert_core.tasks.text_classification import (
 
 WORDS = [f"word{number}" for number in range(40)]
 TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
-CONFIG = EncoderConfig(
-    vocab_size=TOKENIZER.vocab_size,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=36,
-    initializer_range=0.3,
+CONFIG = encoder_config_from_huggingface(
+    {
+        "vocab_size": TOKENIZER.vocab_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 36,
+        "initializer_range": 0.3,
+    }
 )
 TASK = TextClassification(["ham", "maybe", "spam"])
 

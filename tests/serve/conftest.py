@@ -7,7 +7,7 @@ import torch
 
 from bert_core.bundle import save_bundle
 from bert_core.data.tokenizer import Tokenizer, train_vocabulary
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.text_classification import TextClassification
 
@@ -25,14 +25,16 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer.from_vocabulary(
         train_vocabulary(TEXTS, vocab_size=200, lowercase=True, min_frequency=1), lowercase=True
     )
-    config = EncoderConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=128,
-        initializer_range=0.5,  # so that texts get scores of their own
+    config = encoder_config_from_huggingface(
+        {
+            "vocab_size": tokenizer.vocab_size,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 128,
+            "initializer_range": 0.5,  # so that texts get scores of their own
+        }
     )
     task = TextClassification(["json", "numpy", "socket"])
     model = ObjectiveModel(config, [task.build_objective(config)])

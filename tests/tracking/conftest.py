@@ -27,7 +27,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
     from bert_core.bundle import save_bundle
     from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-    from bert_core.model.variants import EncoderConfig
+    from bert_core.model.hf import encoder_config_from_huggingface
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.tasks.text_classification import TextClassification
 
@@ -36,13 +36,15 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     tokenizer = Tokenizer.from_vocabulary(
         [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)], lowercase=True
     )
-    config = EncoderConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
+    config = encoder_config_from_huggingface(
+        {
+            "vocab_size": tokenizer.vocab_size,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+            "max_position_embeddings": 32,
+        }
     )
     task = TextClassification(["ham", "spam"])
     for seed in range(3):

@@ -1,55 +1,110 @@
-"""Encoder configs: their checks, and their size beside transformers' own class."""
+"""Encoder configs: their checks, and every variant's size beside transformers' own class."""
 
 import re
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from bert_core.errors import ConfigError
 from bert_core.model.encoder import Encoder
-from bert_core.model.variants import VARIANTS, EncoderConfig, count_parameters
+from bert_core.model.hf import encoder_config_to_huggingface
+from bert_core.model.size import count_parameters, flops_per_token
+from bert_core.model.variants import (
+    VARIANTS,
+    AttentionConfig,
+    ConvolutionConfig,
+    DisentangledAttentionConfig,
+    EmbeddingsConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    HeadConfig,
+)
+
+# From the papers, or what the field knows of the published files, in millions.
+KNOWN = {
+    "bert-large": 335.1,
+    "albert-xlarge": 58.7,
+    "albert-xxlarge": 222.6,
+    "deberta-base": 138.6,
+    "deberta-v3-base": 183.8,
+}
 
 
-@pytest.mark.parametrize("pooler", [True, False])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_count_parameters_is_the_size_of_transformers_class(name: str, pooler: bool) -> None:
+def test_a_variant_has_as_many_parameters_as_transformers_class(name: str) -> None:
+    config = VARIANTS[name].config
     with torch.device("meta"):
-        theirs = BertModel(BertConfig(**asdict(VARIANTS[name])), add_pooling_layer=pooler)
-        ours = Encoder(VARIANTS[name], pooler=pooler)
-    assert count_parameters(VARIANTS[name], pooler=pooler) == sum(
-        parameter.numel() for parameter in theirs.parameters()
-    )
-    assert sum(parameter.numel() for parameter in ours.parameters()) == count_parameters(
-        VARIANTS[name], pooler=pooler
-    )
+        entries = encoder_config_to_huggingface(config)
+        theirs = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**entries))
+    assert count_parameters(config) == sum(one.numel() for one in theirs.parameters())
+    if name in KNOWN:
+        assert round(count_parameters(config) / 1e6, 1) == KNOWN[name]
 
 
-def test_bert_large_has_the_published_335_1_million_parameters() -> None:
-    assert round(count_parameters(VARIANTS["bert-large"]) / 1e6, 1) == 335.1
+def test_work_a_token_is_what_torch_counts() -> None:
+    sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3}
+    for name, shared in (("bert-tiny", 0), ("albert-base", 0), ("deberta-v3-small", 1)):
+        config = replace(
+            VARIANTS[name].config,
+            **sizes,
+            attention=replace(VARIANTS[name].config.attention, num_heads=4, dropout=0.0),
+            feed_forward=FeedForwardConfig(intermediate_size=128),
+        ).adapted(vocab_size=50, hidden_dropout_prob=0.0)
+        encoder, length = Encoder(config, pooler=False), 48
+        ids = torch.randint(1, 50, (2, length))
+        # The fused kernel of the CPU is not counted.
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            encoder(ids, ids * 0).hidden.sum().backward()
+        counted = counter.get_total_flops() / ids.numel()
+        # Products that are made once a batch, and the gradient that ids do not have, are left out.
+        assert flops_per_token(config, length) == pytest.approx(counted, rel=0.02 + 0.2 * shared)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("make", "message"),
     [
-        ({"num_attention_heads": 5}, "hidden_size = 768: wanted a multiple of num_attention_heads"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers = 0: wanted at least 1"),
-        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob = 1.0: wanted at least 0 and below 1"),
-        ({"layer_norm_eps": 0.0}, "layer_norm_eps = 0.0: wanted above 0"),
-        ({"pad_token_id": 30522}, "pad_token_id = 30522: wanted an id of the vocabulary"),
+        (lambda: AttentionConfig(dropout=1.0), "dropout = 1.0: wanted at least 0 and below 1"),
+        (lambda: AttentionConfig(num_heads=0), "num_heads = 0: wanted at least 1"),
+        (
+            lambda: EncoderConfig(attention=AttentionConfig(num_heads=5)),
+            "hidden_size = 768: wanted a multiple of num_attention_heads = 5",
+        ),
+        (lambda: EncoderConfig(num_hidden_layers=0), "num_hidden_layers = 0: wanted at least 1"),
+        (lambda: EncoderConfig(layer_norm_eps=0.0), "layer_norm_eps = 0.0: wanted above 0"),
+        (lambda: EncoderConfig(hidden_dropout_prob=-0.1), "hidden_dropout_prob = -0.1: wanted"),
+        (lambda: EmbeddingsConfig(pad_token_id=30522), "pad_token_id = 30522: wanted an id of"),
+        (lambda: EmbeddingsConfig(size=0), "size = 0: wanted at least 1"),
+        (lambda: EmbeddingsConfig(type_vocab_size=-1), "type_vocab_size = -1: wanted at least 0"),
+        (lambda: EmbeddingsConfig(position_offset=512), "position_offset = 512: wanted at least"),
+        (lambda: ConvolutionConfig(kernel_size=2), "kernel_size = 2: wanted an odd number"),
+        (lambda: DisentangledAttentionConfig(position_buckets=-1), "position_buckets = -1: wanted"),
+        (lambda: HeadConfig(classifier_dropout=1.5), "classifier_dropout = 1.5: wanted at least 0"),
     ],
 )
-def test_a_config_out_of_range_is_refused(change: dict, message: str) -> None:
+def test_a_config_out_of_range_is_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        EncoderConfig(**change)
+        make()
 
 
 def test_an_unknown_activation_is_refused() -> None:
-    config = EncoderConfig()
-    object.__setattr__(config, "hidden_act", "swish")  # past the types, which are checked here
-    with pytest.raises(ConfigError, match="'swish': wanted one of gelu, gelu_new, relu"):
+    config = FeedForwardConfig()
+    object.__setattr__(config, "activation", "swish")  # past the types, which are checked here
+    with pytest.raises(ConfigError, match="'swish': wanted one of gelu, gelu_new, relu, tanh"):
         config.__post_init__()
+
+
+def test_an_encoder_is_adapted_to_its_vocabulary() -> None:
+    config = VARIANTS["roberta-base"].config.adapted(vocab_size=99, pad_token_id=0)
+    assert (config.vocab_size, config.embeddings.position_offset) == (99, 1)
+    assert config.hidden_dropout_prob == 0.1
+    bert = VARIANTS["bert-base"].config.adapted(attention_dropout=0.0)
+    assert bert == replace(EncoderConfig(), attention=AttentionConfig(dropout=0.0))
 
 
 def test_a_config_cannot_be_changed() -> None:

@@ -10,30 +10,39 @@ from torch import distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, cross_entropy
 from bert_core.objectives.classification import Classification
+from bert_core.objectives.multiple_choice import MultipleChoice
 from bert_core.objectives.registry import PRETRAINING
+from bert_core.objectives.span import Span
+from bert_core.objectives.token_classification import TokenClassification
 
-CONFIG = EncoderConfig(
-    vocab_size=120,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=64,
-    max_position_embeddings=32,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    initializer_range=0.2,
+CONFIG = encoder_config_from_huggingface(
+    {
+        "vocab_size": 120,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": 32,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.2,
+    }
 )
 OBJECTIVES: dict[str, Callable[[EncoderConfig], Objective]] = PRETRAINING | {
-    "classification": lambda config: Classification(config, 3)
+    "classification": lambda config: Classification(config, 3),
+    "token_classification": lambda config: TokenClassification(config, 3),
 }
+POSITIONS = {"mlm_positions": "mlm_labels", "token_positions": "token_labels"}
 
 
 def model_of(*names: str) -> ObjectiveModel:
     torch.manual_seed(0)
-    return ObjectiveModel(CONFIG, [OBJECTIVES[name](CONFIG) for name in names])
+    made = OBJECTIVES | {"span": Span}
+    return ObjectiveModel(CONFIG, [made[name](CONFIG) for name in names])
 
 
 def batch_of(rows: int = 6, seq: int = 16, masked_per_row: int = 3) -> Batch:
@@ -49,22 +58,30 @@ def batch_of(rows: int = 6, seq: int = 16, masked_per_row: int = 3) -> Batch:
         "attention_mask": mask,
         "mlm_positions": positions,
         "mlm_labels": torch.randint(1, 120, positions.shape, generator=generator),
+        "token_positions": positions,
+        "token_labels": torch.randint(0, 3, positions.shape, generator=generator),
         "next_sentence_label": torch.randint(0, 2, (rows,), generator=generator),
+        "sentence_order_label": torch.randint(0, 2, (rows,), generator=generator),
+        "start_positions": torch.randint(0, seq // 2, (rows,), generator=generator),
+        "end_positions": torch.randint(0, seq // 2, (rows,), generator=generator),
         "labels": torch.randint(0, 3, (rows,), generator=generator),
     }
 
 
 def halves(batch: Batch, rows: int) -> list[Batch]:
     """The batch as two micro-batches, the first of `rows` rows."""
-    seq = batch["input_ids"].shape[1]
-    first = batch["mlm_positions"] < rows * seq
-    positions = {"mlm_positions", "mlm_labels"}
-    low = {key: value[first] if key in positions else value[:rows] for key, value in batch.items()}
-    high = {
-        key: value[~first] if key in positions else value[rows:] for key, value in batch.items()
-    }
-    high["mlm_positions"] = high["mlm_positions"] - rows * seq
+    tokens = rows * batch["input_ids"].shape[1]
+    low, high = ({key: value[part] for key, value in batch.items()} for part in _parts(rows))
+    for positions, labels in POSITIONS.items():
+        first = batch[positions] < tokens
+        for half, chosen, start in ((low, first, 0), (high, ~first, tokens)):
+            half[positions] = batch[positions][chosen] - start
+            half[labels] = batch[labels][chosen]
     return [low, high]
+
+
+def _parts(rows: int) -> tuple[slice, slice]:
+    return slice(None, rows), slice(rows, None)
 
 
 def gradient(model: ObjectiveModel) -> Tensor:
@@ -83,8 +100,38 @@ def test_a_part_is_a_sum_with_its_count_and_its_number_right(name: str) -> None:
     assert not part.correct.requires_grad
 
 
+def test_a_span_is_scored_within_its_row_and_both_its_ends_must_be_right() -> None:
+    model, batch = model_of("span").eval(), batch_of()
+    part, logits = model(batch)["span"], model.logits(batch)["span"]
+    losses, right = [], 0
+    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
+        assert logits[row, length:].isneginf().all()
+        begin, end = batch["start_positions"][row], batch["end_positions"][row]
+        scores = logits[row, :length].log_softmax(0)
+        losses.append(-(scores[begin, 0] + scores[end, 1]) / 2)
+        right += int(scores[:, 0].argmax() == begin and scores[:, 1].argmax() == end)
+    torch.testing.assert_close(part.sum, torch.stack(losses).sum())
+    assert (part.count, part.correct) == (6, right)
+
+
+def test_choices_of_a_question_compete_with_each_other() -> None:
+    torch.manual_seed(0)
+    model = ObjectiveModel(CONFIG, [MultipleChoice(CONFIG, 3)]).eval()
+    batch = batch_of() | {"labels": torch.tensor([2, 0])}
+    part, logits = model(batch)["multiple_choice"], model.logits(batch)["multiple_choice"]
+    assert logits.shape == (2, 3)
+    wanted = functional.cross_entropy(logits, batch["labels"], reduction="sum")
+    torch.testing.assert_close(part.sum, wanted)
+    assert part.count == 2
+    alone = model.logits(halves(batch, 3)[1])["multiple_choice"]
+    torch.testing.assert_close(alone, logits[1:])
+
+
 @pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("names", [("mlm",), ("mlm", "nsp"), ("classification",)])
+@pytest.mark.parametrize(
+    "names",
+    [("mlm",), ("mlm", "nsp"), ("sop",), ("classification",), ("token_classification",), ("span",)],
+)
 def test_micro_batches_add_up_to_the_whole_gradient(names: tuple[str, ...], rows: int) -> None:
     batch, gradients = batch_of(), []
     for micro_batches in ([batch], halves(batch, rows)):

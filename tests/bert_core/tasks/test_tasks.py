@@ -7,7 +7,7 @@ import transformers
 
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import CorpusError
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.hf import architecture, encoder_config_from_huggingface
 from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.registry import TASKS
 
@@ -18,13 +18,15 @@ ROWS = {
         {"text": "sea sea the tree " * 20, "label": "sea"},
     ]
 }
-CONFIG = EncoderConfig(
-    vocab_size=10,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=16,
-    max_position_embeddings=16,
+CONFIG = encoder_config_from_huggingface(
+    {
+        "vocab_size": 10,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 16,
+    }
 )
 
 
@@ -75,7 +77,7 @@ def test_perfect_predictions_have_a_perfect_primary_metric(
 def test_its_objective_and_its_class_at_hugging_face_exist(task: Task) -> None:
     with torch.device("meta"):
         assert task.build_objective(CONFIG).name == task.objective
-    assert hasattr(transformers, task.architecture)
+    assert hasattr(transformers, architecture(CONFIG, frozenset({task.objective})))
 
 
 def test_a_row_that_lacks_a_field_is_named(task: Task) -> None:

@@ -17,28 +17,32 @@ from torch import distributed as dist
 from bert_core.batches import RankBatches, ShardSource
 from bert_core.data.order import GlobalOrder
 from bert_core.data.shards import ShardRows
+from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification
-from bert_core.objectives.registry import PRETRAINING
+from bert_core.objectives.mlm import MaskedLanguageModeling
+from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.train.checkpoint import load_checkpoint, save_checkpoint
 from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
 from bert_core.train.loop import DivergedError, Step, Totals, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
 
 VOCABULARY, GLOBAL_BATCH = 60, 13
-CONFIG = EncoderConfig(
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=64,
-    max_position_embeddings=32,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    initializer_range=0.2,
+CONFIG = encoder_config_from_huggingface(
+    {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": 32,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.2,
+    }
 )
-DROPOUT = replace(CONFIG, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+DROPOUT = CONFIG.adapted(hidden_dropout_prob=0.1, attention_dropout=0.1)
 OPTIMIZER = OptimizerConfig(lr=1e-3)
 SCHEDULE = ScheduleConfig(warmup_steps=3)
 
@@ -79,7 +83,7 @@ def batches(micro: int, rank: int = 0, world_size: int = 1) -> RankBatches:
 
 def model_of(config: EncoderConfig = CONFIG, seed: int = 0) -> ObjectiveModel:
     torch.manual_seed(seed)
-    return ObjectiveModel(config, [objective(config) for objective in PRETRAINING.values()])
+    return ObjectiveModel(config, [MaskedLanguageModeling(config), NextSentencePrediction(config)])
 
 
 def train(

@@ -3,19 +3,21 @@
 import pytest
 import torch
 
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.registry import PRETRAINING
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.optim import build_optimizer, parameter_groups
 
-CONFIG = EncoderConfig(
-    vocab_size=40,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=16,
-    max_position_embeddings=8,
+CONFIG = encoder_config_from_huggingface(
+    {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 8,
+    }
 )
 
 

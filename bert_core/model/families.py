@@ -1,0 +1,407 @@
+"""How Hugging Face writes each family: names of tensors and of config entries. Data only."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bert_core.model.variants import (
+    AttentionConfig,
+    DisentangledAttentionConfig,
+    EmbeddingsConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    HeadConfig,
+)
+
+Names = Mapping[str, str]
+"""Ours → theirs: modules, whose weight and bias keep their endings, or whole names of tensors.
+`{n}` is a layer's number."""
+
+# The objectives that train a model → the ending of the class that it is there.
+ARCHITECTURES: dict[frozenset[str], str] = {
+    frozenset(): "Model",
+    frozenset({"mlm"}): "ForMaskedLM",
+    frozenset({"nsp"}): "ForNextSentencePrediction",
+    frozenset({"mlm", "nsp"}): "ForPreTraining",
+    frozenset({"mlm", "sop"}): "ForPreTraining",
+    frozenset({"classification"}): "ForSequenceClassification",
+    frozenset({"token_classification"}): "ForTokenClassification",
+    frozenset({"span"}): "ForQuestionAnswering",
+    frozenset({"multiple_choice"}): "ForMultipleChoice",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a family's files are written."""
+
+    title: str
+    """What the names of its classes begin with."""
+    prefix: str
+    """What the names of the encoder's tensors begin with, but for a bare encoder's."""
+    encoder: Names
+    """Parts of the encoder, without the two prefixes."""
+    split: tuple[str, str, str] | None
+    """Names of query, key and value, without the prefix; None where they are one tensor."""
+    heads: Mapping[str, Names]
+    """Ending of a class → its heads' parts, and the pooler where it has one."""
+    tied: Names
+    """Tensors that a file may hold twice → the one that must be equal."""
+    keys: Names
+    """Ours, dotted → entry of `config.json`."""
+    defaults: EncoderConfig
+    """What `config.json` means where it is silent."""
+    wanted: Mapping[str, Any] = field(default_factory=dict)
+    """Entries of `config.json` that may not be otherwise."""
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    """What those mean there where `config.json` is silent, if not what is wanted."""
+    read: Callable[[dict[str, Any]], dict[str, Any]] = lambda entries: entries
+    """Entries as `keys` wants them; what it adds under a name with `_` is not written."""
+    aliases: Names = field(default_factory=dict)
+    """Other names that files have for parts, theirs → theirs."""
+
+
+def _bert(title: str, prefix: str, heads: Mapping[str, Names], **more: Any) -> Layout:
+    """BERT's own names, which RoBERTa shares and DeBERTa mostly."""
+    layer = "encoder.layer.{n}."
+    parts = {
+        "embeddings.word_embeddings": "embeddings.word_embeddings",
+        "embeddings.position_embeddings": "embeddings.position_embeddings",
+        "embeddings.token_type_embeddings": "embeddings.token_type_embeddings",
+        "embeddings.norm": "embeddings.LayerNorm",
+        "layers.{n}.attention.output": f"{layer}attention.output.dense",
+        "layers.{n}.attention_norm": f"{layer}attention.output.LayerNorm",
+        "layers.{n}.feed_forward.up": f"{layer}intermediate.dense",
+        "layers.{n}.feed_forward.down": f"{layer}output.dense",
+        "layers.{n}.feed_forward_norm": f"{layer}output.LayerNorm",
+    }
+    attention = f"{layer}attention.self."
+    own: dict[str, Any] = {
+        "split": (f"{attention}query", f"{attention}key", f"{attention}value"),
+        "keys": _BERT_KEYS,
+    }
+    encoder = parts | dict(more.pop("encoder", {}))
+    return Layout(title=title, prefix=prefix, heads=heads, encoder=encoder, **own | more)
+
+
+_BERT_KEYS = {
+    "embeddings.vocab_size": "vocab_size",
+    "embeddings.max_position_embeddings": "max_position_embeddings",
+    "embeddings.type_vocab_size": "type_vocab_size",
+    "embeddings.pad_token_id": "pad_token_id",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "attention.num_heads": "num_attention_heads",
+    "attention.dropout": "attention_probs_dropout_prob",
+    "feed_forward.intermediate_size": "intermediate_size",
+    "feed_forward.activation": "hidden_act",
+    "hidden_dropout_prob": "hidden_dropout_prob",
+    "layer_norm_eps": "layer_norm_eps",
+    "initializer_range": "initializer_range",
+    "head.classifier_dropout": "classifier_dropout",
+}
+_CLASSIFIER = {"objectives.classification.head.linear": "classifier"}
+_TOKENS = {"objectives.token_classification.head.linear": "classifier"}
+_CHOICES = {"objectives.multiple_choice.head.linear": "classifier"}
+_SPAN = {"objectives.span.head.linear": "qa_outputs"}
+_BERT_MLM = {
+    "objectives.mlm.head.dense": "cls.predictions.transform.dense",
+    "objectives.mlm.head.norm": "cls.predictions.transform.LayerNorm",
+    "objectives.mlm.head.bias": "cls.predictions.bias",
+}
+
+
+def _tied(decoder: str, words: str, bias: str | None) -> dict[str, str]:
+    names = {f"{decoder}.weight": f"{words}.embeddings.word_embeddings.weight"}
+    return names | ({f"{decoder}.bias": bias} if bias else {})
+
+
+def _bert_heads() -> dict[str, Names]:
+    pooler = {"encoder.pooler.dense": "bert.pooler.dense"}
+    nsp = {"objectives.nsp.head.linear": "cls.seq_relationship"}
+    return {
+        "Model": pooler,
+        "ForMaskedLM": _BERT_MLM,
+        "ForPreTraining": pooler | _BERT_MLM | nsp,
+        "ForNextSentencePrediction": pooler | nsp,
+        "ForSequenceClassification": pooler | _CLASSIFIER,
+        "ForMultipleChoice": pooler | _CHOICES,
+        "ForTokenClassification": _TOKENS,
+        "ForQuestionAnswering": _SPAN,
+    }
+
+
+def _roberta_heads() -> dict[str, Names]:
+    pooler = {"encoder.pooler.dense": "roberta.pooler.dense"}
+    return {
+        "Model": pooler,
+        "ForMaskedLM": {
+            "objectives.mlm.head.dense": "lm_head.dense",
+            "objectives.mlm.head.norm": "lm_head.layer_norm",
+            "objectives.mlm.head.bias": "lm_head.bias",
+        },
+        "ForSequenceClassification": {
+            "encoder.pooler.dense": "classifier.dense",
+            "objectives.classification.head.linear": "classifier.out_proj",
+        },
+        "ForMultipleChoice": pooler | _CHOICES,
+        "ForTokenClassification": _TOKENS,
+        "ForQuestionAnswering": _SPAN,
+    }
+
+
+def _distilbert_heads() -> dict[str, Names]:
+    pooler = {"encoder.pooler.dense": "pre_classifier"}
+    return {
+        "Model": {},
+        "ForMaskedLM": {
+            "objectives.mlm.head.dense": "vocab_transform",
+            "objectives.mlm.head.norm": "vocab_layer_norm",
+            "objectives.mlm.head.bias": "vocab_projector.bias",
+        },
+        "ForSequenceClassification": pooler | _CLASSIFIER,
+        "ForMultipleChoice": pooler | _CHOICES,
+        "ForTokenClassification": _TOKENS,
+        "ForQuestionAnswering": _SPAN,
+    }
+
+
+def _albert_heads() -> dict[str, Names]:
+    pooler = {"encoder.pooler.dense": "albert.pooler"}
+    mlm = {
+        "objectives.mlm.head.dense": "predictions.dense",
+        "objectives.mlm.head.norm": "predictions.LayerNorm",
+        "objectives.mlm.head.bias": "predictions.bias",
+    }
+    return {
+        "Model": pooler,
+        "ForMaskedLM": mlm,
+        "ForPreTraining": pooler
+        | mlm
+        | {"objectives.sop.head.linear": "sop_classifier.classifier"},
+        "ForSequenceClassification": pooler | _CLASSIFIER,
+        "ForMultipleChoice": pooler | _CHOICES,
+        "ForTokenClassification": _TOKENS,
+        "ForQuestionAnswering": _SPAN,
+    }
+
+
+def _deberta_heads(version: int) -> dict[str, Names]:
+    pooler = {"encoder.pooler.dense": "pooler.dense"}
+    heads: dict[str, Names] = {
+        "Model": {},
+        "ForMaskedLM": _BERT_MLM,
+        "ForSequenceClassification": pooler | _CLASSIFIER,
+        "ForTokenClassification": _TOKENS,
+        "ForQuestionAnswering": _SPAN,
+    }
+    return heads if version == 1 else heads | {"ForMultipleChoice": pooler | _CHOICES}
+
+
+def _roberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
+    """Positions begin after [PAD]'s id, and a classifier's dropout acts twice."""
+    dropout = entries.get("classifier_dropout")
+    dropout = entries.get("hidden_dropout_prob", 0.1) if dropout is None else dropout
+    first = entries.get("pad_token_id", 1) + 1
+    return entries | {"_position_offset": first, "_pooler_dropout": dropout}
+
+
+def _deberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
+    """-1 stands for another entry's value, or for none."""
+    entries = dict(entries)
+    if entries.get("max_relative_positions", -1) < 1:
+        entries["max_relative_positions"] = entries.get("max_position_embeddings", 512)
+    entries["position_buckets"] = max(0, entries.get("position_buckets", -1))
+    if entries.get("conv_kernel_size", 0) > 0:
+        entries.setdefault("conv_act", "tanh")
+    else:
+        entries = {key: value for key, value in entries.items() if not key.startswith("conv_")}
+    return entries
+
+
+_DEBERTA_KEYS = _BERT_KEYS | {
+    "embeddings.absolute_positions": "position_biased_input",
+    "attention.max_relative_positions": "max_relative_positions",
+    "head.classifier_dropout": "cls_dropout",
+    "head.pooler_dropout": "pooler_dropout",
+    "head.pooler_activation": "pooler_hidden_act",
+}
+_DEBERTA_WANTED = {
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "talking_head": False,
+}
+_DEBERTA_ABSENT = {"relative_attention": False, "pos_att_type": []}
+_DEBERTA_ALIASES = {
+    "lm_predictions.lm_head.dense": "cls.predictions.transform.dense",
+    "lm_predictions.lm_head.LayerNorm": "cls.predictions.transform.LayerNorm",
+    "lm_predictions.lm_head.bias": "cls.predictions.bias",
+}
+
+_LAYER = "encoder.layer.{n}."
+_ALBERT = "encoder.albert_layer_groups.0.albert_layers.0."
+
+LAYOUTS: dict[str, Layout] = {
+    "bert": _bert(
+        "Bert",
+        "bert.",
+        _bert_heads(),
+        tied=_tied("cls.predictions.decoder", "bert", "cls.predictions.bias"),
+        defaults=EncoderConfig(),
+    ),
+    "roberta": _bert(
+        "Roberta",
+        "roberta.",
+        _roberta_heads(),
+        tied=_tied("lm_head.decoder", "roberta", "lm_head.bias"),
+        keys=_BERT_KEYS
+        | {
+            "embeddings.position_offset": "_position_offset",
+            "head.pooler_dropout": "_pooler_dropout",
+        },
+        read=_roberta_entries,
+        defaults=EncoderConfig(
+            family="roberta",
+            embeddings=EmbeddingsConfig(vocab_size=50265, position_offset=2, pad_token_id=1),
+        ),
+    ),
+    "distilbert": Layout(
+        title="DistilBert",
+        prefix="distilbert.",
+        heads=_distilbert_heads(),
+        encoder={
+            "embeddings.word_embeddings": "embeddings.word_embeddings",
+            "embeddings.position_embeddings": "embeddings.position_embeddings",
+            "embeddings.norm": "embeddings.LayerNorm",
+            "layers.{n}.attention.output": "transformer.layer.{n}.attention.out_lin",
+            "layers.{n}.attention_norm": "transformer.layer.{n}.sa_layer_norm",
+            "layers.{n}.feed_forward.up": "transformer.layer.{n}.ffn.lin1",
+            "layers.{n}.feed_forward.down": "transformer.layer.{n}.ffn.lin2",
+            "layers.{n}.feed_forward_norm": "transformer.layer.{n}.output_layer_norm",
+        },
+        split=(
+            "transformer.layer.{n}.attention.q_lin",
+            "transformer.layer.{n}.attention.k_lin",
+            "transformer.layer.{n}.attention.v_lin",
+        ),
+        tied=_tied("vocab_projector", "distilbert", None),
+        keys={
+            "embeddings.vocab_size": "vocab_size",
+            "embeddings.max_position_embeddings": "max_position_embeddings",
+            "embeddings.pad_token_id": "pad_token_id",
+            "hidden_size": "dim",
+            "num_hidden_layers": "n_layers",
+            "attention.num_heads": "n_heads",
+            "attention.dropout": "attention_dropout",
+            "feed_forward.intermediate_size": "hidden_dim",
+            "feed_forward.activation": "activation",
+            "hidden_dropout_prob": "dropout",
+            "initializer_range": "initializer_range",
+            "head.classifier_dropout": "seq_classif_dropout",
+            "head.span_dropout": "qa_dropout",
+        },
+        defaults=EncoderConfig(
+            family="distilbert",
+            num_hidden_layers=6,
+            embeddings=EmbeddingsConfig(type_vocab_size=0),
+            head=HeadConfig(pooler_activation="relu", classifier_dropout=0.2, span_dropout=0.1),
+        ),
+    ),
+    "albert": Layout(
+        title="Albert",
+        prefix="albert.",
+        heads=_albert_heads(),
+        encoder={
+            "embeddings.word_embeddings": "embeddings.word_embeddings",
+            "embeddings.position_embeddings": "embeddings.position_embeddings",
+            "embeddings.token_type_embeddings": "embeddings.token_type_embeddings",
+            "embeddings.norm": "embeddings.LayerNorm",
+            "embeddings.widen": "encoder.embedding_hidden_mapping_in",
+            "layers.0.attention.output": f"{_ALBERT}attention.dense",
+            "layers.0.attention_norm": f"{_ALBERT}attention.LayerNorm",
+            "layers.0.feed_forward.up": f"{_ALBERT}ffn",
+            "layers.0.feed_forward.down": f"{_ALBERT}ffn_output",
+            "layers.0.feed_forward_norm": f"{_ALBERT}full_layer_layer_norm",
+        },
+        split=(f"{_ALBERT}attention.query", f"{_ALBERT}attention.key", f"{_ALBERT}attention.value"),
+        tied=_tied("predictions.decoder", "albert", "predictions.bias"),
+        keys=_BERT_KEYS
+        | {
+            "embeddings.size": "embedding_size",
+            "head.classifier_dropout": "classifier_dropout_prob",
+        },
+        wanted={"num_hidden_groups": 1, "inner_group_num": 1},
+        defaults=EncoderConfig(  # ALBERT-xxlarge
+            family="albert",
+            hidden_size=4096,
+            shared_layers=True,
+            hidden_dropout_prob=0.0,
+            embeddings=EmbeddingsConfig(vocab_size=30000, size=128),
+            attention=AttentionConfig(num_heads=64, dropout=0.0),
+            feed_forward=FeedForwardConfig(intermediate_size=16384, activation="gelu_new"),
+            head=HeadConfig(classifier_dropout=0.1),
+        ),
+    ),
+    "deberta": _bert(
+        "Deberta",
+        "deberta.",
+        _deberta_heads(version=1),
+        encoder={
+            "shared.embeddings": "encoder.rel_embeddings",
+            "layers.{n}.attention.qkv": f"{_LAYER}attention.self.in_proj",
+            "layers.{n}.attention.qkv.query_bias": f"{_LAYER}attention.self.q_bias",
+            "layers.{n}.attention.qkv.value_bias": f"{_LAYER}attention.self.v_bias",
+            "layers.{n}.attention.position_key": f"{_LAYER}attention.self.pos_proj",
+            "layers.{n}.attention.position_query": f"{_LAYER}attention.self.pos_q_proj",
+        },
+        split=None,
+        tied=_tied("cls.predictions.decoder", "deberta", "cls.predictions.bias"),
+        keys=_DEBERTA_KEYS,
+        wanted=_DEBERTA_WANTED,
+        absent=_DEBERTA_ABSENT,
+        read=_deberta_entries,
+        aliases=_DEBERTA_ALIASES,
+        defaults=EncoderConfig(
+            family="deberta",
+            layer_norm_eps=1e-7,
+            embeddings=EmbeddingsConfig(vocab_size=50265, type_vocab_size=0),
+            attention=DisentangledAttentionConfig(),
+            head=HeadConfig(pooler_activation="gelu"),
+        ),
+    ),
+    "deberta-v2": _bert(
+        "DebertaV2",
+        "deberta.",
+        _deberta_heads(version=2),
+        encoder={
+            "shared.embeddings": "encoder.rel_embeddings",
+            "shared.norm": "encoder.LayerNorm",
+            "convolution.conv": "encoder.conv.conv",
+            "convolution.norm": "encoder.conv.LayerNorm",
+        },
+        split=tuple(f"{_LAYER}attention.self.{part}_proj" for part in ("query", "key", "value")),
+        tied=_tied("cls.predictions.decoder", "deberta", "cls.predictions.bias"),
+        keys=_DEBERTA_KEYS
+        | {
+            "attention.position_buckets": "position_buckets",
+            "convolution.kernel_size": "conv_kernel_size",
+            "convolution.activation": "conv_act",
+        },
+        wanted=_DEBERTA_WANTED | {"share_att_key": True, "norm_rel_ebd": "layer_norm"},
+        absent=_DEBERTA_ABSENT | {"share_att_key": False, "norm_rel_ebd": "none"},
+        read=_deberta_entries,
+        aliases=_DEBERTA_ALIASES,
+        defaults=EncoderConfig(  # DeBERTa-v2-xlarge
+            family="deberta-v2",
+            hidden_size=1536,
+            num_hidden_layers=24,
+            layer_norm_eps=1e-7,
+            embeddings=EmbeddingsConfig(vocab_size=128100, type_vocab_size=0),
+            attention=DisentangledAttentionConfig(
+                num_heads=24, shared_projections=True, normalised=True
+            ),
+            feed_forward=FeedForwardConfig(intermediate_size=6144),
+            head=HeadConfig(pooler_activation="gelu"),
+        ),
+    ),
+}

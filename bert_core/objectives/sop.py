@@ -1,0 +1,16 @@
+"""Sentence-order prediction (Lan et al. 2019, section 3.1)."""
+
+from bert_core.model.heads import classifier
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.nsp import NextSentencePrediction
+
+
+class SentenceOrderPrediction(NextSentencePrediction):
+    """Say whether two segments stand in their order or are swapped; 0 = in order."""
+
+    name = "sop"
+    label_key = "sentence_order_label"
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.head = classifier(config, 2)

@@ -1,0 +1,49 @@
+"""Where in a row an answer stands (Devlin et al. 2018, section 4.2)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from bert_core.model.encoder import Encoded
+from bert_core.model.heads import LinearHead
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import Batch, Objective, Part, cross_entropy
+
+
+class Span(Objective):
+    """Say at which tokens of a row an answer begins and ends.
+
+    The loss of a row is the mean of the two; padding has no score.
+    """
+
+    name = "span"
+    needs_pooler = False
+    label_key = "start_positions"
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.head = LinearHead(config, 2, config.head.span_dropout)
+
+    def logits(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "batch seq 2"]:
+        """Scores of begin and end, -inf where there is padding."""
+        rows = encoded.rows
+        scores, masks = rows.blocks(self.head(encoded.hidden)), rows.masks()
+        blocks = []
+        for block, mask in zip(scores, masks, strict=True):
+            if mask is not None:
+                block = block.masked_fill(~mask[..., None], float("-inf"))
+            missing = rows.longest - block.shape[1]
+            blocks.append(functional.pad(block, (0, 0, 0, missing), value=float("-inf")))
+        return torch.cat(blocks)
+
+    def forward(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Part:
+        start, end = self.logits(encoded, batch, word_embeddings).unbind(-1)
+        begins, ends = batch["start_positions"], batch["end_positions"]
+        total = cross_entropy(start, begins).sum + cross_entropy(end, ends).sum
+        both = (start.argmax(-1) == begins) & (end.argmax(-1) == ends)
+        return Part(total / 2, len(begins), both.sum())

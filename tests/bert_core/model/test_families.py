@@ -1,0 +1,451 @@
+"""Every family and head beside transformers' class: outputs, hidden states, gradients, names."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from bert_core.bundle import load_bundle, save_bundle
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.errors import ConfigError
+from bert_core.model.attention import RelativePositions
+from bert_core.model.encoder import Encoder
+from bert_core.model.families import ARCHITECTURES, LAYOUTS
+from bert_core.model.hf import (
+    architecture,
+    encoder_config_from_huggingface,
+    encoder_config_to_huggingface,
+    from_huggingface,
+    to_huggingface,
+)
+from bert_core.model.size import count_parameters, flops_per_token
+from bert_core.model.variants import VARIANTS, DisentangledAttentionConfig, EncoderConfig
+from bert_core.objectives.base import Batch, Objective, ObjectiveModel
+from bert_core.objectives.classification import Classification
+from bert_core.objectives.mlm import MaskedLanguageModeling
+from bert_core.objectives.multiple_choice import MultipleChoice
+from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.objectives.sop import SentenceOrderPrediction
+from bert_core.objectives.span import Span
+from bert_core.objectives.token_classification import TokenClassification
+
+LABELS, CHOICES, VOCABULARY = 5, 2, 97
+TOKENIZER = Tokenizer.from_vocabulary(
+    [*SPECIAL_TOKENS, *map(chr, range(ord("!"), ord("!") + VOCABULARY - 5))], lowercase=False
+)
+LENGTHS = [16, 11, 5, 21]
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 26,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+_DEBERTA = {"relative_attention": True, "position_biased_input": False, "pos_att_type": "p2c|c2p"}
+# Distances share vectors from 4 on, and rows are longer than that.
+_DEBERTA_V2 = _DEBERTA | {
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 8,
+    "max_relative_positions": 20,
+}
+# Entries of a small `config.json` of each kind of encoder there is.
+KINDS: dict[str, dict[str, Any]] = {
+    "bert": {"model_type": "bert", **SIZES},
+    "roberta": {"model_type": "roberta", **SIZES, "type_vocab_size": 1},
+    "distilbert": {
+        "model_type": "distilbert",
+        "vocab_size": VOCABULARY,
+        "dim": 32,
+        "n_layers": 3,
+        "n_heads": 4,
+        "hidden_dim": 48,
+        "max_position_embeddings": 26,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "seq_classif_dropout": 0.0,
+        "qa_dropout": 0.0,
+    },
+    "albert": {
+        "model_type": "albert",
+        **SIZES,
+        "embedding_size": 12,
+        "classifier_dropout_prob": 0.0,
+    },
+    "deberta": {"model_type": "deberta", **SIZES, **_DEBERTA},
+    # Rows are longer than the distances that it tells apart.
+    "deberta-near": {
+        "model_type": "deberta",
+        **SIZES,
+        **_DEBERTA,
+        "max_relative_positions": 7,
+    },
+    "deberta-biased": {
+        "model_type": "deberta",
+        **SIZES,
+        **_DEBERTA,
+        "position_biased_input": True,
+        "type_vocab_size": 2,
+    },
+    "deberta-v2": {"model_type": "deberta-v2", **SIZES, **_DEBERTA_V2, "conv_kernel_size": 3},
+    "deberta-v3": {"model_type": "deberta-v2", **SIZES, **_DEBERTA_V2},
+}
+HEADS: dict[str, Callable[[EncoderConfig], Objective]] = {
+    "mlm": MaskedLanguageModeling,
+    "nsp": NextSentencePrediction,
+    "sop": SentenceOrderPrediction,
+    "classification": lambda config: Classification(config, LABELS),
+    "token_classification": lambda config: TokenClassification(config, LABELS),
+    "span": Span,
+    "multiple_choice": lambda config: MultipleChoice(config, CHOICES),
+}
+CASES = [
+    pytest.param(kind, tuple(sorted(objectives)), id=f"{kind}-{ending}")
+    for kind, entries in KINDS.items()
+    for objectives, ending in ARCHITECTURES.items()
+    if ending in LAYOUTS[entries["model_type"]].heads
+    and all(
+        any(f".{name}." in ours for ours in LAYOUTS[entries["model_type"]].heads[ending])
+        for name in objectives
+    )
+]
+Model = TypeVar("Model", bound=nn.Module)
+ABOUT_VARIANTS = """# Encoders
+
+Written by `tests/bert_core/model/test_families.py`, which compares each variant, made small, with
+transformers' own classes (the same weights; scores and all hidden states within 1e-5, padded and
+end to end; gradients within 1e-4). The last column has the classes that give the same: `Model` is
+the encoder alone. Parameters are those of transformers' class without a head, exactly; beside them
+what the paper, or its authors' repository, says. GFLOP are those of a forward and backward pass for
+a token of a row of 512. A model is trained by `raybert pretrain --variant <variant>`.
+"""
+
+
+def config_of(kind: str) -> EncoderConfig:
+    return encoder_config_from_huggingface(KINDS[kind])
+
+
+def built(config: EncoderConfig, objectives: tuple[str, ...]) -> ObjectiveModel:
+    """Ours; without objectives it has a pooler where theirs has one."""
+    torch.manual_seed(1)
+    model = ObjectiveModel(config, [HEADS[name](config) for name in objectives])
+    if not objectives and "encoder.pooler.dense" in LAYOUTS[config.family].heads["Model"]:
+        model.encoder = Encoder(config)
+    return scrambled(model).eval()
+
+
+def ours_of(kind: str, objectives: tuple[str, ...]) -> ObjectiveModel:
+    return built(config_of(kind), objectives)
+
+
+def their_class(entries: dict[str, Any], objectives: tuple[str, ...], name: str) -> nn.Module:
+    config = transformers.AutoConfig.for_model(entries.pop("model_type"), **entries)
+    config.num_labels = 2 if {"sop", "span", "nsp"} & set(objectives) else LABELS
+    torch.manual_seed(2)
+    return scrambled(getattr(transformers, name)(config)).eval()
+
+
+def theirs_of(kind: str, objectives: tuple[str, ...]) -> nn.Module:
+    name = architecture(config_of(kind), frozenset(objectives))
+    return their_class(dict(KINDS[kind]), objectives, name)
+
+
+def scrambled(model: Model) -> Model:
+    """Biases off zero and norms off one, or a mix-up of two of them would go unseen."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def batches() -> tuple[Batch, Batch]:
+    """The same rows, padded and end to end; ids are never [PAD]'s, 0 or 1, nor is padding more."""
+    generator = torch.Generator().manual_seed(3)
+    rows = [torch.randint(2, VOCABULARY, (length,), generator=generator) for length in LENGTHS]
+    types = [(torch.arange(length) >= length // 2).long() for length in LENGTHS]
+    padded = {
+        "input_ids": nn.utils.rnn.pad_sequence(rows, batch_first=True),
+        "token_type_ids": nn.utils.rnn.pad_sequence(types, batch_first=True),
+        "attention_mask": nn.utils.rnn.pad_sequence([row * 0 + 1 for row in rows], True),
+    }
+    real = padded["attention_mask"].flatten().nonzero().flatten()
+    everywhere = {"mlm_positions": real, "token_positions": real}
+    count = torch.arange(len(real))
+    packed = {
+        "input_ids": torch.cat(rows),
+        "token_type_ids": torch.cat(types),
+        "offsets": torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)]),
+    }
+    return padded | everywhere, packed | {"mlm_positions": count, "token_positions": count}
+
+
+def forward_of(entries: dict[str, Any], model: nn.Module, batch: Batch, choices: bool) -> Any:
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    # Their [PAD] is 1 where ours pads with 0, which says as little.
+    pad = encoder_config_from_huggingface(entries).embeddings.pad_token_id
+    inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, pad)
+    if "type_vocab_size" in entries or entries["model_type"] in ("bert", "albert"):
+        segments = entries.get("type_vocab_size", 2) > 1
+        inputs["token_type_ids"] = batch["token_type_ids"] * segments
+    if choices:
+        inputs = {name: value.unflatten(0, (-1, CHOICES)) for name, value in inputs.items()}
+    return model(**inputs, output_hidden_states=True)
+
+
+def logits_of(output: Any, objectives: tuple[str, ...], real: Tensor) -> dict[str, Tensor]:
+    """Their scores in the form of ours, at real tokens."""
+    found = {}
+    for name in objectives:
+        if name == "span":
+            both = torch.stack([output.start_logits, output.end_logits], dim=-1)
+            found[name] = both[real]
+        elif name == "mlm":
+            scores = output.prediction_logits if "prediction_logits" in output else output.logits
+            found[name] = scores[real]
+        elif name == "token_classification":
+            found[name] = output.logits[real]
+        elif name == "nsp" and "seq_relationship_logits" in output:
+            found[name] = output.seq_relationship_logits
+        elif name == "sop":
+            found[name] = output.sop_logits
+        else:
+            found[name] = output.logits
+    return found
+
+
+def ours_logits(model: ObjectiveModel, batch: Batch, real: Tensor) -> dict[str, Tensor]:
+    logits = model.logits(batch)
+    return {name: value[real] if name == "span" else value for name, value in logits.items()}
+
+
+def load_into_theirs(model: nn.Module, state: dict[str, Tensor], config: EncoderConfig) -> None:
+    prefix = (
+        "" if hasattr(model, LAYOUTS[config.family].prefix[:-1]) else LAYOUTS[config.family].prefix
+    )
+    named = {name.removeprefix(prefix): one for name, one in to_huggingface(state, config).items()}
+    keys = model.load_state_dict(named, strict=False)
+    assert not keys.unexpected_keys
+    # The tied decoder is the word embedding, which the module itself shares.
+    assert set(keys.missing_keys) <= LAYOUTS[config.family].tied.keys()
+
+
+@pytest.mark.parametrize(("kind", "objectives"), CASES)
+def test_outputs_hidden_states_gradients_and_names_equal_transformers(
+    kind: str, objectives: tuple[str, ...]
+) -> None:
+    ours, theirs, config = ours_of(kind, objectives), theirs_of(kind, objectives), config_of(kind)
+    load_into_theirs(theirs, ours.state_dict(), config)
+    name = architecture(config, frozenset(objectives))
+    again = from_huggingface(theirs.state_dict(), config, name)
+    assert again.keys() == ours.state_dict().keys()
+    assert all(torch.equal(again[one], value) for one, value in ours.state_dict().items())
+    padded, packed = batches()
+    real = padded["attention_mask"] == 1
+    expected = forward_of(KINDS[kind], theirs, padded, objectives == ("multiple_choice",))
+    hidden_states = [one.flatten(0, -3) for one in expected.hidden_states]
+    scores = logits_of(expected, objectives, real)
+    for batch in (padded, packed):
+        encoded = ours.encoder(
+            batch["input_ids"],
+            batch["token_type_ids"],
+            batch.get("attention_mask"),
+            batch.get("offsets"),
+            all_layers=True,
+        )
+        assert len(encoded.layers) == len(hidden_states)
+        for mine, other in zip(encoded.layers, hidden_states, strict=True):
+            mine = mine[real] if batch is padded else mine
+            torch.testing.assert_close(mine, other[real], atol=1e-5, rtol=0)
+        if not objectives and encoded.pooled is not None:
+            torch.testing.assert_close(encoded.pooled, expected.pooler_output, atol=1e-5, rtol=0)
+        mine = ours_logits(ours, batch, real)
+        assert mine.keys() == scores.keys()
+        for name, score in scores.items():
+            torch.testing.assert_close(mine[name], score, atol=1e-5, rtol=0)
+    if not objectives:
+        return
+    wanted = gradients(theirs, loss_of(scores))
+    for batch in (padded, packed):
+        ours.zero_grad()
+        found = to_huggingface(gradients(ours, loss_of(ours_logits(ours, batch, real))), config)
+        assert found.keys() == wanted.keys()
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(found[name], gradient, atol=1e-4, rtol=0, msg=name)
+
+
+def loss_of(scores: dict[str, Tensor]) -> Tensor:
+    """Every score weighted by its own fixed number, so that none can stand for another."""
+    generator = torch.Generator().manual_seed(4)
+    weighted = [
+        (score * torch.randn(score.shape, generator=generator)).sum() / len(score)
+        for _, score in sorted(scores.items())
+    ]
+    return torch.stack(weighted).sum()
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    loss.backward()
+    return {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+@pytest.mark.parametrize(("kind", "objectives"), CASES)
+def test_every_parameter_gets_a_gradient(kind: str, objectives: tuple[str, ...]) -> None:
+    """But a key's bias, to which softmax is blind where only content attends to content."""
+    if not objectives:
+        return
+    model = ours_of(kind, objectives)
+    padded, _ = batches()
+    found = gradients(model, loss_of(ours_logits(model, padded, padded["attention_mask"] == 1)))
+    config = config_of(kind)
+    longest = max(LENGTHS)
+    for name, _ in model.named_parameters():
+        assert name in found, name
+        gradient = found[name]
+        if name.endswith("qkv.bias") and "deberta" not in kind:
+            query, key, value = gradient.chunk(3)
+            assert key.abs().max() < 1e-5
+            gradient = torch.cat([query, value])
+        if name.endswith("word_embeddings.weight") and "mlm" not in objectives:
+            gradient = gradient[padded["input_ids"][padded["attention_mask"] == 1].unique()]
+        if name.endswith("position_embeddings.weight"):  # positions that no row has
+            offset = config.embeddings.position_offset
+            gradient = gradient[offset : offset + longest]
+        if name.endswith("token_type_embeddings.weight"):
+            assert len(gradient) == config.embeddings.type_vocab_size
+        if name == "encoder.shared.embeddings.weight":  # distances that no row has
+            assert isinstance(model.encoder.shared, RelativePositions)
+            near = model.encoder.shared.bucket(torch.arange(1 - longest, longest))
+            gradient = gradient[(near + len(gradient) // 2).clamp(0, len(gradient) - 1).unique()]
+        moved = (gradient.reshape(len(gradient), -1) != 0).any(-1)
+        if ".pooler." in name and config.head.pooler_activation == "relu":
+            assert moved.any(), name  # units that no row wakes up
+        else:
+            assert moved.all(), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_config_goes_there_and_back(kind: str) -> None:
+    config = config_of(kind)
+    entries = encoder_config_to_huggingface(config)
+    assert encoder_config_from_huggingface(entries) == config
+    theirs = transformers.AutoConfig.for_model(**entries)
+    assert encoder_config_from_huggingface(theirs.to_dict()) == config
+    assert encoder_config_from_huggingface(theirs.to_diff_dict()) == config
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize(("kind", "objectives"), [case for case in CASES if case.values[1]])
+def test_bundles_go_to_transformers_and_back(
+    kind: str, objectives: tuple[str, ...], tmp_path: Path
+) -> None:
+    model, config = ours_of(kind, objectives), config_of(kind)
+    save_bundle(tmp_path / "ours", model, TOKENIZER, task=None, metrics={}, lineage={})
+    name = architecture(config, frozenset(objectives))
+    theirs, info = getattr(transformers, name).from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    padded, _ = batches()
+    real = padded["attention_mask"] == 1
+    output = forward_of(KINDS[kind], theirs.eval(), padded, objectives == ("multiple_choice",))
+    mine = ours_logits(model, padded, real)
+    for objective, scores in logits_of(output, objectives, real).items():
+        torch.testing.assert_close(mine[objective], scores, atol=1e-5, rtol=0)
+    theirs.save_pretrained(tmp_path / "theirs")
+    TOKENIZER.save(tmp_path / "theirs")
+    for folder in ("ours", "theirs"):
+        bundle = load_bundle(tmp_path / folder)
+        assert bundle.encoder_config == config
+        wanted = {k: v for k, v in model.state_dict().items() if ".classification." not in k}
+        assert bundle.state.keys() >= wanted.keys()
+        assert all(torch.equal(bundle.state[one], wanted[one]) for one in wanted)
+
+
+def small(config: EncoderConfig) -> EncoderConfig:
+    """The same mathematics in small: what an encoder is but for its sizes."""
+    attention: dict[str, Any] = {"num_heads": 4, "dropout": 0.0}
+    if isinstance(config.attention, DisentangledAttentionConfig):
+        attention["max_relative_positions"] = 20
+        attention["position_buckets"] = 8 if config.attention.position_buckets else 0
+    embeddings = replace(
+        config.embeddings,
+        vocab_size=VOCABULARY,
+        size=12 if config.embeddings.size else None,
+        max_position_embeddings=24 + config.embeddings.position_offset,
+    )
+    return replace(
+        config,
+        hidden_size=32,
+        num_hidden_layers=2,
+        hidden_dropout_prob=0.0,
+        embeddings=embeddings,
+        attention=replace(config.attention, **attention),
+        feed_forward=replace(config.feed_forward, intermediate_size=48),
+    )
+
+
+def equal_classes(config: EncoderConfig) -> list[str]:
+    """transformers' classes that give what ours give, by their endings."""
+    entries = encoder_config_to_huggingface(small(config))
+    found = []
+    for objectives, ending in ARCHITECTURES.items():
+        try:
+            name = architecture(config, objectives)
+        except ConfigError:
+            continue
+        names = tuple(sorted(objectives))
+        model = built(small(config), names)
+        theirs = their_class(dict(entries), names, name)
+        load_into_theirs(theirs, model.state_dict(), small(config))
+        padded, packed = batches()
+        real = padded["attention_mask"] == 1
+        output = forward_of(entries, theirs, padded, names == ("multiple_choice",))
+        wanted = output.hidden_states[-1].flatten(0, -3)[real]
+        close = [(model.encode(packed).hidden - wanted).abs().max() < 1e-5]
+        mine = ours_logits(model, padded, real)
+        close += [
+            (mine[one] - scores).abs().max() < 1e-5
+            for one, scores in logits_of(output, names, real).items()
+        ]
+        if all(close):
+            found.append(ending.removeprefix("For"))
+    return found
+
+
+@pytest.mark.drill
+def test_the_table_of_variants_is_what_was_measured() -> None:
+    """Writes `docs/variants.md` again where it says something else."""
+    rows = [
+        "| variant | family | layers | hidden | heads | parameters | published | GFLOP a token | "
+        "paper | equal to transformers |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    measured: dict[EncoderConfig, list[str]] = {}
+    for name, variant in VARIANTS.items():
+        config = variant.config
+        if small(config) not in measured:
+            measured[small(config)] = equal_classes(config)
+        classes = ", ".join(measured[small(config)])
+        rows.append(
+            f"| `{name}` | {config.family} | {config.num_hidden_layers} | {config.hidden_size} | "
+            f"{config.attention.num_heads} | {count_parameters(config):,} | {variant.published} | "
+            f"{flops_per_token(config, 512) / 1e9:.3f} | {variant.paper} | {classes} |"
+        )
+    table = f"{ABOUT_VARIANTS}\n{chr(10).join(rows)}\n"
+    path = Path(__file__).parents[3] / "docs" / "variants.md"
+    written = path.read_text() if path.exists() else ""
+    if written != table:
+        path.write_text(table)
+    assert written == table, f"{path} was out of date and has been written again: commit it"
