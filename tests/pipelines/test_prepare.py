@@ -62,6 +62,7 @@ def test_the_number_of_workers_changes_nothing(
     assert digests(tmp_path / "shards") == digests(prepared.folder / "shards")
 
 
+@pytest.mark.drill
 def test_a_restart_makes_only_what_is_missing(prepared: Any, tmp_path: Path) -> None:
     shutil.copytree(prepared.folder / "shards", tmp_path / "shards")
     config = prepared.prepare(tmp_path / "shards")
@@ -237,6 +238,7 @@ def test_every_strategy_fills_shards_with_what_it_promises(
     assert (split_words > 0) == (strategy == "token")
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("kind", ROWS)
 def test_masks_drawn_later_are_in_no_shard_whatever_kind_of_rows(
     prepared: Any, tmp_path: Path, kind: Any

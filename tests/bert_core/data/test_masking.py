@@ -145,6 +145,7 @@ def test_no_word_is_split(strategy: str, seed: int) -> None:
     assert np.isin(words, touched).sum() == len(chosen.positions)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("shares", [WHOLE_WORD, NGRAM, SPAN], ids=["whole_word", "ngram", "span"])
 @pytest.mark.parametrize("seed", range(4))
 def test_runs_are_those_of_the_oracle(shares: np.ndarray, seed: int) -> None:

@@ -283,6 +283,7 @@ def clusters(rng: np.random.Generator) -> np.ndarray:
     return np.array(rows)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("threshold", [0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 0.99, 1.0])
 def test_no_pair_that_reaches_the_threshold_is_missed(threshold: float) -> None:
     rng = np.random.default_rng(2)

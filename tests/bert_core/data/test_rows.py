@@ -61,6 +61,7 @@ def unmasked(rows: ShardRows) -> list[list[int]]:
     return found
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("slice_tokens", [1, 500])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)

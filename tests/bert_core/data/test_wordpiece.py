@@ -76,6 +76,7 @@ def test_any_texts(inner: tokenizers.Tokenizer, texts: list[str]) -> None:
     assert_equal_to_the_library(inner, texts)
 
 
+@pytest.mark.drill
 def test_every_code_point_that_is_assigned(inner: tokenizers.Tokenizer) -> None:
     """Alone, in a word after a letter that it may combine with, and beside a mark."""
     assigned = [

@@ -107,8 +107,14 @@ HEADS: dict[str, Callable[[EncoderConfig], Objective]] = {
     "span": Span,
     "multiple_choice": lambda config: MultipleChoice(config, CHOICES),
 }
+QUICK = ("ForMaskedLM", "ForSequenceClassification")
 CASES = [
-    pytest.param(kind, tuple(sorted(objectives)), id=f"{kind}-{ending}")
+    pytest.param(
+        kind,
+        tuple(sorted(objectives)),
+        id=f"{kind}-{ending}",
+        marks=[] if ending in QUICK else [pytest.mark.drill],
+    )
     for kind, entries in KINDS.items()
     for objectives, ending in ARCHITECTURES.items()
     if ending in LAYOUTS[entries["model_type"]].heads
