@@ -106,7 +106,7 @@ def test_rows_whose_label_nothing_learns_are_refused(prepared: Any, tmp_path: Pa
     config = prepared.prepare(tmp_path / "shards")
     pairs = replace(config.pairs, kind="sop", dupe_factor=1)
     prepare.run(replace(config, pairs=pairs))
-    message = "wanted rows with next_sentence_label, or with no label, they have sentence_order"
+    message = "wanted rows that bert-tiny can be trained on, they have sentence_order"
     with pytest.raises(ConfigError, match=message):
         pretrain.run(replace(prepared.pretrain(tmp_path / "run"), shards=config.output))
 
