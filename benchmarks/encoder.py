@@ -19,7 +19,8 @@ import transformers
 from benchmarks.harness import Comparison, compare, main
 from bert_core.batches import pack, pad, token_count
 from bert_core.data.docstrings import docstrings_of
-from bert_core.data.tokenizer import Tokenizer, train_vocabulary
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.vocabulary import train_vocabulary
 from bert_core.model.encoder import Encoder
 from bert_core.model.hf import encoder_config_to_huggingface, to_huggingface
 from bert_core.model.variants import VARIANTS, EncoderConfig

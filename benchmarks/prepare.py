@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.harness import Comparison, compare, main
-from bert_core.data.tokenizer import Tokenizer, train_vocabulary
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.vocabulary import train_vocabulary
 from bert_core.data.wordpiece import BulkWordPiece
 from bert_core.manifest import read_manifest
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 from bert_core import files
 from bert_core.data.documents import clean
 from bert_core.data.pairs import LABELS
-from bert_core.data.rows import word_starts
 from bert_core.data.tokenizer import Tokenizer
 from pipelines import hub
 from pipelines.blocks import Block, read_block
@@ -271,7 +270,7 @@ def sample(blocks: Sequence[Block]) -> Iterable[str]:
 def fertility(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[float, float]:
     """Tokens a word, and the share of unknown tokens; a punctuation mark counts as a word."""
     ids = tokenizer.encode_column(pa.array(texts, pa.string())).values.to_numpy()
-    words = max(int(word_starts(tokenizer)[ids].sum()), 1)
+    words = max(int(tokenizer.begins_word[ids].sum()), 1)
     return len(ids) / words, float((ids == tokenizer.unk_id).mean()) if len(ids) else 0.0
 
 

@@ -28,7 +28,7 @@ from bert_core.data.fragments import Part, as_documents, read_counts, read_shard
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import LABELS, PairsConfig
 from bert_core.data.quality import QualityConfig
-from bert_core.data.rows import RowMaker, word_starts
+from bert_core.data.rows import RowMaker
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardInfo, shard_name, write_shard
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError, ResourceError
@@ -318,6 +318,8 @@ def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> Part:
     config = plan.config
     tokenizer = _tokenizer(config.tokenizer)
     split_up = [split_sentences(document.text) for document in documents]
+    if tokenizer.reads_spaces:  # what stood between two sentences belongs to the second
+        split_up = [[*each[:1], *(f" {one}" for one in each[1:])] for each in split_up]
     sentences = list(chain.from_iterable(split_up))
     sentence_counts = np.array([len(each) for each in split_up])
     encoded = tokenizer.encode_column(pa.array(sentences, pa.string()))
@@ -331,7 +333,7 @@ def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> Part:
             "documents": int((copies > 0).sum()),
             "sentences": int(sentence_counts[copies > 0].sum()),
             "tokens": len(ids),
-            "words": int(_word_starts(config.tokenizer)[ids].sum()),
+            "words": int(tokenizer.begins_word[ids].sum()),
             "unknown_tokens": int((ids == tokenizer.unk_id).sum()),
             "dropped_by_weight": int((copies == 0).sum()),
         }
@@ -411,11 +413,6 @@ def _write_shard(plan: Plan, fragments: list[str], shard: int, path: str) -> Non
 def _tokenizer(folder: str) -> Tokenizer:
     """The tokenizer, built once a process."""
     return Tokenizer.load(folder)
-
-
-@lru_cache(maxsize=4)
-def _word_starts(folder: str) -> np.ndarray:
-    return word_starts(_tokenizer(folder))
 
 
 @lru_cache(maxsize=1)

@@ -1,12 +1,14 @@
-"""Corpus → WordPiece vocabulary, from a deterministic sample of the documents."""
+"""Corpus → vocabulary, from a deterministic sample of the documents."""
 
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from typing import get_args
 
 from bert_core import files
 from bert_core.data.documents import clean, document_digest, document_fraction
-from bert_core.data.tokenizer import Tokenizer, train_vocabulary
+from bert_core.data.tokenizer import Kind
+from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, Output
 from pipelines import card
@@ -25,6 +27,8 @@ class VocabConfig(StageConfig):
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The text to train on."""
+    kind: Kind = "wordpiece"
+    """How words are split: `wordpiece` (BERT), `bpe` (bytes, RoBERTa) or `unigram` (ALBERT)."""
     vocab_size: int = 30_522
     """Most tokens, special ones included (Devlin et al. 2019: 30,000)."""
     lowercase: bool = True
@@ -41,6 +45,8 @@ class VocabConfig(StageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.kind not in get_args(Kind):
+            raise ConfigError(f"kind: wanted one of {', '.join(get_args(Kind))}, got {self.kind!r}")
         for name, least in (("vocab_size", 100), ("min_frequency", 1), ("sample_bytes", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: wanted at least {least}, got {getattr(self, name)}")
@@ -76,14 +82,14 @@ def _train(config: VocabConfig, size_bytes: int) -> Result:
             "empty documents: check the corpus and corpus.text_column"
         )
     say(f"vocab: counting pairs of pieces in {len(texts):,} documents")
-    vocabulary = train_vocabulary(
+    tokenizer = train_tokenizer(
+        config.kind,
         texts,
         vocab_size=config.vocab_size,
         lowercase=config.lowercase,
         min_frequency=config.min_frequency,
     )
     words = sum(len(text.split()) for text in texts)
-    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=config.lowercase)
     tokenizer.save(config.output)
     counts = {
         "vocab_size": tokenizer.vocab_size,
@@ -93,7 +99,7 @@ def _train(config: VocabConfig, size_bytes: int) -> Result:
         "words_per_s": words / (time.monotonic() - began),
         "corpus_bytes": size_bytes,
     }
-    say(f"vocab: {tokenizer.vocab_size:,} word pieces in {config.output}")
+    say(f"vocab: {tokenizer.vocab_size:,} tokens in {config.output}")
     outputs = {name: Output.of(files.join(config.output, name)) for name in tokenizer.files()}
     path = card.write_of_vocabulary(config, tokenizer, texts)
     return Result(outputs=outputs, counts=counts, artifacts=[path])

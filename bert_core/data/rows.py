@@ -9,13 +9,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Bool, Integer
+from jaxtyping import Integer
 
 from bert_core.data.draws import row_keys
 from bert_core.data.masking import Masker, MaskingConfig
 from bert_core.data.pairs import LABELS, Documents, PairsConfig, Segments, assemble, make_rows
 from bert_core.data.shards import ShardRows
-from bert_core.data.tokenizer import CONTINUATION, Tokenizer
+from bert_core.data.tokenizer import Tokenizer
 
 SLICE_TOKENS = 1 << 18  # masking takes some 60 bytes a token
 
@@ -25,7 +25,7 @@ class RowMaker:
 
     def __init__(self, tokenizer: Tokenizer, pairs: PairsConfig, masking: MaskingConfig) -> None:
         self._tokenizer, self._pairs, self._masking = tokenizer, pairs, masking
-        self._begins_word = word_starts(tokenizer)
+        self._begins_word = tokenizer.begins_word
         self._masker = Masker(
             masking,
             vocab_size=tokenizer.vocab_size,
@@ -117,8 +117,3 @@ def _slices(offsets: Integer[np.ndarray, "rows_1"]) -> list[tuple[int, int]]:
     """Runs of rows of some `SLICE_TOKENS` tokens each."""
     cuts = np.searchsorted(offsets, np.arange(0, offsets[-1], SLICE_TOKENS))
     return list(pairwise(np.unique([*cuts, len(offsets) - 1]).tolist()))
-
-
-def word_starts(tokenizer: Tokenizer) -> Bool[np.ndarray, "vocab"]:
-    """For every id whether it begins a word."""
-    return np.array([not token.startswith(CONTINUATION) for token in tokenizer.vocabulary])

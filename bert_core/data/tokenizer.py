@@ -1,28 +1,32 @@
-"""WordPiece: train a vocabulary, load any `tokenizer.json`, encode columns of text.
+"""Text to ids: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's Unigram, any `tokenizer.json`.
 
-The vocabulary is the same bytes in every process (`train_vocabulary` says how). Which documents it
-is trained on is for `pipelines.vocab`.
+How a vocabulary is trained is for `data.vocabulary`.
 """
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import pyarrow as pa
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_core import files
 from bert_core.data.wordpiece import BulkWordPiece, supports
-from bert_core.errors import ConfigError, CorpusError, FormatError
+from bert_core.errors import FormatError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# The same five in RoBERTa's files; ALBERT's have some of each.
+OTHER_NAMES = {PAD: "<pad>", UNK: "<unk>", CLS: "<s>", SEP: "</s>", MASK: "<mask>"}
 CONTINUATION = "##"
+# What a token that begins a word begins with: byte-level BPE's space, Unigram's.
+BYTE_SPACE, SPACE = "Ġ", "▁"
 MAX_CHARACTERS_PER_WORD = 100
+Kind = Literal["wordpiece", "bpe", "unigram"]
 
 
 class Tokenizer:
@@ -33,7 +37,7 @@ class Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         self.inner = inner
-        _check_special_tokens(inner.get_vocab(with_added_tokens=True))
+        self._special = _special_tokens(inner.get_vocab(with_added_tokens=True))
 
     @classmethod
     def from_vocabulary(cls, vocabulary: Sequence[str], *, lowercase: bool) -> "Tokenizer":
@@ -42,7 +46,7 @@ class Tokenizer:
         Raises: FormatError if a special token is missing or a token stands twice.
         """
         ids = {token: index for index, token in enumerate(vocabulary)}
-        _check_special_tokens(ids)
+        _special_tokens(ids)
         if len(ids) < len(vocabulary):
             twice = next(token for index, token in enumerate(vocabulary) if ids[token] != index)
             raise FormatError(
@@ -57,7 +61,7 @@ class Tokenizer:
                 max_input_chars_per_word=MAX_CHARACTERS_PER_WORD,
             )
         )
-        inner.normalizer = _normalizer(lowercase)
+        inner.normalizer = bert_normalizer(lowercase)
         inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         inner.decoder = decoders.WordPiece(prefix=CONTINUATION)
         inner.post_processor = processors.TemplateProcessing(
@@ -66,6 +70,42 @@ class Tokenizer:
             special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
         )
         inner.add_special_tokens(list(SPECIAL_TOKENS))
+        return cls(inner)
+
+    @classmethod
+    def from_merges(
+        cls, vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], *, lowercase: bool
+    ) -> "Tokenizer":
+        """RoBERTa's byte-level BPE over `vocabulary`, whose order gives the ids."""
+        ids = {token: index for index, token in enumerate(vocabulary)}
+        special = _special_tokens(ids)
+        inner = tokenizers.Tokenizer(models.BPE(ids, list(merges), unk_token=special[UNK]))
+        if lowercase:
+            inner.normalizer = normalizers.Lowercase()
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        cls_, sep = ((special[one], ids[special[one]]) for one in (CLS, SEP))
+        inner.post_processor = processors.RobertaProcessing(sep, cls_, add_prefix_space=False)
+        inner.add_special_tokens(list(special.values()))
+        return cls(inner)
+
+    @classmethod
+    def from_pieces(cls, pieces: Sequence[tuple[str, float]], *, lowercase: bool) -> "Tokenizer":
+        """ALBERT's Unigram over pieces with the logarithms of their probabilities, in id order."""
+        ids = {token: index for index, (token, _) in enumerate(pieces)}
+        special = _special_tokens(ids)
+        inner = tokenizers.Tokenizer(models.Unigram(list(pieces), ids[special[UNK]], False))
+        inner.normalizer = unigram_normalizer(lowercase)
+        inner.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, "always")]
+        )
+        inner.decoder = decoders.Metaspace(SPACE, "always")
+        inner.post_processor = processors.TemplateProcessing(
+            single=f"{special[CLS]} $A {special[SEP]}",
+            pair=f"{special[CLS]} $A {special[SEP]} $B:1 {special[SEP]}:1",
+            special_tokens=[(special[one], ids[special[one]]) for one in (CLS, SEP)],
+        )
+        inner.add_special_tokens(list(special.values()))
         return cls(inner)
 
     @classmethod
@@ -95,20 +135,26 @@ class Tokenizer:
         )
 
     def files(self, model_max_length: int = 512) -> dict[str, bytes]:
-        """The four files that transformers' AutoTokenizer reads, by name."""
+        """The files that transformers' AutoTokenizer reads, by name."""
         names = {"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK}
-        special = {f"{name}_token": token for name, token in names.items()}
-        settings = {
-            "tokenizer_class": "BertTokenizer",
-            "do_lower_case": self.lowercase,
-            "strip_accents": None,
-            "tokenize_chinese_chars": True,
-            "model_max_length": model_max_length,
-            **special,
-        }
-        return {
-            "tokenizer.json": self.inner.to_str(pretty=False).encode(),
-            "vocab.txt": "".join(f"{token}\n" for token in self.vocabulary).encode(),
+        special = {f"{name}_token": self._special[one] for name, one in names.items()}
+        settings: dict[str, Any] = {"model_max_length": model_max_length, **special}
+        listed = {"tokenizer.json": self.inner.to_str(pretty=False).encode()}
+        if self.kind == "wordpiece":
+            settings |= {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": self.lowercase,
+                "strip_accents": None,
+                "tokenize_chinese_chars": True,
+            }
+            listed["vocab.txt"] = "".join(f"{token}\n" for token in self.vocabulary).encode()
+        else:
+            # The class that takes `tokenizer.json` as it is; others build their own from its parts.
+            settings |= {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            }
+        return listed | {
             "tokenizer_config.json": json.dumps(settings, indent=2).encode(),
             "special_tokens_map.json": json.dumps(special, indent=2).encode(),
         }
@@ -124,11 +170,12 @@ class Tokenizer:
         Raises: FormatError naming `source` if text is lower-cased and entries have capitals, which
             would never be found, or text is not and no entry has one, though some have letters.
         """
-        entries = [token for token in self.vocabulary if token not in SPECIAL_TOKENS]
+        if self.kind == "bpe":
+            return  # its alphabet of bytes has capitals whatever the text
+        entries = [token for token in self.vocabulary if token not in self._special.values()]
         letters = sum(token != token.upper() for token in entries)
         capitals = sum(token != token.lower() for token in entries)
-        normalizer = self.inner.normalizer
-        lowers = normalizer is not None and normalizer.normalize_str("AB") == "ab"
+        lowers = self.lowercase
         way_out = (
             "set lowercase in its tokenizer.json (do_lower_case in tokenizer_config.json where "
             "there is a vocab.txt alone), or give a vocabulary of the other casing"
@@ -142,7 +189,7 @@ class Tokenizer:
             raise FormatError(
                 f"{source}: wanted a cased vocabulary, since this tokenizer keeps capitals, none "
                 f"of {len(entries):,} entries has one, so every word with a capital would be "
-                f"{UNK}: {way_out}"
+                f"{self._special[UNK]}: {way_out}"
             )
 
     @cached_property
@@ -153,12 +200,44 @@ class Tokenizer:
 
     @cached_property
     def lowercase(self) -> bool:
-        """Whether text is lower-cased (and its accents stripped) first."""
-        return bool(getattr(self.inner.normalizer, "lowercase", False))
+        """Whether text is lower-cased first."""
+        normalizer = self.inner.normalizer
+        return normalizer is not None and normalizer.normalize_str("AB") == "ab"
+
+    @cached_property
+    def kind(self) -> Kind:
+        """The algorithm that splits words."""
+        name = type(self.inner.model).__name__.lower()
+        if name not in get_args(Kind):
+            raise FormatError(
+                f"tokenizer: wanted a model of {', '.join(get_args(Kind))}, got {name}: "
+                "convert the tokenizer, or train one with `raybert vocab`"
+            )
+        return cast("Kind", name)
+
+    @cached_property
+    def begins_word(self) -> np.ndarray:
+        """For every id whether its token begins a word, bool; what follows a special one does too.
+
+        Of WordPiece every token but a continuation; of the others one with its space.
+        """
+        if self.kind == "wordpiece":
+            return np.array([not token.startswith(CONTINUATION) for token in self.vocabulary])
+        return np.array([token.startswith((BYTE_SPACE, SPACE)) for token in self.vocabulary])
+
+    @property
+    def reads_spaces(self) -> bool:
+        """Whether a word's ids depend on the space before it (byte-level BPE, as RoBERTa's)."""
+        splits = self.inner.pre_tokenizer
+        return bool(splits) and [one for one, _ in splits.pre_tokenize_str("a")] != [
+            one for one, _ in splits.pre_tokenize_str(" a")
+        ]
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of what determines the ids: the vocabulary in order and the casing."""
+        """sha256 of what determines the ids: for WordPiece its vocabulary in order and casing."""
+        if self.kind != "wordpiece":
+            return hashlib.sha256(self.inner.to_str().encode()).hexdigest()
         text = "\n".join([f"lowercase={self.lowercase}", *self.vocabulary])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -189,7 +268,7 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> np.ndarray:
         """Ids that are never masked and never drawn as a random replacement, ascending."""
-        return np.array(sorted(self._id(token) for token in SPECIAL_TOKENS))
+        return np.array(sorted({self._id(token) for token in SPECIAL_TOKENS}))
 
     @property
     def id_type(self) -> pa.DataType:
@@ -197,7 +276,7 @@ class Tokenizer:
         return pa.uint16() if self.vocab_size <= 1 << 16 else pa.uint32()
 
     def _id(self, token: str) -> int:
-        index = self.inner.token_to_id(token)
+        index = self.inner.token_to_id(self._special[token])
         assert index is not None  # __init__ looked
         return index
 
@@ -233,88 +312,23 @@ class Tokenizer:
         return BulkWordPiece(self.inner) if supports(self.inner) else None
 
 
-def train_vocabulary(
-    texts: Sequence[str],
-    *,
-    vocab_size: int,
-    lowercase: bool,
-    min_frequency: int = 2,
-    limit_alphabet: int = 1000,
-) -> list[str]:
-    """The tokens of a WordPiece vocabulary, in canonical order.
+def _special_tokens(vocabulary: Mapping[str, int]) -> dict[str, str]:
+    """BERT's name → the name in this vocabulary, of the five special tokens.
 
-    The order is: special tokens, then single characters by code point (each before its `##` form),
-    then all other tokens by code points. The same texts give the same list in every process.
-
-    Args:
-        texts: what to count words in; read twice.
-        vocab_size: most tokens, specials included. A small corpus gives fewer.
-        min_frequency: a pair of pieces seen less often is not merged.
-        limit_alphabet: most characters kept, the most frequent ones; words with others are unknown.
-    Raises: CorpusError if there is no text; ConfigError if `vocab_size` cannot hold the alphabet.
-    Source: Schuster and Nakajima 2012, as in `tokenizers`' WordPieceTrainer, which merges by count.
+    Raises: FormatError if one has neither of its names there.
     """
-    normalizer = _normalizer(lowercase)
-    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    chunks: Counter[str] = Counter()
-    for text in texts:
-        chunks.update(normalizer.normalize_str(text).split())
-    singles: Counter[str] = Counter()
-    continuations: set[str] = set()
-    for chunk, count in chunks.items():
-        for word, _ in pre_tokenizer.pre_tokenize_str(chunk):
-            singles.update(dict.fromkeys(word, count))
-            continuations.update(word[1:])
-    if not singles:
-        raise CorpusError(
-            "vocabulary: wanted text to count words in, the sample holds none: "
-            "check the corpus and its text column"
-        )
-    by_count = sorted(sorted(singles), key=singles.__getitem__, reverse=True)
-    alphabet = sorted(by_count[:limit_alphabet])
-    pieces = [CONTINUATION + character for character in alphabet if character in continuations]
-    needed = len(SPECIAL_TOKENS) + len(alphabet) + len(pieces)
-    if vocab_size < needed:
-        raise ConfigError(
-            f"vocab_size: wanted at least {needed} (special tokens and the characters of this "
-            f"corpus), got {vocab_size}: raise vocab_size, or lower limit_alphabet"
-        )
-    # NOTE: the trainer numbers `##c` pieces in the order of a randomly seeded hash map and breaks
-    # ties between equally frequent pairs by those numbers. Given here as special tokens they are
-    # numbered by us, so the merges too are the same in every process.
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        special_tokens=[*SPECIAL_TOKENS, *pieces],
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        continuing_subword_prefix=CONTINUATION,
-        show_progress=False,
-    )
-    trained = tokenizers.Tokenizer(models.WordPiece(unk_token=UNK))
-    trained.normalizer, trained.pre_tokenizer = normalizer, pre_tokenizer
-    trained.train_from_iterator(texts, trainer)
-    return canonical_order(trained.get_vocab())
-
-
-def canonical_order(tokens: Iterable[str]) -> list[str]:
-    """Special tokens, single characters (plain before `##`), the rest; each by code points."""
-
-    def key(token: str) -> tuple[int, str, bool]:
-        surface = token.removeprefix(CONTINUATION) or token
-        return (len(surface) > 1, surface, token != surface)
-
-    return [*SPECIAL_TOKENS, *sorted(set(tokens) - set(SPECIAL_TOKENS), key=key)]
-
-
-def _check_special_tokens(vocabulary: Mapping[str, int]) -> None:
-    missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
+    named = {
+        one: next((name for name in (one, OTHER_NAMES[one]) if name in vocabulary), None)
+        for one in SPECIAL_TOKENS
+    }
+    missing = [one for one, name in named.items() if name is None]
     if missing:
         raise FormatError(
-            f"tokenizer: wanted the special tokens {', '.join(SPECIAL_TOKENS)}, "
-            f"{', '.join(missing)} is not in the vocabulary: train it with `raybert vocab`, "
-            "or give the folder of a BERT tokenizer"
+            f"tokenizer: wanted the special tokens {', '.join(SPECIAL_TOKENS)} (or "
+            f"{', '.join(OTHER_NAMES.values())}), {', '.join(missing)} is not in the vocabulary: "
+            "train it with `raybert vocab`, or give the folder of a tokenizer of an encoder"
         )
+    return {one: name for one, name in named.items() if name is not None}
 
 
 def _lines(path: str) -> list[str]:
@@ -328,10 +342,22 @@ def _lines(path: str) -> list[str]:
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
-def _normalizer(lowercase: bool) -> normalizers.Normalizer:
+def bert_normalizer(lowercase: bool) -> normalizers.Normalizer:
+    """BERT's own: clean, apart around CJK characters, lower-cased without accents or neither."""
     return normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
     )
+
+
+def unigram_normalizer(lowercase: bool) -> normalizers.Normalizer:
+    """ALBERT's own: plain quotes, compatibility forms, without accents, lower-cased or not."""
+    steps = [
+        normalizers.Replace("``", '"'),
+        normalizers.Replace("''", '"'),
+        normalizers.NFKD(),
+        normalizers.StripAccents(),
+    ]
+    return normalizers.Sequence([*steps, normalizers.Lowercase()] if lowercase else steps)
 
 
 def _lowercase_setting(folder: str) -> bool:

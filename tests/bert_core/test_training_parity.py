@@ -18,7 +18,8 @@ from bert_core.data.documents import clean, document_digest, split_sentences
 from bert_core.data.draws import row_keys
 from bert_core.data.masking import Masker, MaskingConfig
 from bert_core.data.pairs import Documents, PairsConfig, assemble, make_rows
-from bert_core.data.tokenizer import Tokenizer, train_vocabulary
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.vocabulary import train_vocabulary
 from bert_core.model.hf import (
     encoder_config_from_huggingface,
     encoder_config_to_huggingface,

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bert_core.bundle import save_bundle
-from bert_core.data.tokenizer import Tokenizer, train_vocabulary
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.vocabulary import train_vocabulary
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.text_classification import TextClassification

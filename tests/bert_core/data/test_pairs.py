@@ -24,7 +24,8 @@ from bert_core.data.pairs import (
     assemble,
     make_rows,
 )
-from bert_core.data.tokenizer import CONTINUATION, Tokenizer, train_vocabulary
+from bert_core.data.tokenizer import CONTINUATION, Tokenizer
+from bert_core.data.vocabulary import train_vocabulary
 from bert_core.errors import ConfigError, CorpusError
 
 SIGMAS = 4.5  # a fair draw lies further out once in 150,000 seeds; the seeds here are fixed

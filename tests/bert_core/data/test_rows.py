@@ -10,7 +10,7 @@ import pytest
 from bert_core.data import rows as module
 from bert_core.data.masking import STRATEGIES, MaskingConfig, Strategy
 from bert_core.data.pairs import LABELS, Documents, Kind, PairsConfig
-from bert_core.data.rows import RowMaker, word_starts
+from bert_core.data.rows import RowMaker
 from bert_core.data.shards import ShardRows
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -113,7 +113,7 @@ def test_rows_whose_masks_come_later_have_word_starts_and_no_masks(
     kind: Kind, strategy: Strategy
 ) -> None:
     rows, counts = made(kind, strategy=strategy, dynamic=True)
-    starts = word_starts(TOKENIZER)
+    starts = TOKENIZER.begins_word
     for row in map(rows.row, range(len(rows))):
         assert row.begins_word is not None
         assert row.begins_word.tolist() == starts[row.input_ids].tolist()
@@ -129,7 +129,7 @@ def test_rows_whose_masks_come_later_have_word_starts_and_no_masks(
 
 def test_words_begin_where_no_sign_of_continuation_is() -> None:
     wanted = [not token.startswith("##") for token in TOKENIZER.vocabulary]
-    assert word_starts(TOKENIZER).tolist() == wanted
+    assert TOKENIZER.begins_word.tolist() == wanted
     assert wanted.count(False) == 32
 
 

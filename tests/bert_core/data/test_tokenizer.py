@@ -19,12 +19,8 @@ from transformers import AutoTokenizer
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from bert_core import files
-from bert_core.data.tokenizer import (
-    SPECIAL_TOKENS,
-    Tokenizer,
-    canonical_order,
-    train_vocabulary,
-)
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.data.vocabulary import canonical_order, train_vocabulary
 from bert_core.errors import ConfigError, CorpusError, FormatError
 
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
@@ -64,7 +60,7 @@ def train(texts: list[str], *, lowercase: bool = True, vocab_size: int = 400) ->
 
 TRAIN = """
 import hashlib, json, sys
-from bert_core.data.tokenizer import train_vocabulary
+from bert_core.data.vocabulary import train_vocabulary
 vocabulary = train_vocabulary(json.load(sys.stdin), vocab_size=400, lowercase=True)
 print(hashlib.sha256("\\n".join(vocabulary).encode()).hexdigest())
 """
@@ -268,8 +264,8 @@ def test_ids_take_two_bytes_where_the_vocabulary_fits(size: int, id_type: pa.Dat
         (
             "vocab.txt",
             b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n",
-            "wanted the special tokens [PAD], [UNK], [CLS], [SEP], [MASK], "
-            "[MASK] is not in the vocabulary: train it with `raybert vocab`",
+            "wanted the special tokens [PAD], [UNK], [CLS], [SEP], [MASK] (or <pad>, <unk>, <s>, "
+            "</s>, <mask>), [MASK] is not in the vocabulary: train it with `raybert vocab`",
         ),
         ("vocab.txt", b"a\n", "[PAD], [UNK], [CLS], [SEP], [MASK] is not in the vocabulary"),
         (

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
 from bert_core.data import wordpiece
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer, train_vocabulary
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.data.vocabulary import train_vocabulary
 from bert_core.data.wordpiece import BulkWordPiece, supports
 
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]

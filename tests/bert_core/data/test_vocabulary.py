@@ -1,0 +1,159 @@
+"""Vocabularies of every kind: the same in every process, in canonical order, at home elsewhere."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pyarrow as pa
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+from transformers import AutoTokenizer
+
+from bert_core.data.docstrings import docstrings_of
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Kind, Tokenizer, unigram_normalizer
+from bert_core.data.vocabulary import (
+    BPE_SPECIAL,
+    LONGEST_PIECE,
+    UNIGRAM_SPECIAL,
+    train_tokenizer,
+)
+from bert_core.errors import ConfigError, CorpusError, FormatError
+
+TEXTS = [docstrings_of(Path(json.__file__).parent.joinpath(name).read_bytes()) for name in
+         ("__init__.py", "decoder.py", "encoder.py")]  # fmt: skip
+TEXT = [text for texts in TEXTS for text in texts] * 3 + ["Café ``naïve'' déjà 海 vu, 漢字!"] * 3
+HARD = [
+    "Serialize ``obj`` to a JSON formatted ``str``!",
+    " leading and  double  spaces ",
+    "café naïve 海 漢字 🌊 x" + "y" * 200,
+    "<s> [CLS] </s> [MASK] <mask> mask",
+    "",
+    "Tabs\tand\nlines\r\n",
+    "ﬁne ½ Ⅳ",
+]
+SIZES: dict[Kind, int] = {"wordpiece": 400, "bpe": 400, "unigram": 300}
+SPECIAL: dict[Kind, tuple[str, ...]] = {
+    "wordpiece": SPECIAL_TOKENS,
+    "bpe": BPE_SPECIAL,
+    "unigram": UNIGRAM_SPECIAL,
+}
+KINDS = get_args(Kind)
+
+
+def trained(kind: Kind, lowercase: bool = False) -> Tokenizer:
+    return train_tokenizer(kind, TEXT, vocab_size=SIZES[kind], lowercase=lowercase)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fresh_processes_give_the_same_files(kind: Kind, lowercase: bool) -> None:
+    program = (
+        "import json, sys, hashlib\n"
+        "from bert_core.data.vocabulary import train_tokenizer\n"
+        "texts, kind, size, lower = json.load(sys.stdin)\n"
+        "made = train_tokenizer(kind, texts, vocab_size=size, lowercase=lower)\n"
+        "data = b''.join(data for _, data in sorted(made.files().items()))\n"
+        "print(hashlib.sha256(data).hexdigest())\n"
+    )
+    asked = json.dumps([TEXT, kind, SIZES[kind], lowercase])
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program], input=asked, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(3)
+    }
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_in_canonical_order(kind: Kind) -> None:
+    tokenizer = trained(kind)
+    special = SPECIAL[kind]
+    assert tuple(tokenizer.vocabulary[:5]) == special
+    assert tokenizer.special_ids.tolist() == [0, 1, 2, 3, 4]
+    assert tokenizer.kind == kind
+    rest = tokenizer.vocabulary[5:]
+    if kind == "bpe":
+        assert rest[:256] == sorted(pre_tokenizers.ByteLevel.alphabet())
+        merges = json.loads(tokenizer.inner.to_str())["model"]["merges"]
+        assert rest[256:] == list(dict.fromkeys("".join(pair) for pair in merges))
+    elif kind == "unigram":
+        assert rest == sorted(rest, key=lambda piece: (len(piece) > 1, piece))
+    assert len(tokenizer.vocabulary) == SIZES[kind]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_gives_the_same_ids(kind: Kind, lowercase: bool, tmp_path: Path) -> None:
+    tokenizer = trained(kind, lowercase)
+    tokenizer.save(tmp_path, 64)
+    theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert again.digest == tokenizer.digest
+    assert again.lowercase == tokenizer.lowercase == lowercase
+    assert theirs.model_max_length == 64
+    for text in [*HARD, *TEXT[:40]]:
+        [ids] = tokenizer.encode([text], 64)
+        assert ids.tolist() == theirs(text, truncation=True)["input_ids"], text
+        assert again.encode([text], 64)[0].tolist() == ids.tolist()
+    columns = tokenizer.encode_column(pa.array(HARD)).to_pylist()
+    wanted = [theirs(text, add_special_tokens=False)["input_ids"] for text in HARD]
+    assert columns == wanted
+    for name in ("pad", "unk", "cls", "sep", "mask"):
+        assert getattr(theirs, f"{name}_token_id") == getattr(tokenizer, f"{name}_id")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_word_begins_where_its_space_is(kind: Kind) -> None:
+    tokenizer = trained(kind)
+    [ids] = tokenizer.encode([" encoder decoding"], 32)
+    begins = tokenizer.begins_word[ids[1:-1]]
+    assert begins[0]
+    # BPE and Unigram keep the space with the word; WordPiece marks what goes on.
+    assert begins.sum() == 2
+    assert tokenizer.reads_spaces == (kind == "bpe")
+
+
+def test_scores_made_from_whole_numbers_split_text_as_well() -> None:
+    """Tokens a text beside the scores that the trainer of `tokenizers` came to."""
+    trainer = trainers.UnigramTrainer(
+        vocab_size=SIZES["unigram"],
+        special_tokens=list(UNIGRAM_SPECIAL),
+        unk_token="<unk>",
+        max_piece_length=LONGEST_PIECE,
+        show_progress=False,
+    )
+    theirs = tokenizers.Tokenizer(models.Unigram())
+    theirs.normalizer = unigram_normalizer(False)
+    theirs.pre_tokenizer = trained("unigram").inner.pre_tokenizer
+    theirs.train_from_iterator(TEXT, trainer)
+    ours = trained("unigram")
+    assert set(ours.vocabulary) == set(theirs.get_vocab())
+    counts = [
+        sum(len(one.ids) for one in each.encode_batch(TEXT, add_special_tokens=False))
+        for each in (ours.inner, theirs)
+    ]
+    assert counts[0] < 1.02 * counts[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vocabulary_without_text_or_room_is_refused(kind: Kind) -> None:
+    with pytest.raises(CorpusError, match="wanted text to count words in"):
+        train_tokenizer(kind, ["", "  "], vocab_size=500, lowercase=True)
+    with pytest.raises(ConfigError, match=r"vocab_size: wanted at least \d+"):
+        train_tokenizer(kind, TEXT, vocab_size=30, lowercase=True)
+
+
+def test_a_tokenizer_of_no_encoder_is_refused(tmp_path: Path) -> None:
+    inner = tokenizers.Tokenizer(models.BPE({"a": 0, "<s>": 1}, []))
+    inner.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(FormatError, match=r"\[PAD\], \[UNK\], \[SEP\], \[MASK\] is not in the voc"):
+        Tokenizer.load(tmp_path)
+    words = tokenizers.Tokenizer(
+        models.WordLevel({token: n for n, token in enumerate(SPECIAL_TOKENS)}, unk_token="[UNK]")
+    )
+    with pytest.raises(FormatError, match="wanted a model of wordpiece, bpe, unigram, got wordl"):
+        _ = Tokenizer(words).kind
