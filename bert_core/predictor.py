@@ -50,18 +50,30 @@ class Predictor:
         self.max_length = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
 
     def predict(self, inputs: Any, parameters: Parameters | None = None) -> list[Any]:
-        """Answer each text, in order; a text past `max_length` tokens is cut there.
+        """Answer each text, in order.
 
         Args:
             inputs: a list of texts.
             parameters: of `task.parameters`' class; None takes the defaults.
-        Raises: InputError if `inputs` is not a list of at least one text.
+        Raises: InputError if `inputs` is not a list of at least one text, or one is longer than
+            `max_length` tokens and is not to be cut.
         """
-        return self.decode(self.forward(self.encode(inputs)), parameters)
+        truncation = parameters is not None and parameters.truncation
+        return self.decode(self.forward(self.encode(inputs, truncation)), parameters)
 
-    def encode(self, inputs: Any) -> list[np.ndarray]:
+    def encode(self, inputs: Any, truncation: bool = False) -> list[np.ndarray]:
         """Ids of each text, as `forward` takes them. Raises: InputError, as `predict` does."""
-        return self.bundle.tokenizer.encode(_texts(inputs), self.max_length)
+        texts = _texts(inputs)
+        longest = self.max_length if truncation else None
+        encoded = self.bundle.tokenizer.encode(texts, longest)
+        for index, ids in enumerate(encoded):
+            if len(ids) > self.max_length:
+                raise InputError(
+                    f"inputs[{index}]: wanted at most {self.max_length} tokens with the special "
+                    f"ones, as long as the model's positions go, got {len(ids)}: set the parameter "
+                    "truncation to have it cut there, or split the text"
+                )
+        return encoded
 
     def forward(self, ids: Sequence[np.ndarray]) -> Float[np.ndarray, "rows classes"]:
         """Scores before softmax, fp32, a row for each array of ids.

@@ -97,7 +97,7 @@ def predict_rows(folder: Path, texts: list[str], config: StageConfig) -> list[di
 
 def _predict(folder: Path, threads: int, texts: list[str]) -> list[dict[str, Any]]:
     predictor = _predictor(folder, threads)
-    ids = predictor.encode(texts)
+    ids = predictor.encode(texts, truncation=True)
     answers = predictor.decode(predictor.forward(ids))
     return [{**best, "tokens": len(row)} for (best, *_), row in zip(answers, ids, strict=True)]
 

@@ -75,7 +75,8 @@ class Model(ServedModel):
     async def predict(self, inputs: list[str], parameters: Parameters | None) -> list[Any]:
         """An answer a text, as `Predictor.predict` gives. Raises: InputError."""
         loop = asyncio.get_running_loop()
-        rows = await loop.run_in_executor(self._texts, self.predictor.encode, inputs)
+        truncation = parameters is not None and parameters.truncation
+        rows = await loop.run_in_executor(self._texts, self.predictor.encode, inputs, truncation)
         logits = np.stack(await asyncio.gather(*map(self._batcher.submit, rows)))
         return await loop.run_in_executor(self._texts, self.predictor.decode, logits, parameters)
 

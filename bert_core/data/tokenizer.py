@@ -287,9 +287,13 @@ class Tokenizer:
             whole = [text.encode(errors="ignore").decode() for text in texts]
             return self.inner.encode_batch_fast(whole, add_special_tokens=False)
 
-    def encode(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
-        """Ids of `[CLS] text [SEP]`, uint32, cut to `max_length` ids in all, one array a text."""
-        keep = max_length - 2
+    def encode(self, texts: Sequence[str], max_length: int | None) -> list[np.ndarray]:
+        """Ids of `[CLS] text [SEP]`, uint32, one array a text.
+
+        Args:
+            max_length: ids in all that a text is cut to; None keeps it whole.
+        """
+        keep = None if max_length is None else max_length - 2
         encodings = self._encode_batch(list(texts))
         head, tail = [self.cls_id], [self.sep_id]
         return [np.array(head + e.ids[:keep] + tail, dtype=np.uint32) for e in encodings]

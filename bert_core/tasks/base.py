@@ -31,7 +31,10 @@ class EncodedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """What a caller may choose about an answer: each task's own fields."""
+    """What a caller may choose about an answer; each task adds its own fields."""
+
+    truncation: bool = False
+    """Whether to cut a text that is longer than the model's positions; else it is refused."""
 
 
 class Task(ABC):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoTokenizer, BertConfig, BertTokenizer
 
@@ -205,6 +206,44 @@ def test_labels_without_names_get_those_of_transformers(tmp_path: Path) -> None:
     task = load_bundle(tmp_path).task
     assert task is not None
     assert task.labels == ["LABEL_0", "LABEL_1"]
+
+
+@pytest.mark.parametrize("written", ["torch", "parts"])
+def test_weights_in_other_files_are_read(written: str, tmp_path: Path) -> None:
+    write_with_transformers(tmp_path, "BertForSequenceClassification", num_labels=2)
+    wanted = load_bundle(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    if written == "torch":
+        torch.save(weights, tmp_path / "pytorch_model.bin")
+    else:
+        names = sorted(weights)
+        files = {name: f"model-{1 + index % 2:05d}-of-00002.safetensors"
+                 for index, name in enumerate(names)}  # fmt: skip
+        for file in set(files.values()):
+            part = {name: weights[name] for name in names if files[name] == file}
+            save_file(part, tmp_path / file)
+        index = {"metadata": {}, "weight_map": files}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = load_bundle(tmp_path)
+    assert found.state.keys() == wanted.state.keys()
+    assert all(torch.equal(found.state[name], wanted.state[name]) for name in wanted.state)
+    assert found.digest != wanted.digest
+    if written == "parts":
+        (tmp_path / "model-00002-of-00002.safetensors").unlink()
+        with pytest.raises(FormatError, match=r"model-00002-of-00002.safetensors: wanted this fil"):
+            load_bundle(tmp_path)
+
+
+def test_weights_that_run_code_are_refused(tmp_path: Path) -> None:
+    write_with_transformers(tmp_path, "BertModel")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"x": Path("anything")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(FormatError, match=r"pytorch_model\.bin is no file of tensors alone"):
+        load_bundle(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"no zip")
+    with pytest.raises(FormatError, match=r"pytorch_model\.bin is no file of tensors alone"):
+        load_bundle(tmp_path)
 
 
 @pytest.mark.parametrize(

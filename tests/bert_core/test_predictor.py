@@ -53,7 +53,7 @@ def predictor(folder: Path) -> Predictor:
 
 def texts_of_all_lengths(count: int) -> list[str]:
     rng = np.random.default_rng(0)
-    return [" ".join(rng.choice(WORDS, rng.integers(0, 60))) for _ in range(count)]
+    return [" ".join(rng.choice(WORDS, rng.integers(0, 15))) for _ in range(count)]
 
 
 def test_answers_are_those_of_transformers_pipeline(folder: Path, predictor: Predictor) -> None:
@@ -76,11 +76,16 @@ def test_a_text_gets_the_same_answer_in_any_company_and_order(predictor: Predict
     np.testing.assert_allclose(together[:20], alone, atol=1e-5)
 
 
-def test_a_long_text_is_cut_at_the_last_position(predictor: Predictor) -> None:
+def test_a_long_text_is_refused_or_cut_at_the_last_position(predictor: Predictor) -> None:
     long = " ".join(WORDS)
     assert predictor.max_length == 32  # 36 positions, padded in steps of 8
-    assert len(predictor.encode([long])[0]) == 32
-    assert predictor.predict([long]) == predictor.predict([long + " word3" * 1000])
+    tokens = len(predictor.bundle.tokenizer.encode([long], None)[0])
+    message = rf"inputs\[1\]: wanted at most 32 tokens.* got {tokens}: set the parameter truncation"
+    with pytest.raises(InputError, match=message):
+        predictor.predict(["word1", long])
+    cut = TextClassificationParameters(truncation=True)
+    assert len(predictor.encode([long], truncation=True)[0]) == 32
+    assert predictor.predict([long], cut) == predictor.predict([long + " word3" * 1000], cut)
 
 
 def test_parameters_shape_the_answer(predictor: Predictor) -> None:

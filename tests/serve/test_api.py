@@ -115,7 +115,8 @@ def test_parameters_reach_the_task(ask: Caller) -> None:
         (
             b'{"inputs": "a", "parameters": {"topk": 1}}',
             422,
-            'parameters: wanted some of top_k, function_to_apply, got "topk": did you mean top_k?',
+            "parameters: wanted some of truncation, top_k, function_to_apply, "
+            'got "topk": did you mean top_k?',
         ),
         (
             b'{"inputs": "a", "parameters": {"top_k": "2"}}',
@@ -252,7 +253,7 @@ def test_openapi_has_the_shapes_of_the_task(ask: Caller) -> None:
     assert schema["additionalProperties"] is False
     parameters = schema["properties"]["parameters"]
     assert parameters["additionalProperties"] is False
-    assert set(parameters["properties"]) == {"top_k", "function_to_apply"}
+    assert set(parameters["properties"]) == {"truncation", "top_k", "function_to_apply"}
     function = parameters["properties"]["function_to_apply"]
     assert function["enum"] == ["softmax", "sigmoid", "none"]
     assert function["default"] == "softmax"

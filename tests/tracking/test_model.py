@@ -11,7 +11,7 @@ from tracking.registry import publish
 from tracking.server import as_default
 
 NAME = "served-by-pyfunc"
-TEXTS = ["abc", "fed cab", "a", "bad " * 100]
+TEXTS = ["abc", "fed cab", "a", "bad " * 8]
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,12 @@ def test_the_tasks_parameters_are_the_models(model: Any, bundles: list[Path]) ->
     parameters = TextClassificationParameters(top_k=2, function_to_apply="none")
     answers = model.predict(TEXTS, params={"top_k": 2, "function_to_apply": "none"})
     assert answers["answers"].tolist() == predictor.predict(TEXTS, parameters)
+    long = ["bad " * 100]
+    with pytest.raises(InputError, match=r"inputs\[0\]: wanted at most 32 tokens"):
+        model.predict(long)
+    cut = TextClassificationParameters(truncation=True)
+    [answer] = predictor.predict(long, cut)
+    assert model.predict(long, params={"truncation": True})["label"][0] == answer[0]["label"]
     with pytest.raises(InputError, match="top_k = 0"):
         model.predict(TEXTS, params={"top_k": 0})
 

@@ -139,7 +139,8 @@ def test_a_version_shows_its_run_metrics_signature_and_example(
     model = Model.load(logged.artifact_location.removeprefix("file://"))
     assert model.signature is not None
     assert model.signature.params is not None
-    assert [field.name for field in model.signature.params] == ["top_k", "function_to_apply"]
+    names = [field.name for field in model.signature.params]
+    assert names == ["truncation", "top_k", "function_to_apply"]
     assert model.signature.outputs is not None
     assert model.signature.outputs.input_names() == ["label", "score"]
     assert model.saved_input_example_info is not None
