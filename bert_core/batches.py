@@ -68,6 +68,19 @@ def pack(
     }
 
 
+def _laid_out(
+    rows: Sequence[np.ndarray], pad_id: int, segment_b_start: np.ndarray | None, *, packed: bool
+) -> Batch:
+    return pack(rows, segment_b_start) if packed else pad(rows, pad_id, segment_b_start)
+
+
+def _starts(batch: Batch, rows: int) -> Integer[np.ndarray, "rows"]:
+    """Where each row begins among the flattened tokens."""
+    if "offsets" in batch:
+        return batch["offsets"].numpy()[:-1]
+    return np.arange(rows) * batch["input_ids"].shape[1]
+
+
 def buckets(lengths: Integer[np.ndarray, "rows"], rows_per_bucket: int) -> list[np.ndarray]:
     """Positions of rows, shortest first, cut into groups of at most `rows_per_bucket`."""
     order = np.argsort(lengths, kind="stable")
@@ -136,12 +149,14 @@ class ShardSource:
 
     `open_shard` maps a shard by its number; it is called for every row, so it should remember.
     `masker` draws the masks of shards that have none, from (`seed`, epoch, shard, row) alone.
+    `packed` lays rows end to end, which a GPU's kernel computes on without padding.
     """
 
     open_shard: Callable[[int], ShardRows]
     pad_id: int
     masker: Masker | None = None
     seed: int = 0
+    packed: bool = False
 
     def lengths(self, samples: Samples) -> Integer[np.ndarray, "samples"]:
         return np.array([shard.length(row) for shard, row in self._rows(samples)], dtype=np.int64)
@@ -151,11 +166,8 @@ class ShardSource:
         input_ids = [row.input_ids for row in rows]
         segments = np.array([row.segment_b_start for row in rows])
         if self.masker is None:
-            batch = pad(input_ids, self.pad_id, segments)
-            width = batch["input_ids"].shape[1]
-            positions = np.concatenate(
-                [row.masked_positions + n * width for n, row in enumerate(rows)]
-            )
+            places = np.concatenate([row.masked_positions for row in rows])
+            row_of = np.repeat(np.arange(len(rows)), [len(row.masked_positions) for row in rows])
             labels = np.concatenate([row.masked_labels for row in rows])
         else:
             offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in input_ids])])
@@ -165,13 +177,12 @@ class ShardSource:
                 np.concatenate([row.begins_word for row in rows]),
                 row_keys(self.seed, samples.epochs, samples.shards, samples.rows),
             )
-            batch = pad(np.split(masked.input_ids, offsets[1:-1]), self.pad_id, segments)
-            width = batch["input_ids"].shape[1]
+            input_ids = np.split(masked.input_ids, offsets[1:-1])
             row_of = np.searchsorted(offsets, masked.positions, side="right") - 1
-            positions = masked.positions - offsets[row_of] + row_of * width
-            labels = masked.labels
+            places, labels = masked.positions - offsets[row_of], masked.labels
+        batch = _laid_out(input_ids, self.pad_id, segments, packed=self.packed)
         return batch | {
-            "mlm_positions": torch.from_numpy(positions),
+            "mlm_positions": torch.from_numpy(places + _starts(batch, len(rows))[row_of]),
             "mlm_labels": torch.from_numpy(labels.astype(np.int64)),
             **{name: torch.tensor([row.labels[name] for row in rows]) for name in rows[0].labels},
         }
@@ -188,10 +199,12 @@ class EncodedSource:
     ids: list[np.ndarray]
     labels: Integer[np.ndarray, "rows"]
     pad_id: int
+    packed: bool = False
 
     def lengths(self, samples: Samples) -> Integer[np.ndarray, "samples"]:
         return np.array([len(self.ids[row]) for row in samples.rows], dtype=np.int64)
 
     def collate(self, samples: Samples) -> Batch:
-        batch = pad([self.ids[row] for row in samples.rows], self.pad_id)
+        ids = [self.ids[row] for row in samples.rows]
+        batch = _laid_out(ids, self.pad_id, None, packed=self.packed)
         return batch | {"labels": torch.from_numpy(self.labels[samples.rows].astype(np.int64))}

@@ -231,16 +231,18 @@ def worker(
     from bert_core.batches import EncodedSource, RankBatches
     from bert_core.bundle import load_bundle
     from bert_core.data.order import GlobalOrder
+    from bert_core.model.attention import packs
     from pipelines.worker import Place, Training, train
 
     place = Place.here(config)
     bundle = load_bundle(folder)
+    packed = packs(bundle.encoder_config, place.device, config.precision)
 
     def batches(split: str, seed: int) -> RankBatches:
         rows = encoded[split]
         assert rows.labels is not None  # labelled_rows looked
         return RankBatches(
-            source=EncodedSource(rows.ids, rows.labels, bundle.tokenizer.pad_id),
+            source=EncodedSource(rows.ids, rows.labels, bundle.tokenizer.pad_id, packed),
             order=GlobalOrder([len(rows.ids)], seed=seed),
             global_batch_size=config.batch_size if split == "train" else 256,
             micro_batch_size=config.micro_batch_size,

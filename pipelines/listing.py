@@ -13,7 +13,7 @@ from pipelines.report import console, say
 
 Kind = Literal["variants", "tasks", "configs", "runs"]
 FLOPS_LENGTH = 512
-"""Tokens of the row that the work of a token is told for."""
+"""Tokens of the row that GFLOP/token is told for: forward and backward, without a head."""
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
@@ -41,7 +41,12 @@ def run(config: ListConfig) -> None:
         "tasks": _tasks,
         "runs": lambda: _runs(Path(config.folder)),
     }[config.what]()
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        # Numbers and names stay whole; the last column gives way where a terminal is narrow.
+        longest = max(len(text) for text in (column, *(row[index] for row in rows)))
+        last = index == len(columns) - 1
+        table.add_column(column, min_width=None if last else longest, no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -60,7 +65,7 @@ def _variants() -> Listing:
         "heads",
         "parameters",
         "published",
-        f"GFLOP a token of {FLOPS_LENGTH}",
+        "GFLOP/token",
         "paper",
     ]
     rows = []

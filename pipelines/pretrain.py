@@ -210,13 +210,13 @@ def worker(config: PretrainConfig, digest: str, report: Report) -> None:
     place = Place.here(config)
     shards = ShardSet.read(config.shards)
     tokenizer = Tokenizer.load(config.tokenizer)
-    held_out = batches(config, shards, HELD_OUT, place, tokenizer.pad_id)
+    held_out = batches(config, shards, HELD_OUT, place, tokenizer)
     train(
         Training(
             config=config,
             place=place,
             model=build_model(config, shards, tokenizer),
-            batches=batches(config, shards, TRAIN, place, tokenizer.pad_id),
+            batches=batches(config, shards, TRAIN, place, tokenizer),
             held_out=lambda: held_out.once(config.held_out_rows),
             optimizer=config.optimizer,
             schedule=config.schedule,
@@ -229,11 +229,12 @@ def worker(config: PretrainConfig, digest: str, report: Report) -> None:
 
 
 def batches(
-    config: PretrainConfig, shards: ShardSet, split: str, place: "Place", pad_id: int
+    config: PretrainConfig, shards: ShardSet, split: str, place: "Place", tokenizer: Tokenizer
 ) -> "RankBatches":
     """A rank's batches of one split; shards are mapped when their window comes."""
     from bert_core.batches import RankBatches, ShardSource
     from bert_core.data.order import GlobalOrder
+    from bert_core.model.attention import packs
 
     infos = shards.split(split)
 
@@ -242,7 +243,13 @@ def batches(
         return shards.open(infos[number], CACHE)
 
     return RankBatches(
-        source=ShardSource(open_shard, pad_id, shards.masker, config.loop.seed),
+        source=ShardSource(
+            open_shard,
+            tokenizer.pad_id,
+            shards.masker,
+            config.loop.seed,
+            packs(config.encoder(tokenizer), place.device, config.loop.precision),
+        ),
         order=GlobalOrder(
             [info.rows for info in infos], seed=config.loop.seed, window=config.window_shards
         ),

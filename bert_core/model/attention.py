@@ -55,6 +55,12 @@ class SelfAttention(nn.Module):
         return self.output(rows.joined(blocks))
 
 
+def packs(config: EncoderConfig, device: torch.device, precision: str) -> bool:
+    """Whether an encoder is faster on rows end to end: where the kernel for them can be used."""
+    plain = type(config.attention) is AttentionConfig and not config.attention.dropout
+    return plain and device.type == "cuda" and precision == "bf16"
+
+
 def _runs_unpadded(tensor: Tensor, dropout: float) -> bool:
     """Whether the kernel for rows end to end can be used: CUDA, half precision, no dropout."""
     return tensor.is_cuda and tensor.element_size() == 2 and dropout == 0

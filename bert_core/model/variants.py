@@ -241,8 +241,8 @@ class Variant:
     paper: str
     """Where it is described."""
     published: str
-    """Its parameters in that paper's words; papers round, and count heads and vocabularies their
-    own way."""
+    """Its parameters in that paper's words, or its repository's; they round, and count heads their
+    own way. `+ words`: without the word embeddings."""
 
 
 def _sizes(hidden: int, layers: int, heads: int, inner: int | None = None) -> dict[str, Any]:
@@ -361,16 +361,16 @@ VARIANTS: dict[str, Variant] = {
     "albert-large": _albert(1024, 24, 16, published="18 M"),
     "albert-xlarge": _albert(2048, 24, 16, published="60 M"),
     "albert-xxlarge": _albert(4096, 12, 64, published="235 M"),
-    "deberta-base": _deberta(768, 12, 12, version=1, published="100 M without embeddings"),
-    "deberta-large": _deberta(1024, 24, 16, version=1, published="350 M without embeddings"),
+    "deberta-base": _deberta(768, 12, 12, version=1, published="100 M + words"),
+    "deberta-large": _deberta(1024, 24, 16, version=1, published="350 M + words"),
     "deberta-v2-xlarge": _deberta(
-        1536, 24, 24, version=2, convolution=True, published="710 M without embeddings"
+        1536, 24, 24, version=2, convolution=True, published="710 M + words"
     ),
     "deberta-v2-xxlarge": _deberta(
-        1536, 48, 24, version=2, convolution=True, published="1320 M without embeddings"
+        1536, 48, 24, version=2, convolution=True, published="1320 M + words"
     ),
-    "deberta-v3-xsmall": _deberta(384, 12, 6, version=3, published="22 M without embeddings"),
-    "deberta-v3-small": _deberta(768, 6, 12, version=3, published="44 M without embeddings"),
-    "deberta-v3-base": _deberta(768, 12, 12, version=3, published="86 M without embeddings"),
-    "deberta-v3-large": _deberta(1024, 24, 16, version=3, published="304 M without embeddings"),
+    "deberta-v3-xsmall": _deberta(384, 12, 6, version=3, published="22 M + words"),
+    "deberta-v3-small": _deberta(768, 6, 12, version=3, published="44 M + words"),
+    "deberta-v3-base": _deberta(768, 12, 12, version=3, published="86 M + words"),
+    "deberta-v3-large": _deberta(1024, 24, 16, version=3, published="304 M + words"),
 }

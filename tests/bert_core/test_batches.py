@@ -13,6 +13,7 @@ from bert_core.batches import (
     RankBatches,
     ShardSource,
     buckets,
+    pack,
     pad,
     token_count,
 )
@@ -110,6 +111,25 @@ def test_rows_are_padded_to_a_multiple_of_eight_and_padding_is_masked() -> None:
     ]
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
     assert token_count(batch) == 12
+
+
+def test_rows_end_to_end_are_the_rows_that_are_padded() -> None:
+    rows = [np.array([5, 6, 7]), np.arange(5, 14)]
+    batch = pack(rows, np.array([1, 4]))
+    assert batch["input_ids"].tolist() == [5, 6, 7, *range(5, 14)]
+    assert batch["token_type_ids"].tolist() == [0, 1, 1] + [0] * 4 + [1] * 5
+    assert batch["offsets"].tolist() == [0, 3, 12]
+    assert token_count(batch) == 12
+    samples = ORDER.samples(0, 9)
+    packed = ShardSource(SHARDS.__getitem__, PAD, packed=True).collate(samples)
+    padded = SOURCE.collate(samples)
+    real = mask_of(padded).bool()
+    assert torch.equal(packed["input_ids"], padded["input_ids"][real])
+    assert torch.equal(packed["token_type_ids"], padded["token_type_ids"][real])
+    flat = real.flatten().cumsum(0) - 1  # where a token of the padded batch is among the real ones
+    assert torch.equal(packed["mlm_positions"], flat[padded["mlm_positions"]])
+    for name in ("mlm_labels", "next_sentence_label"):
+        assert torch.equal(packed[name], padded[name])
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 127])

@@ -1,5 +1,8 @@
 """Every family and head beside transformers' class: outputs, hidden states, gradients, names."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -349,6 +352,42 @@ def test_a_config_goes_there_and_back(kind: str) -> None:
     theirs = transformers.AutoConfig.for_model(**entries)
     assert encoder_config_from_huggingface(theirs.to_dict()) == config
     assert encoder_config_from_huggingface(theirs.to_diff_dict()) == config
+
+
+COMPILED = """
+import json, sys, torch
+from torch._dynamo.testing import CompileCounter
+from bert_core.model.encoder import Encoder
+from bert_core.model.hf import encoder_config_from_huggingface
+for kind, entries in json.load(sys.stdin).items():
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    encoder = Encoder(encoder_config_from_huggingface(entries)).eval()
+    compiled = torch.compile(encoder, backend=counter, fullgraph=True)
+    for rows, length in ((4, 8), (4, 16), (3, 24), (5, 20), (6, 12), (7, 22), (2, 9)):
+        ids = torch.randint(2, 97, (rows, length))
+        mask = torch.ones_like(ids)
+        mask[0, -3:] = 0
+        compiled(ids, ids * 0, mask)
+    print(kind, counter.frame_count)
+"""
+
+
+@pytest.mark.drill
+def test_an_encoder_compiles_whole_and_not_again_for_every_batch() -> None:
+    """Once as the first batch is, then for any length, then for any number of rows."""
+    # In a process of its own, since the checks of types here are no code that compiles.
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        input=json.dumps(KINDS),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    counts = dict(line.split() for line in done.stdout.splitlines())
+    assert counts.keys() == KINDS.keys()
+    assert {kind: count for kind, count in counts.items() if int(count) > 3} == {}
 
 
 @pytest.mark.drill

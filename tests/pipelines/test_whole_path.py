@@ -1,0 +1,88 @@
+"""Every family from text to an answer: vocabulary, rows, pretraining, fine-tuning, prediction."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from bert_core.bundle import load_bundle
+from bert_core.data.masking import MaskingConfig
+from bert_core.data.pairs import PairsConfig
+from bert_core.data.shards import ShardSet
+from bert_core.predictor import Predictor
+from bert_core.train.config import LoopConfig
+from pipelines import finetune, prepare, pretrain, vocab
+
+# Variant → its vocabulary's kind, and what its rows are.
+PATHS = {
+    "distilbert": ("wordpiece", "full_sentences"),
+    "roberta-base": ("bpe", "full_sentences"),
+    "albert-base": ("unigram", "sop"),
+    "deberta-base": ("bpe", "doc_sentences"),
+    "deberta-v3-xsmall": ("unigram", "full_sentences"),
+}
+
+
+@pytest.mark.drill
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("variant", PATHS)
+def test_a_family_goes_from_text_to_an_answer(small: Any, tmp_path: Path, variant: str) -> None:
+    kind, rows = PATHS[variant]
+    words, shards, lowercase = tmp_path / "vocab", tmp_path / "shards", kind != "bpe"
+    vocab.run(replace(small.vocab(words), kind=kind, lowercase=lowercase, vocab_size=1500))
+    prepare.run(
+        replace(
+            small.prepare(shards),
+            tokenizer=str(words),
+            pairs=PairsConfig(kind=rows, max_length=48, dupe_factor=1),
+            masking=MaskingConfig(strategy="whole_word", max_predictions_per_seq=8),
+        )
+    )
+    made = ShardSet.read(str(shards))
+    unknown = made.manifest.counts["unknown_tokens"] / made.manifest.counts["tokens"]
+    assert unknown < 0.01
+    pretrain.run(
+        replace(
+            small.pretrain(tmp_path / "pretrain"),
+            variant=variant,
+            shards=str(shards),
+            tokenizer=str(words),
+            held_out_rows=8,
+            global_batch_size=8,
+            checkpoint_every_steps=4,
+            loop=LoopConfig(max_steps=2, precision="fp32"),
+        )
+    )
+    shutil.rmtree(tmp_path / "pretrain" / "checkpoints", ignore_errors=True)  # a gigabyte
+    pretrained = load_bundle(tmp_path / "pretrain" / "bundle")
+    trained_on = {name.split(".")[1] for name in pretrained.state if name.startswith("objectives")}
+    assert trained_on == ({"mlm", "sop"} if rows == "sop" else {"mlm"})
+    finetune.run(
+        replace(
+            small.finetune(tmp_path / "finetune"),
+            model=str(tmp_path / "pretrain" / "bundle"),
+            rows_per_class=8,
+            seeds=(0,),
+            epochs=1.0,
+        )
+    )
+    folder = tmp_path / "finetune" / "bundle"
+    texts = ["Return the mean of two numbers.", "Open a socket, then close it.", "x"]
+    answers = Predictor(folder).predict(texts)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    if variant == "distilbert":
+        inputs.pop("token_type_ids", None)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        scores = model(**inputs).logits.softmax(-1)
+    for row, answer in zip(scores, answers, strict=True):
+        for one in answer:
+            wanted = float(row[model.config.label2id[one["label"]]])
+            assert one["score"] == pytest.approx(wanted, abs=1e-5)
+
+    shutil.rmtree(tmp_path)  # gigabytes
