@@ -40,7 +40,9 @@ def closure(requirements: list[str]) -> set[str]:
 
 
 def all_requirements() -> list[str]:
-    extras = PROJECT["optional-dependencies"]
+    """What `dev` installs; the extra `checkpoints`, which is no part of it, is not pinned."""
+    extras = dict(PROJECT["optional-dependencies"])
+    del extras["checkpoints"]
     return [*PROJECT["dependencies"], *(line for lines in extras.values() for line in lines)]
 
 

@@ -238,6 +238,8 @@ class Variant:
     """An encoder that a paper describes."""
 
     config: EncoderConfig
+    tokenizer: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
+    """How its vocabulary splits words, as `raybert vocab --kind` has it."""
     paper: str
     """Where it is described."""
     published: str
@@ -275,7 +277,7 @@ def _roberta(hidden: int, layers: int, heads: int, published: str) -> Variant:
         head=HeadConfig(pooler_dropout=0.1),
         **_sizes(hidden, layers, heads),
     )
-    return Variant(config=config, paper="Liu et al. 2019", published=published)
+    return Variant(config=config, tokenizer="bpe", paper="Liu et al. 2019", published=published)
 
 
 def _albert(hidden: int, layers: int, heads: int, published: str) -> Variant:
@@ -291,7 +293,8 @@ def _albert(hidden: int, layers: int, heads: int, published: str) -> Variant:
         feed_forward=FeedForwardConfig(intermediate_size=4 * hidden, activation="gelu_new"),
         head=HeadConfig(classifier_dropout=0.1),
     )
-    return Variant(config=config, paper="Lan et al. 2019, table 1", published=published)
+    paper = "Lan et al. 2019, table 1"
+    return Variant(config=config, tokenizer="unigram", paper=paper, published=published)
 
 
 def _deberta(
@@ -316,7 +319,12 @@ def _deberta(
         **_sizes(hidden, layers, heads) | {"attention": attention},
     )
     paper = "He et al. 2021, DeBERTaV3" if version == 3 else "He et al. 2020"
-    return Variant(config=config, paper=paper, published=published)
+    return Variant(
+        config=config,
+        tokenizer="bpe" if first else "unigram",
+        paper=paper,
+        published=published,
+    )
 
 
 _TURC = "Turc et al. 2019, table 1"

@@ -11,14 +11,15 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bert_core.bundle import load_bundle
 from bert_core.data.masking import MaskingConfig
-from bert_core.data.pairs import PairsConfig
+from bert_core.data.pairs import Kind, PairsConfig
 from bert_core.data.shards import ShardSet
+from bert_core.data.tokenizer import Kind as TokenizerKind
 from bert_core.predictor import Predictor
 from bert_core.train.config import LoopConfig
 from pipelines import finetune, prepare, pretrain, vocab
 
 # Variant → its vocabulary's kind, and what its rows are.
-PATHS = {
+PATHS: dict[str, tuple[TokenizerKind, Kind]] = {
     "distilbert": ("wordpiece", "full_sentences"),
     "roberta-base": ("bpe", "full_sentences"),
     "albert-base": ("unigram", "sop"),

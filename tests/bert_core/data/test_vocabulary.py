@@ -47,6 +47,7 @@ def trained(kind: Kind, lowercase: bool = False) -> Tokenizer:
     return train_tokenizer(kind, TEXT, vocab_size=SIZES[kind], lowercase=lowercase)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_fresh_processes_give_the_same_files(kind: Kind, lowercase: bool) -> None:

@@ -473,9 +473,9 @@ def equal_classes(config: EncoderConfig) -> list[str]:
 def test_the_table_of_variants_is_what_was_measured() -> None:
     """Writes `docs/variants.md` again where it says something else."""
     rows = [
-        "| variant | family | layers | hidden | heads | parameters | published | GFLOP a token | "
-        "paper | equal to transformers |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| variant | family | tokenizer | layers | hidden | heads | parameters | published | "
+        "GFLOP a token | paper | equal to transformers |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     measured: dict[EncoderConfig, list[str]] = {}
     for name, variant in VARIANTS.items():
@@ -484,7 +484,8 @@ def test_the_table_of_variants_is_what_was_measured() -> None:
             measured[small(config)] = equal_classes(config)
         classes = ", ".join(measured[small(config)])
         rows.append(
-            f"| `{name}` | {config.family} | {config.num_hidden_layers} | {config.hidden_size} | "
+            f"| `{name}` | {config.family} | {variant.tokenizer} | "
+            f"{config.num_hidden_layers} | {config.hidden_size} | "
             f"{config.attention.num_heads} | {count_parameters(config):,} | {variant.published} | "
             f"{flops_per_token(config, 512) / 1e9:.3f} | {variant.paper} | {classes} |"
         )
