@@ -61,7 +61,7 @@ class Encoder(nn.Module):
                 needs a 1.
             offsets: of rows end to end: where each begins, and at last T.
             all_layers: whether to keep what every layer gave.
-        Raises: InputError if a padded row is too long.
+        Raises: InputError if a row is too long (end to end on a GPU that is not looked at).
         """
         rows = self._rows(input_ids, attention_mask, offsets)
         hidden = embedded = self.embeddings(input_ids, token_type_ids, rows)
@@ -78,12 +78,18 @@ class Encoder(nn.Module):
     def _rows(
         self, input_ids: Tensor, attention_mask: Tensor | None, offsets: Tensor | None
     ) -> Rows:
+        if offsets is None:
+            self._check_length(input_ids.shape[1])
+            return Padded(input_ids, attention_mask)
+        rows = Packed(input_ids, offsets, self.config.max_length)
+        if offsets.device.type == "cpu":  # a GPU would have to be waited for
+            self._check_length(rows.longest)
+        return rows
+
+    def _check_length(self, longest: int) -> None:
         most = self.config.max_length
-        if offsets is not None:
-            return Packed(input_ids, offsets, most)
-        if input_ids.shape[1] > most:
+        if longest > most:
             raise InputError(
                 f"input_ids: wanted rows of at most {most} tokens, the positions that the model "
-                f"has, got {input_ids.shape[1]}: cut them, or split the text"
+                f"has, got {longest}: cut them, or split the text"
             )
-        return Padded(input_ids, attention_mask)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bert_core.bundle import load_bundle, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from bert_core.errors import ConfigError
+from bert_core.errors import ConfigError, InputError
 from bert_core.model.attention import RelativePositions
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import ARCHITECTURES, LAYOUTS
@@ -288,6 +288,37 @@ def test_outputs_hidden_states_gradients_and_names_equal_transformers(
         assert found.keys() == wanted.keys()
         for name, gradient in wanted.items():
             torch.testing.assert_close(found[name], gradient, atol=1e-4, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_the_same_at_any_padding_and_in_any_company(kind: str) -> None:
+    config = config_of(kind)
+    torch.manual_seed(1)
+    encoder = scrambled(Encoder(config)).eval()
+    row = torch.randint(2, VOCABULARY, (1, 9))
+    alone = encoder(row, row * 0).hidden
+    for padding in (1, 4, 11):
+        # What stands under the padding must not matter either: garbage, not only [PAD].
+        ids = torch.cat([row, torch.randint(0, VOCABULARY, (1, padding))], dim=1)
+        mask = (torch.arange(9 + padding) < 9).long()[None]
+        padded = encoder(ids, ids * 0, mask).hidden[:, :9]
+        torch.testing.assert_close(padded, alone, atol=1e-5, rtol=0)
+    for before, after in ((0, 12), (5, 0), (17, 3)):
+        others = [torch.randint(2, VOCABULARY, (count,)) for count in (before, after)]
+        rows = [each for each in (others[0], row[0], others[1]) if len(each)]
+        ids, lengths = torch.cat(rows), torch.tensor([len(each) for each in rows])
+        offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+        packed = encoder(ids, ids * 0, offsets=offsets).hidden[before : before + 9]
+        torch.testing.assert_close(packed[None], alone, atol=1e-5, rtol=0)
+
+
+def test_a_row_past_the_last_position_is_refused_with_both_lengths() -> None:
+    encoder = Encoder(config_of("roberta"))
+    ids = torch.full((1, 25), 2)
+    with pytest.raises(InputError, match=r"rows of at most 24 tokens.* got 25"):
+        encoder(ids, ids * 0)
+    with pytest.raises(InputError, match=r"rows of at most 24 tokens.* got 25"):
+        encoder(ids[0], ids[0] * 0, offsets=torch.tensor([0, 25]))
 
 
 def loss_of(scores: dict[str, Tensor]) -> Tensor:
