@@ -109,7 +109,8 @@ def save_bundle(
         partial.mkdir(parents=True)
         files.write_json(str(partial / CONFIG), entries)
         save_file(state, partial / WEIGHTS, metadata={"format": "pt"})
-        tokenizer.save(partial, config.max_length)
+        segments = config.embeddings.type_vocab_size > 1
+        tokenizer.save(partial, config.max_length, segments=segments)
         record = {
             "format_version": FORMAT_VERSION,
             "task": None if task is None else task.name,
@@ -137,7 +138,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     entries = _read_json(folder / CONFIG)
     try:
         config = encoder_config_from_huggingface(entries)
-        name = (entries.get("architectures") or [""])[0]
+        name = _class_name(entries)
         state = from_huggingface(_read_weights(folder), config, name)
     except (FormatError, SafetensorError) as error:
         raise FormatError(
@@ -360,9 +361,23 @@ def _foreign_task(
     head = state.get(f"objectives.{task.objective}.head.linear.weight")
     if head is None or len(head) < 2:
         return None
-    names = {int(index): label for index, label in (entries.get("id2label") or {}).items()}
+    named = entries.get("id2label") or {}
+    if not isinstance(named, dict):
+        raise FormatError(
+            f"{CONFIG}: wanted id2label to be a JSON object, found {type(named).__name__}: copy it "
+            "again"
+        )
+    names = {int(index): label for index, label in named.items()}
     # transformers leaves its own default names out of the file.
     return task([names.get(index, f"LABEL_{index}") for index in range(len(head))])
+
+
+def _class_name(entries: dict[str, Any]) -> str:
+    """The class of transformers that a folder is of; nothing where it does not say."""
+    named = entries.get("architectures") or [""]
+    if not isinstance(named, list) or not isinstance(named[0], str):
+        raise FormatError(f"architectures = {named!r}: wanted a list of names")
+    return named[0]
 
 
 def _sync(folder: Path) -> None:

@@ -41,6 +41,7 @@ def run(config: EvaluateConfig) -> Manifest:
     from tracking.resolve import resolve
 
     folder = resolve(config.model, uri=config.tracking_uri)
+    _predictor.cache_clear()  # what lay there in an earlier run of this process
     inputs = [
         DatasetInput("model", bundle_digest(folder), config.model),
         labelled_input("held_out", config.held_out, "held_out"),

@@ -138,6 +138,8 @@ def run(config: PrepareConfig) -> Manifest:
         tokenizer=files.absolute(config.tokenizer),
         quality=replace(config.quality, contamination=evaluation_files(config.quality)),
     )
+    for remembered in (_tokenizer, _row_maker):
+        remembered.cache_clear()  # what lay there in an earlier run of this process
     size_bytes = corpus_size_bytes(config.corpus)
     tokenizer = _tokenizer(config.tokenizer)
     tokenizer.check_casing(config.tokenizer)

@@ -96,7 +96,7 @@ def run(config: PretrainConfig) -> Manifest:
     shards = ShardSet.read(config.shards)
     tokenizer = Tokenizer.load(config.tokenizer)
     shards.check_tokenizer(tokenizer.digest, config.tokenizer)
-    _check_shards(config, shards)
+    _check_shards(config, shards, config.encoder(tokenizer))
     inputs = [
         DatasetInput("shards", input_digest(config.shards, "prepare"), config.shards),
         DatasetInput("tokenizer", tokenizer.digest, config.tokenizer),
@@ -104,11 +104,11 @@ def run(config: PretrainConfig) -> Manifest:
     return run_stage("pretrain", config, inputs, lambda digest: _pretrain(config, shards, digest))
 
 
-def _check_shards(config: PretrainConfig, shards: ShardSet) -> None:
+def _check_shards(config: PretrainConfig, shards: ShardSet, encoder: EncoderConfig) -> None:
     from bert_core.batches import PAD_MULTIPLE  # batches are padded to whole multiples of it
     from bert_core.model.hf import architecture
 
-    longest = VARIANTS[config.variant].config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
+    longest = encoder.max_length // PAD_MULTIPLE * PAD_MULTIPLE
     if shards.max_length > longest:
         raise ConfigError(
             f"{config.shards}: wanted rows of at most {longest} tokens, the positions that "
@@ -116,7 +116,7 @@ def _check_shards(config: PretrainConfig, shards: ShardSet) -> None:
             "prepare with a smaller pairs.max_length"
         )
     try:
-        architecture(VARIANTS[config.variant].config, frozenset(_objectives(shards)))
+        architecture(encoder, frozenset(_objectives(shards)))
     except ConfigError as error:
         raise ConfigError(
             f"{config.shards}: wanted rows that {config.variant} can be trained on, they have "

@@ -169,6 +169,7 @@ def evaluation_files(quality: QualityConfig) -> tuple[str, ...]:
 
 def evaluation_inputs(quality: QualityConfig) -> list[DatasetInput]:
     """The evaluation sets that are looked for, whose files `quality` names, by sha256."""
+    _evaluation_grams.cache_clear()  # what they held in an earlier run of this process
     return [
         DatasetInput(f"evaluation {number}", files.sha256_of(path), path)
         for number, path in enumerate(quality.contamination)

@@ -32,7 +32,8 @@ class VocabConfig(StageConfig):
     vocab_size: int = 30_522
     """Most tokens, special ones included (Devlin et al. 2019: 30,000)."""
     lowercase: bool = True
-    """Lower-case the text and strip its accents, as BERT's uncased models do."""
+    """Lower-case the text; `wordpiece` then strips accents too, as BERT's uncased models do,
+    `unigram` always does and `bpe` never."""
     min_frequency: int = 2
     """A pair of pieces seen less often is not merged."""
     compare_with: str | None = field(default=None, metadata=REMARK)

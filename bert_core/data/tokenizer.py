@@ -27,6 +27,8 @@ CONTINUATION = "##"
 BYTE_SPACE, SPACE = "Ġ", "▁"
 MAX_CHARACTERS_PER_WORD = 100
 Kind = Literal["wordpiece", "bpe", "unigram"]
+# What other folders of encoders hold in place of ours.
+OTHER_FILES = ("vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 
 
 class Tokenizer:
@@ -37,11 +39,28 @@ class Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         self.inner = inner
-        self._special = _special_tokens(inner.get_vocab(with_added_tokens=True))
+        ids = inner.get_vocab(with_added_tokens=True)
+        self._special = _special_tokens(ids)
+        if max(ids.values()) >= len(ids):
+            raise FormatError(
+                f"tokenizer: wanted ids without a gap, {len(ids):,} tokens have ids up to "
+                f"{max(ids.values()):,}: name the unused ids in its tokenizer.json"
+            )
 
     @classmethod
-    def from_vocabulary(cls, vocabulary: Sequence[str], *, lowercase: bool) -> "Tokenizer":
+    def from_vocabulary(
+        cls,
+        vocabulary: Sequence[str],
+        *,
+        lowercase: bool,
+        strip_accents: bool | None = None,
+        chinese_characters: bool = True,
+    ) -> "Tokenizer":
         """BERT's WordPiece over `vocabulary`, whose order gives the ids.
+
+        Args:
+            strip_accents: None strips them where text is lower-cased.
+            chinese_characters: whether each is a word of its own.
 
         Raises: FormatError if a special token is missing or a token stands twice.
         """
@@ -61,7 +80,7 @@ class Tokenizer:
                 max_input_chars_per_word=MAX_CHARACTERS_PER_WORD,
             )
         )
-        inner.normalizer = bert_normalizer(lowercase)
+        inner.normalizer = bert_normalizer(lowercase, strip_accents, chinese_characters)
         inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         inner.decoder = decoders.WordPiece(prefix=CONTINUATION)
         inner.post_processor = processors.TemplateProcessing(
@@ -128,40 +147,56 @@ class Tokenizer:
         vocabulary = files.join(str(folder), "vocab.txt")
         if files.exists(vocabulary):
             tokens = _lines(vocabulary)
-            return cls.from_vocabulary(tokens, lowercase=_lowercase_setting(str(folder)))
+            return cls.from_vocabulary(tokens, **_normalizer_settings(str(folder)))
+        for name in OTHER_FILES:
+            if files.exists(files.join(str(folder), name)):
+                raise FormatError(
+                    f"{folder}: wanted tokenizer.json or vocab.txt, found only {name}: write the "
+                    "first with transformers, AutoTokenizer.from_pretrained(folder)"
+                    ".save_pretrained(folder)"
+                )
         raise FormatError(
             f"{folder}: wanted tokenizer.json or vocab.txt, neither is there: "
             "give a folder that `raybert vocab` wrote, or one in Hugging Face layout"
         )
 
-    def files(self, model_max_length: int = 512) -> dict[str, bytes]:
-        """The files that transformers' AutoTokenizer reads, by name."""
+    def files(self, model_max_length: int = 512, *, segments: bool = True) -> dict[str, bytes]:
+        """The files that transformers' AutoTokenizer reads, by name.
+
+        Args:
+            segments: whether the model tells two segments apart.
+        """
         names = {"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK}
         special = {f"{name}_token": self._special[one] for name, one in names.items()}
         settings: dict[str, Any] = {"model_max_length": model_max_length, **special}
         listed = {"tokenizer.json": self.inner.to_str(pretty=False).encode()}
-        if self.kind == "wordpiece":
+        if not segments:
+            settings["model_input_names"] = ["input_ids", "attention_mask"]
+        normalizer = self.inner.normalizer
+        if self.kind == "wordpiece" and isinstance(normalizer, normalizers.BertNormalizer):
             settings |= {
                 "tokenizer_class": "BertTokenizer",
-                "do_lower_case": self.lowercase,
-                "strip_accents": None,
-                "tokenize_chinese_chars": True,
+                "do_lower_case": normalizer.lowercase,
+                "strip_accents": normalizer.strip_accents,
+                "tokenize_chinese_chars": normalizer.handle_chinese_chars,
             }
-            listed["vocab.txt"] = "".join(f"{token}\n" for token in self.vocabulary).encode()
         else:
             # The class that takes `tokenizer.json` as it is; others build their own from its parts.
-            settings |= {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-            }
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+            if segments:
+                settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+        if self.kind == "wordpiece":
+            listed["vocab.txt"] = "".join(f"{token}\n" for token in self.vocabulary).encode()
         return listed | {
             "tokenizer_config.json": json.dumps(settings, indent=2).encode(),
             "special_tokens_map.json": json.dumps(special, indent=2).encode(),
         }
 
-    def save(self, folder: str | Path, model_max_length: int = 512) -> None:
+    def save(
+        self, folder: str | Path, model_max_length: int = 512, *, segments: bool = True
+    ) -> None:
         """Write `files` into a folder or at a URI."""
-        for name, data in self.files(model_max_length).items():
+        for name, data in self.files(model_max_length, segments=segments).items():
             files.write_bytes(files.join(str(folder), name), data)
 
     def check_casing(self, source: str) -> None:
@@ -235,10 +270,15 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of what determines the ids: for WordPiece its vocabulary in order and casing."""
+        """sha256 of what determines the ids: for WordPiece its casing and vocabulary in order."""
         if self.kind != "wordpiece":
             return hashlib.sha256(self.inner.to_str().encode()).hexdigest()
-        text = "\n".join([f"lowercase={self.lowercase}", *self.vocabulary])
+        settings = [f"lowercase={self.lowercase}"]
+        normalizer = self.inner.normalizer
+        usual = isinstance(normalizer, normalizers.BertNormalizer)
+        if not usual or normalizer.strip_accents is not None or not normalizer.handle_chinese_chars:
+            settings.append(str(normalizer))
+        text = "\n".join([*settings, *self.vocabulary])
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -346,10 +386,15 @@ def _lines(path: str) -> list[str]:
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
-def bert_normalizer(lowercase: bool) -> normalizers.Normalizer:
+def bert_normalizer(
+    lowercase: bool, strip_accents: bool | None = None, chinese_characters: bool = True
+) -> normalizers.Normalizer:
     """BERT's own: clean, apart around CJK characters, lower-cased without accents or neither."""
     return normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
+        clean_text=True,
+        handle_chinese_chars=chinese_characters,
+        strip_accents=strip_accents,
+        lowercase=lowercase,
     )
 
 
@@ -364,6 +409,12 @@ def unigram_normalizer(lowercase: bool) -> normalizers.Normalizer:
     return normalizers.Sequence([*steps, normalizers.Lowercase()] if lowercase else steps)
 
 
-def _lowercase_setting(folder: str) -> bool:
-    settings = files.join(folder, "tokenizer_config.json")
-    return not files.exists(settings) or bool(files.read_json(settings).get("do_lower_case", True))
+def _normalizer_settings(folder: str) -> dict[str, Any]:
+    """What `tokenizer_config.json` says of how text is made ready, under our names."""
+    path = files.join(folder, "tokenizer_config.json")
+    settings = files.read_json(path) if files.exists(path) else {}
+    return {
+        "lowercase": bool(settings.get("do_lower_case", True)),
+        "strip_accents": settings.get("strip_accents"),
+        "chinese_characters": bool(settings.get("tokenize_chinese_chars", True)),
+    }

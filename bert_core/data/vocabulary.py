@@ -31,6 +31,8 @@ CLS, SEP, MASK = SPECIAL_TOKENS[2:]
 BPE_SPECIAL = tuple(OTHER_NAMES[one] for one in (CLS, PAD, SEP, UNK, MASK))
 UNIGRAM_SPECIAL = (OTHER_NAMES[PAD], OTHER_NAMES[UNK], CLS, SEP, MASK)
 LONGEST_PIECE = 16
+LIMIT_ALPHABET = 1000
+"""Most characters kept, the most frequent ones; words with others are unknown."""
 ROUNDS = 2
 
 
@@ -100,17 +102,23 @@ def _train_unigram(
     their last digits with the order in which its threads add. So they are made again, from whole
     numbers: counts of the pieces as parts of words, then twice of the best segmentation by them.
     """
-    _check_text(texts)
     normalizer = unigram_normalizer(lowercase)
     words: Counter[str] = Counter()
     for text in texts:
         words.update(SPACE + word for word in normalizer.normalize_str(text).split())
+    _check_text(words)
+    characters: Counter[str] = Counter()
+    for word, times in words.items():
+        characters.update(dict.fromkeys(word, times))
+    by_count = sorted(sorted(characters), key=characters.__getitem__, reverse=True)
+    alphabet = set(by_count[:LIMIT_ALPHABET])
+    words = Counter({word: times for word, times in words.items() if alphabet.issuperset(word)})
     trained = tokenizers.Tokenizer(models.Unigram())
     trained.normalizer = normalizer
     trained.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, "always")]
     )
-    needed = len(UNIGRAM_SPECIAL) + len(set().union(*words))
+    needed = len(UNIGRAM_SPECIAL) + len(alphabet)
     if vocab_size < needed:
         raise ConfigError(
             f"vocab_size: wanted at least {needed} (special tokens and the characters of this "
@@ -123,7 +131,13 @@ def _train_unigram(
         max_piece_length=LONGEST_PIECE,
         show_progress=False,
     )
-    trained.train_from_iterator(texts, trainer)
+    known = (
+        " ".join(
+            word for word in normalizer.normalize_str(text).split() if alphabet.issuperset(word)
+        )
+        for text in texts
+    )
+    trained.train_from_iterator(known, trainer)
     found = set(trained.get_vocab()) - set(UNIGRAM_SPECIAL)
     pieces = sorted(found, key=lambda piece: (len(piece) > 1, piece))
     counts = _parts(words, found)
@@ -150,7 +164,7 @@ def _segments(words: Counter[str], model: Tokenizer) -> Counter[str]:
     distinct = sorted(words)
     for word, ids in zip(
         distinct,
-        model.encode_column(pa.array([word[1:] for word in distinct])).to_pylist(),
+        model.encode_column(pa.array([word[1:] for word in distinct], pa.string())).to_pylist(),
         strict=True,
     ):
         for index in ids:
@@ -168,7 +182,7 @@ def _scored(pieces: Sequence[str], counts: Counter[str]) -> list[tuple[str, floa
     return [*((token, 0.0) for token in UNIGRAM_SPECIAL), *scored]
 
 
-def _check_text(texts: Sequence[str]) -> None:
+def _check_text(texts: Iterable[str]) -> None:
     if not any(text.strip() for text in texts):
         raise CorpusError(
             "vocabulary: wanted text to count words in, the sample holds none: "
@@ -182,7 +196,7 @@ def train_vocabulary(
     vocab_size: int,
     lowercase: bool,
     min_frequency: int = 2,
-    limit_alphabet: int = 1000,
+    limit_alphabet: int = LIMIT_ALPHABET,
 ) -> list[str]:
     """The tokens of a WordPiece vocabulary, in canonical order.
 

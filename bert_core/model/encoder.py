@@ -66,14 +66,15 @@ class Encoder(nn.Module):
         rows = self._rows(input_ids, attention_mask, offsets)
         hidden = embedded = self.embeddings(input_ids, token_type_ids, rows)
         shared = None if self.shared is None else self.shared(rows)
-        layers = [hidden]
+        layers = [hidden] if all_layers else []
         for index in range(self.config.num_hidden_layers):
             hidden = self.layers[index % len(self.layers)](hidden, rows, shared)
             if index == 0 and self.convolution is not None:
                 hidden = self.convolution(embedded, hidden, rows)
-            layers.append(hidden)
+            if all_layers:
+                layers.append(hidden)
         pooled = None if self.pooler is None else self.pooler(rows.first(hidden))
-        return Encoded(hidden, pooled, rows, layers if all_layers else [])
+        return Encoded(hidden, pooled, rows, layers)
 
     def _rows(
         self, input_ids: Tensor, attention_mask: Tensor | None, offsets: Tensor | None

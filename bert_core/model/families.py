@@ -199,11 +199,8 @@ def _deberta_heads(version: int) -> dict[str, Names]:
 
 
 def _roberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
-    """Positions begin after [PAD]'s id, and a classifier's dropout acts twice."""
-    dropout = entries.get("classifier_dropout")
-    dropout = entries.get("hidden_dropout_prob", 0.1) if dropout is None else dropout
-    first = entries.get("pad_token_id", 1) + 1
-    return entries | {"_position_offset": first, "_pooler_dropout": dropout}
+    """Positions begin after [PAD]'s id."""
+    return entries | {"_position_offset": entries.get("pad_token_id", 1) + 1}
 
 
 def _deberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
@@ -254,15 +251,12 @@ LAYOUTS: dict[str, Layout] = {
         "roberta.",
         _roberta_heads(),
         tied=_tied("lm_head.decoder", "roberta", "lm_head.bias"),
-        keys=_BERT_KEYS
-        | {
-            "embeddings.position_offset": "_position_offset",
-            "head.pooler_dropout": "_pooler_dropout",
-        },
+        keys=_BERT_KEYS | {"embeddings.position_offset": "_position_offset"},
         read=_roberta_entries,
         defaults=EncoderConfig(
             family="roberta",
             embeddings=EmbeddingsConfig(vocab_size=50265, position_offset=2, pad_token_id=1),
+            head=HeadConfig(pooler_dropout=None),
         ),
     ),
     "distilbert": Layout(

@@ -47,8 +47,4 @@ class LinearHead(nn.Module):
 
 def classifier(config: EncoderConfig, num_labels: int, dropout: float | None = None) -> LinearHead:
     """A head that classifies; `dropout` None takes the encoder's own."""
-    if dropout is None:
-        dropout = config.head.classifier_dropout
-    return LinearHead(
-        config, num_labels, config.hidden_dropout_prob if dropout is None else dropout
-    )
+    return LinearHead(config, num_labels, config.classifier_dropout if dropout is None else dropout)

@@ -93,7 +93,8 @@ def from_huggingface(
             whole = ours.endswith("qkv.weight")
             renamed[ours] = _by_kind(tensor, heads) if whole else tensor
         elif name in layout.tied:
-            _check_tied(name, layout.tied[name], theirs)
+            if name.endswith(".weight"):  # a second bias is read by no version of today
+                _check_tied(name, layout.tied[name], theirs)
         elif name.startswith(layout.prefix) and not _ignored(name, config):
             raise FormatError(
                 f"tensor {name}: the encoder of {layout.title} has no such part here; wanted the "
@@ -129,8 +130,9 @@ def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig
     Raises: FormatError if it describes a family that is not known here, a decoder, another
         mathematics than was published, or sizes that do not fit.
     """
+    entries = {name: value for name, value in entries.items() if value is not None}
     family = entries.get("model_type", "bert")
-    if family not in LAYOUTS:
+    if not isinstance(family, str) or family not in LAYOUTS:
         raise FormatError(
             f"model_type = {family!r}: wanted one of the families {', '.join(LAYOUTS)}"
         )
@@ -230,8 +232,9 @@ def _ignored(name: str, config: EncoderConfig) -> bool:
 
 def _check_tied(name: str, twin: str, theirs: Mapping[str, Tensor]) -> None:
     if twin not in theirs or not torch.equal(theirs[name], theirs[twin]):
+        came = "found others" if twin in theirs else "which is not there"
         raise FormatError(
-            f"tensor {name}: wanted the values of {twin}, found others: "
+            f"tensor {name}: wanted the values of {twin}, {came}: "
             "only a decoder that is tied to the word embedding is supported"
         )
 

@@ -146,7 +146,8 @@ class Pooler(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(config.head.pooler_dropout)
+        dropout = config.head.pooler_dropout
+        self.dropout = nn.Dropout(config.classifier_dropout if dropout is None else dropout)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACTIVATIONS[config.head.pooler_activation]
 

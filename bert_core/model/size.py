@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from bert_core.model.attention import KeylessBiasLinear
+from bert_core.model.attention import KeylessBiasLinear, RelativePositions
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import LAYOUTS
-from bert_core.model.variants import DisentangledAttentionConfig, EncoderConfig
+from bert_core.model.variants import EncoderConfig
 
 
 def count_parameters(config: EncoderConfig, *, pooler: bool | None = None) -> int:
@@ -41,6 +41,7 @@ def flops_per_token(config: EncoderConfig, length: int) -> int:
     if encoder.convolution is not None:
         weights += encoder.convolution.conv.weight.numel()
     scored = length
-    if isinstance(config.attention, DisentangledAttentionConfig):
-        scored += min(2 * length - 1, 2 * config.attention.span)
+    if isinstance(encoder.shared, RelativePositions):
+        reach = int(encoder.shared.bucket(torch.tensor([length - 1])))
+        scored += min(2 * reach + 1, 2 * encoder.shared.config.span)
     return 6 * weights + 12 * config.num_hidden_layers * config.hidden_size * scored

@@ -121,8 +121,8 @@ class HeadConfig:
 
     pooler_activation: Activation = "tanh"
     """After the linear map of the first token."""
-    pooler_dropout: float = 0.0
-    """Before that map."""
+    pooler_dropout: float | None = 0.0
+    """Before that map; None takes the classifier's (RoBERTa)."""
     classifier_dropout: float | None = None
     """Before a classifier; None takes hidden_dropout_prob."""
     span_dropout: float = 0.0
@@ -130,9 +130,10 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         _one_of(self, "pooler_activation", get_args(Activation))
-        _probabilities(self, "pooler_dropout", "span_dropout")
-        if self.classifier_dropout is not None:
-            _probabilities(self, "classifier_dropout")
+        _probabilities(self, "span_dropout")
+        for name in ("pooler_dropout", "classifier_dropout"):
+            if getattr(self, name) is not None:
+                _probabilities(self, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +183,12 @@ class EncoderConfig:
     def embedding_size(self) -> int:
         """Width of the word embedding."""
         return self.embeddings.size or self.hidden_size
+
+    @property
+    def classifier_dropout(self) -> float:
+        """Dropout before a classifier."""
+        own = self.head.classifier_dropout
+        return self.hidden_dropout_prob if own is None else own
 
     @property
     def max_length(self) -> int:
@@ -274,7 +281,7 @@ def _roberta(hidden: int, layers: int, heads: int, published: str) -> Variant:
             type_vocab_size=1,
             pad_token_id=1,
         ),
-        head=HeadConfig(pooler_dropout=0.1),
+        head=HeadConfig(pooler_dropout=None),
         **_sizes(hidden, layers, heads),
     )
     return Variant(config=config, tokenizer="bpe", paper="Liu et al. 2019", published=published)

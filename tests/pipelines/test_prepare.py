@@ -22,7 +22,7 @@ from bert_core.data.quality import QualityConfig
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardSet
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError, FormatError, ResourceError
-from pipelines import prepare
+from pipelines import prepare, vocab
 from pipelines.blocks import plan_blocks, read_block
 from pipelines.prepare import PrepareConfig
 from pipelines.sources import CorpusConfig
@@ -391,6 +391,20 @@ def test_workers_in_another_folder_find_the_evaluation_sets(
     prepare.run(replace(config, quality=quality, num_workers=1, force=True))
     named = (tmp_path / "shards" / "contamination.jsonl").read_text()
     assert json.loads(named)["source"] == str(tmp_path / "sets" / "rows.jsonl")
+
+
+@pytest.mark.drill
+def test_a_vocabulary_made_again_in_one_process_is_read_again(
+    prepared: Any, tmp_path: Path
+) -> None:
+    words, digests = tmp_path / "vocab", set()
+    for size in (1000, 900):
+        vocab.run(replace(prepared.vocab(words), vocab_size=size, force=True))
+        config = replace(prepared.prepare(tmp_path / "shards"), tokenizer=str(words), force=True)
+        digest = Tokenizer.load(words).digest
+        assert prepare.run(config).counts["tokenizer_digest"] == digest
+        digests.add(digest)
+    assert len(digests) == 2
 
 
 def test_a_corpus_whose_documents_are_all_one_sentence_is_refused(

@@ -16,6 +16,7 @@ from bert_core.data.docstrings import docstrings_of
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Kind, Tokenizer, unigram_normalizer
 from bert_core.data.vocabulary import (
     BPE_SPECIAL,
+    LIMIT_ALPHABET,
     LONGEST_PIECE,
     UNIGRAM_SPECIAL,
     train_tokenizer,
@@ -158,3 +159,55 @@ def test_a_tokenizer_of_no_encoder_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(FormatError, match="wanted a model of wordpiece, bpe, unigram, got wordl"):
         _ = Tokenizer(words).kind
+
+
+@pytest.mark.parametrize("accents", [None, True, False])
+@pytest.mark.parametrize("chinese", [True, False])
+def test_how_text_is_made_ready_is_kept_in_every_file(
+    accents: bool | None, chinese: bool, tmp_path: Path
+) -> None:
+    words = [*SPECIAL_TOKENS, "uber", "über", "中文", "中", "文"]
+    settings: dict[str, Any] = {
+        "lowercase": True,
+        "strip_accents": accents,
+        "chinese_characters": chinese,
+    }
+    tokenizer = Tokenizer.from_vocabulary(words, **settings)
+    tokenizer.save(tmp_path)
+    theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    alone = Tokenizer.load(tmp_path)  # vocab.txt and the settings
+    assert alone.digest == tokenizer.digest
+    usual = Tokenizer.from_vocabulary(words, lowercase=True)
+    assert (usual.digest == tokenizer.digest) == (accents is None and chinese)
+    for text in ("Über", "中文", "uber"):
+        [ids] = tokenizer.encode([text], 16)
+        assert ids.tolist() == theirs(text)["input_ids"] == alone.encode([text], 16)[0].tolist()
+        assert tokenizer.encode_column(pa.array([text])).to_pylist() == [ids[1:-1].tolist()]
+
+
+def test_rare_characters_do_not_fill_a_vocabulary_of_pieces() -> None:
+    rare = [f"x{chr(0x4E00 + number)} word" for number in range(1500)]
+    tokenizer = train_tokenizer("unigram", [*TEXT * 3, *rare], vocab_size=1300, lowercase=True)
+    singles = [piece for piece in tokenizer.vocabulary if len(piece) == 1]
+    assert len(singles) <= LIMIT_ALPHABET
+    assert {"a", "e", "▁"} <= set(singles)
+
+
+def test_text_of_which_nothing_is_left_is_no_text() -> None:
+    with pytest.raises(CorpusError, match="wanted text to count words in"):
+        train_tokenizer("unigram", ["\u0301"], vocab_size=300, lowercase=True)
+
+
+def test_ids_with_a_gap_are_refused(tmp_path: Path) -> None:
+    ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)} | {"gap": 40}
+    inner = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    inner.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(FormatError, match="wanted ids without a gap, 6 tokens have ids up to 40"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_folder_with_other_files_says_how_to_make_ours(tmp_path: Path) -> None:
+    (tmp_path / "spm.model").write_bytes(b"x")
+    with pytest.raises(FormatError, match=r"found only spm\.model: write the first with transfor"):
+        Tokenizer.load(tmp_path)

@@ -145,8 +145,18 @@ def test_a_class_has_the_objectives_that_it_was_made_for() -> None:
             architecture(config, frozenset(objectives))
 
 
+def test_a_second_bias_of_the_decoder_is_not_read() -> None:
+    config = encoder_config_from_huggingface(SIZES | {"model_type": "albert"})
+    state = state_of("mlm", config=config)
+    theirs = to_huggingface(state, config) | {"predictions.decoder.bias": torch.zeros(97)}
+    again = from_huggingface(theirs, config, "AlbertForMaskedLM")
+    assert all(torch.equal(again[name], state[name]) for name in state)
+
+
 def test_configs_say_what_transformers_means_where_they_are_silent() -> None:
     assert encoder_config_from_huggingface({}) == EncoderConfig()
+    nothing = {"position_embedding_type": None, "tie_word_embeddings": None, "hidden_size": None}
+    assert encoder_config_from_huggingface(nothing) == EncoderConfig()
     read = encoder_config_from_huggingface({"hidden_act": "gelu_python"})
     assert read.feed_forward.activation == "gelu"
 
@@ -154,13 +164,15 @@ def test_configs_say_what_transformers_means_where_they_are_silent() -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_config_of_every_variant_goes_there_and_back(name: str) -> None:
     config = VARIANTS[name].config
-    assert encoder_config_from_huggingface(encoder_config_to_huggingface(config)) == config
+    for one in (config, config.adapted(vocab_size=99, pad_token_id=3, hidden_dropout_prob=0.3)):
+        assert encoder_config_from_huggingface(encoder_config_to_huggingface(one)) == one
 
 
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
         ({"model_type": "gpt2"}, "model_type = 'gpt2': wanted one of the families bert, roberta,"),
+        ({"model_type": ["bert"]}, "model_type = .'bert'.: wanted one of the families"),
         ({"is_decoder": True}, "is_decoder = True: wanted False"),
         ({"position_embedding_type": "relative_key"}, "wanted 'absolute'"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings = False: wanted True"),
