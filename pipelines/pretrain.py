@@ -1,4 +1,4 @@
-"""Shards → pretrained bundle: masked words and next sentences, trained on Ray Train."""
+"""Shards → pretrained bundle: masked words, and what two segments are to each other."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

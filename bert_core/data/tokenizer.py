@@ -252,7 +252,7 @@ class Tokenizer:
 
     @cached_property
     def begins_word(self) -> np.ndarray:
-        """For every id whether its token begins a word, bool; what follows a special one does too.
+        """For every id whether its token begins a word, bool, (V,).
 
         Of WordPiece every token but a continuation; of the others one with its space.
         """
