@@ -118,6 +118,9 @@ class Trainer(TorchTrainer):
                 with suppress(RayError):  # so its end comes back
                     ray.get(self._controller.abort.remote(), timeout=ABORT_TIMEOUT_S)
             raise
+        finally:
+            if self._controller is not None:
+                ray.kill(self._controller)  # with it goes its hold on the run's folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ run's id lies in the folder, so that a restart continues the same run.
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -67,8 +67,8 @@ class RunRecorder:
     """Records one run into `folder`, and from there into MLflow.
 
     Nothing here waits for MLflow but `flush` and `close`, and these no longer than they are told.
-    NOTE: one process at a time may have a folder open, and there is no lock: who hands over
-    (driver → training's controller → driver) closes with RUNNING first.
+    One process at a time has a folder open, and the next waits for it: who hands over (driver →
+    training's controller → driver) closes with RUNNING.
     """
 
     def __init__(self, spool: Spool, uri: str) -> None:
@@ -102,24 +102,27 @@ class RunRecorder:
             run_name: None takes the folder's, or its name.
             params: the config, nested as it may be. MLflow keeps the first value of a param: one
                 that differs after a restart becomes the tag `restart.<param>`.
-        Raises: FormatError if `mlflow_run.json` is damaged; OSError if the folder is not writable.
+        Raises: FormatError if `mlflow_run.json` is damaged; ResourceError if another process has
+            the folder; OSError if it is not writable.
         """
         settle_environment()
         folder = Path(folder)
         place = without_password(uri)
-        run = read_run(folder)
-        moved = run is not None and (
-            run.tracking_uri != place or experiment not in (None, run.experiment)
+        new = Run(
+            tracking_uri=place,
+            experiment=experiment or "raybert",
+            run_name=run_name or folder.absolute().name,
         )
-        if run is None or moved:
-            run = Run(
-                tracking_uri=place,
-                experiment=experiment or (run.experiment if run else "raybert"),
-                run_name=run_name or (run.run_name if run else folder.absolute().name),
+        spool = Spool(folder, new)
+        run = spool.run
+        if run.tracking_uri != place or experiment not in (None, run.experiment):
+            spool.move(
+                replace(
+                    new,
+                    experiment=experiment or run.experiment,
+                    run_name=run_name or run.run_name,
+                )
             )
-        spool = Spool(folder, run)
-        if moved:
-            spool.mark_all_unsent()
         if params:
             spool.tell("params", flatten(params))
         if tags:

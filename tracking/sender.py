@@ -114,7 +114,7 @@ class Sender(threading.Thread):
                 self._tell(client, run_id, note)
         self._send_records(client, run_id)
         for note in notes:
-            if note.kind == "status":
+            if note.kind == "status" and not self._abandoned:
                 self._tell(client, run_id, note)
 
     def _open_run(self) -> "MlflowClient":

@@ -7,9 +7,11 @@ A folder (a stage's run folder) holds three files:
     metrics.sent     how many of these lines MLflow has, in decimal
     mlflow_run.json  which MLflow run it is, and what else MLflow has yet to be told
 
-Sending is for `tracking.runs`. NOTE: one process at a time may write a folder; there is no lock.
+Sending is for `tracking.runs`. One process at a time has a folder: it holds a lock on
+`metrics.jsonl`, which ends with it.
 """
 
+import fcntl
 import json
 import os
 import threading
@@ -18,15 +20,16 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
-from bert_core.errors import FormatError
+from bert_core.errors import FormatError, ResourceError
 from bert_core.files import write_bytes, write_json
 
 FORMAT_VERSION = 1
 METRICS = "metrics.jsonl"
 SENT = "metrics.sent"
 RUN = "mlflow_run.json"
+LOCK_TIMEOUT_S = 30.0
 
 NoteKind = Literal["params", "tags", "inputs", "artifact", "status"]
 
@@ -98,13 +101,25 @@ def read_run(folder: Path) -> Run | None:
 class Spool:
     """The three files of a folder, open for writing. One thread may append while another sends."""
 
-    def __init__(self, folder: Path, run: Run) -> None:
-        """Take the folder up as it was left; a last line that was torn by a kill is cut off."""
+    def __init__(self, folder: Path, new: Run) -> None:
+        """Take the folder up as it was left; a last line that was torn by a kill is cut off.
+
+        Args:
+            new: the run that a folder without one gets.
+        Raises: FormatError if `mlflow_run.json` is damaged; ResourceError if another process has
+            the folder and does not let go of it for LOCK_TIMEOUT_S; OSError.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._lock = threading.Lock()
         self._path = folder / METRICS
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (open as long as we are)
+        try:
+            _lock(self._file, self._path)
+            run = read_run(folder) or new
+        except BaseException:
+            self._file.close()
+            raise
         lines = _cut_torn_end(self._path).splitlines(keepends=True)
         self._size = sum(map(len, lines))
         self.lines = len(lines)
@@ -157,6 +172,12 @@ class Spool:
         """MLflow has this batch."""
         self._mark_sent(self.sent + len(batch.records), batch.end)
 
+    def move(self, run: Run) -> None:
+        """The folder belongs to this run from now on, which gets all records."""
+        with self._lock:
+            self._save(run)
+        self.mark_all_unsent()
+
     def mark_all_unsent(self) -> None:
         """The run that had them is gone: begin again at the first line."""
         self._mark_sent(0, 0)
@@ -206,6 +227,23 @@ class Spool:
         self._run = run
         if not self._file.closed:
             write_json(str(self.folder / RUN), asdict(run))
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """Wait until no other process writes the file, and keep others from it until it is closed."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise ResourceError(
+                    f"{path}: wanted to write it, another process is doing so and has not ended "
+                    f"within {LOCK_TIMEOUT_S:g} s: end that run, or give another output"
+                ) from None
+            time.sleep(0.05)
+        except OSError:
+            return None  # a file system without locks
 
 
 def _cut_torn_end(path: Path) -> bytes:

@@ -1,16 +1,19 @@
 import json
 import resource
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from bert_core.errors import FormatError
+from bert_core.errors import FormatError, ResourceError
 from tracking.spool import FORMAT_VERSION, METRICS, RUN, Run, Spool, read_run
 
 
 def open_spool(folder: Path) -> Spool:
     run = Run(tracking_uri="sqlite:///x", experiment="e", run_name="r", run_id="1")
-    return Spool(folder, read_run(folder) or run)
+    return Spool(folder, run)
 
 
 def steps(folder: Path) -> list[int]:
@@ -32,6 +35,36 @@ def test_a_step_that_is_trained_again_is_not_written_again(tmp_path: Path) -> No
     assert not again.append(6, {"loss": 2.0})
     again.close()
     assert steps(tmp_path) == [0, 5, 6]
+
+
+def test_a_folder_is_one_processs_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one waits, and gets what the one before wrote last; its end lets go, however."""
+    code = (
+        "import sys, time; from pathlib import Path; from tracking.spool import Run, Spool\n"
+        "run = Run(tracking_uri='sqlite:///x', experiment='e', run_name='of the other')\n"
+        "spool = Spool(Path(sys.argv[1]), run); print('has it', flush=True); sys.stdin.readline()\n"
+        "time.sleep(0.3); spool.append(7, {'loss': 1.0}); time.sleep(1e9)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        monkeypatch.setattr("tracking.spool.LOCK_TIMEOUT_S", 0.2)
+        with pytest.raises(
+            ResourceError, match=r"metrics\.jsonl: wanted to write it, another proc"
+        ):
+            open_spool(tmp_path)
+        monkeypatch.undo()
+        threading.Timer(1.0, other.kill).start()
+        other.stdin.write(b"\n")
+        other.stdin.flush()
+        spool = open_spool(tmp_path)
+    assert (spool.last_step, spool.run.run_name) == (7, "of the other")
+    spool.close()
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 9, "ti', b'{"step": 9}\n', b"\0\0\0\n", b"\0\0"])
@@ -80,8 +113,9 @@ def test_what_was_sent_is_known_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_closed_spool_changes_nothing_more(tmp_path: Path) -> None:
-    late, spool = open_spool(tmp_path), open_spool(tmp_path)
+    late = open_spool(tmp_path)
     late.close()
+    spool = open_spool(tmp_path)
     spool.tell("status", "FINISHED")
     late.belongs_to("another run")
     late.mark_all_unsent()
