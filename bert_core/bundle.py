@@ -24,6 +24,7 @@ from torch import Tensor
 from bert_core import files
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError
+from bert_core.model.families import LAYOUTS
 from bert_core.model.heads import LinearHead
 from bert_core.model.hf import (
     architecture,
@@ -96,6 +97,9 @@ def save_bundle(
         "architectures": [architecture(config, frozenset(model.objectives))],
         "dtype": "float32",
     }
+    special = {"cls": tokenizer.cls_id, "sep": tokenizer.sep_id}
+    token_ids = LAYOUTS[config.family].token_ids
+    entries |= {entry: special[token] for entry, token in token_ids.items()}
     labels = _labels(model, task)
     if labels:
         entries["id2label"] = {str(index): label for index, label in enumerate(labels)}

@@ -1,9 +1,10 @@
 """How tokens look at each other: one small class an idea, each without the residual around it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
@@ -13,6 +14,7 @@ from bert_core.model.variants import (
     AttentionConfig,
     DisentangledAttentionConfig,
     EncoderConfig,
+    RotaryAttentionConfig,
 )
 
 
@@ -23,42 +25,115 @@ class SelfAttention(nn.Module):
     stores as three tensors (`hf.py` splits and joins them).
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__()
         self.num_heads = config.attention.num_heads
         self.dropout = config.attention.dropout
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.biases)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.biases)
 
     def forward(
-        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: None
+        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: Any
     ) -> Float[Tensor, "*tokens hidden"]:
+        joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
+        return self.output(_mixed(joined, rows, self.dropout if self.training else 0.0))
+
+
+class RotaryAttention(SelfAttention):
+    """Self-attention that knows positions by the angles they turn queries and keys by; a local
+    layer looks at a window of its row (ModernBERT, Warner et al. 2024)."""
+
+    def __init__(self, config: EncoderConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        assert isinstance(config.attention, RotaryAttentionConfig)
+        self.reach = config.attention.reach(layer)
+
+    def forward(
+        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: "Rotations"
+    ) -> Float[Tensor, "*tokens hidden"]:
+        joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
+        turned = _turned(joined[..., :2, :, :], shared.whole if self.reach is None else shared.near)
+        joined = torch.cat([turned, joined[..., 2:, :, :]], dim=-3)
         dropout = self.dropout if self.training else 0.0
-        joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))  # (*tokens, 3, H, D / H)
-        if isinstance(rows, Packed) and _runs_unpadded(joined, dropout):
-            query, key, value = joined.unbind(-3)
-            offsets = rows.offsets.int()
-            mixed = varlen_attn(query, key, value, offsets, offsets, rows.bound, rows.bound)
-            assert isinstance(mixed, Tensor)
-            return self.output(mixed.flatten(-2))
-        blocks = []
-        for block, mask in zip(rows.blocks(joined), rows.masks(), strict=True):
-            query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, D / H)
-            bias = None if mask is None else _bias(mask, query)
-            blocks.append(
-                functional.scaled_dot_product_attention(
-                    query, key, value, attn_mask=bias, dropout_p=dropout
-                )
-                .transpose(1, 2)
-                .flatten(2)
+        return self.output(_mixed(joined, rows, dropout, self.reach))
+
+
+def _mixed(
+    joined: Float[Tensor, "*tokens 3 heads size"],
+    rows: Rows,
+    dropout: float,
+    reach: int | None = None,
+) -> Float[Tensor, "*tokens hidden"]:
+    """Values of each row, weighed by how its queries meet its keys; within `reach` of each token,
+    where that is given."""
+    if isinstance(rows, Packed) and _runs_unpadded(joined, dropout):
+        query, key, value = joined.unbind(-3)
+        offsets = rows.offsets.int()
+        window = (-1, -1) if reach is None else (reach, reach)
+        mixed = varlen_attn(
+            query, key, value, offsets, offsets, rows.bound, rows.bound, window_size=window
+        )
+        assert isinstance(mixed, Tensor)
+        return mixed.flatten(-2)
+    blocks = []
+    for block, mask in zip(rows.blocks(joined), rows.masks(), strict=True):
+        query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, D / H)
+        if reach is not None and query.shape[2] > reach + 1:
+            mixed = _near(query, key, value, mask, reach, dropout)
+        else:
+            mixed = functional.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=None if mask is None else _bias(mask, query),
+                dropout_p=dropout,
             )
-        return self.output(rows.joined(blocks))
+        blocks.append(mixed.transpose(1, 2).flatten(2))
+    return rows.joined(blocks)
+
+
+def _near(
+    query: Float[Tensor, "batch heads seq size"],
+    key: Float[Tensor, "batch heads seq size"],
+    value: Float[Tensor, "batch heads seq size"],
+    mask: Bool[Tensor, "batch seq"] | None,
+    reach: int,
+    dropout: float,
+) -> Float[Tensor, "batch heads seq size"]:
+    """Attention within `reach` each way, in blocks of `reach` queries and thrice the keys, so that
+    work and memory grow with a row's length and not with its square."""
+    batch, length = query.shape[0], query.shape[2]
+    count = -(-length // reach)
+    missing = count * reach - length
+    spread = (0, 0, reach, missing + reach)
+
+    def blocks(tensor: Tensor) -> Tensor:  # (batch × count, heads, 3 × reach, size)
+        cut = functional.pad(tensor, spread).unfold(2, 3 * reach, reach)
+        return cut.permute(0, 2, 1, 4, 3).flatten(0, 1)
+
+    own = functional.pad(query, (0, 0, 0, missing)).unflatten(2, (count, reach))
+    step = torch.arange(reach, device=query.device)
+    distance = torch.arange(-reach, 2 * reach, device=query.device) - step[:, None]
+    real = mask if mask is not None else query.new_ones((1, length), dtype=torch.bool)
+    seen = functional.pad(real, spread[2:]).unfold(1, 3 * reach, reach)[:, :, None, :]
+    # Padding looks at itself: with nothing to look at its vectors would be no numbers.
+    allowed = (distance.abs() <= reach) & (seen | (distance == 0))  # (b, count, reach, 3 × reach)
+    bias = query.new_zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
+    mixed = functional.scaled_dot_product_attention(
+        own.transpose(1, 2).flatten(0, 1),
+        blocks(key),
+        blocks(value),
+        attn_mask=bias.expand(batch, -1, -1, -1).flatten(0, 1)[:, None],
+        dropout_p=dropout,
+    )
+    return mixed.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
 def packs(config: EncoderConfig, device: torch.device, precision: str) -> bool:
     """Whether an encoder is faster on rows end to end: where the kernel for them can be used."""
-    plain = type(config.attention) is AttentionConfig and not config.attention.dropout
-    return plain and device.type == "cuda" and precision == "bf16"
+    fused = issubclass(ATTENTION[type(config.attention)], SelfAttention)
+    undropped = not config.attention.dropout
+    return fused and undropped and device.type == "cuda" and precision == "bf16"
 
 
 def _runs_unpadded(tensor: Tensor, dropout: float) -> bool:
@@ -73,6 +148,43 @@ def _bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 1 seq"]:
     """
     bias = like.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
     return bias[:, None, None, :]
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """Cosine and sine of every token's angles (2, *positions, size / 2), for each kind of layer."""
+
+    whole: Float[Tensor, "2 *positions half"]
+    near: Float[Tensor, "2 *positions half"]
+
+
+class RotaryPositions(nn.Module):
+    """The angles that positions turn by (Su et al. 2021, section 3.2.2); all layers share them."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        attention = config.attention
+        assert isinstance(attention, RotaryAttentionConfig)
+        self.thetas = attention.theta, attention.local_theta
+        self.size = config.head_size
+
+    def forward(self, rows: Rows) -> Rotations:
+        positions = rows.positions()
+        steps = torch.arange(0, self.size, 2, device=positions.device) / self.size
+        angles = [positions[..., None] * theta**-steps for theta in self.thetas]
+        whole, near = [torch.stack([angle.cos(), angle.sin()]) for angle in angles]
+        return Rotations(whole, near)
+
+
+def _turned(
+    vectors: Float[Tensor, "*tokens both heads size"],
+    rotation: Float[Tensor, "2 *positions half"],
+) -> Float[Tensor, "*tokens both heads size"]:
+    """Pairs of entries, half a vector apart, turned by their angles; in fp32 at least."""
+    cosine, sine = rotation[..., None, None, :]
+    first, second = vectors.chunk(2, dim=-1)
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    return torch.cat(turned, dim=-1).to(vectors.dtype)
 
 
 class RelativePositions(nn.Module):
@@ -131,7 +243,7 @@ class DisentangledAttention(nn.Module):
     (q_i·k_j + q_i·key(r) + query(r)·k_j) / sqrt(3 d) (He et al. 2020, equation 4).
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__()
         assert isinstance(config.attention, DisentangledAttentionConfig)
         width, heads = config.hidden_size, config.attention.num_heads
@@ -223,7 +335,9 @@ def _looked_up(
 ATTENTION: dict[type[AttentionConfig], type[nn.Module]] = {
     AttentionConfig: SelfAttention,
     DisentangledAttentionConfig: DisentangledAttention,
+    RotaryAttentionConfig: RotaryAttention,
 }
 SHARED: dict[type[AttentionConfig], type[nn.Module]] = {
-    DisentangledAttentionConfig: RelativePositions
+    DisentangledAttentionConfig: RelativePositions,
+    RotaryAttentionConfig: RotaryPositions,
 }

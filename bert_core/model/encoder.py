@@ -7,7 +7,14 @@ from torch import Tensor, nn
 
 from bert_core.errors import InputError
 from bert_core.model.attention import SHARED
-from bert_core.model.layers import Convolution, Embeddings, EncoderLayer, Pooler, initialise
+from bert_core.model.layers import (
+    LAYERS,
+    Convolution,
+    Embeddings,
+    Pooler,
+    initialise,
+    layer_norm,
+)
 from bert_core.model.rows import Packed, Padded, Rows
 from bert_core.model.variants import EncoderConfig
 
@@ -35,13 +42,16 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(config)
         shared = SHARED.get(type(config.attention))
         self.shared = None if shared is None else shared(config)
+        layer = LAYERS[config.norm_placement]
         distinct = 1 if config.shared_layers else config.num_hidden_layers
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(distinct))
+        self.layers = nn.ModuleList(layer(config, index) for index in range(distinct))
         self.convolution = (
             None if config.convolution is None else Convolution(config, config.convolution)
         )
+        pre = config.norm_placement == "pre"
+        self.norm = layer_norm(config, config.hidden_size) if pre else None
         self.pooler = Pooler(config) if pooler else None
-        initialise(self, config.initializer_range)
+        initialise(self, config)
 
     def forward(
         self,
@@ -71,9 +81,11 @@ class Encoder(nn.Module):
             hidden = self.layers[index % len(self.layers)](hidden, rows, shared)
             if index == 0 and self.convolution is not None:
                 hidden = self.convolution(embedded, hidden, rows)
+            if self.norm is not None and index == self.config.num_hidden_layers - 1:
+                hidden = self.norm(hidden)
             if all_layers:
                 layers.append(hidden)
-        pooled = None if self.pooler is None else self.pooler(rows.first(hidden))
+        pooled = None if self.pooler is None else self.pooler(hidden, rows)
         return Encoded(hidden, pooled, rows, layers)
 
     def _rows(

@@ -1,10 +1,12 @@
 """How Hugging Face writes each family: names of tensors and of config entries. Data only."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bert_core.errors import ConfigError
 from bert_core.model.variants import (
+    VARIANTS,
     AttentionConfig,
     DisentangledAttentionConfig,
     EmbeddingsConfig,
@@ -43,6 +45,8 @@ class Layout:
     """Parts of the encoder, without the two prefixes."""
     split: tuple[str, str, str] | None
     """Names of query, key and value, without the prefix; None where they are one tensor."""
+    by_head: bool = False
+    """Whether that one tensor goes head by head."""
     heads: Mapping[str, Names]
     """Ending of a class → its heads' parts, and the pooler where it has one."""
     tied: Names
@@ -57,6 +61,8 @@ class Layout:
     """What those mean there where `config.json` is silent, if not what is wanted."""
     read: Callable[[dict[str, Any]], dict[str, Any]] = lambda entries: entries
     """Entries as `keys` wants them; what it adds under a name with `_` is not written."""
+    token_ids: Names = field(default_factory=dict)
+    """Entries of `config.json` that are a special token's id → which one's, `cls` or `sep`."""
     aliases: Names = field(default_factory=dict)
     """Other names that files have for parts, theirs → theirs."""
 
@@ -105,8 +111,8 @@ _TOKENS = {"objectives.token_classification.head.linear": "classifier"}
 _CHOICES = {"objectives.multiple_choice.head.linear": "classifier"}
 _SPAN = {"objectives.span.head.linear": "qa_outputs"}
 _BERT_MLM = {
-    "objectives.mlm.head.dense": "cls.predictions.transform.dense",
-    "objectives.mlm.head.norm": "cls.predictions.transform.LayerNorm",
+    "objectives.mlm.head.transform.dense": "cls.predictions.transform.dense",
+    "objectives.mlm.head.transform.norm": "cls.predictions.transform.LayerNorm",
     "objectives.mlm.head.bias": "cls.predictions.bias",
 }
 
@@ -136,8 +142,8 @@ def _roberta_heads() -> dict[str, Names]:
     return {
         "Model": pooler,
         "ForMaskedLM": {
-            "objectives.mlm.head.dense": "lm_head.dense",
-            "objectives.mlm.head.norm": "lm_head.layer_norm",
+            "objectives.mlm.head.transform.dense": "lm_head.dense",
+            "objectives.mlm.head.transform.norm": "lm_head.layer_norm",
             "objectives.mlm.head.bias": "lm_head.bias",
         },
         "ForSequenceClassification": {
@@ -155,8 +161,8 @@ def _distilbert_heads() -> dict[str, Names]:
     return {
         "Model": {},
         "ForMaskedLM": {
-            "objectives.mlm.head.dense": "vocab_transform",
-            "objectives.mlm.head.norm": "vocab_layer_norm",
+            "objectives.mlm.head.transform.dense": "vocab_transform",
+            "objectives.mlm.head.transform.norm": "vocab_layer_norm",
             "objectives.mlm.head.bias": "vocab_projector.bias",
         },
         "ForSequenceClassification": pooler | _CLASSIFIER,
@@ -169,8 +175,8 @@ def _distilbert_heads() -> dict[str, Names]:
 def _albert_heads() -> dict[str, Names]:
     pooler = {"encoder.pooler.dense": "albert.pooler"}
     mlm = {
-        "objectives.mlm.head.dense": "predictions.dense",
-        "objectives.mlm.head.norm": "predictions.LayerNorm",
+        "objectives.mlm.head.transform.dense": "predictions.dense",
+        "objectives.mlm.head.transform.norm": "predictions.LayerNorm",
         "objectives.mlm.head.bias": "predictions.bias",
     }
     return {
@@ -196,6 +202,49 @@ def _deberta_heads(version: int) -> dict[str, Names]:
         "ForQuestionAnswering": _SPAN,
     }
     return heads if version == 1 else heads | {"ForMultipleChoice": pooler | _CHOICES}
+
+
+def _modernbert_heads() -> dict[str, Names]:
+    def transformed(part: str) -> dict[str, str]:
+        return {f"{part}.dense": "head.dense", f"{part}.norm": "head.norm"}
+
+    pooler = transformed("encoder.pooler")
+    return {
+        "Model": {},
+        "ForMaskedLM": transformed("objectives.mlm.head.transform")
+        | {"objectives.mlm.head.bias": "decoder.bias"},
+        "ForSequenceClassification": pooler | _CLASSIFIER,
+        "ForMultipleChoice": pooler | _CHOICES,
+        "ForTokenClassification": transformed("objectives.token_classification.head.transform")
+        | _TOKENS,
+        "ForQuestionAnswering": transformed("objectives.span.head.transform")
+        | {"objectives.span.head.linear": "classifier"},
+    }
+
+
+def _modernbert_entries(entries: dict[str, Any]) -> dict[str, Any]:
+    """transformers 5 lists the kind of every layer, and has a table of angles for each kind."""
+    entries = dict(entries)
+    kinds = entries.pop("layer_types", None)
+    if kinds:
+        whole = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+        every = entries.get("global_attn_every_n_layers", [*whole, len(kinds)][1:2][0])
+        entries["global_attn_every_n_layers"] = every
+        if kinds != [_KINDS[index % every == 0] for index in range(len(kinds))]:
+            raise ConfigError(
+                f"layer_types = {kinds}: wanted {_KINDS[True]} first and at equal distances, "
+                f"{_KINDS[False]} elsewhere"
+            )
+    for kind, name in ((_KINDS[True], "global_rope_theta"), (_KINDS[False], "local_rope_theta")):
+        angles = entries.get("rope_parameters", {}).get(kind) or {}
+        if angles.get("rope_type", "default") != "default":
+            raise ConfigError(f"rope_type = {angles['rope_type']!r}: wanted 'default'")
+        if "rope_theta" in angles:
+            entries[name] = angles["rope_theta"]
+    return entries
+
+
+_KINDS = {True: "full_attention", False: "sliding_attention"}
 
 
 def _roberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
@@ -235,6 +284,10 @@ _DEBERTA_ALIASES = {
     "lm_predictions.lm_head.bias": "cls.predictions.bias",
 }
 
+# ModernBERT-base, but for what stands for a sequence.
+_MODERNBERT = VARIANTS["modernbert-base"].config
+_MODERNBERT = replace(_MODERNBERT, head=replace(_MODERNBERT.head, pooling="cls"))
+_ENDS = {"bos_token_id": "cls", "eos_token_id": "sep"}
 _LAYER = "encoder.layer.{n}."
 _ALBERT = "encoder.albert_layer_groups.0.albert_layers.0."
 
@@ -251,6 +304,7 @@ LAYOUTS: dict[str, Layout] = {
         "roberta.",
         _roberta_heads(),
         tied=_tied("lm_head.decoder", "roberta", "lm_head.bias"),
+        token_ids=_ENDS,
         keys=_BERT_KEYS | {"embeddings.position_offset": "_position_offset"},
         read=_roberta_entries,
         defaults=EncoderConfig(
@@ -325,6 +379,7 @@ LAYOUTS: dict[str, Layout] = {
             "head.classifier_dropout": "classifier_dropout_prob",
         },
         wanted={"num_hidden_groups": 1, "inner_group_num": 1},
+        token_ids=_ENDS,
         defaults=EncoderConfig(  # ALBERT-xxlarge
             family="albert",
             hidden_size=4096,
@@ -349,6 +404,7 @@ LAYOUTS: dict[str, Layout] = {
             "layers.{n}.attention.position_query": f"{_LAYER}attention.self.pos_q_proj",
         },
         split=None,
+        by_head=True,
         tied=_tied("cls.predictions.decoder", "deberta", "cls.predictions.bias"),
         keys=_DEBERTA_KEYS,
         wanted=_DEBERTA_WANTED,
@@ -397,5 +453,56 @@ LAYOUTS: dict[str, Layout] = {
             feed_forward=FeedForwardConfig(intermediate_size=6144),
             head=HeadConfig(pooler_activation="gelu"),
         ),
+    ),
+    "modernbert": Layout(
+        title="ModernBert",
+        prefix="model.",
+        heads=_modernbert_heads(),
+        encoder={
+            "embeddings.word_embeddings": "embeddings.tok_embeddings",
+            "embeddings.norm": "embeddings.norm",
+            "layers.{n}.attention_norm": "layers.{n}.attn_norm",
+            "layers.{n}.attention.qkv": "layers.{n}.attn.Wqkv",
+            "layers.{n}.attention.output": "layers.{n}.attn.Wo",
+            "layers.{n}.feed_forward_norm": "layers.{n}.mlp_norm",
+            "layers.{n}.feed_forward.up": "layers.{n}.mlp.Wi",
+            "layers.{n}.feed_forward.down": "layers.{n}.mlp.Wo",
+            "norm": "final_norm",
+        },
+        split=None,
+        tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        keys={
+            "embeddings.vocab_size": "vocab_size",
+            "embeddings.max_position_embeddings": "max_position_embeddings",
+            "embeddings.pad_token_id": "pad_token_id",
+            "hidden_size": "hidden_size",
+            "num_hidden_layers": "num_hidden_layers",
+            "attention.num_heads": "num_attention_heads",
+            "attention.dropout": "attention_dropout",
+            "attention.window": "local_attention",
+            "attention.global_every": "global_attn_every_n_layers",
+            "attention.theta": "global_rope_theta",
+            "attention.local_theta": "local_rope_theta",
+            "feed_forward.intermediate_size": "intermediate_size",
+            "hidden_dropout_prob": "embedding_dropout",
+            "layer_norm_eps": "norm_eps",
+            "initializer_range": "initializer_range",
+            "initializer_cutoff": "initializer_cutoff_factor",
+            "head.pooling": "classifier_pooling",
+            "head.classifier_dropout": "classifier_dropout",
+        },
+        wanted={
+            "hidden_activation": "gelu",
+            "classifier_activation": "gelu",
+            "mlp_dropout": 0.0,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "norm_bias": False,
+            "classifier_bias": False,
+            "decoder_bias": True,
+        },
+        read=_modernbert_entries,
+        token_ids=_ENDS | {"cls_token_id": "cls", "sep_token_id": "sep"},
+        defaults=_MODERNBERT,
     ),
 }

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bert_core.model.layers import ACTIVATIONS, initialise
+from bert_core.model.layers import Transform, initialise
 from bert_core.model.variants import EncoderConfig
 
 
@@ -18,33 +18,41 @@ class MaskedLanguageModelHead(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
-        self.activation = ACTIVATIONS[config.feed_forward.activation]
-        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.transform = Transform(config, config.embedding_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        initialise(self, config.initializer_range)
+        initialise(self, config)
 
     def forward(
         self, rows: Float[Tensor, "rows hidden"], word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "rows vocab"]:
-        return functional.linear(
-            self.norm(self.activation(self.dense(rows))), word_embeddings, self.bias
-        )
+        return functional.linear(self.transform(rows), word_embeddings, self.bias)
 
 
 class LinearHead(nn.Module):
-    """Scores of labels for a sequence or a token: dropout, then a linear map of its vector."""
+    """Scores of labels for a sequence: dropout, then a linear map of its vector."""
 
-    def __init__(self, config: EncoderConfig, num_labels: int, dropout: float) -> None:
+    def __init__(
+        self, config: EncoderConfig, num_labels: int, dropout: float | None = None
+    ) -> None:
+        """`dropout` None takes that of the encoder's classifiers."""
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(config.classifier_dropout if dropout is None else dropout)
         self.linear = nn.Linear(config.hidden_size, num_labels)
-        initialise(self, config.initializer_range)
+        initialise(self, config)
 
     def forward(self, vectors: Float[Tensor, "*items hidden"]) -> Float[Tensor, "*items labels"]:
         return self.linear(self.dropout(vectors))
 
 
-def classifier(config: EncoderConfig, num_labels: int, dropout: float | None = None) -> LinearHead:
-    """A head that classifies; `dropout` None takes the encoder's own."""
-    return LinearHead(config, num_labels, config.classifier_dropout if dropout is None else dropout)
+class TokenHead(LinearHead):
+    """The same for tokens, whose vectors pass the encoder's `Transform` first where it has one."""
+
+    def __init__(
+        self, config: EncoderConfig, num_labels: int, dropout: float | None = None
+    ) -> None:
+        super().__init__(config, num_labels, dropout)
+        self.transform = Transform(config, config.hidden_size) if config.head.transform else None
+        initialise(self, config)
+
+    def forward(self, vectors: Float[Tensor, "*items hidden"]) -> Float[Tensor, "*items labels"]:
+        return super().forward(vectors if self.transform is None else self.transform(vectors))

@@ -59,7 +59,8 @@ def to_huggingface(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[s
         if theirs is None:
             raise FormatError(f"tensor {name}: Hugging Face's {layout.title} has no such part")
         heads = config.attention.num_heads
-        renamed[theirs] = _by_head(tensor, heads) if name.endswith("qkv.weight") else tensor
+        by_head = layout.by_head and name.endswith("qkv.weight")
+        renamed[theirs] = _by_head(tensor, heads) if by_head else tensor
     return renamed
 
 
@@ -90,8 +91,8 @@ def from_huggingface(
             joined.setdefault(part, {})[third] = tensor
         elif ours is not None:
             heads = config.attention.num_heads
-            whole = ours.endswith("qkv.weight")
-            renamed[ours] = _by_kind(tensor, heads) if whole else tensor
+            by_head = layout.by_head and ours.endswith("qkv.weight")
+            renamed[ours] = _by_kind(tensor, heads) if by_head else tensor
         elif name in layout.tied:
             if name.endswith(".weight"):  # a second bias is read by no version of today
                 _check_tied(name, layout.tied[name], theirs)
@@ -155,6 +156,7 @@ def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig
 
 
 _QKV = re.compile(r"^encoder\.layers\.\d+\.attention\.qkv\.(weight|bias)$")
+_BARE = ("embeddings.", "encoder.", "transformer.", "layers.", "final_norm.", "pooler.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _WANTED = {"is_decoder": False, "position_embedding_type": "absolute", "tie_word_embeddings": True}
 # The tanh approximation has three spellings there, the exact one two.
@@ -216,7 +218,7 @@ def _modern(state: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     bare = not any(name.startswith(layout.prefix) for name in state)
     modern = {}
     for name, tensor in state.items():
-        if bare and name.startswith(("embeddings.", "encoder.", "transformer.", "pooler.")):
+        if bare and name.startswith(_BARE):
             name = layout.prefix + name
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
         modern[_renamed(name, layout.aliases) or name] = tensor

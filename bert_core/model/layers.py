@@ -1,5 +1,6 @@
 """The parts of an encoder that look at one token at a time, and the block that joins them."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from bert_core.model.attention import ATTENTION, KeylessBiasLinear
 from bert_core.model.rows import Rows
-from bert_core.model.variants import ConvolutionConfig, EncoderConfig
+from bert_core.model.variants import ConvolutionConfig, EncoderConfig, NormPlacement
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -21,26 +22,38 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def initialise(module: nn.Module, standard_deviation: float) -> None:
+def initialise(module: nn.Module, config: EncoderConfig) -> None:
     """Fill every weight below `module` by Hugging Face's rule, from torch's global generator.
 
-    Normal weights, zero biases, unit norms and a zero row for padding. The paper's code truncates
-    the normal at two standard deviations, Hugging Face does not.
+    Normal weights, zero biases, unit norms and a zero row for padding. BERT's own code truncates
+    the normal at two standard deviations, Hugging Face does so where `initializer_cutoff` says it.
+    What pre-norm layers add to the stream, which nothing normalises, starts the smaller the more
+    they are (Radford et al. 2019, section 2.3).
     """
+    spread, cutoff = config.initializer_range, config.initializer_cutoff
     for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Conv1d):
-            nn.init.normal_(part.weight, std=standard_deviation)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
-        elif isinstance(part, KeylessBiasLinear):
-            nn.init.normal_(part.weight, std=standard_deviation)
-        elif isinstance(part, nn.Embedding):
-            nn.init.normal_(part.weight, std=standard_deviation)
-            if part.padding_idx is not None:
-                nn.init.zeros_(part.weight[part.padding_idx])
-        elif isinstance(part, nn.LayerNorm):
+        if isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
+        elif isinstance(part, nn.Linear | nn.Conv1d | nn.Embedding | KeylessBiasLinear):
+            if cutoff is None:
+                nn.init.normal_(part.weight, std=spread)
+            else:
+                limit = cutoff * spread
+                nn.init.trunc_normal_(part.weight, std=spread, a=-limit, b=limit)
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            nn.init.zeros_(part.weight[part.padding_idx])
+        if isinstance(part, nn.LayerNorm | nn.Linear | nn.Conv1d) and part.bias is not None:
             nn.init.zeros_(part.bias)
+    for layer in module.modules():
+        if isinstance(layer, PreNormLayer):
+            for added in (layer.attention.output, layer.feed_forward.down):
+                with torch.no_grad():
+                    added.weight /= math.sqrt(2 * config.num_hidden_layers)
+
+
+def layer_norm(config: EncoderConfig, width: int) -> nn.LayerNorm:
+    """A LayerNorm as the encoder has them."""
+    return nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.biases)
 
 
 class Embeddings(nn.Module):
@@ -60,7 +73,7 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = (
             nn.Embedding(part.type_vocab_size, width) if part.type_vocab_size else None
         )
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.norm = layer_norm(config, width)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.widen = nn.Linear(width, config.hidden_size) if part.size else None
 
@@ -89,23 +102,30 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.hidden_size, config.feed_forward.intermediate_size)
-        self.down = nn.Linear(config.feed_forward.intermediate_size, config.hidden_size)
-        self.activation = ACTIVATIONS[config.feed_forward.activation]
+        part, width = config.feed_forward, config.hidden_size
+        self.gated = part.gated
+        inner = part.intermediate_size * (2 if part.gated else 1)
+        self.up = nn.Linear(width, inner, bias=config.biases)
+        self.down = nn.Linear(part.intermediate_size, width, bias=config.biases)
+        self.activation = ACTIVATIONS[part.activation]
 
     def forward(self, hidden: Float[Tensor, "*tokens hidden"]) -> Float[Tensor, "*tokens hidden"]:
-        return self.down(self.activation(self.up(hidden)))
+        inner = self.up(hidden)
+        if not self.gated:
+            return self.down(self.activation(inner))
+        value, gate = inner.chunk(2, dim=-1)
+        return self.down(self.activation(value) * gate)
 
 
 class EncoderLayer(nn.Module):
     """Attention, then feed-forward, each added to its input and normalised after (post-norm)."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__()
-        self.attention = ATTENTION[type(config.attention)](config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention: Any = ATTENTION[type(config.attention)](config, layer)
+        self.attention_norm: nn.Module = layer_norm(config, config.hidden_size)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward_norm = layer_norm(config, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
@@ -114,6 +134,25 @@ class EncoderLayer(nn.Module):
         """`shared` is what the attentions of all layers have in common, None for most."""
         hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, rows, shared)))
         return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
+
+
+class PreNormLayer(EncoderLayer):
+    """The same, but each gets its input normalised, and is added to it as it was (pre-norm)."""
+
+    def __init__(self, config: EncoderConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        if layer == 0:  # the embeddings are normalised already
+            self.attention_norm = nn.Identity()
+
+    def forward(
+        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: Any
+    ) -> Float[Tensor, "*tokens hidden"]:
+        attended = self.attention(self.attention_norm(hidden), rows, shared)
+        hidden = hidden + self.dropout(attended)
+        return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
+
+
+LAYERS: dict[NormPlacement, type[EncoderLayer]] = {"post": EncoderLayer, "pre": PreNormLayer}
 
 
 class Convolution(nn.Module):
@@ -125,7 +164,7 @@ class Convolution(nn.Module):
             config.hidden_size, config.hidden_size, part.kernel_size, padding="same"
         )
         self.activation = ACTIVATIONS[part.activation]
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm = layer_norm(config, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
@@ -141,15 +180,35 @@ class Convolution(nn.Module):
         return self.norm(hidden + self.activation(self.dropout(rows.joined(blocks))))
 
 
+class Transform(nn.Module):
+    """A linear map to `size`, an activation and a LayerNorm: what comes before scores of words."""
+
+    def __init__(self, config: EncoderConfig, size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, size, bias=config.biases)
+        self.activation = ACTIVATIONS[config.feed_forward.activation]
+        self.norm = layer_norm(config, size)
+
+    def forward(self, vectors: Float[Tensor, "*items hidden"]) -> Float[Tensor, "*items size"]:
+        return self.norm(self.activation(self.dense(vectors)))
+
+
 class Pooler(nn.Module):
-    """One vector a sequence: its first token's through a linear map and an activation."""
+    """One vector a sequence: its first token's, or the mean, through a linear map and an
+    activation; some normalise it."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         dropout = config.head.pooler_dropout
         self.dropout = nn.Dropout(config.classifier_dropout if dropout is None else dropout)
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.pooling = config.head.pooling
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.biases)
         self.activation = ACTIVATIONS[config.head.pooler_activation]
+        self.norm = layer_norm(config, config.hidden_size) if config.head.transform else None
 
-    def forward(self, first: Float[Tensor, "batch hidden"]) -> Float[Tensor, "batch hidden"]:
-        return self.activation(self.dense(self.dropout(first)))
+    def forward(
+        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows
+    ) -> Float[Tensor, "batch hidden"]:
+        chosen = rows.mean(hidden) if self.pooling == "mean" else rows.first(hidden)
+        pooled = self.activation(self.dense(self.dropout(chosen)))
+        return pooled if self.norm is None else self.norm(pooled)

@@ -31,6 +31,10 @@ class Rows(ABC):
         """The first token of every row."""
 
     @abstractmethod
+    def mean(self, tokens: Float[Tensor, "*tokens size"]) -> Float[Tensor, "batch size"]:
+        """The mean of every row's real tokens."""
+
+    @abstractmethod
     def blocks(self, tokens: Float[Tensor, "..."]) -> Sequence[Tensor]:
         """The tokens in blocks (b, s, size): rows that are computed on together."""
 
@@ -61,6 +65,12 @@ class Padded(Rows):
 
     def first(self, tokens: Float[Tensor, "batch seq size"]) -> Float[Tensor, "batch size"]:
         return tokens[:, 0]
+
+    def mean(self, tokens: Float[Tensor, "batch seq size"]) -> Float[Tensor, "batch size"]:
+        if self.mask is None:
+            return tokens.mean(1)
+        real = self.mask[..., None]
+        return (tokens * real).sum(1) / real.sum(1)
 
     def blocks(self, tokens: Float[Tensor, "batch seq *size"]) -> Sequence[Tensor]:
         return [tokens]
@@ -102,6 +112,9 @@ class Packed(Rows):
 
     def first(self, tokens: Float[Tensor, "tokens size"]) -> Float[Tensor, "batch size"]:
         return tokens[self.offsets[:-1]]
+
+    def mean(self, tokens: Float[Tensor, "tokens size"]) -> Float[Tensor, "batch size"]:
+        return torch.segment_reduce(tokens, "mean", offsets=self.offsets)
 
     def blocks(self, tokens: Float[Tensor, "tokens *size"]) -> Sequence[Tensor]:
         if self._row_by_row:

@@ -6,7 +6,7 @@ from torch import nn
 from bert_core.model.attention import KeylessBiasLinear, RelativePositions
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import LAYOUTS
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.variants import EncoderConfig, RotaryAttentionConfig
 
 
 def count_parameters(config: EncoderConfig, *, pooler: bool | None = None) -> int:
@@ -26,7 +26,8 @@ def flops_per_token(config: EncoderConfig, length: int) -> int:
 
     6 a weight of the matrix products that a token passes, and 12 L D length for attention, backward
     being twice forward (Narayanan et al. 2021, appendix), without heads. Disentangled attention
-    adds 12 L D for each distance that it scores. What is computed once a batch is left out.
+    adds 12 L D for each distance that it scores; a local layer scores its window only. What is
+    computed once a batch is left out.
     """
     with torch.device("meta"):
         encoder = Encoder(config, pooler=False)
@@ -40,8 +41,12 @@ def flops_per_token(config: EncoderConfig, length: int) -> int:
         weights += encoder.embeddings.widen.weight.numel()
     if encoder.convolution is not None:
         weights += encoder.convolution.conv.weight.numel()
-    scored = length
+    layers = config.num_hidden_layers
+    scored = layers * length
     if isinstance(encoder.shared, RelativePositions):
         reach = int(encoder.shared.bucket(torch.tensor([length - 1])))
-        scored += min(2 * reach + 1, 2 * encoder.shared.config.span)
-    return 6 * weights + 12 * config.num_hidden_layers * config.hidden_size * scored
+        scored += layers * min(2 * reach + 1, 2 * encoder.shared.config.span)
+    if isinstance(config.attention, RotaryAttentionConfig):
+        reaches = [config.attention.reach(index) for index in range(layers)]
+        scored = sum(min(length, length if one is None else 2 * one + 1) for one in reaches)
+    return 6 * weights + 12 * config.hidden_size * scored

@@ -7,7 +7,9 @@ from typing import Any, Literal, get_args
 from bert_core.errors import ConfigError
 
 Activation = Literal["gelu", "gelu_new", "relu", "tanh"]
-Family = Literal["bert", "roberta", "distilbert", "albert", "deberta", "deberta-v2"]
+Family = Literal["bert", "roberta", "distilbert", "albert", "deberta", "deberta-v2", "modernbert"]
+NormPlacement = Literal["post", "pre"]
+Pooling = Literal["cls", "mean"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,34 @@ class DisentangledAttentionConfig(AttentionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RotaryAttentionConfig(AttentionConfig):
+    """Positions turn queries and keys (Su et al. 2021), and most layers see their surroundings only
+    (ModernBERT, Warner et al. 2024, section 2.1.2)."""
+
+    window: int = 128
+    """Tokens that a local layer looks at: half of them each way, and itself."""
+    global_every: int = 3
+    """The first layer and every so many after it look at whole rows."""
+    theta: float = 160_000.0
+    """Base of the angles in global layers: the higher, the slower they turn."""
+    local_theta: float = 10_000.0
+    """The same in local layers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least_one(self, "global_every")
+        if self.window < 2 or self.window % 2:
+            raise ConfigError(f"window = {self.window}: wanted an even number, at least 2")
+        for name in ("theta", "local_theta"):
+            if not getattr(self, name) > 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: wanted above 1")
+
+    def reach(self, layer: int) -> int | None:
+        """How far each way a layer looks, in tokens; None where it looks at whole rows."""
+        return self.window // 2 if layer % self.global_every else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig:
     """Two linear maps with an activation between (Vaswani et al. 2017, section 3.3)."""
 
@@ -95,6 +125,8 @@ class FeedForwardConfig:
     """Width between the two."""
     activation: Activation = "gelu"
     """`gelu` is the exact one (erf), `gelu_new` its tanh approximation."""
+    gated: bool = False
+    """Whether what is activated is multiplied by another linear map (GeGLU, Shazeer 2020)."""
 
     def __post_init__(self) -> None:
         _at_least_one(self, "intermediate_size")
@@ -119,6 +151,8 @@ class ConvolutionConfig:
 class HeadConfig:
     """How the heads of tasks are built on the encoder."""
 
+    pooling: Pooling = "cls"
+    """What stands for a sequence: its first token, or the mean of all."""
     pooler_activation: Activation = "tanh"
     """After the linear map of the first token."""
     pooler_dropout: float | None = 0.0
@@ -127,8 +161,12 @@ class HeadConfig:
     """Before a classifier; None takes hidden_dropout_prob."""
     span_dropout: float = 0.0
     """Before the scores of a span's ends."""
+    transform: bool = False
+    """Whether a linear map, an activation and a LayerNorm come before every head, as before that of
+    masked words; the pooler's map then is this one (ModernBERT)."""
 
     def __post_init__(self) -> None:
+        _one_of(self, "pooling", get_args(Pooling))
         _one_of(self, "pooler_activation", get_args(Activation))
         _probabilities(self, "span_dropout")
         for name in ("pooler_dropout", "classifier_dropout"):
@@ -155,6 +193,13 @@ class EncoderConfig:
     """Added to the variance in every LayerNorm."""
     initializer_range: float = 0.02
     """Standard deviation of fresh weights."""
+    initializer_cutoff: float | None = None
+    """Fresh weights lie within so many standard deviations; None is anywhere."""
+    norm_placement: NormPlacement = "post"
+    """`post` normalises what a sub-layer gives with what it got (Vaswani et al. 2017), `pre` what
+    it gets, and the sum after the last layer (Xiong et al. 2020)."""
+    biases: bool = True
+    """Whether linear maps and LayerNorms add one; the scores of words and labels always have it."""
     embeddings: EmbeddingsConfig = field(default_factory=EmbeddingsConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     feed_forward: FeedForwardConfig = field(default_factory=FeedForwardConfig)
@@ -163,12 +208,20 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         _one_of(self, "family", get_args(Family))
+        _one_of(self, "norm_placement", get_args(NormPlacement))
         _at_least_one(self, "hidden_size", "num_hidden_layers")
         if self.hidden_size % self.attention.num_heads:
             raise ConfigError(
                 f"hidden_size = {self.hidden_size}: wanted a multiple of "
                 f"num_attention_heads = {self.attention.num_heads}"
             )
+        if isinstance(self.attention, RotaryAttentionConfig) and self.head_size % 2:
+            raise ConfigError(
+                f"hidden_size = {self.hidden_size}: wanted an even width for each of "
+                f"num_attention_heads = {self.attention.num_heads}, which positions turn in pairs"
+            )
+        if self.initializer_cutoff is not None and not self.initializer_cutoff > 0:
+            raise ConfigError(f"initializer_cutoff = {self.initializer_cutoff}: wanted above 0")
         _probabilities(self, "hidden_dropout_prob")
         for name in ("layer_norm_eps", "initializer_range"):
             if not getattr(self, name) > 0:
@@ -183,6 +236,11 @@ class EncoderConfig:
     def embedding_size(self) -> int:
         """Width of the word embedding."""
         return self.embeddings.size or self.hidden_size
+
+    @property
+    def head_size(self) -> int:
+        """Width of an attention head."""
+        return self.hidden_size // self.attention.num_heads
 
     @property
     def classifier_dropout(self) -> float:
@@ -334,6 +392,35 @@ def _deberta(
     )
 
 
+def _modernbert(hidden: int, layers: int, heads: int, inner: int, published: str) -> Variant:
+    """Rotary positions, local and global layers, pre-norm, GeGLU, no biases."""
+    config = EncoderConfig(
+        family="modernbert",
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        hidden_dropout_prob=0.0,
+        layer_norm_eps=1e-5,
+        initializer_cutoff=2.0,
+        norm_placement="pre",
+        biases=False,
+        embeddings=EmbeddingsConfig(
+            vocab_size=50368,
+            absolute_positions=False,
+            max_position_embeddings=8192,
+            type_vocab_size=0,
+            pad_token_id=50283,
+        ),
+        attention=RotaryAttentionConfig(num_heads=heads, dropout=0.0),
+        feed_forward=FeedForwardConfig(intermediate_size=inner, gated=True),
+        head=HeadConfig(
+            pooling="mean", pooler_activation="gelu", classifier_dropout=0.0, transform=True
+        ),
+    )
+    return Variant(
+        config=config, tokenizer="bpe", paper="Warner et al. 2024, table 4", published=published
+    )
+
+
 _TURC = "Turc et al. 2019, table 1"
 _DEVLIN = "Devlin et al. 2018, section 3"
 _JIAO = "Jiao et al. 2019, table 1"
@@ -388,4 +475,6 @@ VARIANTS: dict[str, Variant] = {
     "deberta-v3-small": _deberta(768, 6, 12, version=3, published="44 M + words"),
     "deberta-v3-base": _deberta(768, 12, 12, version=3, published="86 M + words"),
     "deberta-v3-large": _deberta(1024, 24, 16, version=3, published="304 M + words"),
+    "modernbert-base": _modernbert(768, 22, 12, 1152, published="149 M"),
+    "modernbert-large": _modernbert(1024, 28, 16, 2624, published="395 M"),
 }

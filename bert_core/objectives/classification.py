@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bert_core.model.encoder import Encoded
-from bert_core.model.heads import classifier
+from bert_core.model.heads import LinearHead
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, Objective
 
@@ -20,7 +20,7 @@ class Classification(Objective):
         self, config: EncoderConfig, num_labels: int, dropout: float | None = None
     ) -> None:
         super().__init__()
-        self.head = classifier(config, num_labels, dropout)
+        self.head = LinearHead(config, num_labels, dropout)
 
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bert_core.model.encoder import Encoded
-from bert_core.model.heads import classifier
+from bert_core.model.heads import LinearHead
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, Objective
 
@@ -21,7 +21,7 @@ class MultipleChoice(Objective):
     ) -> None:
         super().__init__()
         self.num_choices = num_choices
-        self.head = classifier(config, 1, dropout)
+        self.head = LinearHead(config, 1, dropout)
 
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]

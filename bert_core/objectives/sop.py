@@ -1,6 +1,6 @@
 """Sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
-from bert_core.model.heads import classifier
+from bert_core.model.heads import LinearHead
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.nsp import NextSentencePrediction
 
@@ -13,4 +13,4 @@ class SentenceOrderPrediction(NextSentencePrediction):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.head = classifier(config, 2)
+        self.head = LinearHead(config, 2)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bert_core.model.encoder import Encoded
-from bert_core.model.heads import LinearHead
+from bert_core.model.heads import TokenHead
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, Objective, Part, cross_entropy
 
@@ -23,7 +23,7 @@ class Span(Objective):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.head = LinearHead(config, 2, config.head.span_dropout)
+        self.head = TokenHead(config, 2, config.head.span_dropout)
 
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]

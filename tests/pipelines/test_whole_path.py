@@ -25,6 +25,7 @@ PATHS: dict[str, tuple[TokenizerKind, Kind]] = {
     "albert-base": ("unigram", "sop"),
     "deberta-base": ("bpe", "doc_sentences"),
     "deberta-v3-xsmall": ("unigram", "full_sentences"),
+    "modernbert-base": ("bpe", "full_sentences"),
 }
 
 
@@ -76,7 +77,7 @@ def test_a_family_goes_from_text_to_an_answer(small: Any, tmp_path: Path, varian
     answers = Predictor(folder).predict(texts)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(texts, padding=True, return_tensors="pt")
-    if variant == "distilbert":
+    if variant in ("distilbert", "modernbert-base"):
         inputs.pop("token_type_ids", None)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():

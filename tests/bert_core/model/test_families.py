@@ -27,7 +27,12 @@ from bert_core.model.hf import (
     to_huggingface,
 )
 from bert_core.model.size import count_parameters, flops_per_token
-from bert_core.model.variants import VARIANTS, DisentangledAttentionConfig, EncoderConfig
+from bert_core.model.variants import (
+    VARIANTS,
+    DisentangledAttentionConfig,
+    EncoderConfig,
+    RotaryAttentionConfig,
+)
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
@@ -59,6 +64,18 @@ _DEBERTA_V2 = _DEBERTA | {
     "norm_rel_ebd": "layer_norm",
     "position_buckets": 8,
     "max_relative_positions": 20,
+}
+_MODERNBERT = {
+    "vocab_size": VOCABULARY,
+    "pad_token_id": 0,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 26,
+    "local_attention": 6,
+    "global_rope_theta": 160.0,
+    "local_rope_theta": 40.0,
 }
 # Entries of a small `config.json` of each kind of encoder there is.
 KINDS: dict[str, dict[str, Any]] = {
@@ -100,6 +117,15 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "deberta-v2": {"model_type": "deberta-v2", **SIZES, **_DEBERTA_V2, "conv_kernel_size": 3},
     "deberta-v3": {"model_type": "deberta-v2", **SIZES, **_DEBERTA_V2},
+    # Rows are longer than a window, blocks of which end inside of rows.
+    "modernbert": {"model_type": "modernbert", **_MODERNBERT},
+    "modernbert-mean": {
+        "model_type": "modernbert",
+        **_MODERNBERT,
+        "local_attention": 12,
+        "global_attn_every_n_layers": 2,
+        "classifier_pooling": "mean",
+    },
 }
 HEADS: dict[str, Callable[[EncoderConfig], Objective]] = {
     "mlm": MaskedLanguageModeling,
@@ -433,6 +459,8 @@ def test_bundles_go_to_transformers_and_back(
         tmp_path / "ours", output_loading_info=True
     )
     assert not any(info.values()), info
+    for name, special in LAYOUTS[config.family].token_ids.items():
+        assert getattr(theirs.config, name) == getattr(TOKENIZER, f"{special}_id")
     padded, _ = batches()
     real = padded["attention_mask"] == 1
     output = forward_of(KINDS[kind], theirs.eval(), padded, objectives == ("multiple_choice",))
@@ -455,11 +483,14 @@ def small(config: EncoderConfig) -> EncoderConfig:
     if isinstance(config.attention, DisentangledAttentionConfig):
         attention["max_relative_positions"] = 20
         attention["position_buckets"] = 8 if config.attention.position_buckets else 0
+    if isinstance(config.attention, RotaryAttentionConfig):
+        attention["window"] = 8
     embeddings = replace(
         config.embeddings,
         vocab_size=VOCABULARY,
         size=12 if config.embeddings.size else None,
         max_position_embeddings=24 + config.embeddings.position_offset,
+        pad_token_id=min(config.embeddings.pad_token_id, VOCABULARY - 1),
     )
     return replace(
         config,

@@ -24,6 +24,7 @@ from bert_core.model.variants import (
     EncoderConfig,
     FeedForwardConfig,
     HeadConfig,
+    RotaryAttentionConfig,
 )
 
 # From the papers, or what the field knows of the published files, in millions.
@@ -33,6 +34,7 @@ KNOWN = {
     "albert-xxlarge": 222.6,
     "deberta-base": 138.6,
     "deberta-v3-base": 183.8,
+    "modernbert-base": 149.0,
 }
 
 
@@ -49,13 +51,19 @@ def test_a_variant_has_as_many_parameters_as_transformers_class(name: str) -> No
 
 def test_work_a_token_is_what_torch_counts() -> None:
     sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3}
-    for name, shared in (("bert-tiny", 0), ("albert-base", 0), ("deberta-v3-small", 1)):
+    for name, shared in (
+        ("bert-tiny", 0),
+        ("albert-base", 0),
+        ("deberta-v3-small", 1),
+        ("modernbert-base", 0),
+    ):
+        published = VARIANTS[name].config
         config = replace(
-            VARIANTS[name].config,
+            published,
             **sizes,
-            attention=replace(VARIANTS[name].config.attention, num_heads=4, dropout=0.0),
-            feed_forward=FeedForwardConfig(intermediate_size=128),
-        ).adapted(vocab_size=50, hidden_dropout_prob=0.0)
+            attention=replace(published.attention, num_heads=4, dropout=0.0),
+            feed_forward=replace(published.feed_forward, intermediate_size=128),
+        ).adapted(vocab_size=50, pad_token_id=0, hidden_dropout_prob=0.0)
         encoder, length = Encoder(config, pooler=False), 48
         ids = torch.randint(1, 50, (2, length))
         # The fused kernel of the CPU is not counted.
@@ -64,6 +72,12 @@ def test_work_a_token_is_what_torch_counts() -> None:
         counted = counter.get_total_flops() / ids.numel()
         # Products that are made once a batch, and the gradient that ids do not have, are left out.
         assert flops_per_token(config, length) == pytest.approx(counted, rel=0.02 + 0.2 * shared)
+
+
+def test_a_local_layer_works_on_its_window_only() -> None:
+    config = VARIANTS["modernbert-base"].config  # 8 of 22 layers look at whole rows
+    more = flops_per_token(config, 8192) - flops_per_token(config, 4096)
+    assert more == 12 * 768 * 8 * 4096
 
 
 @pytest.mark.parametrize(
@@ -84,6 +98,14 @@ def test_work_a_token_is_what_torch_counts() -> None:
         (lambda: EmbeddingsConfig(position_offset=512), "position_offset = 512: wanted at least"),
         (lambda: ConvolutionConfig(kernel_size=2), "kernel_size = 2: wanted an odd number"),
         (lambda: DisentangledAttentionConfig(position_buckets=-1), "position_buckets = -1: wanted"),
+        (lambda: RotaryAttentionConfig(window=7), "window = 7: wanted an even number"),
+        (lambda: RotaryAttentionConfig(global_every=0), "global_every = 0: wanted at least 1"),
+        (lambda: RotaryAttentionConfig(theta=0.5), "theta = 0.5: wanted above 1"),
+        (
+            lambda: EncoderConfig(hidden_size=36, attention=RotaryAttentionConfig(num_heads=4)),
+            "hidden_size = 36: wanted an even width for each of num_attention_heads = 4",
+        ),
+        (lambda: EncoderConfig(initializer_cutoff=0.0), "initializer_cutoff = 0.0: wanted above"),
         (lambda: HeadConfig(classifier_dropout=1.5), "classifier_dropout = 1.5: wanted at least 0"),
     ],
 )
