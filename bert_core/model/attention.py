@@ -264,17 +264,18 @@ class DisentangledAttention(nn.Module):
         self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: Distances
     ) -> Float[Tensor, "*tokens hidden"]:
         joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))  # (*tokens, 3, H, d)
-        far_key, far_query = self._projected(shared.table)  # (H, d, N)
+        far_key, far_query = (
+            far * self.scale for far in self._projected(shared.table)
+        )  # (H, d, N)
         blocks = []
         for block, mask in zip(rows.blocks(joined), rows.masks(), strict=True):
             query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, d)
             length = query.shape[2]
             index = shared.index[:length, :length]
             bias = _looked_up(query @ far_key, index)  # (b, H, s, s)
-            bias = bias + _looked_up(key @ far_query, index.T).transpose(-1, -2)
-            bias = bias * self.scale
+            bias += _looked_up(key @ far_query, index.T).transpose(-1, -2)
             if mask is not None:
-                bias = bias.masked_fill(~mask[:, None, None, :], float("-inf"))
+                bias.masked_fill_(~mask[:, None, None, :], float("-inf"))
             blocks.append(
                 functional.scaled_dot_product_attention(
                     query,

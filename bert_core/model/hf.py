@@ -75,7 +75,7 @@ def from_huggingface(
     Args:
         name: the class that the file is of, which says what a `classifier` is.
     Raises: FormatError if the encoder holds a part that the family lacks, lacks a third of a joined
-        tensor, or its decoder is not the word embedding.
+        tensor or has it in another shape, or its decoder is not the word embedding.
     """
     layout = LAYOUTS[config.family]
     theirs = _modern(state, layout)
@@ -88,10 +88,13 @@ def from_huggingface(
         ours = _renamed(name, names)
         if part is not None:
             third = next(thirds[one] for one in thirds if _renamed(name, {one: one}))
+            _check_shape(name, tensor, config.hidden_size, config)
             joined.setdefault(part, {})[third] = tensor
         elif ours is not None:
             heads = config.attention.num_heads
             by_head = layout.by_head and ours.endswith("qkv.weight")
+            if by_head:
+                _check_shape(name, tensor, 3 * config.hidden_size, config)
             renamed[ours] = _by_kind(tensor, heads) if by_head else tensor
         elif name in layout.tied:
             if name.endswith(".weight"):  # a second bias is read by no version of today
@@ -230,6 +233,12 @@ def _ignored(name: str, config: EncoderConfig) -> bool:
     if name.endswith((".position_ids", ".token_type_ids")) or ".pooler." in name:
         return True
     return ".position_embeddings." in name and not config.embeddings.absolute_positions
+
+
+def _check_shape(name: str, tensor: Tensor, outputs: int, config: EncoderConfig) -> None:
+    wanted = (outputs, config.hidden_size)[: 1 if name.endswith("bias") else 2]
+    if tensor.shape != wanted:
+        raise FormatError(f"tensor {name}: wanted shape {wanted}, found {tuple(tensor.shape)}")
 
 
 def _check_tied(name: str, twin: str, theirs: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,7 @@
 """Every family and head beside transformers' class: outputs, hidden states, gradients, names."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from typing import Any, TypeVar
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bert_core.bundle import load_bundle, save_bundle
+from bert_core.bundle import build_model, load_bundle, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from bert_core.errors import ConfigError, InputError
+from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.model.attention import RelativePositions
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import ARCHITECTURES, LAYOUTS
@@ -475,6 +477,41 @@ def test_bundles_go_to_transformers_and_back(
         wanted = {k: v for k, v in model.state_dict().items() if ".classification." not in k}
         assert bundle.state.keys() >= wanted.keys()
         assert all(torch.equal(bundle.state[one], wanted[one]) for one in wanted)
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tensor_that_is_missing_or_of_another_shape_is_named(kind: str, tmp_path: Path) -> None:
+    """Every tensor but those of later layers in turn, as transformers' files have them."""
+    model, config = ours_of(kind, ("mlm",)), config_of(kind)
+    save_bundle(tmp_path / "bundle", model, TOKENIZER, task=None, metrics={}, lineage={})
+    bundle = load_bundle(tmp_path / "bundle")
+    whole = load_file(tmp_path / "bundle" / "model.safetensors")
+    prefix = LAYOUTS[config.family].prefix
+    encoder = [
+        name for name in whole if name.startswith(prefix) and not re.search("[.][12][.]", name)
+    ]
+    assert len(encoder) > 8
+    for name in encoder:
+        rest = {other: tensor for other, tensor in whole.items() if other != name}
+        wider = {name: torch.zeros(*whole[name].shape[:-1], whole[name].shape[-1] + 1)}
+        longer = {name: torch.zeros(whole[name].shape[0] + 1, *whole[name].shape[1:])}
+        for state in (rest, rest | wider, rest | longer):
+            with pytest.raises(FormatError, match=r"wanted encoder\.|tensor .*: wanted (shape|q)"):
+                build_model(
+                    replace(bundle, state=from_huggingface(state, config)), [HEADS["mlm"](config)]
+                )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vocabulary_that_is_larger_than_the_model_is_refused(kind: str, tmp_path: Path) -> None:
+    model = ours_of(kind, ("mlm",))
+    save_bundle(tmp_path / "bundle", model, TOKENIZER, task=None, metrics={}, lineage={})
+    (tmp_path / "bundle" / "raybert.json").unlink()
+    larger = Tokenizer.from_vocabulary([*TOKENIZER.vocabulary, "one", "more"], lowercase=False)
+    larger.save(tmp_path / "bundle")
+    with pytest.raises(FormatError, match=r"at most 97 tokens.*the tokenizer has 99: use the tok"):
+        load_bundle(tmp_path / "bundle")
 
 
 def small(config: EncoderConfig) -> EncoderConfig:
