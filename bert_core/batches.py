@@ -1,10 +1,13 @@
 """Rows to tensors: end to end, or padded; the only place where padding is made.
 
-Rows of a batch are cut into micro-batches of like length, each padded to a multiple of 8 (the
-vector width that kernels like). What a batch holds is decided before, by `data.order`.
+Rows of a batch are cut into micro-batches of like length by a budget of tokens, each padded to a
+multiple of 8 (the vector width that kernels like). What a batch holds is decided before, by
+`data.order`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -81,16 +84,77 @@ def _starts(batch: Batch, rows: int) -> Integer[np.ndarray, "rows"]:
     return np.arange(rows) * batch["input_ids"].shape[1]
 
 
-def buckets(lengths: Integer[np.ndarray, "rows"], rows_per_bucket: int) -> list[np.ndarray]:
-    """Positions of rows, shortest first, cut into groups of at most `rows_per_bucket`."""
+def buckets(lengths: Integer[np.ndarray, "rows"], most_tokens: int) -> list[np.ndarray]:
+    """Positions of rows, shortest first, in groups that padding makes `most_tokens` at most.
+
+    A row that is longer than that is a group of its own.
+    """
     order = np.argsort(lengths, kind="stable")
-    return [order[i : i + rows_per_bucket] for i in range(0, len(order), rows_per_bucket)]
+    widths = -(-lengths[order] // PAD_MULTIPLE) * PAD_MULTIPLE
+    groups, start = [], 0
+    for end, width in enumerate(widths):
+        if end > start and (end + 1 - start) * width > most_tokens:
+            groups.append(order[start:end])
+            start = end
+    return [*groups, order[start:]] if len(order) else []
+
+
+def row_lengths(batch: Batch) -> Integer[np.ndarray, "rows"]:
+    """Real tokens of every row, padding left out."""
+    if "offsets" in batch:
+        return batch["offsets"].diff().numpy()
+    mask = batch.get("attention_mask")
+    rows, width = batch["input_ids"].shape
+    return np.full(rows, width) if mask is None else mask.sum(1).numpy()
 
 
 def token_count(batch: Batch) -> int:
-    """Real tokens of a batch, padding left out."""
-    mask = batch.get("attention_mask")
-    return batch["input_ids"].numel() if mask is None else int(mask.sum())
+    """Real tokens of a batch."""
+    return int(row_lengths(batch).sum())
+
+
+def prefetched(
+    batches: Iterable[list[Batch]], *, steps: int = 2, pin_memory: bool = False
+) -> Generator[list[Batch]]:
+    """The same batches, made by a thread up to `steps` ahead; close it to end the thread.
+
+    Args:
+        pin_memory: lay tensors where a GPU can fetch them while it computes.
+    Raises: what making a batch raises, in its turn.
+    """
+    ahead: queue.Queue[list[Batch] | BaseException | None] = queue.Queue(maxsize=steps)
+    closed = threading.Event()
+
+    def put(item: list[Batch] | BaseException | None) -> bool:
+        while not closed.is_set():
+            try:
+                ahead.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def make() -> None:
+        try:
+            for made in batches:
+                if pin_memory:
+                    made = [{name: one.pin_memory() for name, one in each.items()} for each in made]
+                if not put(made):
+                    return
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = threading.Thread(target=make, name="batches", daemon=True)
+    thread.start()
+    try:
+        while (item := ahead.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        closed.set()
+        thread.join()
 
 
 @runtime_checkable
@@ -111,7 +175,7 @@ class RankBatches:
     source: RowSource
     order: GlobalOrder
     global_batch_size: int
-    micro_batch_size: int
+    micro_batch_tokens: int
     rank: int = 0
     world_size: int = 1
 
@@ -139,7 +203,7 @@ class RankBatches:
         samples = self.order.samples(start + part.start, part.stop - part.start)
         return [
             self.source.collate(samples.take(bucket))
-            for bucket in buckets(self.source.lengths(samples), self.micro_batch_size)
+            for bucket in buckets(self.source.lengths(samples), self.micro_batch_tokens)
         ]
 
 

@@ -65,6 +65,8 @@ class FinetuneConfig(TrainingConfig):
     """`bf16` runs matrix products in bfloat16; `fp32` is faster on CPUs without it."""
     seeds: tuple[int, ...] = (0,)
     """Fresh heads, order of rows and dropout; the bundle is that of the first seed."""
+    most_rise: float = 0.0
+    """As in pretraining; with few rows a loss may rise for no ill reason."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,7 +247,7 @@ def worker(
             source=EncodedSource(rows.ids, rows.labels, bundle.tokenizer.pad_id, packed),
             order=GlobalOrder([len(rows.ids)], seed=seed),
             global_batch_size=config.batch_size if split == "train" else 256,
-            micro_batch_size=config.micro_batch_size,
+            micro_batch_tokens=config.micro_batch_tokens,
             rank=place.rank,
             world_size=place.world_size,
         )

@@ -254,7 +254,7 @@ def batches(
             [info.rows for info in infos], seed=config.loop.seed, window=config.window_shards
         ),
         global_batch_size=config.global_batch_size,
-        micro_batch_size=config.micro_batch_size,
+        micro_batch_tokens=config.micro_batch_tokens,
         rank=place.rank,
         world_size=place.world_size,
     )

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 BUNDLE = "bundle"
+DIVERGED = "diverged.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,22 +40,39 @@ class TrainingConfig(StageConfig):
 
     operational: ClassVar[bool] = True
 
-    micro_batch_size: int = 32
-    """Rows that a worker holds in memory at once; gradients do not depend on it."""
+    micro_batch_tokens: int = 16_384
+    """Tokens, padding included, that a worker computes on at once; a longer row goes alone.
+    Gradients do not depend on it."""
     log_every_steps: int = 10
     """Steps between two points of a curve."""
     report_every_s: float = 2.0
     """Seconds between two reports to the run; a report carries all points since the last one."""
+    evaluate_every_steps: int = 0
+    """Steps between two evaluations on held-out rows, each with a checkpoint; 0 evaluates at the
+    beginning and the end."""
     checkpoint_every_steps: int = 200
     """Steps between two checkpoints; the last step always writes one."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that are kept; the one with the least held-out loss is kept beside."""
+    most_rise: float = 2.0
+    """Training stops where the loss, mean since the last point, is so much above the median of the
+    20 points before; 0 lets it rise."""
     max_failures: int = 3
     """How often lost workers are replaced before the stage fails."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("micro_batch_size", "log_every_steps", "checkpoint_every_steps"):
+        for name in (
+            "micro_batch_tokens",
+            "log_every_steps",
+            "checkpoint_every_steps",
+            "keep_checkpoints",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
+        for name in ("evaluate_every_steps", "most_rise"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name}: wanted 0 or more, got {getattr(self, name)}")
 
 
 Records = list[tuple[int, dict[str, float]]]
@@ -122,11 +140,17 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
             callbacks=[callback],  # type: ignore[list-item]
         ),
     )
+    diverged = files.join(config.output, DIVERGED)
+    files.remove(diverged)  # of a run before
     try:
         trainer.fit()
     except TrainingFailedError as error:
         raise _users_error(error) from error
     files.remove(storage)
+    if files.exists(diverged):
+        from bert_core.train.loop import DivergedError
+
+        raise DivergedError(files.read_bytes(diverged).decode())
 
 
 def _check_resources(config: TrainingConfig, resources: Mapping[str, float]) -> None:

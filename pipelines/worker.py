@@ -4,9 +4,10 @@ It reads as the flow: place, data, model, then steps with their reports and chec
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,16 @@ from ray.train import UserCallback
 from ray.train.torch import TorchTrainer
 from torch import distributed as dist
 
+from bert_core import files
 from bert_core.batches import RankBatches
 from bert_core.errors import RaybertError
 from bert_core.objectives.base import Batch, ObjectiveModel
-from bert_core.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from bert_core.train.checkpoint import CheckpointWriter, latest_checkpoint, load_checkpoint
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
-from bert_core.train.loop import Totals, evaluate, training_steps
+from bert_core.train.hardware import peak_flops, peak_memory_bytes
+from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
-from pipelines.training import Records, Report, TrainingConfig, record_all
+from pipelines.training import DIVERGED, Records, Report, TrainingConfig, record_all
 from tracking.runs import RunRecorder
 
 logger = logging.getLogger(__name__)
@@ -68,7 +71,12 @@ def on_ray(arguments: dict[str, Any]) -> None:
     def report(records: Records, last: bool) -> None:
         ray_train.report({"records": records, "last": last})
 
-    arguments["worker"](arguments["config"], arguments["digest"], report)
+    try:
+        arguments["worker"](arguments["config"], arguments["digest"], report)
+    except DivergedError as error:  # raised, it would be tried again, to diverge again
+        if ray_train.get_context().get_world_rank() == 0:
+            path = files.join(arguments["config"].output, DIVERGED)
+            files.write_bytes(path, str(error).encode())
 
 
 class RecordingCallback(UserCallback):
@@ -158,6 +166,10 @@ def train(training: Training, report: Report) -> None:
         measured = evaluate(model, training.held_out(), loop)
         records.append((training.first_record, _named("held_out", measured)))
     totals, since, reported = Totals(), time.monotonic(), time.monotonic()
+    rise = Rise(config.most_rise)
+    writer = CheckpointWriter(
+        training.checkpoints, run_digest=training.digest, keep=config.keep_checkpoints
+    )
     steps = training_steps(
         model,
         training.batches.from_step(start),
@@ -167,37 +179,76 @@ def train(training: Training, report: Report) -> None:
         training.optimizer,
         start=start,
     )
-    for step in steps:
-        totals.add_step(step)
-        last = step.index == loop.max_steps
-        checkpointing = last or step.index % config.checkpoint_every_steps == 0
-        if checkpointing or step.index % config.log_every_steps == 0:
-            means = totals.means()
-            elapsed_s = time.monotonic() - since
-            numbers = {
-                **{f"train/{name}": value for name, value in means.items() if name != "tokens"},
-                "loss": means["loss"],
-                "learning_rate": step.learning_rate,
-                "grad_norm": step.grad_norm,
-                "tokens_per_s": means["tokens"] / elapsed_s,
-            }
-            if last:
-                numbers |= _named("held_out", evaluate(model, training.held_out(), loop))
-            records.append((training.first_record + step.index, numbers))
-            totals, since = Totals(), time.monotonic()
-            due = time.monotonic() - reported >= config.report_every_s
-            # Before a checkpoint, so that a run resumed from it has all points of the curve.
-            if checkpointing or place.agree(due):
-                report(records, last)
-                records, reported = [], time.monotonic()
-        if checkpointing and place.rank == 0:
-            save_checkpoint(
-                training.checkpoints, step.index, model, optimizer, run_digest=training.digest
-            )
+    with writer, _naming_the_last_checkpoint(training.checkpoints):
+        for step in steps:
+            totals.add_step(step)
+            last = step.index == loop.max_steps
+            evaluating = last or _is_due(step.index, config.evaluate_every_steps)
+            checkpointing = evaluating or _is_due(step.index, config.checkpoint_every_steps)
+            held_out_loss = None
+            if checkpointing or _is_due(step.index, config.log_every_steps):
+                numbers = _numbers(step, totals.means(), time.monotonic() - since, place)
+                rise.check(step.index, numbers["loss"])
+                if evaluating:
+                    measured = evaluate(model, training.held_out(), loop)
+                    numbers |= _named("held_out", measured)
+                    held_out_loss = measured["loss"]
+                records.append((training.first_record + step.index, numbers))
+                totals, since = Totals(), time.monotonic()
+                due = time.monotonic() - reported >= config.report_every_s
+                # Before a checkpoint, so that a run resumed from it has all points of the curve.
+                if checkpointing or place.agree(due):
+                    report(records, last)
+                    records, reported = [], time.monotonic()
+            if checkpointing and place.rank == 0:
+                writer.save(step.index, model, optimizer, held_out_loss)
+        writer.wait()
     if start == loop.max_steps:  # killed after the last checkpoint, maybe before its report
         measured = evaluate(model, training.held_out(), loop)
         report([(training.first_record + start, _named("held_out", measured))], True)
 
 
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _numbers(
+    step: Step, means: dict[str, float], elapsed_s: float, place: Place
+) -> dict[str, float]:
+    """A point of the curves: means since the last one, over all workers."""
+    flops_per_s = means["flops"] / elapsed_s
+    peak = peak_flops(place.device)
+    return {
+        **{f"train/{name}": value for name, value in means.items() if name not in _OF_A_STEP},
+        "loss": means["loss"],
+        "learning_rate": step.learning_rate,
+        "grad_norm": step.grad_norm,
+        "tokens_per_s": means["tokens"] / elapsed_s,
+        "tflops_per_s": flops_per_s / 1e12,
+        **({"mfu": flops_per_s / (peak * place.world_size)} if peak else {}),
+        "padding_share": 1 - means["tokens"] / means["padded_tokens"],
+        "data_wait_share": means["waited_s"] / (elapsed_s * place.world_size),
+        "memory_gb": peak_memory_bytes(place.device) / 1e9,
+    }
+
+
+_OF_A_STEP = {"tokens", "padded_tokens", "flops", "waited_s"}
+
+
+@contextmanager
+def _naming_the_last_checkpoint(folder: str) -> Iterator[None]:
+    """Add to the news that training diverged where it can be taken up."""
+    try:
+        yield
+    except DivergedError as error:
+        checkpoint = latest_checkpoint(folder)
+        whole = f"{checkpoint.folder} has the weights" if checkpoint else "there is no checkpoint"
+        after = f" after step {checkpoint.step}" if checkpoint else " yet"
+        raise DivergedError(f"{error}; {whole}{after}") from error
+
+
 def _named(prefix: str, means: dict[str, float]) -> dict[str, float]:
-    return {f"{prefix}/{name}": value for name, value in means.items() if name != "tokens"}
+    named = {f"{prefix}/{name}": value for name, value in means.items()}
+    if "mlm_loss" in means:
+        named[f"{prefix}/perplexity"] = math.exp(min(means["mlm_loss"], 700.0))
+    return named

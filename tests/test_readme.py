@@ -56,7 +56,7 @@ ROWS = {"train": "rows.jsonl", "held_out": "rows.jsonl"}
 SMALL: dict[str, dict[str, Any]] = {
     "vocab": {"vocab_size": 400, "corpus": {"source": "text.txt"}},
     "prepare": {"shard_bytes": 65536, "corpus": {"source": "text.txt"}},
-    "pretrain": {"global_batch_size": 8, "micro_batch_size": 8, "loop": {"max_steps": 2}}
+    "pretrain": {"global_batch_size": 8, "micro_batch_tokens": 512, "loop": {"max_steps": 2}}
     | {"schedule": {"warmup_steps": 1}, "held_out_rows": 8},
     "finetune": {"epochs": 1.0, "rows_per_class": 8, "seeds": [0]}
     | {name: {"source": path} for name, path in ROWS.items()},

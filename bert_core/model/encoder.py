@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bert_core.errors import InputError
 from bert_core.model.attention import SHARED
@@ -39,6 +40,8 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig, *, pooler: bool = True) -> None:
         super().__init__()
         self.config = config
+        self.checkpointing = False
+        """Whether training computes layers again in the backward pass instead of keeping them."""
         self.embeddings = Embeddings(config)
         shared = SHARED.get(type(config.attention))
         self.shared = None if shared is None else shared(config)
@@ -78,7 +81,11 @@ class Encoder(nn.Module):
         shared = None if self.shared is None else self.shared(rows)
         layers = [hidden] if all_layers else []
         for index in range(self.config.num_hidden_layers):
-            hidden = self.layers[index % len(self.layers)](hidden, rows, shared)
+            layer = self.layers[index % len(self.layers)]
+            if self.checkpointing and self.training:
+                hidden = checkpoint(layer, hidden, rows, shared, use_reentrant=False)
+            else:
+                hidden = layer(hidden, rows, shared)
             if index == 0 and self.convolution is not None:
                 hidden = self.convolution(embedded, hidden, rows)
             if self.norm is not None and index == self.config.num_hidden_layers - 1:

@@ -1,12 +1,20 @@
 """How large an encoder is and how much it computes; asks the modules themselves, without memory."""
 
+from functools import cache
+
+import numpy as np
 import torch
+from jaxtyping import Integer
 from torch import nn
 
 from bert_core.model.attention import KeylessBiasLinear, RelativePositions
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import LAYOUTS
-from bert_core.model.variants import EncoderConfig, RotaryAttentionConfig
+from bert_core.model.variants import (
+    DisentangledAttentionConfig,
+    EncoderConfig,
+    RotaryAttentionConfig,
+)
 
 
 def count_parameters(config: EncoderConfig, *, pooler: bool | None = None) -> int:
@@ -22,13 +30,33 @@ def count_parameters(config: EncoderConfig, *, pooler: bool | None = None) -> in
 
 
 def flops_per_token(config: EncoderConfig, length: int) -> int:
-    """Floating-point operations of a forward and backward pass for a token of a row of `length`.
+    """Floating-point operations of a forward and backward pass for a token of a row of `length`,
+    without heads: `training_flops` of that row, shared by its tokens."""
+    return training_flops(config, np.array([length])) // length
 
-    6 a weight of the matrix products that a token passes, and 12 L D length for attention, backward
-    being twice forward (Narayanan et al. 2021, appendix), without heads. Disentangled attention
-    adds 12 L D for each distance that it scores; a local layer scores its window only. What is
-    computed once a batch is left out.
+
+def training_flops(
+    config: EncoderConfig, lengths: Integer[np.ndarray, "rows"], predictions: int = 0
+) -> int:
+    """Floating-point operations of a forward and backward pass over rows of these lengths.
+
+    6 a weight of the matrix products that a token passes, and 12 L D length a token for attention,
+    backward being twice forward (Narayanan et al. 2021, appendix); nothing for padding or for what
+    is computed twice. Disentangled attention adds 12 L D for each distance that it scores; a local
+    layer scores its window only. What is computed once a batch is left out.
+
+    Args:
+        predictions: positions at which the head of masked words scores the vocabulary.
     """
+    head = config.embedding_size * (config.hidden_size + config.vocab_size)
+    tokens = 6 * _weights(config) * int(lengths.sum())
+    scored = 12 * config.hidden_size * int((_scored(config, lengths) * lengths).sum())
+    return tokens + scored + 6 * head * predictions
+
+
+@cache
+def _weights(config: EncoderConfig) -> int:
+    """Weights of the matrix products that a token passes in the encoder."""
     with torch.device("meta"):
         encoder = Encoder(config, pooler=False)
     layer = sum(
@@ -41,12 +69,21 @@ def flops_per_token(config: EncoderConfig, length: int) -> int:
         weights += encoder.embeddings.widen.weight.numel()
     if encoder.convolution is not None:
         weights += encoder.convolution.conv.weight.numel()
-    layers = config.num_hidden_layers
-    scored = layers * length
-    if isinstance(encoder.shared, RelativePositions):
-        reach = int(encoder.shared.bucket(torch.tensor([length - 1])))
-        scored += layers * min(2 * reach + 1, 2 * encoder.shared.config.span)
-    if isinstance(config.attention, RotaryAttentionConfig):
-        reaches = [config.attention.reach(index) for index in range(layers)]
-        scored = sum(min(length, length if one is None else 2 * one + 1) for one in reaches)
-    return 6 * weights + 12 * config.hidden_size * scored
+    return weights
+
+
+def _scored(
+    config: EncoderConfig, lengths: Integer[np.ndarray, "rows"]
+) -> Integer[np.ndarray, "rows"]:
+    """What a token of each row is scored with, keys and distances, in all layers."""
+    layers, attention = config.num_hidden_layers, config.attention
+    if isinstance(attention, DisentangledAttentionConfig):
+        with torch.device("meta"):
+            positions = RelativePositions(config)
+        reach = positions.bucket(torch.from_numpy(lengths - 1)).numpy()
+        return layers * (lengths + np.minimum(2 * reach + 1, 2 * attention.span))
+    if isinstance(attention, RotaryAttentionConfig):
+        reaches = [attention.reach(index) for index in range(layers)]
+        windows = [lengths if one is None else np.minimum(lengths, 2 * one + 1) for one in reaches]
+        return np.sum(windows, axis=0)
+    return layers * lengths

@@ -6,7 +6,8 @@ from torch import Tensor
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import MaskedLanguageModelHead
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.base import Batch, Objective
+from bert_core.objectives.base import Batch, Objective, Part
+from bert_core.objectives.linear_cross_entropy import linear_cross_entropy
 
 
 class MaskedLanguageModeling(Objective):
@@ -23,5 +24,13 @@ class MaskedLanguageModeling(Objective):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items vocab"]:
-        rows = encoded.hidden.flatten(0, -2).index_select(0, batch["mlm_positions"])  # (M, D)
-        return self.head(rows, word_embeddings)
+        return self.head(self._rows(encoded, batch), word_embeddings)
+
+    def forward(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Part:
+        rows = self.head.transform(self._rows(encoded, batch))
+        return linear_cross_entropy(rows, word_embeddings, self.head.bias, batch[self.label_key])
+
+    def _rows(self, encoded: Encoded, batch: Batch) -> Float[Tensor, "items hidden"]:
+        return encoded.hidden.flatten(0, -2).index_select(0, batch["mlm_positions"])

@@ -6,6 +6,7 @@ written last, `checkpoint.json`. Position and randomness need no state: both fol
 
 import hashlib
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -37,14 +38,67 @@ def save_checkpoint(
     *,
     run_digest: str,
     keep: int = 2,
+    held_out_loss: float | None = None,
 ) -> Checkpoint:
-    """Write `folder/step-…` and remove all but the newest `keep` whole checkpoints.
+    """Write `folder/step-…`, and remove all but the newest `keep` whole checkpoints and the best.
 
     Args:
         run_digest: of the stage that trains; another run refuses to resume from here.
+        held_out_loss: of these weights, where it was measured; the least of all is the best.
     """
+    tensors = _tensors_of(model, optimizer)
+    return _write(folder, step, tensors, run_digest, keep, held_out_loss)
+
+
+class CheckpointWriter:
+    """Writes checkpoints while training goes on: one at a time, of weights as they were."""
+
+    def __init__(self, folder: str, *, run_digest: str, keep: int = 2) -> None:
+        self._folder, self._run_digest, self._keep = folder, run_digest, keep
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[Checkpoint] | None = None
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        held_out_loss: float | None = None,
+    ) -> None:
+        """Copy what there is to write, and write it in the background.
+
+        Waits for the checkpoint before, and raises what went wrong with it.
+        """
+        self.wait()
+        copies = {
+            name: {key: value.to("cpu", copy=True) for key, value in values.items()}
+            for name, values in _tensors_of(model, optimizer).items()
+        }
+        arguments = (self._folder, step, copies, self._run_digest, self._keep, held_out_loss)
+        self._writing = self._thread.submit(_write, *arguments)
+
+    def wait(self) -> None:
+        """Until everything is written. Raises: ResourceError if it could not be."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def __enter__(self) -> "CheckpointWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+
+def _write(
+    folder: str,
+    step: int,
+    tensors: dict[str, dict[str, Tensor]],
+    run_digest: str,
+    keep: int,
+    held_out_loss: float | None,
+) -> Checkpoint:
     checkpoint = Checkpoint(files.join(folder, f"step-{step:08d}"), step)
-    tensors = {MODEL: dict(model.state_dict()), OPTIMIZER: _optimizer_tensors(optimizer)}
     digests = {}
     for name, values in tensors.items():
         data = save({key: value.contiguous() for key, value in values.items()})
@@ -54,10 +108,13 @@ def save_checkpoint(
         "format_version": FORMAT_VERSION,
         "step": step,
         "run_digest": run_digest,
+        "held_out_loss": held_out_loss,
         "sha256": digests,
     }
     files.write_json(files.join(checkpoint.folder, LAST_FILE), description)
-    kept = _whole_checkpoints(folder)[-keep:]
+    whole = _whole_checkpoints(folder)
+    best = best_checkpoint(folder) if len(whole) > keep else None
+    kept = [*whole[-keep:], best]
     for other in _checkpoints(folder):
         if other not in kept:
             files.remove(files.join(other.folder, LAST_FILE))  # first: what is left is none
@@ -69,6 +126,17 @@ def latest_checkpoint(folder: str) -> Checkpoint | None:
     """The newest whole checkpoint in `folder`, or None."""
     whole = _whole_checkpoints(folder)
     return whole[-1] if whole else None
+
+
+def best_checkpoint(folder: str) -> Checkpoint | None:
+    """The whole checkpoint with the least held-out loss, the earliest of equals; None if it was
+    measured for none."""
+    best, least = None, float("inf")
+    for checkpoint in _whole_checkpoints(folder):
+        loss = files.read_json(files.join(checkpoint.folder, LAST_FILE)).get("held_out_loss")
+        if loss is not None and loss < least:
+            best, least = checkpoint, loss
+    return best
 
 
 def load_checkpoint(
@@ -132,6 +200,10 @@ def _whole_checkpoints(folder: str) -> list[Checkpoint]:
         for checkpoint in _checkpoints(folder)
         if files.exists(files.join(checkpoint.folder, LAST_FILE))
     ]
+
+
+def _tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    return {MODEL: dict(model.state_dict()), OPTIMIZER: _optimizer_tensors(optimizer)}
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -1,18 +1,22 @@
 """How a model is trained: settings only, so that help and errors need no torch."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from bert_core.errors import ConfigError
 
 Precision = Literal["fp32", "bf16"]
-Decay = Literal["linear", "constant"]
+Decay = Literal["linear", "cosine", "constant"]
+Algorithm = Literal["adamw", "lamb"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW. Defaults: Devlin et al. 2019, appendix A.2."""
+    """How weights are moved. Defaults: Devlin et al. 2019, appendix A.2."""
 
+    name: Algorithm = "adamw"
+    """`adamw` (Loshchilov and Hutter 2019), or `lamb` for large batches (You et al. 2020)."""
     lr: float = 1e-4
     """Peak learning rate."""
     weight_decay: float = 0.01
@@ -27,6 +31,10 @@ class OptimizerConfig:
     """The whole gradient is scaled down to this L2 norm; 0 leaves it as it is."""
 
     def __post_init__(self) -> None:
+        if self.name not in get_args(Algorithm):
+            raise ConfigError(
+                f"optimizer.name: wanted one of {', '.join(get_args(Algorithm))}, got {self.name!r}"
+            )
         for name in ("lr", "eps"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"optimizer.{name}: wanted above 0, got {getattr(self, name)}")
@@ -47,7 +55,8 @@ class ScheduleConfig:
     warmup_steps: int = 10_000
     """Steps in which the learning rate climbs from 0 to its peak."""
     decay: Decay = "linear"
-    """What follows: `linear` falls, to be 0 after the last step; `constant` stays."""
+    """What follows: `linear` falls, to be 0 after the last step; `cosine` does so along half a wave
+    (Loshchilov and Hutter 2017); `constant` stays."""
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0:
@@ -63,7 +72,8 @@ class ScheduleConfig:
             return (step + 1) / self.warmup_steps
         if self.decay == "constant":
             return 1.0
-        return max(0.0, (max_steps - step) / max(1, max_steps - self.warmup_steps))
+        left = max(0.0, (max_steps - step) / max(1, max_steps - self.warmup_steps))
+        return left if self.decay == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +86,12 @@ class LoopConfig:
     """`bf16` runs matrix products in bfloat16 by autocast; weights and losses stay fp32."""
     seed: int = 0
     """Seed of fresh weights and of dropout."""
+    compile: bool = False
+    """Whether `torch.compile` makes kernels for the encoder: minutes at the start, faster steps on
+    a GPU."""
+    activation_checkpointing: bool = False
+    """Whether layers are computed again in the backward pass: a third more
+    work, far less memory."""
 
     def __post_init__(self) -> None:
         if self.max_steps < 1:

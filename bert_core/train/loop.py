@@ -6,24 +6,53 @@ the number of workers nor the micro-batch. Where batches come from, what is repo
 kept is for the caller.
 """
 
+import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bert_core.batches import token_count
+from bert_core.batches import prefetched, row_lengths
 from bert_core.errors import RaybertError
+from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 
+_WAY_OUT = "train into another output with a lower optimizer.lr or longer schedule.warmup_steps"
+
 
 class DivergedError(RaybertError):
-    """The loss is no longer a number; weights are those before the step that diverged."""
+    """The loss is no longer a number, or has left where it was."""
+
+
+class Rise:
+    """Whether a loss has left where it was: a spike that training does not come back from."""
+
+    POINTS = 20
+
+    def __init__(self, most: float) -> None:
+        """`most` is how far above the median of the points before a loss may be; 0 is any."""
+        self._most = most
+        self._losses: deque[float] = deque(maxlen=self.POINTS)
+
+    def check(self, step: int, loss: float) -> None:
+        """Raises: DivergedError."""
+        usual = statistics.median(self._losses) if len(self._losses) >= self.POINTS // 2 else loss
+        if self._most and loss > usual + self._most:
+            raise DivergedError(
+                f"step {step}: the loss rose to {loss:.3f}, where the median of the "
+                f"{len(self._losses)} points before is {usual:.3f}, more than most_rise = "
+                f"{self._most:g} above it: {_WAY_OUT}, or raise most_rise"
+            )
+        self._losses.append(loss)
 
 
 @dataclass(frozen=True)
@@ -36,8 +65,14 @@ class Step:
     grad_norm: float
     """L2 norm of the whole gradient before it is scaled down."""
     seconds: float
+    waited_s: float
+    """Seconds of these for which there was no batch."""
     tokens: int
     """Real tokens of this rank."""
+    padded_tokens: int
+    """The same with padding."""
+    flops: int
+    """What they take to compute, forward and backward (`model.size.training_flops`)."""
     loss_sums: dict[str, Tensor]
     correct: dict[str, Tensor]
     counts: dict[str, int]
@@ -60,62 +95,83 @@ def training_steps(
     Raises: DivergedError if the gradient is not finite; that step is not taken.
     """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    model.encoder.checkpointing = config.activation_checkpointing
+    if config.compile:
+        model.encoder.compile()
     trained = DistributedDataParallel(model) if world_size > 1 else model
-    device = next(model.parameters()).device
+    on_gpu = next(model.parameters()).device.type == "cuda"
     model.train()
-    for index, micro_batches in zip(range(start, config.max_steps), batches, strict=False):
+    with closing(prefetched(batches, pin_memory=on_gpu)) as ahead:
         began = time.perf_counter()
-        learning_rate = optimizer_config.lr * schedule.factor(index, config.max_steps)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        optimizer.zero_grad(set_to_none=True)
-        micro_batches = [
-            {key: value.to(device, non_blocking=True) for key, value in batch.items()}
-            for batch in micro_batches
-        ]
-        counts = _sum_counts([model.counts(batch) for batch in micro_batches])
-        global_counts = dict(
-            zip(counts, sum_over_ranks(torch.tensor(list(counts.values()))).tolist(), strict=True)
-        )
-        loss_sums: dict[str, Tensor] = {}
-        correct: dict[str, Tensor] = {}
-        for number, batch in enumerate(micro_batches):
-            # Dropout depends on where the run is, not on what ran before: a resumed run draws
-            # what an undisturbed one draws, and no generator's state has to be kept.
-            torch.manual_seed(_dropout_seed(config.seed, index, rank, number))
-            last = number == len(micro_batches) - 1
-            with _sync_only(trained, last):
-                with autocast(device, config):
-                    parts = trained(batch)
-                # NOTE: DistributedDataParallel averages gradients over ranks, we want the sum.
-                loss = sum(
-                    part.sum * (world_size / max(1, global_counts[name]))
-                    for name, part in parts.items()
+        for index, micro_batches in zip(range(start, config.max_steps), ahead, strict=False):
+            waited_s = time.perf_counter() - began
+            learning_rate = optimizer_config.lr * schedule.factor(index, config.max_steps)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.zero_grad(set_to_none=True)
+            loss_sums, correct, counts = _backward(trained, micro_batches, index, config)
+            limit = optimizer_config.max_grad_norm or float("inf")
+            grad_norm = float(nn.utils.clip_grad_norm_(model.parameters(), limit))
+            if not math.isfinite(grad_norm):
+                raise DivergedError(
+                    f"step {index + 1}: wanted a finite gradient, its norm is {grad_norm}: "
+                    f"{_WAY_OUT}"
                 )
-                loss.backward()
-            for name, part in parts.items():
-                loss_sums[name] = loss_sums.get(name, 0) + part.sum.detach()
-                correct[name] = correct.get(name, 0) + part.correct
-        limit = optimizer_config.max_grad_norm or float("inf")
-        grad_norm = float(nn.utils.clip_grad_norm_(model.parameters(), limit))
-        if grad_norm != grad_norm or grad_norm == float("inf"):
-            raise DivergedError(
-                f"step {index + 1}: wanted a finite gradient, its norm is {grad_norm}: "
-                "lower optimizer.lr or lengthen schedule.warmup_steps; "
-                "the checkpoints written so far are whole"
+            optimizer.step()
+            lengths = np.concatenate([row_lengths(batch) for batch in micro_batches])
+            yield Step(
+                index=index + 1,
+                learning_rate=learning_rate,
+                grad_norm=grad_norm,
+                seconds=time.perf_counter() - began,
+                waited_s=waited_s,
+                tokens=int(lengths.sum()),
+                padded_tokens=sum(batch["input_ids"].numel() for batch in micro_batches),
+                flops=training_flops(model.encoder.config, lengths, counts.get("mlm", 0)),
+                loss_sums=loss_sums,
+                correct=correct,
+                counts=counts,
             )
-        optimizer.step()
-        yield Step(
-            index=index + 1,
-            learning_rate=learning_rate,
-            grad_norm=grad_norm,
-            seconds=time.perf_counter() - began,
-            tokens=sum(token_count(batch) for batch in micro_batches),
-            loss_sums=loss_sums,
-            correct=correct,
-            counts=counts,
-        )
+            began = time.perf_counter()
+
+
+def _backward(
+    model: ObjectiveModel | DistributedDataParallel,
+    micro_batches: list[Batch],
+    index: int,
+    config: LoopConfig,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
+    """Leave the global batch's gradient in the parameters; this rank's loss sums, number of items
+    that were right, and number of items, by part."""
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    own: ObjectiveModel = model.module if isinstance(model, DistributedDataParallel) else model
+    device = next(model.parameters()).device
+    counts = _sum_counts([own.counts(batch) for batch in micro_batches])
+    global_counts = dict(
+        zip(counts, sum_over_ranks(torch.tensor(list(counts.values()))).tolist(), strict=True)
+    )
+    loss_sums: dict[str, Tensor] = {}
+    correct: dict[str, Tensor] = {}
+    for number, micro_batch in enumerate(micro_batches):
+        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in micro_batch.items()}
+        # Dropout depends on where the run is, not on what ran before: a resumed run draws what an
+        # undisturbed one draws, and no generator's state has to be kept.
+        torch.manual_seed(_dropout_seed(config.seed, index, rank, number))
+        last = number == len(micro_batches) - 1
+        with _sync_only(model, last):
+            with autocast(device, config):
+                parts = model(batch)
+            # NOTE: DistributedDataParallel averages gradients over ranks, we want the sum.
+            loss = sum(
+                part.sum * (world_size / max(1, global_counts[name]))
+                for name, part in parts.items()
+            )
+            loss.backward()
+        for name, part in parts.items():
+            loss_sums[name] = loss_sums.get(name, 0) + part.sum.detach()
+            correct[name] = correct.get(name, 0) + part.correct
+    return loss_sums, correct, counts
 
 
 class Totals:
@@ -128,7 +184,8 @@ class Totals:
         self._sums[name] = self._sums.get(name, 0.0) + float(value)
 
     def add_step(self, step: Step) -> None:
-        self.add("tokens", step.tokens)
+        for name in ("tokens", "padded_tokens", "flops", "waited_s"):
+            self.add(name, getattr(step, name))
         for name, count in step.counts.items():
             self.add(f"{name}/count", count)
             self.add(f"{name}/loss_sum", step.loss_sums[name])
@@ -143,7 +200,7 @@ class Totals:
         values = [self._sums[name] for name in names]
         summed = sum_over_ranks(torch.tensor(values, dtype=torch.float64))
         sums = dict(zip(names, summed.tolist(), strict=True))
-        means = {"tokens": sums.get("tokens", 0.0), "loss": 0.0}
+        means = {name: value for name, value in sums.items() if "/" not in name} | {"loss": 0.0}
         for part in [name.removesuffix("/count") for name in names if name.endswith("/count")]:
             count = max(1.0, sums[f"{part}/count"])
             means[f"{part}_loss"] = sums[f"{part}/loss_sum"] / count

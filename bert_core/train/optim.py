@@ -1,7 +1,9 @@
 """The optimizer, and the learning rate of every step."""
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bert_core.train.config import OptimizerConfig
 
@@ -18,12 +20,72 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     ]
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019) in torch's fused form."""
-    return torch.optim.AdamW(
-        parameter_groups(model, config.weight_decay),
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
-    )
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter 2019) in torch's fused form, or LAMB."""
+    groups = parameter_groups(model, config.weight_decay)
+    betas = (config.beta1, config.beta2)
+    if config.name == "lamb":
+        return Lamb(groups, lr=config.lr, betas=betas, eps=config.eps)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+
+
+class Lamb(torch.optim.Optimizer):
+    """Layerwise adaptive moments for large batches (You et al. 2020, algorithm 2).
+
+    Adam's direction with the decay added, scaled for each tensor by the ratio of its norm to the
+    direction's. Tensors without decay (biases, LayerNorms) are not scaled, as in the authors' code
+    (tensorflow/addons, `exclude_from_layer_adaptation`) and NVIDIA's. Moments are unbiased.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move all weights that have a gradient."""
+        for group in self.param_groups:
+            moved = [(each, each.grad) for each in group["params"] if each.grad is not None]
+            if moved:
+                weights, slopes = (list(column) for column in zip(*moved, strict=True))
+                self._move(weights, slopes, group)
+
+    def _move(self, weights: list[Tensor], slopes: list[Tensor], group: dict[str, Any]) -> None:
+        states = [self._state_of(weight) for weight in weights]
+        first = [state["exp_avg"] for state in states]
+        second = [state["exp_avg_sq"] for state in states]
+        beta1, beta2 = group["betas"]
+        for state in states:
+            state["step"] += 1
+        steps = float(states[0]["step"])
+        torch._foreach_lerp_(first, slopes, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, slopes, slopes, 1 - beta2)
+        roots = torch._foreach_div(second, 1 - beta2**steps)
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, group["eps"])
+        directions = torch._foreach_div(first, 1 - beta1**steps)
+        torch._foreach_div_(directions, roots)
+        if group["weight_decay"]:
+            torch._foreach_add_(directions, weights, alpha=group["weight_decay"])
+            norms = torch._foreach_norm(weights), torch._foreach_norm(directions)
+            ratios = [
+                torch.where((weight > 0) & (direction > 0), weight / direction, 1.0)
+                for weight, direction in zip(*norms, strict=True)
+            ]
+            torch._foreach_mul_(directions, ratios)
+        torch._foreach_add_(weights, directions, alpha=-group["lr"])
+
+    def _state_of(self, weight: Tensor) -> dict[str, Tensor]:
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(weight)
+            state["exp_avg_sq"] = torch.zeros_like(weight)
+        return state

@@ -1,6 +1,8 @@
 """Batches: padding leaks nowhere, labels point where they should, ranks share the global batch."""
 
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +17,7 @@ from bert_core.batches import (
     buckets,
     pack,
     pad,
+    prefetched,
     token_count,
 )
 from bert_core.data.masking import STRATEGIES, Masker, MaskingConfig, Strategy
@@ -245,23 +248,36 @@ def _by_sample(samples: Samples, found: list) -> list[tuple]:
 
 def test_buckets_are_sorted_cut_and_complete() -> None:
     lengths = np.random.default_rng(0).integers(1, 9, 50)
-    found = buckets(lengths, 8)
+    found = buckets(lengths, 8 * 8)
     order = np.concatenate(found)
     assert [len(bucket) for bucket in found] == [8] * 6 + [2]
     assert order.tolist() == sorted(range(50), key=lambda row: lengths[row])  # equal ones in order
     assert buckets(np.zeros(0, np.int64), 8) == []
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 4])
+def test_buckets_keep_to_their_budget_but_for_rows_that_are_longer_alone() -> None:
+    lengths = np.random.default_rng(0).integers(1, 200, 300)
+    found = buckets(lengths, 128)
+    assert sorted(np.concatenate(found).tolist()) == list(range(300))
+    for bucket, following in zip(found, [*found[1:], None], strict=True):
+        width = -(-lengths[bucket].max() // 8) * 8
+        assert len(bucket) * width <= 128 or len(bucket) == 1
+        if following is not None:  # nor would one more have fitted
+            wider = -(-lengths[following[0]] // 8) * 8
+            assert (len(bucket) + 1) * wider > 128
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 64])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_ranks_together_hold_the_global_batch(world_size: int, micro_batch_size: int) -> None:
+def test_ranks_together_hold_the_global_batch(world_size: int, micro_batch_tokens: int) -> None:
     steps = [
-        RankBatches(SOURCE, ORDER, 13, micro_batch_size, rank, world_size).from_step(3)
+        RankBatches(SOURCE, ORDER, 13, micro_batch_tokens, rank, world_size).from_step(3)
         for rank in range(world_size)
     ]
     for step in range(3, 8):  # over the end of the first epoch
         micro_batches = [batch for rank in steps for batch in next(rank)]
-        assert max(len(batch["input_ids"]) for batch in micro_batches) <= micro_batch_size
+        for batch in micro_batches:
+            assert batch["input_ids"].numel() <= micro_batch_tokens or len(batch["input_ids"]) == 1
         samples = ORDER.samples(step * 13, 13)
         together = Counter(row for batch in micro_batches for row in rows_of(batch))
         assert together == Counter(expected_rows(samples))
@@ -303,3 +319,33 @@ def test_a_labelled_set_is_collated_with_its_labels() -> None:
         ):
             seen[label] = row[mask].tolist()
     assert [seen[label] for label in range(11)] == [row.tolist() for row in ids]
+
+
+def test_batches_made_ahead_are_the_same_in_the_same_order() -> None:
+    batches = RankBatches(SOURCE, ORDER, 13, 64)
+    wanted = list(batches.once())
+    ahead = list(prefetched(batches.once(), steps=3))
+    assert len(ahead) == len(wanted)
+    for made, expected in zip(ahead, wanted, strict=True):
+        assert all(
+            a[name].equal(b[name]) for a, b in zip(made, expected, strict=True) for name in b
+        )
+
+
+def test_what_making_a_batch_raises_comes_in_its_turn() -> None:
+    def failing() -> Iterator[list[Batch]]:
+        yield [{"input_ids": torch.zeros(1, 8)}]
+        raise OSError("the shard is gone")
+
+    ahead = prefetched(failing())
+    assert len(next(ahead)) == 1
+    with pytest.raises(OSError, match="the shard is gone"):
+        next(ahead)
+
+
+def test_closing_ends_the_thread_that_makes_batches() -> None:
+    ahead = prefetched(RankBatches(SOURCE, ORDER, 13, 64).from_step(0))
+    next(ahead)
+    assert any(thread.name == "batches" for thread in threading.enumerate())
+    ahead.close()
+    assert not any(thread.name == "batches" for thread in threading.enumerate())

@@ -91,7 +91,7 @@ class Small:
             tokenizer=str(self.folder / "vocab"),
             variant="bert-tiny",
             global_batch_size=16,
-            micro_batch_size=8,
+            micro_batch_tokens=256,
             held_out_rows=64,
             log_every_steps=1,
             checkpoint_every_steps=4,

@@ -1,5 +1,6 @@
 """Pretraining on Ray Train: exact, resumable, one MLflow run whatever happens."""
 
+import math
 import os
 import shutil
 import signal
@@ -19,7 +20,8 @@ from transformers import AutoModelForMaskedLM
 from bert_core.bundle import load_bundle
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
-from bert_core.train.config import LoopConfig
+from bert_core.train.config import LoopConfig, OptimizerConfig
+from bert_core.train.loop import DivergedError
 from pipelines import prepare, pretrain, vocab
 from pipelines.pretrain import PretrainConfig
 from pipelines.training import read_records
@@ -129,6 +131,53 @@ def test_the_record_has_what_a_person_looks_for(pretrained: Any) -> None:
     assert load_bundle(pretrained.folder / "pretrain" / "bundle").metrics["mlm_loss"] > 0
 
 
+def test_a_run_is_measured_as_it_goes_and_its_best_weights_are_kept(
+    prepared: Any, tmp_path: Path
+) -> None:
+    config = replace(
+        prepared.pretrain(tmp_path / "out"),
+        evaluate_every_steps=3,
+        keep_checkpoints=1,
+        loop=LoopConfig(max_steps=7, precision="fp32"),
+    )
+    pretrain.run(config)
+    records = read_records(config.local_folder)
+    measured = {
+        step: r["held_out/mlm_loss"] for step, r in records.items() if "held_out/mlm_loss" in r
+    }
+    assert sorted(measured) == [0, 3, 6, 7]
+    assert records[3]["held_out/perplexity"] == pytest.approx(math.exp(measured[3]))
+    totals = {step: r["held_out/loss"] for step, r in records.items() if step in measured and step}
+    best = min(totals, key=totals.__getitem__)
+    kept = sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir())
+    assert kept == sorted({f"step-{best:08d}", "step-00000007"})
+    for step in range(1, 8):
+        assert 0 < records[step]["padding_share"] < 0.6
+        assert 0 <= records[step]["data_wait_share"] < 1
+        assert records[step]["memory_gb"] > 0.1
+        # Work counts real tokens and masked words only, so it is no more than all padded would be.
+        assert 0 < records[step]["tflops_per_s"] < 10
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_run_that_diverges_is_not_tried_again_and_names_its_last_checkpoint(
+    prepared: Any, tmp_path: Path
+) -> None:
+    config = replace(prepared.pretrain(tmp_path / "out", steps=40), num_workers=1)
+    config = replace(
+        config, optimizer=OptimizerConfig(lr=30.0, max_grad_norm=0.0), checkpoint_every_steps=1
+    )
+    with pytest.raises(
+        DivergedError, match=r"step-\d{8} has the weights after step \d+"
+    ) as error:
+        pretrain.run(config)
+    assert "train into another output with a lower optimizer.lr" in str(error.value)
+    run, client = run_of(config)
+    assert run.info.status == "FAILED"
+    steps = [point.step for point in client.get_metric_history(run.info.run_id, "loss")]
+    assert steps == sorted(set(steps)), "tried once"
+
+
 @pytest.mark.drill
 def test_a_run_killed_in_an_epoch_ends_with_the_weights_of_one_left_alone(
     prepared: Any, tmp_path: Path
@@ -191,7 +240,7 @@ def command(config: PretrainConfig) -> list[str]:
     return [
         sys.executable, "-m", "pipelines.cli", "pretrain", "--output", config.output,
         "--shards", config.shards, "--tokenizer", config.tokenizer, "--variant", config.variant,
-        "--global_batch_size", "16", "--micro_batch_size", "8", "--held_out_rows", "64",
+        "--global_batch_size", "16", "--micro_batch_tokens", "256", "--held_out_rows", "64",
         "--log_every_steps", "1", "--checkpoint_every_steps", "4", "--report_every_s", "0",
         "--loop.max_steps", str(config.loop.max_steps), "--loop.precision", "fp32",
         "--optimizer.lr", "1e-3", "--schedule.warmup_steps", "2",
@@ -287,7 +336,7 @@ def test_a_shard_that_changed_is_refused_by_name_on_a_worker(prepared: Any, tmp_
         ({"variant": "bert-huge"}, "variant: wanted one of bert-tiny"),
         ({"global_batch_size": 0}, "global_batch_size: wanted at least 1, got 0"),
         ({"num_workers": 40}, "global_batch_size: wanted at least a row for each of 40 workers"),
-        ({"micro_batch_size": 0}, "micro_batch_size: wanted at least 1, got 0"),
+        ({"micro_batch_tokens": 0}, "micro_batch_tokens: wanted at least 1, got 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(

@@ -10,13 +10,15 @@ import torch
 from torch import nn
 
 from bert_core import files
-from bert_core.errors import FormatError
+from bert_core.errors import FormatError, ResourceError
 from bert_core.train.checkpoint import (
     FORMAT_VERSION,
     LAST_FILE,
     MODEL,
     OPTIMIZER,
     Checkpoint,
+    CheckpointWriter,
+    best_checkpoint,
     latest_checkpoint,
     load_checkpoint,
     load_weights,
@@ -176,3 +178,41 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         r"\(another config, other shards\): give another output, or start over with --force",
     ):
         load_checkpoint(checkpoint, *trained(0), run_digest="91bc07" + "0" * 58)
+
+
+def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    model, optimizer = trained(0)
+    folder = str(tmp_path)
+    for step, loss in enumerate([3.0, None, 1.0, 2.0, 1.0, None, 4.0, None]):
+        save_checkpoint(
+            folder, step, model, optimizer, run_digest="run", keep=2, held_out_loss=loss
+        )
+    best = best_checkpoint(folder)
+    assert best is not None
+    assert best.step == 2, "the earliest of equals"
+    assert sorted(int(path.name[5:]) for path in tmp_path.iterdir()) == [2, 6, 7]
+
+
+def test_one_written_in_the_background_has_the_weights_of_its_step(tmp_path: Path) -> None:
+    model, optimizer = trained(0)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    with CheckpointWriter(str(tmp_path), run_digest="run") as writer:
+        writer.save(1, model, optimizer, 2.5)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        writer.wait()
+    checkpoint = latest_checkpoint(str(tmp_path))
+    assert checkpoint == best_checkpoint(str(tmp_path))
+    assert checkpoint is not None
+    load_weights(checkpoint, model, run_digest="run")
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+
+
+def test_what_goes_wrong_in_the_background_is_raised_at_the_next_one(tmp_path: Path) -> None:
+    model, optimizer = trained(0)
+    (tmp_path / "file").write_text("not a folder")
+    with CheckpointWriter(str(tmp_path / "file"), run_digest="run") as writer:
+        writer.save(1, model, optimizer)
+        with pytest.raises(ResourceError, match=r"file/step-00000001/.* could not be written"):
+            writer.save(2, model, optimizer)

@@ -29,7 +29,14 @@ def test_there_may_be_no_warmup_and_nothing_but_warmup() -> None:
     assert factors(ScheduleConfig(warmup_steps=3), 3) == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
-@pytest.mark.parametrize("decay", ["linear", "constant"])
+def test_a_cosine_falls_slowly_then_fast_then_slowly_to_nothing() -> None:
+    schedule = ScheduleConfig(warmup_steps=2, decay="cosine")
+    found = factors(schedule, 6)
+    assert found == pytest.approx([0.5, 1, 1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5])
+    assert schedule.factor(6, 6) == 0.0
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "constant"])
 @pytest.mark.parametrize("warmup_steps", [0, 1, 7, 50])
 def test_no_step_trains_at_zero_or_above_the_peak(decay: str, warmup_steps: int) -> None:
     schedule = ScheduleConfig(warmup_steps=warmup_steps, decay=decay)  # type: ignore[arg-type]
@@ -65,12 +72,17 @@ def test_settings_out_of_range_are_refused(config: type, settings: dict, message
 @pytest.mark.parametrize(
     ("config", "name", "message"),
     [
-        (ScheduleConfig(), "decay", "schedule.decay: wanted one of linear, constant, got 'x'"),
+        (
+            ScheduleConfig(),
+            "decay",
+            "schedule.decay: wanted one of linear, cosine, constant, got 'x'",
+        ),
+        (OptimizerConfig(), "name", "optimizer.name: wanted one of adamw, lamb, got 'x'"),
         (LoopConfig(max_steps=1), "precision", "precision: wanted one of fp32, bf16, got 'x'"),
     ],
 )
 def test_an_unknown_word_is_refused_with_those_there_are(
-    config: ScheduleConfig | LoopConfig, name: str, message: str
+    config: ScheduleConfig | OptimizerConfig | LoopConfig, name: str, message: str
 ) -> None:
     object.__setattr__(config, name, "x")  # past the types, which are checked here
     with pytest.raises(ConfigError, match=message):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from bert_core.batches import RankBatches, ShardSource
+from bert_core.batches import RankBatches, ShardSource, row_lengths
 from bert_core.data.order import GlobalOrder
 from bert_core.data.shards import ShardRows
 from bert_core.model.hf import encoder_config_from_huggingface
+from bert_core.model.size import training_flops
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification
@@ -25,10 +27,10 @@ from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.train.checkpoint import load_checkpoint, save_checkpoint
 from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
-from bert_core.train.loop import DivergedError, Step, Totals, evaluate, training_steps
+from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
 
-VOCABULARY, GLOBAL_BATCH = 60, 13
+VOCABULARY, GLOBAL_BATCH, LONGEST = 60, 13, 32
 CONFIG = encoder_config_from_huggingface(
     {
         "vocab_size": VOCABULARY,
@@ -76,9 +78,10 @@ SHARD = shard_of(30)
 
 
 def batches(micro: int, rank: int = 0, world_size: int = 1) -> RankBatches:
+    """In micro-batches of as many tokens as `micro` rows of the greatest length have."""
     source = ShardSource(lambda _: SHARD, pad_id=0)
     order = GlobalOrder([len(SHARD)], seed=0)
-    return RankBatches(source, order, GLOBAL_BATCH, micro, rank, world_size)
+    return RankBatches(source, order, GLOBAL_BATCH, micro * LONGEST, rank, world_size)
 
 
 def model_of(config: EncoderConfig = CONFIG, seed: int = 0) -> ObjectiveModel:
@@ -159,13 +162,51 @@ def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> N
         assert relative_error(ranks[0][str(dtype)], alone[dtype]) < most
 
 
-@pytest.mark.parametrize("micro", [1, 5, 12])
+@pytest.mark.parametrize("micro", [0, 1, 5, 12])
 @pytest.mark.parametrize(("dtype", "most"), PRECISIONS)
 def test_the_micro_batch_does_not_change_the_gradient(
     micro: int, dtype: torch.dtype, most: float
 ) -> None:
     whole, _ = gradient_of(dtype, GLOBAL_BATCH)
     assert relative_error(gradient_of(dtype, micro)[0], whole) < most
+
+
+def test_layers_that_are_computed_again_give_the_same_gradient_with_dropout_on() -> None:
+    found = []
+    for again in (False, True):
+        model = model_of(DROPOUT)
+        loop = LoopConfig(max_steps=2, precision="fp32", activation_checkpointing=again)
+        train(model, batches(5).from_step(0), loop)
+        found.append(gradient(model))
+    assert torch.equal(*found)
+
+
+@pytest.mark.drill
+def test_a_compiled_encoder_gives_the_same_gradient() -> None:
+    # In a process of its own, since the checks of types here are no code that compiles.
+    code = "from test_loop import compiled_and_not; print(compiled_and_not())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": f"{Path(__file__).parents[3]}:{Path(__file__).parent}"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) < 1e-5
+
+
+def compiled_and_not() -> float:
+    found = []
+    for compiled in (False, True):
+        model = model_of()
+        names = list(model.state_dict())
+        loop = LoopConfig(max_steps=3, precision="fp32", compile=compiled)
+        train(model, batches(5).from_step(0), loop)
+        assert list(model.state_dict()) == names, "a checkpoint must not tell whether it was"
+        found.append(gradient(model))
+    return relative_error(*found)
 
 
 def test_the_gradient_is_that_of_the_mean_losses_of_the_global_batch() -> None:
@@ -317,12 +358,24 @@ def test_a_run_that_diverges_stops_before_the_step(poison: float) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(
         DivergedError,
-        match=r"step 3: wanted a finite gradient, its norm is nan: lower optimizer\.lr or lengthen "
-        r"schedule\.warmup_steps; the checkpoints written so far are whole",
+        match=r"step 3: wanted a finite gradient, its norm is nan: train into another output with "
+        r"a lower optimizer\.lr or longer schedule\.warmup_steps",
     ):
         next(steps)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_loss_that_leaves_where_it_was_is_a_divergence() -> None:
+    rise = Rise(2.0)
+    for step, loss in enumerate([10.0, 13.0, 8.0, 7.0, 6.0, 6.5, 5.0, 5.5, 5.0, 4.0, 5.0, 7.7]):
+        rise.check(step, loss)  # the first points wander
+    message = r"step 12: the loss rose to 8\.500, where the median of the 12 points before is 6\.25"
+    with pytest.raises(DivergedError, match=message):
+        rise.check(12, 8.5)
+    never = Rise(0.0)
+    for step, loss in enumerate([1.0] * 30 + [1e9]):
+        never.check(step, loss)
 
 
 def test_an_evaluation_is_the_mean_over_every_row_without_dropout() -> None:
@@ -335,7 +388,7 @@ def test_an_evaluation_is_the_mean_over_every_row_without_dropout() -> None:
     model.eval()
     rows = list(batches(8).once())
     parts = [model(batch) for micro_batches in rows for batch in micro_batches]
-    expected = {"tokens": 0.0, "loss": 0.0}
+    expected = {"loss": 0.0}
     for name in ("mlm", "nsp"):
         count = sum(part[name].count for part in parts)
         expected[f"{name}_loss"] = sum(float(part[name].sum.detach()) for part in parts) / count
@@ -349,6 +402,25 @@ def test_an_evaluation_of_nothing_is_zero_not_an_error() -> None:
     assert means["mlm_loss"] == means["nsp_accuracy"] == means["loss"] == 0.0
 
 
+def test_a_step_knows_its_padding_its_work_and_how_long_it_waited() -> None:
+    def slow() -> Iterator[list[Batch]]:
+        for made in batches(5).from_step(0):
+            time.sleep(0.05)
+            yield made
+
+    steps = train(model_of(), slow(), LoopConfig(max_steps=6, precision="fp32"))
+    for step, made in zip(steps, batches(5).from_step(0), strict=False):
+        lengths = np.concatenate([row_lengths(batch) for batch in made])
+        assert step.tokens == lengths.sum()
+        assert step.padded_tokens == sum(batch["input_ids"].numel() for batch in made)
+        predictions = sum(len(batch["mlm_labels"]) for batch in made)
+        one_by_one = sum(training_flops(CONFIG, lengths[i : i + 1]) for i in range(len(lengths)))
+        head = 6 * predictions * 32 * (32 + VOCABULARY)
+        assert step.flops == one_by_one + head
+        assert 0 <= step.waited_s < step.seconds
+    assert steps[0].waited_s > 0.03
+
+
 def test_totals_of_steps_are_means_over_items_not_over_steps() -> None:
     totals = Totals()
     for count, loss in [(1, 10.0), (3, 2.0)]:
@@ -358,13 +430,17 @@ def test_totals_of_steps_are_means_over_items_not_over_steps() -> None:
                 learning_rate=0.1,
                 grad_norm=1.0,
                 seconds=1.0,
+                waited_s=0.25,
                 tokens=5,
+                padded_tokens=8,
+                flops=100,
                 loss_sums={"mlm": torch.tensor(loss)},
                 correct={"mlm": torch.tensor(count - 1)},
                 counts={"mlm": count},
             )
         )
-    assert totals.means() == {"tokens": 10, "mlm_loss": 3.0, "mlm_accuracy": 0.5, "loss": 3.0}
+    summed = {"tokens": 10, "padded_tokens": 16, "flops": 200, "waited_s": 0.5}
+    assert totals.means() == summed | {"mlm_loss": 3.0, "mlm_accuracy": 0.5, "loss": 3.0}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""AdamW as the paper of BERT sets it: decay on matrices, none on biases and LayerNorms."""
+"""AdamW as the paper of BERT sets it, with decay on matrices alone, and LAMB."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,3 +68,46 @@ def test_a_step_is_the_one_written_in_the_paper_of_adamw(model: ObjectiveModel) 
         decay = 0.1 * 0.3 * old if parameter.ndim > 1 else 0.0
         expected = old - decay - 0.1 * parameter.grad / (parameter.grad.abs() + 1e-6)
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+def lamb_step(
+    weight: np.ndarray, slope: np.ndarray, moments: list[np.ndarray], step: int, decay: float
+) -> np.ndarray:
+    """You et al. 2020, algorithm 2, for one tensor and lr 0.1; moments are changed in place."""
+    moments[0][:] = 0.9 * moments[0] + (1 - 0.9) * slope
+    moments[1][:] = 0.999 * moments[1] + (1 - 0.999) * slope**2
+    unbiased = [moments[0] / (1 - 0.9**step), moments[1] / (1 - 0.999**step)]
+    update = unbiased[0] / (np.sqrt(unbiased[1]) + 1e-6) + decay * weight
+    norms = np.sqrt((weight**2).sum()), np.sqrt((update**2).sum())
+    ratio = norms[0] / norms[1] if decay and min(norms) > 0 else 1.0
+    return weight - 0.1 * ratio * update
+
+
+def test_lamb_moves_as_its_paper_says_step_by_step(model: ObjectiveModel) -> None:
+    model = model.double()
+    with torch.no_grad():
+        model.get_parameter(
+            "encoder.layers.0.feed_forward.up.weight"
+        ).zero_()  # a norm of zero: not scaled
+    optimizer = build_optimizer(model, OptimizerConfig(name="lamb", lr=0.1, weight_decay=0.3))
+    weights = [parameter.detach().numpy().copy() for parameter in model.parameters()]
+    moments = [[np.zeros_like(weight), np.zeros_like(weight)] for weight in weights]
+    for step in range(1, 8):
+        for place, parameter in enumerate(model.parameters()):
+            parameter.grad = torch.randn_like(parameter) * (place % 5 != 0)
+            decay = 0.3 if parameter.ndim > 1 else 0.0
+            slope = parameter.grad.numpy()
+            weights[place] = lamb_step(weights[place], slope, moments[place], step, decay)
+        optimizer.step()
+        for parameter, weight in zip(model.parameters(), weights, strict=True):
+            np.testing.assert_allclose(parameter.detach().numpy(), weight, rtol=1e-9, atol=1e-12)
+
+
+def test_lamb_leaves_what_has_no_gradient_as_it_is(model: ObjectiveModel) -> None:
+    optimizer = build_optimizer(model, OptimizerConfig(name="lamb", lr=0.1))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    first = next(model.parameters())
+    first.grad = torch.ones_like(first)
+    optimizer.step()
+    moved = [not torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)]
+    assert moved == [True] + [False] * (len(before) - 1)
