@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -205,6 +206,22 @@ class RankBatches:
             self.source.collate(samples.take(bucket))
             for bucket in buckets(self.source.lengths(samples), self.micro_batch_tokens)
         ]
+
+
+@dataclass(frozen=True)
+class PhasedBatches:
+    """Batches of one kind of rows for some steps, and of another from then on."""
+
+    first: RankBatches
+    steps: int
+    """How many steps are of the first kind."""
+    then: RankBatches
+
+    def from_step(self, step: int) -> Iterator[list[Batch]]:
+        """Micro-batches of the global batches `step`, `step + 1`, … without end."""
+        if step < self.steps:
+            yield from islice(self.first.from_step(step), self.steps - step)
+        yield from self.then.from_step(max(0, step - self.steps))
 
 
 @dataclass(frozen=True)

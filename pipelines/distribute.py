@@ -69,12 +69,6 @@ def run_tasks(
             yield int(number), answer["result"]
 
 
-def peak_memory_bytes() -> int:
-    """Most memory that this process has held at once, as Linux counts it."""
-    with open("/proc/self/status", encoding="ascii") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
-
-
 @cache
 def _silence_pool_warning() -> None:
     """Let Ray's core warn, once a process, of a pool like Ray Data's, where nobody sees it.

@@ -253,6 +253,7 @@ def worker(
         )
 
     steps = config.steps(len(encoded["train"].ids))
+    schedule = ScheduleConfig(warmup_steps=round(config.warmup_share * steps))
     for index, seed in enumerate(config.seeds):
         train(
             Training(
@@ -263,7 +264,7 @@ def worker(
                 held_out=lambda: batches("held_out", 0).once(),
                 measure_before=False,
                 optimizer=config.optimizer,
-                schedule=ScheduleConfig(warmup_steps=round(config.warmup_share * steps)),
+                learning_rate=schedule.learning_rate(config.lr, steps),
                 loop=LoopConfig(max_steps=steps, precision=config.precision, seed=seed),
                 digest=digest,
                 checkpoints=files.join(config.output, _checkpoints(index)),

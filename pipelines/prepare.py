@@ -33,9 +33,10 @@ from bert_core.data.shards import HELD_OUT, TRAIN, ShardInfo, shard_name, write_
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError, ResourceError
 from bert_core.manifest import Manifest, Output
+from bert_core.train.hardware import peak_memory_bytes
 from pipelines import card
 from pipelines.blocks import Block, plan_blocks
-from pipelines.distribute import peak_memory_bytes, run_tasks
+from pipelines.distribute import run_tasks
 from pipelines.report import meter, say
 from pipelines.screen import (
     Kept,

@@ -1,7 +1,7 @@
 """Shards → pretrained bundle: masked words, and what two segments are to each other."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +42,35 @@ UNIGRAM_ROWS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseConfig:
+    """The last steps of a run, on other rows: BERT sees 512 tokens in a tenth of its steps."""
+
+    shards: str = field(metadata=INPUT)
+    """Folder or URI of `raybert prepare`, of the same vocabulary and with the same label."""
+    steps: int
+    """How many of the run's steps these are."""
+    global_batch_size: int | None = None
+    """Rows of an optimizer step; unset takes the run's."""
+    lr: float | None = None
+    """Peak of a schedule of their own, which then begins here, as the run's ends here; unset goes
+    on with the run's."""
+    warmup_steps: int = 0
+    """Steps in which a learning rate of their own climbs."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"then.steps: wanted at least 1, got {self.steps}")
+        if self.global_batch_size is not None and self.global_batch_size < 1:
+            raise ConfigError(
+                f"then.global_batch_size: wanted at least 1, got {self.global_batch_size}"
+            )
+        if self.lr is not None and not self.lr > 0:
+            raise ConfigError(f"then.lr: wanted above 0, got {self.lr}")
+        if self.warmup_steps < 0:
+            raise ConfigError(f"then.warmup_steps: wanted 0 or more, got {self.warmup_steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PretrainConfig(TrainingConfig):
     """Which encoder to train on which shards. Defaults: Devlin et al. 2019, appendix A.2."""
 
@@ -67,6 +96,8 @@ class PretrainConfig(TrainingConfig):
     """AdamW."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Learning rate of every step."""
+    then: PhaseConfig | None = None
+    """The last steps, where they see other rows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,11 +106,47 @@ class PretrainConfig(TrainingConfig):
         for name in ("global_batch_size", "window_shards", "held_out_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
-        if self.global_batch_size < self.num_workers:
+        for prefix, phase in self._phases():
+            if phase.global_batch_size < self.num_workers:
+                raise ConfigError(
+                    f"{prefix}global_batch_size: wanted at least a row for each of "
+                    f"{self.num_workers} workers, got {phase.global_batch_size}"
+                )
+        if self.then is not None and self.then.steps >= self.loop.max_steps:
             raise ConfigError(
-                f"global_batch_size: wanted at least a row for each of {self.num_workers} "
-                f"workers, got {self.global_batch_size}"
+                f"then.steps: wanted fewer than loop.max_steps = {self.loop.max_steps}, all steps "
+                f"of the run, got {self.then.steps}"
             )
+
+    @property
+    def phases(self) -> "list[Phase]":
+        """What is trained on, in the order of the run."""
+        return [phase for _, phase in self._phases()]
+
+    def _phases(self) -> "list[tuple[str, Phase]]":
+        then, steps = self.then, self.loop.max_steps
+        if then is None:
+            whole = self.schedule.learning_rate(self.optimizer.lr, steps)
+            return [("", Phase(self.shards, steps, self.global_batch_size, whole))]
+        first = steps - then.steps
+        if then.lr is None:
+            before = after = self.schedule.learning_rate(self.optimizer.lr, steps)
+        else:
+            own = replace(self.schedule, warmup_steps=then.warmup_steps)
+            before = self.schedule.learning_rate(self.optimizer.lr, first)
+            climb = own.learning_rate(then.lr, then.steps)
+            after = lambda step: climb(step - first)  # noqa: E731
+        size = then.global_batch_size or self.global_batch_size
+        return [
+            ("", Phase(self.shards, first, self.global_batch_size, before)),
+            ("then.", Phase(then.shards, then.steps, size, after)),
+        ]
+
+    def learning_rate(self, step: int) -> float:
+        """Of a step, counted from 0."""
+        first, *rest = self.phases
+        phase = rest[0] if rest and step >= first.steps else first
+        return phase.learning_rate(step)
 
     def encoder(self, tokenizer: Tokenizer) -> EncoderConfig:
         """The variant with this vocabulary and dropout."""
@@ -91,27 +158,46 @@ class PretrainConfig(TrainingConfig):
         )
 
 
+@dataclass(frozen=True)
+class Phase:
+    """Steps of a run that see rows of one kind."""
+
+    shards: str
+    steps: int
+    global_batch_size: int
+    learning_rate: Callable[[int], float]
+    """Of a step of the run, counted from 0."""
+
+
 def run(config: PretrainConfig) -> Manifest:
     """Pretrain an encoder and write it as a bundle in Hugging Face layout."""
-    shards = ShardSet.read(config.shards)
     tokenizer = Tokenizer.load(config.tokenizer)
-    shards.check_tokenizer(tokenizer.digest, config.tokenizer)
-    _check_shards(config, shards, config.encoder(tokenizer))
-    inputs = [
-        DatasetInput("shards", input_digest(config.shards, "prepare"), config.shards),
-        DatasetInput("tokenizer", tokenizer.digest, config.tokenizer),
-    ]
+    inputs = [DatasetInput("tokenizer", tokenizer.digest, config.tokenizer)]
+    labels = {}
+    for name, phase in zip(("shards", "then"), config.phases, strict=False):
+        shards = ShardSet.read(phase.shards)
+        shards.check_tokenizer(tokenizer.digest, config.tokenizer)
+        _check_shards(config, phase.shards, shards, config.encoder(tokenizer))
+        inputs.append(DatasetInput(name, input_digest(phase.shards, "prepare"), phase.shards))
+        labels[name] = shards.label
+    if len(set(labels.values())) > 1:
+        raise ConfigError(
+            f"then.shards: wanted rows with the label of shards, {labels['shards']}, they have "
+            f"{labels['then']}: prepare both with the same pairs.kind"
+        )
     return run_stage("pretrain", config, inputs, lambda digest: _pretrain(config, shards, digest))
 
 
-def _check_shards(config: PretrainConfig, shards: ShardSet, encoder: EncoderConfig) -> None:
+def _check_shards(
+    config: PretrainConfig, folder: str, shards: ShardSet, encoder: EncoderConfig
+) -> None:
     from bert_core.batches import PAD_MULTIPLE  # batches are padded to whole multiples of it
     from bert_core.model.hf import architecture
 
     longest = encoder.max_length // PAD_MULTIPLE * PAD_MULTIPLE
     if shards.max_length > longest:
         raise ConfigError(
-            f"{config.shards}: wanted rows of at most {longest} tokens, the positions that "
+            f"{folder}: wanted rows of at most {longest} tokens, the positions that "
             f"{config.variant} has, they have up to {shards.max_length}: "
             "prepare with a smaller pairs.max_length"
         )
@@ -119,13 +205,13 @@ def _check_shards(config: PretrainConfig, shards: ShardSet, encoder: EncoderConf
         architecture(encoder, frozenset(_objectives(shards)))
     except ConfigError as error:
         raise ConfigError(
-            f"{config.shards}: wanted rows that {config.variant} can be trained on, they have "
+            f"{folder}: wanted rows that {config.variant} can be trained on, they have "
             f"{shards.label}, which no objective of it learns: prepare with another pairs.kind"
         ) from error
     for split in (TRAIN, HELD_OUT):
         if not sum(info.rows for info in shards.split(split)):
             raise ConfigError(
-                f"{config.shards}: wanted rows in the split {split}, there are none: prepare a "
+                f"{folder}: wanted rows in the split {split}, there are none: prepare a "
                 "larger corpus, or one with a larger corpus.held_out_share"
             )
     for info in shards.shards:
@@ -133,6 +219,7 @@ def _check_shards(config: PretrainConfig, shards: ShardSet, encoder: EncoderConf
 
 
 def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
+    """`shards` are those of the last phase, which the model is measured on."""
     fit(worker, config, digest, config.loop.max_steps, "pretraining")
     records = read_records(config.local_folder)
     before, after = records[0], records[config.loop.max_steps]
@@ -205,21 +292,28 @@ def _objectives(shards: ShardSet) -> list[str]:
 
 def worker(config: PretrainConfig, digest: str, report: Report) -> None:
     """One rank."""
+    from bert_core.batches import PhasedBatches
     from pipelines.worker import Place, Training, train
 
     place = Place.here(config)
-    shards = ShardSet.read(config.shards)
     tokenizer = Tokenizer.load(config.tokenizer)
-    held_out = batches(config, shards, HELD_OUT, place, tokenizer)
+    phases = config.phases
+    shards = [ShardSet.read(phase.shards) for phase in phases]
+    made = [
+        batches(config, some, TRAIN, place, tokenizer, phase.global_batch_size)
+        for some, phase in zip(shards, phases, strict=True)
+    ]
+    last = phases[-1].global_batch_size
+    held_out = batches(config, shards[-1], HELD_OUT, place, tokenizer, last)
     train(
         Training(
             config=config,
             place=place,
-            model=build_model(config, shards, tokenizer),
-            batches=batches(config, shards, TRAIN, place, tokenizer),
+            model=build_model(config, shards[-1], tokenizer),
+            batches=made[0] if len(made) == 1 else PhasedBatches(made[0], phases[0].steps, made[1]),
             held_out=lambda: held_out.once(config.held_out_rows),
             optimizer=config.optimizer,
-            schedule=config.schedule,
+            learning_rate=config.learning_rate,
             loop=config.loop,
             digest=digest,
             checkpoints=files.join(config.output, CHECKPOINTS),
@@ -229,7 +323,12 @@ def worker(config: PretrainConfig, digest: str, report: Report) -> None:
 
 
 def batches(
-    config: PretrainConfig, shards: ShardSet, split: str, place: "Place", tokenizer: Tokenizer
+    config: PretrainConfig,
+    shards: ShardSet,
+    split: str,
+    place: "Place",
+    tokenizer: Tokenizer,
+    global_batch_size: int,
 ) -> "RankBatches":
     """A rank's batches of one split; shards are mapped when their window comes."""
     from bert_core.batches import RankBatches, ShardSource
@@ -253,7 +352,7 @@ def batches(
         order=GlobalOrder(
             [info.rows for info in infos], seed=config.loop.seed, window=config.window_shards
         ),
-        global_batch_size=config.global_batch_size,
+        global_batch_size=global_batch_size,
         micro_batch_tokens=config.micro_batch_tokens,
         rank=place.rank,
         world_size=place.world_size,

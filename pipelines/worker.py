@@ -21,11 +21,11 @@ from ray.train.torch import TorchTrainer
 from torch import distributed as dist
 
 from bert_core import files
-from bert_core.batches import RankBatches
+from bert_core.batches import PhasedBatches, RankBatches
 from bert_core.errors import RaybertError
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.train.checkpoint import CheckpointWriter, latest_checkpoint, load_checkpoint
-from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import peak_flops, peak_memory_bytes
 from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
@@ -138,12 +138,13 @@ class Training:
     config: TrainingConfig
     place: Place
     model: ObjectiveModel
-    batches: RankBatches
+    batches: RankBatches | PhasedBatches
     held_out: Callable[[], Iterable[list[Batch]]]
     measure_before: bool = True
     """Whether the untrained model is measured too."""
     optimizer: OptimizerConfig
-    schedule: ScheduleConfig
+    learning_rate: Callable[[int], float]
+    """Of a step, counted from 0."""
     loop: LoopConfig
     digest: str
     checkpoints: str
@@ -174,9 +175,9 @@ def train(training: Training, report: Report) -> None:
         model,
         training.batches.from_step(start),
         optimizer,
-        training.schedule,
+        training.learning_rate,
         loop,
-        training.optimizer,
+        max_grad_norm=training.optimizer.max_grad_norm,
         start=start,
     )
     with writer, _naming_the_last_checkpoint(training.checkpoints):
@@ -223,6 +224,7 @@ def _numbers(
         "loss": means["loss"],
         "learning_rate": step.learning_rate,
         "grad_norm": step.grad_norm,
+        "tokens": means["tokens"],
         "tokens_per_s": means["tokens"] / elapsed_s,
         "tflops_per_s": flops_per_s / 1e12,
         **({"mfu": flops_per_s / (peak * place.world_size)} if peak else {}),

@@ -1,6 +1,7 @@
 """How a model is trained: settings only, so that help and errors need no torch."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -65,6 +66,10 @@ class ScheduleConfig:
             raise ConfigError(
                 f"schedule.decay: wanted one of {', '.join(get_args(Decay))}, got {self.decay!r}"
             )
+
+    def learning_rate(self, peak: float, max_steps: int) -> Callable[[int], float]:
+        """The learning rate at a step, counted from 0, of a run of `max_steps`."""
+        return lambda step: peak * self.factor(step, max_steps)
 
     def factor(self, step: int, max_steps: int) -> float:
         """Share of the peak learning rate at `step`, counted from 0."""

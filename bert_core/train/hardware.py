@@ -1,9 +1,9 @@
-"""What the machine below could do at most, and what is taken of it."""
+"""What the machine below could do at most, and what is taken of it. Needs no torch to import."""
 
-import resource
-import sys
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # Dense bf16 of a chip, floating-point operations a second, by a part of its name, the first that is
 # found. Source: NVIDIA's data sheets, without sparsity.
@@ -21,17 +21,21 @@ PEAK_FLOPS = {
 }
 
 
-def peak_flops(device: torch.device) -> float | None:
+def peak_flops(device: "torch.device") -> float | None:
     """Floating-point operations a second in bf16 that the device has at most; None if unknown."""
     if device.type != "cuda":
         return None
+    import torch
+
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory that this process has held so far: of the GPU, or resident on a CPU."""
-    if device.type == "cuda":
+def peak_memory_bytes(device: "torch.device | None" = None) -> int:
+    """The most memory that this process has held at once: of a GPU, else of the machine (Linux)."""
+    if device is not None and device.type == "cuda":
+        import torch
+
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    with open("/proc/self/status", encoding="ascii") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))

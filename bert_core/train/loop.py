@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from bert_core.batches import prefetched, row_lengths
 from bert_core.errors import RaybertError
 from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch, ObjectiveModel
-from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from bert_core.train.config import LoopConfig
 
 _WAY_OUT = "train into another output with a lower optimizer.lr or longer schedule.warmup_steps"
 
@@ -82,16 +82,18 @@ def training_steps(
     model: ObjectiveModel,
     batches: Iterable[list[Batch]],
     optimizer: torch.optim.Optimizer,
-    schedule: ScheduleConfig,
+    learning_rate: Callable[[int], float],
     config: LoopConfig,
-    optimizer_config: OptimizerConfig,
     *,
+    max_grad_norm: float = 0.0,
     start: int = 0,
 ) -> Iterator[Step]:
     """Train from step `start` to `config.max_steps`, and yield after every step.
 
     Args:
         batches: for every step from `start` on, this rank's micro-batches; at least one.
+        learning_rate: of a step, counted from 0.
+        max_grad_norm: the whole gradient is scaled down to this L2 norm; 0 leaves it as it is.
     Raises: DivergedError if the gradient is not finite; that step is not taken.
     """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -105,12 +107,11 @@ def training_steps(
         began = time.perf_counter()
         for index, micro_batches in zip(range(start, config.max_steps), ahead, strict=False):
             waited_s = time.perf_counter() - began
-            learning_rate = optimizer_config.lr * schedule.factor(index, config.max_steps)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = learning_rate(index)
             optimizer.zero_grad(set_to_none=True)
             loss_sums, correct, counts = _backward(trained, micro_batches, index, config)
-            limit = optimizer_config.max_grad_norm or float("inf")
+            limit = max_grad_norm or float("inf")
             grad_norm = float(nn.utils.clip_grad_norm_(model.parameters(), limit))
             if not math.isfinite(grad_norm):
                 raise DivergedError(
@@ -121,7 +122,7 @@ def training_steps(
             lengths = np.concatenate([row_lengths(batch) for batch in micro_batches])
             yield Step(
                 index=index + 1,
-                learning_rate=learning_rate,
+                learning_rate=learning_rate(index),
                 grad_norm=grad_norm,
                 seconds=time.perf_counter() - began,
                 waited_s=waited_s,

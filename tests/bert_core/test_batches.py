@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from bert_core.batches import (
     PAD_MULTIPLE,
     EncodedSource,
+    PhasedBatches,
     RankBatches,
     ShardSource,
     buckets,
@@ -349,3 +351,15 @@ def test_closing_ends_the_thread_that_makes_batches() -> None:
     assert any(thread.name == "batches" for thread in threading.enumerate())
     ahead.close()
     assert not any(thread.name == "batches" for thread in threading.enumerate())
+
+
+def test_phases_follow_each_other_at_their_step_wherever_one_begins() -> None:
+    first, then = RankBatches(SOURCE, ORDER, 5, 64), RankBatches(SOURCE, ORDER, 11, 64)
+    phased = PhasedBatches(first, 3, then)
+    wanted = [*islice(first.from_step(0), 3), *islice(then.from_step(0), 4)]
+    for start in range(6):
+        found = list(islice(phased.from_step(start), 7 - start))
+        for made, expected in zip(found, wanted[start:], strict=True):
+            assert len(made) == len(expected)
+            for one, other in zip(made, expected, strict=True):
+                assert all(one[name].equal(other[name]) for name in other)

@@ -28,7 +28,7 @@ from bert_core.model.hf import (
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
-from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer
 
@@ -121,9 +121,9 @@ def losses_of_ours(model: ObjectiveModel, steps: list[list[Batch]]) -> list[floa
         model,
         steps,
         build_optimizer(model, OPTIMIZER),
-        ScheduleConfig(warmup_steps=0, decay="constant"),
+        lambda step: OPTIMIZER.lr,
         LoopConfig(max_steps=STEPS, precision="fp32"),
-        OPTIMIZER,
+        max_grad_norm=OPTIMIZER.max_grad_norm,
     ):
         losses.append(sum(float(step.loss_sums[name]) / step.counts[name] for name in step.counts))
     return losses

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ from transformers import AutoModelForMaskedLM
 from bert_core.bundle import load_bundle
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
+from bert_core.train.checkpoint import CheckpointWriter
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import DivergedError
 from pipelines import prepare, pretrain, vocab
-from pipelines.pretrain import PretrainConfig
+from pipelines.pretrain import PhaseConfig, PretrainConfig
 from pipelines.training import read_records
 
 pytestmark = pytest.mark.ray
@@ -159,6 +162,81 @@ def test_a_run_is_measured_as_it_goes_and_its_best_weights_are_kept(
         assert 0 < records[step]["tflops_per_s"] < 10
 
 
+@pytest.fixture(scope="module")
+def longer_rows(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same corpus in rows of up to 96 tokens."""
+    config = prepared.prepare(tmp_path_factory.mktemp("longer") / "shards")
+    prepare.run(replace(config, pairs=replace(config.pairs, max_length=96, dupe_factor=1)))
+    return str(config.output)
+
+
+def test_the_last_steps_see_other_rows_and_go_on_where_they_were_left(
+    prepared: Any, longer_rows: str, tmp_path: Path
+) -> None:
+    then = PhaseConfig(shards=longer_rows, steps=5, global_batch_size=8, lr=5e-4, warmup_steps=2)
+    config = replace(prepared.pretrain(tmp_path / "out", steps=12), then=then)
+    pretrain.run(config)
+    records = read_records(config.local_folder)
+    rates = [records[step]["learning_rate"] for step in range(1, 13)]
+    peak, second = 1e-3, 5e-4
+    # Each of the two climbs for two steps and falls to nothing.
+    climbs = [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2], [0.5, 1.0, 1.0, 2 / 3, 1 / 3]
+    wanted = [*(peak * share for share in climbs[0]), *(second * share for share in climbs[1])]
+    assert rates == pytest.approx(wanted)
+    tokens = [records[step]["tokens"] for step in range(1, 13)]
+    assert min(tokens[:7]) / 16 < 48 < max(tokens[7:]) / 8
+    kept, whole = weights(tmp_path / "out"), losses(tmp_path / "out")
+    # Killed in the first phase, and in the second: what a checkpoint after step 4, 8 makes of it.
+    for step in (4, 8):
+        cut = replace(config, output=str(tmp_path / f"cut-{step}"), keep_checkpoints=9)
+        with pytest.raises(Killed), killed_after(step):
+            pretrain.run(cut)
+        pretrain.run(cut)
+        assert_equal_bits(weights(Path(cut.output)), kept)
+        assert losses(Path(cut.output)) == whole
+
+
+class Killed(BaseException):
+    pass
+
+
+@contextmanager
+def killed_after(step: int) -> Iterator[None]:
+    """Training in this process ends as by a kill when the checkpoint of `step` is written."""
+    whole = CheckpointWriter.save
+
+    def save(self: Any, index: int, *arguments: Any) -> None:
+        whole(self, index, *arguments)
+        if index == step:
+            self.wait()
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointWriter, "save", save)
+        yield
+
+
+def test_phases_that_do_not_fit_together_are_refused(
+    prepared: Any, longer_rows: str, tmp_path: Path
+) -> None:
+    config = prepared.pretrain(tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"then\.steps: wanted fewer than loop\.max_steps = 12"):
+        replace(config, then=PhaseConfig(shards=longer_rows, steps=12))
+    small = PhaseConfig(shards=longer_rows, steps=2, global_batch_size=1)
+    with pytest.raises(ConfigError, match=r"then\.global_batch_size: wanted at least a row for"):
+        replace(config, then=small, num_workers=2)
+    other = prepared.prepare(tmp_path / "other")
+    prepare.run(replace(other, pairs=replace(other.pairs, kind="full_sentences")))
+    then = PhaseConfig(shards=str(other.output), steps=2)
+    with pytest.raises(
+        ConfigError, match=r"then\.shards: wanted rows with the label of shards, next"
+    ):
+        pretrain.run(replace(config, then=then))
+    for wrong in ({"steps": 0}, {"steps": 1, "lr": 0.0}, {"steps": 1, "warmup_steps": -1}):
+        with pytest.raises(ConfigError, match=rf"then\.{list(wrong)[-1]}: wanted"):
+            PhaseConfig(shards="x", **wrong)
+
+
 @pytest.mark.usefixtures("local_ray")
 def test_a_run_that_diverges_is_not_tried_again_and_names_its_last_checkpoint(
     prepared: Any, tmp_path: Path
@@ -167,9 +245,7 @@ def test_a_run_that_diverges_is_not_tried_again_and_names_its_last_checkpoint(
     config = replace(
         config, optimizer=OptimizerConfig(lr=30.0, max_grad_norm=0.0), checkpoint_every_steps=1
     )
-    with pytest.raises(
-        DivergedError, match=r"step-\d{8} has the weights after step \d+"
-    ) as error:
+    with pytest.raises(DivergedError, match=r"step-\d{8} has the weights after step \d+") as error:
         pretrain.run(config)
     assert "train into another output with a lower optimizer.lr" in str(error.value)
     run, client = run_of(config)

@@ -98,7 +98,14 @@ def train(
     schedule: ScheduleConfig = SCHEDULE,
 ) -> list[Step]:
     return list(
-        training_steps(model, steps, build_optimizer(model, optimizer), schedule, loop, optimizer)
+        training_steps(
+            model,
+            steps,
+            build_optimizer(model, optimizer),
+            schedule.learning_rate(optimizer.lr, loop.max_steps),
+            loop,
+            max_grad_norm=optimizer.max_grad_norm,
+        )
     )
 
 
@@ -235,7 +242,8 @@ def test_a_resumed_run_ends_with_the_same_bits_with_dropout_on(
 
     def go_on(model: ObjectiveModel, optimizer: torch.optim.Optimizer, step: int) -> Iterator[Step]:
         steps = batches(5).from_step(step)  # epochs end in the middle of steps 3 and 5
-        return training_steps(model, steps, optimizer, SCHEDULE, loop, OPTIMIZER, start=step)
+        rate = SCHEDULE.learning_rate(OPTIMIZER.lr, loop.max_steps)
+        return training_steps(model, steps, optimizer, rate, loop, max_grad_norm=1.0, start=step)
 
     whole, its_optimizer = start(seed=0)
     losses = [float(step.loss_sums["mlm"].sum()) for step in go_on(whole, its_optimizer, 0)]
@@ -351,9 +359,8 @@ def test_a_run_that_diverges_stops_before_the_step(poison: float) -> None:
     bad = good | {"input_ids": torch.full((2, 8), last_word)}
     optimizer = build_optimizer(model, OPTIMIZER)
     loop = LoopConfig(max_steps=9, precision="fp32")
-    steps = training_steps(
-        model, iter([[good], [good, good], [good, bad]]), optimizer, SCHEDULE, loop, OPTIMIZER
-    )
+    made = iter([[good], [good, good], [good, bad]])
+    steps = training_steps(model, made, optimizer, lambda step: 1e-3, loop, max_grad_norm=1.0)
     assert [next(steps).index, next(steps).index] == [1, 2]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(

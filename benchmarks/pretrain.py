@@ -1,0 +1,380 @@
+"""Our training loop against transformers' Trainer, and Ray's share of it.
+
+Rows are next-sentence pairs of WikiText-2 where RAYBERT_DATA names its folder, else of docstrings,
+at 128 with real lengths. Both train from fresh weights with AdamW, masked words and next sentences,
+in the same precision and with the same dropout. The Trainer groups rows by length and pads a batch
+to its longest row. What needs Ray is left out where Ray is not installed.
+"""
+
+import importlib.util
+import os
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import transformers
+from transformers import BertForPreTraining, Trainer, TrainerCallback, TrainingArguments
+
+from benchmarks.harness import Comparison, compare, main
+from bert_core.batches import RankBatches, ShardSource
+from bert_core.data.docstrings import docstrings_of
+from bert_core.data.documents import split_sentences
+from bert_core.data.masking import MaskingConfig
+from bert_core.data.order import GlobalOrder
+from bert_core.data.pairs import Documents, PairsConfig
+from bert_core.data.rows import RowMaker
+from bert_core.data.shards import ShardRows
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.vocabulary import train_vocabulary
+from bert_core.model.attention import packs
+from bert_core.model.hf import encoder_config_to_huggingface
+from bert_core.model.size import training_flops
+from bert_core.model.variants import VARIANTS
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.objectives.registry import PRETRAINING
+from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from bert_core.train.hardware import peak_flops
+from bert_core.train.loop import training_steps
+from bert_core.train.optim import build_optimizer
+
+VOCAB_SIZE = 30_522
+CPU_TOKENS, GPU_TOKENS = 2048, 65_536
+"""Tokens of a micro-batch: what caches like, and what fills a GPU."""
+
+
+def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
+    texts = _texts()
+    vocabulary = train_vocabulary(texts, vocab_size=VOCAB_SIZE, lowercase=True)
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
+    if torch.cuda.is_available():
+        for name, variant, length, size in (
+            ("mfu_base_512", "bert-base", 512, 256),
+            ("mfu_large_128", "bert-large", 128, 512),
+        ):
+            pair = _Pair(variant, tokenizer, _rows(texts, tokenizer, length), size, steps=20)
+            yield _compare(name, pair, rounds)
+        return
+    rows = _rows(texts, tokenizer, 128)
+    for name, variant, size, steps in (
+        ("pretrain_4x256_vs_trainer", "bert-mini", 32, 6),
+        ("pretrain_base_vs_trainer", "bert-base", 16, 1),
+    ):
+        pair = _Pair(variant, tokenizer, rows, size, steps)
+        yield _compare(name, pair, rounds if variant == "bert-mini" else min(rounds, 3))
+    if importlib.util.find_spec("ray"):
+        yield from _on_ray(texts, min(rounds, 3), steps=20 if quick else 60)
+
+
+def _compare(name: str, pair: "_Pair", rounds: int) -> Comparison:
+    return compare(
+        name,
+        pair.ours,
+        pair.trainer,
+        unit="tokens/s" if pair.peak is None else "MFU",
+        rounds=rounds,
+        what=f"{pair.variant}, {pair.size} rows a step",
+        **pair.settings,
+    )
+
+
+class _Pair:
+    """A model of each kind, and how fast it trains on the same rows."""
+
+    def __init__(
+        self, variant: str, tokenizer: Tokenizer, rows: ShardRows, size: int, steps: int
+    ) -> None:
+        self.variant, self.size, self._steps, self._rows = variant, size, steps, rows
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.peak = peak_flops(self._device)
+        on_gpu = self._device.type == "cuda"
+        self._precision: Any = "bf16" if on_gpu else "fp32"
+        # Attention runs on rows end to end only where it drops nothing.
+        self._config = VARIANTS[variant].config.adapted(
+            vocab_size=tokenizer.vocab_size, attention_dropout=0.0 if on_gpu else None
+        )
+        self._tokens = GPU_TOKENS if on_gpu else CPU_TOKENS
+        self._pad_id = tokenizer.pad_id
+        lengths = np.diff(rows.offsets)
+        self.settings = {
+            "variant": variant,
+            "rows_per_step": size,
+            "steps": steps,
+            "mean_length": round(float(lengths.mean()), 1),
+            "longest": int(lengths.max()),
+            "precision": self._precision,
+            "threads": torch.get_num_threads(),
+            "hidden_dropout": self._config.hidden_dropout_prob,
+            "attention_dropout": self._config.attention.dropout,
+            "micro_batch_tokens": self._tokens,
+            "compile": on_gpu,
+            "peer_settings": "Trainer, SDPA, fused AdamW, group_by_length, padded to the longest"
+            + (", torch_compile" if on_gpu else ""),
+        }
+
+    def ours(self) -> float:
+        model, optimizer = self._model(), OptimizerConfig()
+        source = ShardSource(
+            lambda _: self._rows,
+            self._pad_id,
+            packed=packs(self._config, self._device, self._precision),
+        )
+        order = GlobalOrder([len(self._rows)], seed=0)
+        batches = RankBatches(source, order, self.size, self._tokens)
+        on_gpu = self._device.type == "cuda"
+        loop = LoopConfig(max_steps=self._steps + 3, precision=self._precision, compile=on_gpu)
+        steps = training_steps(
+            model,
+            batches.from_step(0),
+            build_optimizer(model, optimizer),
+            ScheduleConfig(warmup_steps=10).learning_rate(optimizer.lr, loop.max_steps),
+            loop,
+            max_grad_norm=optimizer.max_grad_norm,
+        )
+        began, work, tokens = 0.0, 0, 0
+        for step in steps:
+            if step.index == 3:  # compiled, and memory is there
+                self._wait()
+                began = time.perf_counter()
+            elif step.index > 3:
+                work, tokens = work + step.flops, tokens + step.tokens
+        self._wait()
+        return self._rate(tokens, work, time.perf_counter() - began)
+
+    def trainer(self) -> float:
+        torch.manual_seed(0)
+        entries = encoder_config_to_huggingface(self._config)
+        model = BertForPreTraining(transformers.BertConfig(**entries))
+        clock = _Clock(self._wait)
+        examples = _Examples(self._rows, self.size * (self._steps + 3))
+        on_gpu = self._device.type == "cuda"
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = TrainingArguments(
+                output_dir=folder,
+                per_device_train_batch_size=self.size,
+                max_steps=self._steps + 3,
+                optim="adamw_torch_fused",
+                learning_rate=1e-4,
+                warmup_steps=10,
+                bf16=on_gpu,
+                torch_compile=on_gpu,
+                use_cpu=not on_gpu,
+                train_sampling_strategy="group_by_length",
+                length_column_name="length",
+                remove_unused_columns=False,
+                dataloader_num_workers=2 if on_gpu else 0,
+                report_to=[],
+                save_strategy="no",
+                logging_strategy="no",
+                disable_tqdm=True,
+            )
+            trainer = _Counting(
+                model=model,
+                args=arguments,
+                train_dataset=examples,
+                data_collator=_Padded(self._pad_id),
+                callbacks=[clock],
+            )
+            trainer.train()
+        lengths = torch.cat(trainer.lengths[3:]).cpu().numpy()
+        work = training_flops(self._config, lengths, int(sum(trainer.predictions[3:])))
+        return self._rate(int(lengths.sum()), work, clock.ended - clock.began)
+
+    def _model(self) -> ObjectiveModel:
+        torch.manual_seed(0)
+        parts = [PRETRAINING[name](self._config) for name in ("mlm", "nsp")]
+        return ObjectiveModel(self._config, parts).to(self._device)
+
+    def _rate(self, tokens: int, work: int, seconds: float) -> float:
+        """Real tokens a second, or the share of the chip's peak."""
+        return tokens / seconds if self.peak is None else work / seconds / self.peak
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+class _Clock(TrainerCallback):
+    """When the Trainer has warmed up and when it ends."""
+
+    def __init__(self, wait: Any) -> None:
+        self._wait = wait
+        self.began = self.ended = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 3:
+            self._wait()
+            self.began = time.perf_counter()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._wait()
+        self.ended = time.perf_counter()
+
+
+class _Counting(Trainer):
+    """Keeps what its batches held, without waiting for a GPU."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.lengths: list[torch.Tensor] = []
+        self.predictions: list[torch.Tensor] = []
+
+    def training_step(self, model: Any, inputs: Any, *more: Any, **named: Any) -> torch.Tensor:
+        self.lengths.append(inputs["attention_mask"].sum(1))
+        self.predictions.append((inputs["labels"] >= 0).sum())
+        return super().training_step(model, inputs, *more, **named)
+
+
+class _Examples(torch.utils.data.Dataset):
+    """Rows as the Trainer takes them, with a label at every masked position."""
+
+    def __init__(self, rows: ShardRows, count: int) -> None:
+        self._rows, self._count = rows, min(count, len(rows))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self._rows.row(index)
+        labels = np.full(len(row.input_ids), -100, dtype=np.int64)
+        labels[row.masked_positions] = row.masked_labels
+        segments = (np.arange(len(labels)) >= row.segment_b_start).astype(np.int64)
+        return {
+            "input_ids": row.input_ids.astype(np.int64),
+            "token_type_ids": segments,
+            "labels": labels,
+            "next_sentence_label": row.labels["next_sentence_label"],
+            "length": len(labels),
+        }
+
+
+class _Padded:
+    """Collates examples to the longest of a batch, as a multiple of 8."""
+
+    def __init__(self, pad_id: int) -> None:
+        self._pad_id = pad_id
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        lengths = np.array([each["length"] for each in examples])
+        width = -(-int(lengths.max()) // 8) * 8
+        fills = {"input_ids": self._pad_id, "token_type_ids": 0, "labels": -100}
+        batch = {}
+        for name, fill in fills.items():
+            table = np.full((len(examples), width), fill, dtype=np.int64)
+            for row, each in zip(table, examples, strict=True):
+                row[: each["length"]] = each[name]
+            batch[name] = torch.from_numpy(table)
+        batch["attention_mask"] = torch.from_numpy((np.arange(width) < lengths[:, None]) * 1)
+        labels = [int(each["next_sentence_label"]) for each in examples]
+        return batch | {"next_sentence_label": torch.tensor(labels)}
+
+
+def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Comparison]:
+    """The stage itself, by what it records: after start-up, without evaluation."""
+    from pipelines import cluster, prepare, pretrain, vocab
+    from pipelines.pretrain import PretrainConfig
+    from pipelines.sources import CorpusConfig
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (folder / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
+        corpus = CorpusConfig(source=str(folder / "text.txt"), held_out_share=0.02)
+        common: Any = {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "num_workers": 0}
+        words, shards = str(folder / "vocab"), str(folder / "shards")
+        vocab.run(vocab.VocabConfig(output=words, corpus=corpus, **common))
+        prepare.run(
+            prepare.PrepareConfig(
+                output=shards,
+                corpus=corpus,
+                tokenizer=words,
+                pairs=PairsConfig(max_length=128, dupe_factor=1),
+                masking=MaskingConfig(),
+                **common,
+            )
+        )
+
+        def rate(workers: int) -> float:
+            output = str(folder / f"run-{time.monotonic_ns()}")
+            done = pretrain.run(
+                PretrainConfig(
+                    output=output,
+                    shards=shards,
+                    tokenizer=words,
+                    variant="bert-mini",
+                    global_batch_size=64,
+                    micro_batch_tokens=CPU_TOKENS,
+                    held_out_rows=64,
+                    log_every_steps=5,
+                    checkpoint_every_steps=1000,
+                    threads_per_worker=1,
+                    loop=LoopConfig(max_steps=steps, precision="fp32"),
+                    **common | {"num_workers": workers},
+                )
+            )
+            return float(done.counts["tokens_per_s"])
+
+        settings = {"variant": "bert-mini", "rows_per_step": 64, "threads_per_worker": 1}
+        try:
+            yield compare(
+                "ray_vs_bare_loop",
+                lambda: rate(1),
+                lambda: rate(0),
+                unit="tokens/s",
+                rounds=rounds,
+                what="one worker on Ray Train, against the loop in this process",
+                **settings,
+            )
+            yield compare(
+                "pretrain_2_workers_vs_1",
+                lambda: rate(2),
+                lambda: rate(1),
+                unit="tokens/s",
+                rounds=rounds,
+                what="two workers of one thread each, against one",
+                **settings,
+            )
+        finally:
+            cluster.disconnect()
+
+
+def _texts() -> list[str]:
+    """Documents: articles, or a module's docstrings."""
+    folder = os.environ.get("RAYBERT_DATA")
+    if folder:
+        text = (Path(folder) / "wikitext2" / "train.txt").read_text(encoding="utf-8")
+        articles: list[list[str]] = [[]]
+        for line in text.split("\n"):
+            if line.startswith(" = ") and not line.startswith(" = = "):
+                articles.append([])
+            articles[-1].append(line)
+        return ["\n".join(lines) for lines in articles if len(lines) > 3]
+    paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    texts = ["\n".join(docstrings_of(path.read_bytes())) for path in paths]
+    return [text for text in texts if len(text) > 1000]
+
+
+def _rows(texts: list[str], tokenizer: Tokenizer, length: int) -> ShardRows:
+    """Next-sentence pairs with masks, enough of them for every step."""
+    split_up = [split_sentences(text) for text in texts]
+    sentences = [sentence for each in split_up for sentence in each]
+    encoded = tokenizer.encode_column(pa.array(sentences, pa.string()))
+    documents = Documents(
+        input_ids=encoded.values.to_numpy(),
+        sentence_offsets=encoded.offsets.to_numpy().astype(np.int64),
+        document_offsets=np.concatenate([[0], np.cumsum([len(each) for each in split_up])]),
+        digests=[index.to_bytes(8) for index in range(len(texts))],
+        own=len(texts),
+    )
+    pairs = PairsConfig(max_length=length, dupe_factor=1)
+    masking = MaskingConfig(max_predictions_per_seq=max(20, length * 15 // 100))
+    rows, _ = RowMaker(tokenizer, pairs, masking)(documents, seed=0, shard=0)
+    return rows
+
+
+if __name__ == "__main__":
+    main(benchmark, "pretrain")

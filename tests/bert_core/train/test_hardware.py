@@ -1,0 +1,24 @@
+"""What the machine could do at most, and what is taken of it."""
+
+import subprocess
+import sys
+
+import torch
+
+from bert_core.train.hardware import peak_flops, peak_memory_bytes
+
+
+def test_memory_is_the_most_that_was_held_and_not_what_is_held_now() -> None:
+    code = (
+        "from bert_core.train.hardware import peak_memory_bytes\n"
+        "before = peak_memory_bytes(); held = bytearray(200_000_000)\n"
+        "for place in range(0, len(held), 4096): held[place] = 1\n"
+        "del held; print(peak_memory_bytes() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert 190e6 < int(done.stdout) < 230e6
+    assert peak_memory_bytes(torch.device("cpu")) > 50e6
+
+
+def test_a_cpu_has_no_peak_to_compare_with() -> None:
+    assert peak_flops(torch.device("cpu")) is None
