@@ -25,12 +25,15 @@ from rich.table import Table
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.manifest import Manifest
 from pipelines import cluster, docstrings
+from pipelines.card import CARD
 from pipelines.configure import CONFIGS, STAGES, parse
+from pipelines.html_report import Section, write_report
 from pipelines.report import console, say
 from pipelines.sources import LabelledConfig, read_labelled
 
 NAME = "docstrings"
 FOLDER = "runs/quickstart"
+REPORT = "report.html"
 QUESTIONS = 3
 START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 30.0
 
@@ -177,13 +180,44 @@ def _free_port(wanted: int) -> int:
 
 
 def _report(done: dict[str, Manifest], seconds: float) -> None:
-    """The table, and what to do next."""
+    """The table, the page with the curves, and what to do next."""
+    table = Table("what", "figure", box=None, pad_edge=False, header_style="bold")
+    rows = _figures(done, seconds)
+    for row in rows:
+        table.add_row(*row)
+    console.print()
+    console.print(table)
+    stages = Path(FOLDER)
+    page = stages / REPORT
+    write_report(
+        page,
+        "raybert quickstart",
+        [
+            Section("In figures", rows=rows),
+            Section("Pretraining", pictures=sorted((stages / "pretrain" / "plots").glob("*.png"))),
+            Section("Fine-tuning", pictures=sorted((stages / "finetune" / "plots").glob("*.png"))),
+            Section("Evaluation", pictures=[stages / "evaluate" / "confusion.png"]),
+            Section("Data", markdown=stages / "shards" / CARD),
+        ],
+    )
+    body = json.dumps({"inputs": "Return the eigenvalues of a symmetric matrix."})
+    say(
+        "\nNext:\n"
+        f"  {page}                      the curves and the data card, in a browser\n"
+        f"  raybert serve --config configs/serve/{NAME}.toml     keep the server up\n"
+        "  raybert ui                                         open the MLflow page\n"
+        f"  curl http://127.0.0.1:8000/v1/models/{NAME}/predict "
+        f"-H 'Content-Type: application/json' -d '{body}'"
+    )
+
+
+def _figures(done: dict[str, Manifest], seconds: float) -> list[tuple[str, str]]:
+    """What the run came to: what, and its figure."""
     counts = {stage: manifest.counts for stage, manifest in done.items()}
     corpus, prepared, pretrained = counts["corpus"], counts["prepare"], counts["pretrain"]
     tuned, scratch = counts["finetune"], counts["from_scratch"]
     gain, error = paired_difference(tuned["seeds"], scratch["seeds"])
-    table = Table("what", "figure", box=None, pad_edge=False, header_style="bold")
-    rows = [
+    return [
         ("corpus", f"{corpus['characters'] / 1e6:.1f} M characters, {corpus['modules']:,} modules"),
         ("tokens", f"{prepared['tokens'] / 1e6:.2f} M"),
         ("vocab", f"{counts['vocab']['words_per_s']:,.0f} words/s"),
@@ -218,18 +252,6 @@ def _report(done: dict[str, Manifest], seconds: float) -> None:
         ),
         ("time", f"{seconds:,.0f} s"),
     ]
-    for row in rows:
-        table.add_row(*row)
-    console.print()
-    console.print(table)
-    body = json.dumps({"inputs": "Return the eigenvalues of a symmetric matrix."})
-    say(
-        "\nNext:\n"
-        f"  raybert serve --config configs/serve/{NAME}.toml     keep the server up\n"
-        "  raybert ui                                         open the MLflow page\n"
-        f"  curl http://127.0.0.1:8000/v1/models/{NAME}/predict "
-        f"-H 'Content-Type: application/json' -d '{body}'"
-    )
 
 
 def paired_difference(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
+from bert_core.model.dropout import Dropout, dropout
 from bert_core.model.rows import Packed, Rows
 from bert_core.model.variants import (
     AttentionConfig,
@@ -61,12 +62,12 @@ class RotaryAttention(SelfAttention):
 def _mixed(
     joined: Float[Tensor, "*tokens 3 heads size"],
     rows: Rows,
-    dropout: float,
+    drop: float,
     reach: int | None = None,
 ) -> Float[Tensor, "*tokens hidden"]:
     """Values of each row, weighed by how its queries meet its keys; within `reach` of each token,
     where that is given."""
-    if isinstance(rows, Packed) and _runs_unpadded(joined, dropout):
+    if isinstance(rows, Packed) and _runs_unpadded(joined, drop):
         query, key, value = joined.unbind(-3)
         offsets = rows.offsets.int()
         window = (-1, -1) if reach is None else (reach, reach)
@@ -79,15 +80,10 @@ def _mixed(
     for block, mask in zip(rows.blocks(joined), rows.masks(), strict=True):
         query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, D / H)
         if reach is not None and query.shape[2] > reach + 1:
-            mixed = _near(query, key, value, mask, reach, dropout)
+            mixed = _near(query, key, value, mask, reach, drop)
         else:
-            mixed = functional.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=None if mask is None else _bias(mask, query),
-                dropout_p=dropout,
-            )
+            bias = None if mask is None else _bias(mask, query)
+            mixed = _attended(query, key, value, bias, drop)
         blocks.append(mixed.transpose(1, 2).flatten(2))
     return rows.joined(blocks)
 
@@ -98,7 +94,7 @@ def _near(
     value: Float[Tensor, "batch heads seq size"],
     mask: Bool[Tensor, "batch seq"] | None,
     reach: int,
-    dropout: float,
+    drop: float,
 ) -> Float[Tensor, "batch heads seq size"]:
     """Attention within `reach` each way, in blocks of `reach` queries and thrice the keys, so that
     work and memory grow with a row's length and not with its square."""
@@ -119,14 +115,33 @@ def _near(
     # Padding looks at itself: with nothing to look at its vectors would be no numbers.
     allowed = (distance.abs() <= reach) & (seen | (distance == 0))  # (b, count, reach, 3 × reach)
     bias = query.new_zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
-    mixed = functional.scaled_dot_product_attention(
+    mixed = _attended(
         own.transpose(1, 2).flatten(0, 1),
         blocks(key),
         blocks(value),
-        attn_mask=bias.expand(batch, -1, -1, -1).flatten(0, 1)[:, None],
-        dropout_p=dropout,
+        bias.expand(batch, -1, -1, -1).flatten(0, 1)[:, None],
+        drop,
     )
     return mixed.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)[:, :, :length]
+
+
+def _attended(
+    query: Float[Tensor, "batch heads queries size"],
+    key: Float[Tensor, "batch heads keys size"],
+    value: Float[Tensor, "batch heads keys size"],
+    bias: Float[Tensor, "..."] | None,
+    drop: float,
+    scale: float | None = None,
+) -> Float[Tensor, "batch heads queries size"]:
+    """Scaled dot-product attention; `scale` None divides by the root of the size."""
+    if not drop or query.is_cuda or torch.compiler.is_compiling():
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=bias, dropout_p=drop, scale=scale
+        )
+    # On a CPU no kernel is fused with dropout, and ours draws faster.
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
+    weights = (scores if bias is None else scores + bias).softmax(-1)
+    return dropout(weights, drop) @ value
 
 
 def packs(config: EncoderConfig, device: torch.device, precision: str) -> bool:
@@ -257,7 +272,7 @@ class DisentangledAttention(nn.Module):
             self.qkv = KeylessBiasLinear(width)
             self.position_key = nn.Linear(width, width, bias=False)
             self.position_query = nn.Linear(width, width)
-        self.position_dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.position_dropout = Dropout(config.hidden_dropout_prob)
         self.output = nn.Linear(width, width)
 
     def forward(
@@ -276,18 +291,9 @@ class DisentangledAttention(nn.Module):
             bias += _looked_up(key @ far_query, index.T).transpose(-1, -2)
             if mask is not None:
                 bias.masked_fill_(~mask[:, None, None, :], float("-inf"))
-            blocks.append(
-                functional.scaled_dot_product_attention(
-                    query,
-                    key,
-                    value,
-                    attn_mask=bias,
-                    dropout_p=self.dropout if self.training else 0.0,
-                    scale=self.scale,
-                )
-                .transpose(1, 2)
-                .flatten(2)
-            )
+            drop = self.dropout if self.training else 0.0
+            mixed = _attended(query, key, value, bias, drop, self.scale)
+            blocks.append(mixed.transpose(1, 2).flatten(2))
         return self.output(rows.joined(blocks))
 
     def _projected(

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bert_core.model.dropout import Dropout
 from bert_core.model.layers import Transform, initialise
 from bert_core.model.variants import EncoderConfig
 
@@ -36,7 +37,7 @@ class LinearHead(nn.Module):
     ) -> None:
         """`dropout` None takes that of the encoder's classifiers."""
         super().__init__()
-        self.dropout = nn.Dropout(config.classifier_dropout if dropout is None else dropout)
+        self.dropout = Dropout(config.classifier_dropout if dropout is None else dropout)
         self.linear = nn.Linear(config.hidden_size, num_labels)
         initialise(self, config)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bert_core.model.attention import ATTENTION, KeylessBiasLinear
+from bert_core.model.dropout import Dropout
 from bert_core.model.rows import Rows
 from bert_core.model.variants import ConvolutionConfig, EncoderConfig, NormPlacement
 
@@ -74,7 +75,7 @@ class Embeddings(nn.Module):
             nn.Embedding(part.type_vocab_size, width) if part.type_vocab_size else None
         )
         self.norm = layer_norm(config, width)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
         self.widen = nn.Linear(width, config.hidden_size) if part.size else None
 
     def forward(
@@ -126,7 +127,7 @@ class EncoderLayer(nn.Module):
         self.attention_norm: nn.Module = layer_norm(config, config.hidden_size)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = layer_norm(config, config.hidden_size)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: Any
@@ -165,7 +166,7 @@ class Convolution(nn.Module):
         )
         self.activation = ACTIVATIONS[part.activation]
         self.norm = layer_norm(config, config.hidden_size)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
@@ -200,7 +201,7 @@ class Pooler(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         dropout = config.head.pooler_dropout
-        self.dropout = nn.Dropout(config.classifier_dropout if dropout is None else dropout)
+        self.dropout = Dropout(config.classifier_dropout if dropout is None else dropout)
         self.pooling = config.head.pooling
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.biases)
         self.activation = ACTIVATIONS[config.head.pooler_activation]
