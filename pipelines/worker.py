@@ -22,7 +22,7 @@ from torch import distributed as dist
 
 from bert_core import files
 from bert_core.batches import PhasedBatches, RankBatches
-from bert_core.errors import RaybertError
+from bert_core.errors import RaybertError, ResourceError
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.train.checkpoint import CheckpointWriter, latest_checkpoint, load_checkpoint
 from bert_core.train.config import LoopConfig, OptimizerConfig
@@ -180,7 +180,7 @@ def train(training: Training, report: Report) -> None:
         max_grad_norm=training.optimizer.max_grad_norm,
         start=start,
     )
-    with writer, _naming_the_last_checkpoint(training.checkpoints):
+    with writer, explained(training.checkpoints):
         for step in steps:
             totals.add_step(step)
             last = step.index == loop.max_steps
@@ -238,12 +238,27 @@ _OF_A_STEP = {"tokens", "padded_tokens", "flops", "waited_s"}
 
 
 @contextmanager
-def _naming_the_last_checkpoint(folder: str) -> Iterator[None]:
-    """Add to the news that training diverged where it can be taken up."""
+def explained(checkpoints: str) -> Iterator[None]:
+    """Say of what ends training here what a user can do about it.
+
+    Raises: DivergedError that names the newest of `checkpoints`; ResourceError where memory ran
+        out.
+    """
     try:
         yield
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0]
+        if (
+            not isinstance(error, torch.OutOfMemoryError)
+            and "DefaultCPUAllocator" not in first_line
+        ):
+            raise
+        raise ResourceError(
+            f"training: wanted more memory than there is ({first_line}): lower micro_batch_tokens, "
+            "which changes no gradient, or set loop.activation_checkpointing"
+        ) from error
     except DivergedError as error:
-        checkpoint = latest_checkpoint(folder)
+        checkpoint = latest_checkpoint(checkpoints)
         whole = f"{checkpoint.folder} has the weights" if checkpoint else "there is no checkpoint"
         after = f" after step {checkpoint.step}" if checkpoint else " yet"
         raise DivergedError(f"{error}; {whole}{after}") from error

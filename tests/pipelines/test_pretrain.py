@@ -22,7 +22,7 @@ from transformers import AutoModelForMaskedLM
 from bert_core.bundle import load_bundle
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
-from bert_core.train.checkpoint import CheckpointWriter
+from bert_core.train.checkpoint import LAST_FILE, CheckpointWriter
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import DivergedError
 from pipelines import prepare, pretrain, vocab
@@ -312,6 +312,66 @@ def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_a_run_left_alo
     assert_equal_bits(weights(tmp_path / "hurt"), weights(tmp_path / "alone"))
 
 
+@pytest.mark.drill
+def test_a_run_killed_while_it_writes_a_checkpoint_ends_with_the_same_weights(
+    prepared: Any, tmp_path: Path
+) -> None:
+    alone = replace(prepared.pretrain(tmp_path / "alone", steps=30), variant="bert-mini")
+    killed = replace(alone, output=str(tmp_path / "killed"))
+    subprocess.run(command(alone), check=True, timeout=240)
+    process = subprocess.Popen(command(killed), start_new_session=True)
+    wait_for_step(process, tmp_path / "killed", 4)
+    deadline = time.monotonic() + 120
+    while whole_and_not(tmp_path / "killed")[1] == 0:  # no sleep: it is written in no time
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "the run ended before it could be killed"
+    kill_session(process)
+    assert whole_and_not(tmp_path / "killed") >= (1, 0)
+    subprocess.run(command(killed), check=True, timeout=240)
+    assert_equal_bits(weights(tmp_path / "killed"), weights(tmp_path / "alone"))
+    assert losses(tmp_path / "killed") == losses(tmp_path / "alone")
+
+
+def whole_and_not(folder: Path) -> tuple[int, int]:
+    """How many checkpoints are whole, and how many are being written."""
+    whole = [(each / LAST_FILE).exists() for each in (folder / "checkpoints").glob("step-*")]
+    return sum(whole), len(whole) - sum(whole)
+
+
+@pytest.mark.drill
+def test_the_controller_of_training_may_be_killed(prepared: Any, tmp_path: Path) -> None:
+    alone = replace(prepared.pretrain(tmp_path / "alone", steps=60), num_workers=1)
+    hurt = replace(alone, output=str(tmp_path / "hurt"))
+    subprocess.run(command(alone), check=True, timeout=240)
+    process = subprocess.Popen(command(hurt), start_new_session=True)
+    wait_for_step(process, tmp_path / "hurt", 8)
+    [controller] = ray_processes(process.pid, "TrainController")
+    os.kill(controller, signal.SIGKILL)
+    assert process.wait(timeout=240) == 1
+    assert run_of(hurt)[0].info.status == "FAILED"
+    subprocess.run(command(hurt), check=True, timeout=240)
+    assert_equal_bits(weights(tmp_path / "hurt"), weights(tmp_path / "alone"))
+    assert losses(tmp_path / "hurt") == losses(tmp_path / "alone")
+
+
+@pytest.mark.drill
+def test_losses_stay_when_the_number_of_workers_changes(prepared: Any, tmp_path: Path) -> None:
+    """2 → 1 → 2 workers, killed in between, without dropout, which is drawn by rank."""
+    config = replace(prepared.pretrain(tmp_path / "alone", steps=60), num_workers=2)
+    dry = ["--hidden_dropout_prob", "0", "--attention_probs_dropout_prob", "0"]
+    subprocess.run([*command(config), *dry], check=True, timeout=240)
+    changed = replace(config, output=str(tmp_path / "changed"))
+    for workers, kill_after in ((2, 8), (1, 30)):
+        some = replace(changed, num_workers=workers)
+        process = subprocess.Popen([*command(some), *dry], start_new_session=True)
+        wait_for_step(process, tmp_path / "changed", kill_after)
+        kill_session(process)
+    subprocess.run([*command(changed), *dry], check=True, timeout=240)
+    found, wanted = losses(tmp_path / "changed"), losses(tmp_path / "alone")
+    assert len(found) == len(wanted) == 60
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-3)
+
+
 def command(config: PretrainConfig) -> list[str]:
     return [
         sys.executable, "-m", "pipelines.cli", "pretrain", "--output", config.output,
@@ -351,14 +411,19 @@ def descendants(pid: int) -> list[int]:
 
 
 def training_workers(pid: int) -> list[int]:
-    """The Ray Train workers below `pid`, by what Ray has them call themselves."""
+    """The Ray Train workers below `pid`."""
+    return ray_processes(pid, "RayTrainWorker")
+
+
+def ray_processes(pid: int, name: str) -> list[int]:
+    """Ray's processes below `pid`, by what Ray has them call themselves."""
     named = []
     for each in descendants(pid):
         try:
             title = Path(f"/proc/{each}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"RayTrainWorker" in title:
+        if name.encode() in title:
             named.append(each)
     return named
 

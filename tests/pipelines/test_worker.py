@@ -1,0 +1,36 @@
+"""What a training worker says when it cannot go on."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bert_core.errors import ResourceError
+from bert_core.train.checkpoint import save_checkpoint
+from bert_core.train.config import OptimizerConfig
+from bert_core.train.loop import DivergedError
+from bert_core.train.optim import build_optimizer
+from pipelines.worker import explained
+
+
+def test_where_memory_runs_out_the_dials_are_named(tmp_path: Path) -> None:
+    message = r"wanted more memory than there is .*: lower micro_batch_tokens, .*activation_check"
+    with pytest.raises(ResourceError, match=message), explained(str(tmp_path)):
+        torch.empty(1 << 50)
+    with pytest.raises(RuntimeError, match=r"size mismatch|shapes cannot"), explained(str(tmp_path)):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+def test_what_diverged_can_be_taken_up_from_its_last_checkpoint(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DivergedError, match="up; there is no checkpoint yet"),
+        explained(str(tmp_path)),
+    ):
+        raise DivergedError("the loss went up")
+    model = nn.Linear(2, 2)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    save_checkpoint(str(tmp_path), 7, model, optimizer, run_digest="run")
+    message = r"up; .*step-00000007 has the weights after step 7"
+    with pytest.raises(DivergedError, match=message), explained(str(tmp_path)):
+        raise DivergedError("the loss went up")
