@@ -242,7 +242,10 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
         build_model(config, shards, tokenizer),
         tokenizer,
         metrics=measured,
-        lineage={"shards": shards.manifest.digest, "vocabulary": shards.tokenizer_digest},
+        lineage={
+            "shards": [input_digest(phase.shards, "prepare") for phase in config.phases],
+            "vocabulary": shards.tokenizer_digest,
+        },
     )
     say(
         f"pretrain: held-out MLM loss {before['held_out/mlm_loss']:.3f} → "

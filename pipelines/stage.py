@@ -29,6 +29,7 @@ from bert_core.manifest import (
 )
 from pipelines.report import say
 from tracking.runs import DatasetInput, RunRecorder, send_backlog, tracking_uri
+from tracking.spool import await_release
 
 STARTED = "started.json"
 INPUT = {"input": True}
@@ -230,6 +231,7 @@ def _clear_what_others_left(config: StageConfig, stage: str, digest: str) -> Non
     if started is not None and started["digest"] == digest and not config.force:
         say(f"{stage}: going on where an earlier run of {config.output} stopped")
         return
+    await_release(config.local_folder)
     files.remove(config.output)
     files.remove(str(config.local_folder))
     files.write_json(marker, {"stage": stage, "digest": digest})

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,12 @@ from bert_core import files
 from bert_core.batches import PhasedBatches, RankBatches
 from bert_core.errors import RaybertError, ResourceError
 from bert_core.objectives.base import Batch, ObjectiveModel
-from bert_core.train.checkpoint import CheckpointWriter, latest_checkpoint, load_checkpoint
+from bert_core.train.checkpoint import (
+    CheckpointWriter,
+    last_losses,
+    latest_checkpoint,
+    load_checkpoint,
+)
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import peak_flops, peak_memory_bytes
 from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps
@@ -163,11 +168,11 @@ def train(training: Training, report: Report) -> None:
         assert checkpoint is not None
         load_checkpoint(checkpoint, model, optimizer, run_digest=training.digest)
     records: Records = []
+    rise = Rise(config.most_rise, last_losses(checkpoint) if checkpoint and start else ())
     if training.measure_before and not start:
         measured = evaluate(model, training.held_out(), loop)
         records.append((training.first_record, _named("held_out", measured)))
     totals, since, reported = Totals(), time.monotonic(), time.monotonic()
-    rise = Rise(config.most_rise)
     writer = CheckpointWriter(
         training.checkpoints, run_digest=training.digest, keep=config.keep_checkpoints
     )
@@ -180,7 +185,8 @@ def train(training: Training, report: Report) -> None:
         max_grad_norm=training.optimizer.max_grad_norm,
         start=start,
     )
-    with writer, explained(training.checkpoints):
+    # Left in the other order: what is being written is there before it is named.
+    with explained(training.checkpoints), writer, closing(steps):
         for step in steps:
             totals.add_step(step)
             last = step.index == loop.max_steps
@@ -189,12 +195,16 @@ def train(training: Training, report: Report) -> None:
             held_out_loss = None
             if checkpointing or _is_due(step.index, config.log_every_steps):
                 numbers = _numbers(step, totals.means(), time.monotonic() - since, place)
-                rise.check(step.index, numbers["loss"])
+                records.append((training.first_record + step.index, numbers))
+                try:
+                    rise.check(step.index, numbers["loss"])
+                except DivergedError:
+                    report(records, True)  # the curve shows why
+                    raise
                 if evaluating:
                     measured = evaluate(model, training.held_out(), loop)
                     numbers |= _named("held_out", measured)
                     held_out_loss = measured["loss"]
-                records.append((training.first_record + step.index, numbers))
                 totals, since = Totals(), time.monotonic()
                 due = time.monotonic() - reported >= config.report_every_s
                 # Before a checkpoint, so that a run resumed from it has all points of the curve.
@@ -202,7 +212,7 @@ def train(training: Training, report: Report) -> None:
                     report(records, last)
                     records, reported = [], time.monotonic()
             if checkpointing and place.rank == 0:
-                writer.save(step.index, model, optimizer, held_out_loss)
+                writer.save(step.index, model, optimizer, held_out_loss, rise.losses)
         writer.wait()
     if start == loop.max_steps:  # killed after the last checkpoint, maybe before its report
         measured = evaluate(model, training.held_out(), loop)

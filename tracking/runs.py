@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from bert_core.errors import RaybertError
 from tracking.sender import Sender
 from tracking.server import settle_environment, without_password
 from tracking.server import tracking_uri as tracking_uri
@@ -103,7 +104,7 @@ class RunRecorder:
             params: the config, nested as it may be. MLflow keeps the first value of a param: one
                 that differs after a restart becomes the tag `restart.<param>`.
         Raises: FormatError if `mlflow_run.json` is damaged; ResourceError if another process has
-            the folder; OSError if it is not writable.
+            the folder, or it is not writable; OSError.
         """
         settle_environment()
         folder = Path(folder)
@@ -114,7 +115,25 @@ class RunRecorder:
             run_name=run_name or folder.absolute().name,
         )
         spool = Spool(folder, new)
-        run = spool.run
+        try:
+            cls._describe(spool, new, experiment, run_name, params, inputs, tags)
+        except BaseException:
+            spool.close()
+            raise
+        return cls(spool, uri)
+
+    @staticmethod
+    def _describe(
+        spool: Spool,
+        new: Run,
+        experiment: str | None,
+        run_name: str | None,
+        params: Mapping[str, Any] | None,
+        inputs: Iterable[DatasetInput],
+        tags: Mapping[str, str] | None,
+    ) -> None:
+        """Note what MLflow shall know of the run from the beginning."""
+        run, place = spool.run, new.tracking_uri
         if run.tracking_uri != place or experiment not in (None, run.experiment):
             spool.move(
                 replace(
@@ -133,7 +152,6 @@ class RunRecorder:
                 dataset["digest"] = dataset["digest"][:DIGEST_CHARACTERS]
             spool.tell("inputs", datasets)
         spool.tell("status", "RUNNING")
-        return cls(spool, uri)
 
     @property
     def run_id(self) -> str | None:
@@ -180,7 +198,7 @@ class RunRecorder:
         if status != "RUNNING":
             try:
                 self._spool.tell("status", status)
-            except OSError as error:
+            except (OSError, RaybertError) as error:
                 self._complain("status", f"that the run is {status} is not recorded: {error}")
         return self._end(timeout_s)
 

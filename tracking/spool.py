@@ -19,8 +19,9 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from bert_core.errors import FormatError, ResourceError
 from bert_core.files import write_bytes, write_json
@@ -113,9 +114,8 @@ class Spool:
         self.folder = folder
         self._lock = threading.Lock()
         self._path = folder / METRICS
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (open as long as we are)
+        self._file = _locked(self._path)
         try:
-            _lock(self._file, self._path)
             run = read_run(folder) or new
         except BaseException:
             self._file.close()
@@ -229,21 +229,37 @@ class Spool:
             write_json(str(self.folder / RUN), asdict(run))
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
-    """Wait until no other process writes the file, and keep others from it until it is closed."""
+def await_release(folder: Path) -> None:
+    """Wait until no process has the folder, before it is removed. Raises: ResourceError."""
+    if (folder / METRICS).exists():
+        _locked(folder / METRICS).close()
+
+
+def _locked(path: Path) -> FileIO:
+    """The file, open for appending, when no other process writes it; kept from them until closed.
+
+    Raises: ResourceError if that takes longer than LOCK_TIMEOUT_S.
+    """
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
+        file = open(path, "ab", buffering=0)  # noqa: SIM115 (open as long as the spool is)
         try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            file.close()
             if time.monotonic() >= deadline:
                 raise ResourceError(
                     f"{path}: wanted to write it, another process is doing so and has not ended "
                     f"within {LOCK_TIMEOUT_S:g} s: end that run, or give another output"
                 ) from None
             time.sleep(0.05)
+            continue
         except OSError:
-            return None  # a file system without locks
+            return file  # a file system without locks
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()  # removed while we waited
+        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _cut_torn_end(path: Path) -> bytes:

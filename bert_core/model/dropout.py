@@ -22,7 +22,7 @@ def dropout(values: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"
     small BERT. On a CPU 16 bits an entry are drawn here, four entries at once: `p` is rounded to a
     65536th, and the scale with it.
     """
-    dropped = round(p * LEVELS)
+    dropped = min(round(p * LEVELS), LEVELS - 1)
     if not dropped or values.device.type != "cpu" or torch.compiler.is_compiling():
         return functional.dropout(values, p)
     words = torch.empty(-(-values.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)

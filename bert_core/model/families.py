@@ -227,16 +227,16 @@ def _modernbert_entries(entries: dict[str, Any]) -> dict[str, Any]:
     entries = dict(entries)
     kinds = entries.pop("layer_types", None)
     if kinds:
-        whole = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
-        every = entries.get("global_attn_every_n_layers", [*whole, len(kinds)][1:2][0])
-        entries["global_attn_every_n_layers"] = every
-        if kinds != [_KINDS[index % every == 0] for index in range(len(kinds))]:
+        whole = [index for index, kind in enumerate(kinds) if kind == _KINDS[True]]
+        between = whole[1] if len(whole) > 1 else len(kinds)
+        every = entries.setdefault("global_attn_every_n_layers", between)
+        if every < 1 or kinds != [_KINDS[index % every == 0] for index in range(len(kinds))]:
             raise ConfigError(
                 f"layer_types = {kinds}: wanted {_KINDS[True]} first and at equal distances, "
                 f"{_KINDS[False]} elsewhere"
             )
     for kind, name in ((_KINDS[True], "global_rope_theta"), (_KINDS[False], "local_rope_theta")):
-        angles = entries.get("rope_parameters", {}).get(kind) or {}
+        angles = dict(entries.get("rope_parameters", {})).get(kind) or {}
         if angles.get("rope_type", "default") != "default":
             raise ConfigError(f"rope_type = {angles['rope_type']!r}: wanted 'default'")
         if "rope_theta" in angles:

@@ -154,7 +154,7 @@ def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig
             if path.endswith("activation"):
                 known[path] = _ACTIVATIONS.get(known[path], known[path])
         return _changed(layout.defaults, known)
-    except (ConfigError, TypeError) as error:
+    except (ConfigError, TypeError, ValueError) as error:
         raise FormatError(f"config.json does not describe a {layout.title}: {error}") from error
 
 

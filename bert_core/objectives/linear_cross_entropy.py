@@ -26,7 +26,8 @@ def linear_cross_entropy(
     labels: Int[Tensor, "items"],
 ) -> Part:
     """What `cross_entropy(rows @ weight.T + bias, labels)` gives, with the same gradients."""
-    total, correct = _LinearCrossEntropy.apply(rows, weight, bias, labels)
+    learns = torch.is_grad_enabled()  # which the function itself cannot see
+    total, correct = _LinearCrossEntropy.apply(rows, weight, bias, labels, learns)
     return Part(total, labels.numel(), correct)
 
 
@@ -35,7 +36,7 @@ class _LinearCrossEntropy(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, learns: bool
     ) -> tuple[Tensor, Tensor]:
         kind = rows.device.type
         autocast = torch.is_autocast_enabled(kind)
@@ -43,9 +44,9 @@ class _LinearCrossEntropy(Function):
         wide = torch.promote_types(weight.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=rows.device)
         correct = torch.zeros((), dtype=torch.long, device=rows.device)
-        learns = any(ctx.needs_input_grad)
-        rows_grad, weight_grad = torch.empty_like(rows), torch.zeros_like(weight)
-        bias_grad = torch.zeros_like(bias)
+        if learns:
+            rows_grad, weight_grad = torch.empty_like(rows), torch.zeros_like(weight)
+            bias_grad = torch.zeros_like(bias)
         factor = weight.to(narrow)
         size = max(1, CHUNK_BYTES.get(kind, OTHER_CHUNK_BYTES) // (4 * len(weight)))
         with torch.autocast(kind, enabled=False):
@@ -55,7 +56,7 @@ class _LinearCrossEntropy(Function):
                 scores = (factor @ some.T).to(wide).add_(bias[:, None])
                 highest = scores.amax(0)
                 right = scores.gather(0, wanted[None])[0]
-                correct += (right >= highest).sum()
+                correct += (scores.argmax(0) == wanted).sum()
                 powers = scores.sub_(highest).exp_()
                 sums = powers.sum(0)
                 total += (sums.log() + highest - right).sum()
@@ -82,4 +83,4 @@ class _LinearCrossEntropy(Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         rows_grad, weight_grad, bias_grad = ctx.saved_tensors
-        return rows_grad * slope, weight_grad * slope, bias_grad * slope, None
+        return rows_grad * slope, weight_grad * slope, bias_grad * slope, None, None

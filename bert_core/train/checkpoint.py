@@ -6,8 +6,10 @@ written last, `checkpoint.json`. Position and randomness need no state: both fol
 
 import hashlib
 import re
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -39,15 +41,17 @@ def save_checkpoint(
     run_digest: str,
     keep: int = 2,
     held_out_loss: float | None = None,
+    losses: Sequence[float] = (),
 ) -> Checkpoint:
     """Write `folder/step-…`, and remove all but the newest `keep` whole checkpoints and the best.
 
     Args:
         run_digest: of the stage that trains; another run refuses to resume from here.
         held_out_loss: of these weights, where it was measured; the least of all is the best.
+        losses: the last points of the curve, which a resumed run holds its own against.
     """
-    tensors = _tensors_of(model, optimizer)
-    return _write(folder, step, tensors, run_digest, keep, held_out_loss)
+    about = {"run_digest": run_digest, "held_out_loss": held_out_loss, "losses": list(losses)}
+    return _write(folder, step, _tensors_of(model, optimizer), about, keep)
 
 
 class CheckpointWriter:
@@ -64,8 +68,9 @@ class CheckpointWriter:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         held_out_loss: float | None = None,
+        losses: Sequence[float] = (),
     ) -> None:
-        """Copy what there is to write, and write it in the background.
+        """Copy what there is to write, and write it in the background; else as `save_checkpoint`.
 
         Waits for the checkpoint before, and raises what went wrong with it.
         """
@@ -74,8 +79,12 @@ class CheckpointWriter:
             name: {key: value.to("cpu", copy=True) for key, value in values.items()}
             for name, values in _tensors_of(model, optimizer).items()
         }
-        arguments = (self._folder, step, copies, self._run_digest, self._keep, held_out_loss)
-        self._writing = self._thread.submit(_write, *arguments)
+        about = {
+            "run_digest": self._run_digest,
+            "held_out_loss": held_out_loss,
+            "losses": list(losses),
+        }
+        self._writing = self._thread.submit(_write, self._folder, step, copies, about, self._keep)
 
     def wait(self) -> None:
         """Until everything is written. Raises: ResourceError if it could not be."""
@@ -87,6 +96,7 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """What is being written is finished first."""
         self._thread.shutdown()
 
 
@@ -94,9 +104,8 @@ def _write(
     folder: str,
     step: int,
     tensors: dict[str, dict[str, Tensor]],
-    run_digest: str,
+    about: dict[str, Any],
     keep: int,
-    held_out_loss: float | None,
 ) -> Checkpoint:
     checkpoint = Checkpoint(files.join(folder, f"step-{step:08d}"), step)
     digests = {}
@@ -107,9 +116,8 @@ def _write(
     description = {
         "format_version": FORMAT_VERSION,
         "step": step,
-        "run_digest": run_digest,
-        "held_out_loss": held_out_loss,
         "sha256": digests,
+        **about,
     }
     files.write_json(files.join(checkpoint.folder, LAST_FILE), description)
     whole = _whole_checkpoints(folder)
@@ -137,6 +145,11 @@ def best_checkpoint(folder: str) -> Checkpoint | None:
         if loss is not None and loss < least:
             best, least = checkpoint, loss
     return best
+
+
+def last_losses(checkpoint: Checkpoint) -> list[float]:
+    """The points of the curve before a checkpoint that were kept with it."""
+    return files.read_json(files.join(checkpoint.folder, LAST_FILE)).get("losses", [])
 
 
 def load_checkpoint(

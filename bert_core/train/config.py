@@ -93,7 +93,8 @@ class LoopConfig:
     """Seed of fresh weights and of dropout."""
     compile: bool = False
     """Whether `torch.compile` makes kernels for the encoder: minutes at the start, faster steps on
-    a GPU."""
+    a GPU. Which kernels follows from the shapes seen first, so a resumed run may end with other
+    last digits."""
     activation_checkpointing: bool = False
     """Whether layers are computed again in the backward pass: a third more
     work, far less memory."""

@@ -1,11 +1,14 @@
 """What the machine below could do at most, and what is taken of it. Needs no torch to import."""
 
+import resource
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-# Dense bf16 of a chip, floating-point operations a second, by a part of its name, the first that is
+# Dense bf16 of a chip, floating-point operations a second, by words of its name, the first that are
 # found. Source: NVIDIA's data sheets, without sparsity.
 PEAK_FLOPS = {
     "H200": 989e12,
@@ -16,8 +19,6 @@ PEAK_FLOPS = {
     "A10G": 70e12,
     "L4": 121e12,
     "RTX 4090": 165e12,
-    "V100": 125e12,
-    "T4": 65e12,
 }
 
 
@@ -27,15 +28,24 @@ def peak_flops(device: "torch.device") -> float | None:
         return None
     import torch
 
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+    return _peak_of(torch.cuda.get_device_name(device))
+
+
+def _peak_of(name: str) -> float | None:
+    words = f" {name.replace('-', ' ')} "
+    return next((peak for part, peak in PEAK_FLOPS.items() if f" {part} " in words), None)
 
 
 def peak_memory_bytes(device: "torch.device | None" = None) -> int:
-    """The most memory that this process has held at once: of a GPU, else of the machine (Linux)."""
+    """The most memory that this process has held at once: of a GPU, else of the machine."""
     if device is not None and device.type == "cuda":
         import torch
 
         return torch.cuda.max_memory_allocated(device)
-    with open("/proc/self/status", encoding="ascii") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+    with suppress(OSError), open("/proc/self/status", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) << 10
+    # Elsewhere, and with what a parent held before it started this process.
+    unit = 1 if sys.platform == "darwin" else 1 << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 
@@ -38,10 +38,20 @@ class Rise:
 
     POINTS = 20
 
-    def __init__(self, most: float) -> None:
-        """`most` is how far above the median of the points before a loss may be; 0 is any."""
+    def __init__(self, most: float, before: Iterable[float] = ()) -> None:
+        """Nothing is said before half of the points are there.
+
+        Args:
+            most: how far above the median of the points before a loss may be; 0 is any.
+            before: losses of the points that the run has behind it.
+        """
         self._most = most
-        self._losses: deque[float] = deque(maxlen=self.POINTS)
+        self._losses: deque[float] = deque(before, maxlen=self.POINTS)
+
+    @property
+    def losses(self) -> list[float]:
+        """The points that the next one is held against."""
+        return list(self._losses)
 
     def check(self, step: int, loss: float) -> None:
         """Raises: DivergedError."""
@@ -87,7 +97,7 @@ def training_steps(
     *,
     max_grad_norm: float = 0.0,
     start: int = 0,
-) -> Iterator[Step]:
+) -> Generator[Step]:
     """Train from step `start` to `config.max_steps`, and yield after every step.
 
     Args:

@@ -33,7 +33,7 @@ class Lamb(torch.optim.Optimizer):
     """Layerwise adaptive moments for large batches (You et al. 2020, algorithm 2).
 
     Adam's direction with the decay added, scaled for each tensor by the ratio of its norm to the
-    direction's. Tensors without decay (biases, LayerNorms) are not scaled, as in the authors' code
+    direction's. Vectors (biases, LayerNorms) are not scaled, as in the authors' code
     (tensorflow/addons, `exclude_from_layer_adaptation`) and NVIDIA's. Moments are unbiased.
     """
 
@@ -74,6 +74,7 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_div_(directions, roots)
         if group["weight_decay"]:
             torch._foreach_add_(directions, weights, alpha=group["weight_decay"])
+        if weights[0].ndim >= 2:
             norms = torch._foreach_norm(weights), torch._foreach_norm(directions)
             ratios = [
                 torch.where((weight > 0) & (direction > 0), weight / direction, 1.0)

@@ -18,7 +18,10 @@ def test_where_memory_runs_out_the_dials_are_named(tmp_path: Path) -> None:
     message = r"wanted more memory than there is .*: lower micro_batch_tokens, .*activation_check"
     with pytest.raises(ResourceError, match=message), explained(str(tmp_path)):
         torch.empty(1 << 50)
-    with pytest.raises(RuntimeError, match=r"size mismatch|shapes cannot"), explained(str(tmp_path)):
+    with (
+        pytest.raises(RuntimeError, match=r"size mismatch|shapes cannot"),
+        explained(str(tmp_path)),
+    ):
         torch.ones(2, 3) @ torch.ones(2, 3)
 
 

@@ -189,6 +189,15 @@ def test_the_config_of_every_variant_goes_there_and_back(name: str) -> None:
             "layer_types = .*wanted full_attention first and at equal distances",
         ),
         (
+            {"model_type": "modernbert", "layer_types": ["sliding_attention"] * 4},
+            "layer_types = .*wanted full_attention first",
+        ),
+        (
+            {"model_type": "modernbert", "global_attn_every_n_layers": 0},
+            "global_every = 0: wanted at least 1",
+        ),
+        ({"model_type": "modernbert", "rope_parameters": "yarn"}, "does not describe a ModernBert"),
+        (
             {
                 "model_type": "modernbert",
                 "rope_parameters": {"full_attention": {"rope_type": "yarn"}},

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from bert_core.train.hardware import peak_flops, peak_memory_bytes
+from bert_core.train.hardware import _peak_of, peak_flops, peak_memory_bytes
 
 
 def test_memory_is_the_most_that_was_held_and_not_what_is_held_now() -> None:
@@ -22,3 +22,11 @@ def test_memory_is_the_most_that_was_held_and_not_what_is_held_now() -> None:
 
 def test_a_cpu_has_no_peak_to_compare_with() -> None:
     assert peak_flops(torch.device("cpu")) is None
+
+
+def test_a_chip_is_known_by_whole_words_of_its_name() -> None:
+    assert _peak_of("NVIDIA H200") == _peak_of("NVIDIA H100 80GB HBM3") == 989e12
+    assert _peak_of("NVIDIA H100 PCIe") == 756e12
+    assert _peak_of("NVIDIA A100-SXM4-80GB") == 312e12
+    assert _peak_of("NVIDIA L40") is None
+    assert _peak_of("NVIDIA T400 4GB") is None

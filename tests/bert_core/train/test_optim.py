@@ -71,31 +71,32 @@ def test_a_step_is_the_one_written_in_the_paper_of_adamw(model: ObjectiveModel) 
 
 
 def lamb_step(
-    weight: np.ndarray, slope: np.ndarray, moments: list[np.ndarray], step: int, decay: float
+    weight: np.ndarray, slope: np.ndarray, moments: list[np.ndarray], step: int, most_decay: float
 ) -> np.ndarray:
     """You et al. 2020, algorithm 2, for one tensor and lr 0.1; moments are changed in place."""
     moments[0][:] = 0.9 * moments[0] + (1 - 0.9) * slope
     moments[1][:] = 0.999 * moments[1] + (1 - 0.999) * slope**2
     unbiased = [moments[0] / (1 - 0.9**step), moments[1] / (1 - 0.999**step)]
+    decay = most_decay if weight.ndim > 1 else 0.0
     update = unbiased[0] / (np.sqrt(unbiased[1]) + 1e-6) + decay * weight
     norms = np.sqrt((weight**2).sum()), np.sqrt((update**2).sum())
-    ratio = norms[0] / norms[1] if decay and min(norms) > 0 else 1.0
+    ratio = norms[0] / norms[1] if weight.ndim > 1 and min(norms) > 0 else 1.0
     return weight - 0.1 * ratio * update
 
 
-def test_lamb_moves_as_its_paper_says_step_by_step(model: ObjectiveModel) -> None:
+@pytest.mark.parametrize("decay", [0.3, 0.0])
+def test_lamb_moves_as_its_paper_says_step_by_step(model: ObjectiveModel, decay: float) -> None:
     model = model.double()
     with torch.no_grad():
         model.get_parameter(
             "encoder.layers.0.feed_forward.up.weight"
         ).zero_()  # a norm of zero: not scaled
-    optimizer = build_optimizer(model, OptimizerConfig(name="lamb", lr=0.1, weight_decay=0.3))
+    optimizer = build_optimizer(model, OptimizerConfig(name="lamb", lr=0.1, weight_decay=decay))
     weights = [parameter.detach().numpy().copy() for parameter in model.parameters()]
     moments = [[np.zeros_like(weight), np.zeros_like(weight)] for weight in weights]
     for step in range(1, 8):
         for place, parameter in enumerate(model.parameters()):
             parameter.grad = torch.randn_like(parameter) * (place % 5 != 0)
-            decay = 0.3 if parameter.ndim > 1 else 0.0
             slope = parameter.grad.numpy()
             weights[place] = lamb_step(weights[place], slope, moments[place], step, decay)
         optimizer.step()
