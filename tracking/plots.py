@@ -174,5 +174,6 @@ def _short_number(value: float, _: int | None = None) -> str:
 
 def _save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    # The layout alone cuts labels off beside an image of fixed proportions.
+    figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.1)
     return path

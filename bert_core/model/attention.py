@@ -70,10 +70,9 @@ def _mixed(
     if isinstance(rows, Packed) and _runs_unpadded(joined, drop):
         query, key, value = joined.unbind(-3)
         offsets = rows.offsets.int()
-        window = (-1, -1) if reach is None else (reach, reach)
-        mixed = varlen_attn(
-            query, key, value, offsets, offsets, rows.bound, rows.bound, window_size=window
-        )
+        window: Any = {} if reach is None else {"window_size": (reach, reach)}
+        bound = rows.bound
+        mixed = varlen_attn(query, key, value, offsets, offsets, bound, bound, **window)
         assert isinstance(mixed, Tensor)
         return mixed.flatten(-2)
     blocks = []
