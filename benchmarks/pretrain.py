@@ -44,7 +44,7 @@ from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer
 
 VOCAB_SIZE = 30_522
-CPU_TOKENS, GPU_TOKENS = 2048, 65_536
+CPU_TOKENS, GPU_TOKENS = 4096, 65_536
 """Tokens of a micro-batch: what caches like, and what fills a GPU."""
 
 
@@ -306,7 +306,7 @@ def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Comparison]:
                     shards=shards,
                     tokenizer=words,
                     variant="bert-mini",
-                    global_batch_size=64,
+                    global_batch_size=16,
                     micro_batch_tokens=CPU_TOKENS,
                     held_out_rows=64,
                     log_every_steps=5,
@@ -318,7 +318,7 @@ def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Comparison]:
             )
             return float(done.counts["tokens_per_s"])
 
-        settings = {"variant": "bert-mini", "rows_per_step": 64, "threads_per_worker": 1}
+        settings = {"variant": "bert-mini", "rows_per_step": 16, "threads_per_worker": 1}
         try:
             yield compare(
                 "ray_vs_bare_loop",
