@@ -109,11 +109,6 @@ def row_lengths(batch: Batch) -> Integer[np.ndarray, "rows"]:
     return np.full(rows, width) if mask is None else mask.sum(1).numpy()
 
 
-def token_count(batch: Batch) -> int:
-    """Real tokens of a batch."""
-    return int(row_lengths(batch).sum())
-
-
 def prefetched(
     batches: Iterable[list[Batch]], *, steps: int = 2, pin_memory: bool = False
 ) -> Generator[list[Batch]]:

@@ -1,6 +1,6 @@
 """Shards → pretrained bundle: masked words, and what two segments are to each other."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -93,7 +93,7 @@ class PretrainConfig(TrainingConfig):
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(max_steps=1_000_000))
     """Length, precision and seed."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """AdamW."""
+    """How weights are moved, and the peak learning rate."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Learning rate of every step."""
     then: PhaseConfig | None = None
@@ -106,10 +106,10 @@ class PretrainConfig(TrainingConfig):
         for name in ("global_batch_size", "window_shards", "held_out_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
-        for prefix, phase in self._phases():
+        for name, phase in zip(("", "then."), self.phases, strict=False):
             if phase.global_batch_size < self.num_workers:
                 raise ConfigError(
-                    f"{prefix}global_batch_size: wanted at least a row for each of "
+                    f"{name}global_batch_size: wanted at least a row for each of "
                     f"{self.num_workers} workers, got {phase.global_batch_size}"
                 )
         if self.then is not None and self.then.steps >= self.loop.max_steps:
@@ -121,32 +121,24 @@ class PretrainConfig(TrainingConfig):
     @property
     def phases(self) -> "list[Phase]":
         """What is trained on, in the order of the run."""
-        return [phase for _, phase in self._phases()]
-
-    def _phases(self) -> "list[tuple[str, Phase]]":
-        then, steps = self.then, self.loop.max_steps
+        then, steps, size = self.then, self.loop.max_steps, self.global_batch_size
         if then is None:
-            whole = self.schedule.learning_rate(self.optimizer.lr, steps)
-            return [("", Phase(self.shards, steps, self.global_batch_size, whole))]
-        first = steps - then.steps
-        if then.lr is None:
-            before = after = self.schedule.learning_rate(self.optimizer.lr, steps)
-        else:
-            own = replace(self.schedule, warmup_steps=then.warmup_steps)
-            before = self.schedule.learning_rate(self.optimizer.lr, first)
-            climb = own.learning_rate(then.lr, then.steps)
-            after = lambda step: climb(step - first)  # noqa: E731
-        size = then.global_batch_size or self.global_batch_size
+            return [Phase(self.shards, steps, size)]
         return [
-            ("", Phase(self.shards, first, self.global_batch_size, before)),
-            ("then.", Phase(then.shards, then.steps, size, after)),
+            Phase(self.shards, steps - then.steps, size),
+            Phase(then.shards, then.steps, then.global_batch_size or size),
         ]
 
     def learning_rate(self, step: int) -> float:
         """Of a step, counted from 0."""
-        first, *rest = self.phases
-        phase = rest[0] if rest and step >= first.steps else first
-        return phase.learning_rate(step)
+        then, steps, schedule = self.then, self.loop.max_steps, self.schedule
+        if then is None or then.lr is None:
+            return self.optimizer.lr * schedule.factor(step, steps)
+        first = steps - then.steps
+        if step < first:
+            return self.optimizer.lr * schedule.factor(step, first)
+        own = replace(schedule, warmup_steps=then.warmup_steps)
+        return then.lr * own.factor(step - first, then.steps)
 
     def encoder(self, tokenizer: Tokenizer) -> EncoderConfig:
         """The variant with this vocabulary and dropout."""
@@ -165,8 +157,6 @@ class Phase:
     shards: str
     steps: int
     global_batch_size: int
-    learning_rate: Callable[[int], float]
-    """Of a step of the run, counted from 0."""
 
 
 def run(config: PretrainConfig) -> Manifest:

@@ -88,10 +88,11 @@ class Encoder(nn.Module):
                 hidden = layer(hidden, rows, shared)
             if index == 0 and self.convolution is not None:
                 hidden = self.convolution(embedded, hidden, rows)
-            if self.norm is not None and index == self.config.num_hidden_layers - 1:
-                hidden = self.norm(hidden)
             if all_layers:
                 layers.append(hidden)
+        if self.norm is not None:  # which Hugging Face counts to the last layer
+            hidden = self.norm(hidden)
+            layers[-1:] = [hidden] if all_layers else []
         pooled = None if self.pooler is None else self.pooler(hidden, rows)
         return Encoded(hidden, pooled, rows, layers)
 

@@ -53,7 +53,8 @@ class TokenHead(LinearHead):
     ) -> None:
         super().__init__(config, num_labels, dropout)
         self.transform = Transform(config, config.hidden_size) if config.head.transform else None
-        initialise(self, config)
+        if self.transform is not None:
+            initialise(self.transform, config)
 
     def forward(self, vectors: Float[Tensor, "*items hidden"]) -> Float[Tensor, "*items labels"]:
         return super().forward(vectors if self.transform is None else self.transform(vectors))

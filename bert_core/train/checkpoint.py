@@ -32,35 +32,17 @@ class Checkpoint:
     step: int
 
 
-def save_checkpoint(
-    folder: str,
-    step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    run_digest: str,
-    keep: int = 2,
-    held_out_loss: float | None = None,
-    losses: Sequence[float] = (),
-) -> Checkpoint:
-    """Write `folder/step-…`, and remove all but the newest `keep` whole checkpoints and the best.
-
-    Args:
-        run_digest: of the stage that trains; another run refuses to resume from here.
-        held_out_loss: of these weights, where it was measured; the least of all is the best.
-        losses: the last points of the curve, which a resumed run holds its own against.
-    """
-    about = {"run_digest": run_digest, "held_out_loss": held_out_loss, "losses": list(losses)}
-    return _write(folder, step, _tensors_of(model, optimizer), about, keep)
-
-
 class CheckpointWriter:
-    """Writes checkpoints while training goes on: one at a time, of weights as they were."""
+    """Writes checkpoints while training goes on: one at a time, of weights as they were.
+
+    All but the newest `keep` whole checkpoints and the best are removed.
+    """
 
     def __init__(self, folder: str, *, run_digest: str, keep: int = 2) -> None:
+        """`run_digest` is that of the stage that trains; another run refuses to resume from it."""
         self._folder, self._run_digest, self._keep = folder, run_digest, keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[Checkpoint] | None = None
+        self._writing: Future[None] | None = None
 
     def save(
         self,
@@ -70,21 +52,27 @@ class CheckpointWriter:
         held_out_loss: float | None = None,
         losses: Sequence[float] = (),
     ) -> None:
-        """Copy what there is to write, and write it in the background; else as `save_checkpoint`.
+        """Copy what there is to write, and write `step-…` in the background.
 
         Waits for the checkpoint before, and raises what went wrong with it.
+
+        Args:
+            held_out_loss: of these weights, where it was measured; the least of all is the best.
+            losses: the last points of the curve, which a resumed run holds its own against.
         """
         self.wait()
+        tensors = {MODEL: dict(model.state_dict()), OPTIMIZER: _optimizer_tensors(optimizer)}
         copies = {
             name: {key: value.to("cpu", copy=True) for key, value in values.items()}
-            for name, values in _tensors_of(model, optimizer).items()
+            for name, values in tensors.items()
         }
         about = {
+            "step": step,
             "run_digest": self._run_digest,
             "held_out_loss": held_out_loss,
             "losses": list(losses),
         }
-        self._writing = self._thread.submit(_write, self._folder, step, copies, about, self._keep)
+        self._writing = self._thread.submit(_write, self._folder, copies, about, self._keep)
 
     def wait(self) -> None:
         """Until everything is written. Raises: ResourceError if it could not be."""
@@ -101,25 +89,16 @@ class CheckpointWriter:
 
 
 def _write(
-    folder: str,
-    step: int,
-    tensors: dict[str, dict[str, Tensor]],
-    about: dict[str, Any],
-    keep: int,
-) -> Checkpoint:
-    checkpoint = Checkpoint(files.join(folder, f"step-{step:08d}"), step)
+    folder: str, tensors: dict[str, dict[str, Tensor]], about: dict[str, Any], keep: int
+) -> None:
+    own = files.join(folder, f"step-{about['step']:08d}")
     digests = {}
     for name, values in tensors.items():
         data = save({key: value.contiguous() for key, value in values.items()})
-        files.write_bytes(files.join(checkpoint.folder, name), data)
+        files.write_bytes(files.join(own, name), data)
         digests[name] = hashlib.sha256(data).hexdigest()
-    description = {
-        "format_version": FORMAT_VERSION,
-        "step": step,
-        "sha256": digests,
-        **about,
-    }
-    files.write_json(files.join(checkpoint.folder, LAST_FILE), description)
+    description = {"format_version": FORMAT_VERSION, **about, "sha256": digests}
+    files.write_json(files.join(own, LAST_FILE), description)
     whole = _whole_checkpoints(folder)
     best = best_checkpoint(folder) if len(whole) > keep else None
     kept = [*whole[-keep:], best]
@@ -127,7 +106,6 @@ def _write(
         if other not in kept:
             files.remove(files.join(other.folder, LAST_FILE))  # first: what is left is none
             files.remove(other.folder)
-    return checkpoint
 
 
 def latest_checkpoint(folder: str) -> Checkpoint | None:
@@ -213,10 +191,6 @@ def _whole_checkpoints(folder: str) -> list[Checkpoint]:
         for checkpoint in _checkpoints(folder)
         if files.exists(files.join(checkpoint.folder, LAST_FILE))
     ]
-
-
-def _tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    return {MODEL: dict(model.state_dict()), OPTIMIZER: _optimizer_tensors(optimizer)}
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from bert_core.batches import (
     pack,
     pad,
     prefetched,
-    token_count,
+    row_lengths,
 )
 from bert_core.data.masking import STRATEGIES, Masker, MaskingConfig, Strategy
 from bert_core.data.order import GlobalOrder, Samples
@@ -115,7 +115,7 @@ def test_rows_are_padded_to_a_multiple_of_eight_and_padding_is_masked() -> None:
         [0] * 4 + [1] * 5 + [0] * 7,
     ]
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
-    assert token_count(batch) == 12
+    assert row_lengths(batch).sum() == 12
 
 
 def test_rows_end_to_end_are_the_rows_that_are_padded() -> None:
@@ -124,7 +124,7 @@ def test_rows_end_to_end_are_the_rows_that_are_padded() -> None:
     assert batch["input_ids"].tolist() == [5, 6, 7, *range(5, 14)]
     assert batch["token_type_ids"].tolist() == [0, 1, 1] + [0] * 4 + [1] * 5
     assert batch["offsets"].tolist() == [0, 3, 12]
-    assert token_count(batch) == 12
+    assert row_lengths(batch).sum() == 12
     samples = ORDER.samples(0, 9)
     packed = ShardSource(SHARDS.__getitem__, PAD, packed=True).collate(samples)
     padded = SOURCE.collate(samples)
@@ -143,7 +143,7 @@ def test_the_mask_is_left_out_only_where_no_row_is_padded(length: int) -> None:
     assert batch["input_ids"].shape[1] == -(-length // PAD_MULTIPLE) * PAD_MULTIPLE
     assert ("attention_mask" in batch) == bool(length % PAD_MULTIPLE)
     assert not batch["token_type_ids"].any()
-    assert token_count(batch) == 2 * length
+    assert row_lengths(batch).sum() == 2 * length
 
 
 def test_what_a_row_is_padded_with_changes_nothing_in_the_encoder() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bert_core.errors import ResourceError
-from bert_core.train.checkpoint import save_checkpoint
+from bert_core.train.checkpoint import CheckpointWriter
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.loop import DivergedError
 from bert_core.train.optim import build_optimizer
@@ -33,7 +33,8 @@ def test_what_diverged_can_be_taken_up_from_its_last_checkpoint(tmp_path: Path) 
         raise DivergedError("the loss went up")
     model = nn.Linear(2, 2)
     optimizer = build_optimizer(model, OptimizerConfig())
-    save_checkpoint(str(tmp_path), 7, model, optimizer, run_digest="run")
+    with CheckpointWriter(str(tmp_path), run_digest="run") as writer:
+        writer.save(7, model, optimizer)
     message = r"up; .*step-00000007 has the weights after step 7"
     with pytest.raises(DivergedError, match=message), explained(str(tmp_path)):
         raise DivergedError("the loss went up")

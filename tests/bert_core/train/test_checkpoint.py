@@ -22,7 +22,6 @@ from bert_core.train.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
     load_weights,
-    save_checkpoint,
 )
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.optim import build_optimizer
@@ -41,8 +40,24 @@ def trained(seed: int, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer
     return model, optimizer
 
 
+def save_checkpoint(
+    folder: str,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    run_digest: str = RUN,
+    keep: int = 2,
+    held_out_loss: float | None = None,
+) -> Checkpoint:
+    with CheckpointWriter(folder, run_digest=run_digest, keep=keep) as writer:
+        writer.save(step, model, optimizer, held_out_loss)
+        writer.wait()
+    return Checkpoint(files.join(folder, f"step-{step:08d}"), step)
+
+
 def save(folder: str | Path, step: int, seed: int = 0, keep: int = 2) -> Checkpoint:
-    return save_checkpoint(str(folder), step, *trained(seed), run_digest=RUN, keep=keep)
+    return save_checkpoint(str(folder), step, *trained(seed), keep=keep)
 
 
 def names_in(folder: Path) -> list[str]:

@@ -25,7 +25,7 @@ from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
-from bert_core.train.checkpoint import load_checkpoint, save_checkpoint
+from bert_core.train.checkpoint import CheckpointWriter, latest_checkpoint, load_checkpoint
 from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
 from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
@@ -261,7 +261,10 @@ def test_a_resumed_run_ends_with_the_same_bits_with_dropout_on(
     for step in go_on(killed, optimizer, 0):
         if step.index == 4:
             break
-    checkpoint = save_checkpoint(str(tmp_path), 4, killed, optimizer, run_digest="run")
+    with CheckpointWriter(str(tmp_path), run_digest="run") as writer:
+        writer.save(4, killed, optimizer)
+    checkpoint = latest_checkpoint(str(tmp_path))
+    assert checkpoint is not None
 
     torch.manual_seed(123)  # what the generators hold does not matter
     resumed, optimizer = start(seed=9)
