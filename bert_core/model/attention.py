@@ -139,7 +139,8 @@ def _attended(
         )
     # On a CPU no kernel is fused with dropout, and ours draws faster.
     scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
-    weights = (scores if bias is None else scores + bias).softmax(-1)
+    with torch.autocast("cpu", enabled=False):  # which would widen what a product narrows again
+        weights = (scores if bias is None else scores + bias).softmax(-1)
     return dropout(weights, drop) @ value
 
 

@@ -1,5 +1,6 @@
 """Dropout, with randomness that is cheap on a CPU."""
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,13 +20,14 @@ def dropout(values: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"
     """Entries set to zero with probability `p`, the others scaled so that means stay.
 
     torch draws a number for every entry on one core, which took an eighth of a training step of a
-    small BERT. On a CPU 16 bits an entry are drawn here, four entries at once: `p` is rounded to a
-    65536th, and the scale with it.
+    small BERT. On a CPU 16 bits an entry are drawn here, four entries at once, by a generator that
+    torch's own seeds: `p` is rounded to a 65536th, and the scale with it.
     """
     dropped = min(round(p * LEVELS), LEVELS - 1)
     if not dropped or values.device.type != "cpu" or torch.compiler.is_compiling():
         return functional.dropout(values, p)
-    words = torch.empty(-(-values.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
-    bits = words.view(torch.int16)[: values.numel()].view(values.shape)
-    kept = (bits >= dropped - LEVELS // 2).to(values.dtype)
+    words = np.random.SFC64(int(torch.randint(1 << 62, ()))).random_raw(-(-values.numel() // 4))
+    bits = torch.from_numpy(words.view(np.int16))[: values.numel()].view(values.shape)
+    kept = torch.empty(values.shape, dtype=values.dtype)
+    torch.ge(bits, dropped - LEVELS // 2, out=kept)
     return values * kept.mul_(LEVELS / (LEVELS - dropped))
