@@ -55,7 +55,9 @@ def run_tasks(
             allow_out_of_order_execution=False,
             # An actor has its next item at hand: with tasks a CPU rests 0.2 s after each.
             compute=ray.data.ActorPoolStrategy(
-                size=min(config.num_workers, len(items)), max_tasks_in_flight_per_actor=IN_FLIGHT
+                min_size=min(config.least_workers, len(items)),
+                max_size=min(config.most_workers, len(items)),
+                max_tasks_in_flight_per_actor=IN_FLIGHT,
             ),
         )
     # NOTE: not `iter_rows`, which holds every row back until the next one is there.

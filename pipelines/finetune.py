@@ -76,9 +76,9 @@ class FinetuneConfig(TrainingConfig):
             raise ConfigError(f"epochs: wanted above 0, got {self.epochs}")
         if not 0 <= self.warmup_share <= 1:
             raise ConfigError(f"warmup_share: wanted 0 to 1, got {self.warmup_share}")
-        if self.batch_size < max(1, self.num_workers):
+        if self.batch_size < max(1, self.most_workers):
             raise ConfigError(
-                f"batch_size: wanted at least a row for each of {self.num_workers} workers, "
+                f"batch_size: wanted at least a row for each of {self.most_workers} workers, "
                 f"got {self.batch_size}"
             )
         if self.max_length < 8:
@@ -132,7 +132,13 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
     }
     steps = config.steps(len(train))
     total = len(config.seeds) * (steps + 1)
-    fit(partial(worker, folder, task, encoded), config, digest, total, "fine-tuning")
+    fit(
+        partial(worker, folder, task, encoded),
+        config,
+        digest,
+        LoopConfig(max_steps=total),
+        "fine-tuning",
+    )
     records = read_records(config.local_folder)
     seeds = [
         {

@@ -107,11 +107,16 @@ class PretrainConfig(TrainingConfig):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
         for name, phase in zip(("", "then."), self.phases, strict=False):
-            if phase.global_batch_size < self.num_workers:
+            if phase.global_batch_size < self.most_workers:
                 raise ConfigError(
                     f"{name}global_batch_size: wanted at least a row for each of "
-                    f"{self.num_workers} workers, got {phase.global_batch_size}"
+                    f"{self.most_workers} workers, got {phase.global_batch_size}"
                 )
+        if self.then is not None and self.loop.max_hours is not None:
+            raise ConfigError(
+                "then: wanted no loop.max_hours beside it, as its steps are counted from the last "
+                "one, which hours leave open: leave one of them out"
+            )
         if self.then is not None and self.then.steps >= self.loop.max_steps:
             raise ConfigError(
                 f"then.steps: wanted fewer than loop.max_steps = {self.loop.max_steps}, all steps "
@@ -129,7 +134,7 @@ class PretrainConfig(TrainingConfig):
             Phase(then.shards, then.steps, then.global_batch_size or size),
         ]
 
-    def learning_rate(self, step: int) -> float:
+    def learning_rate(self, step: float) -> float:
         """Of a step, counted from 0."""
         then, steps, schedule = self.then, self.loop.max_steps, self.schedule
         if then is None or then.lr is None:
@@ -210,9 +215,10 @@ def _check_shards(
 
 def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
     """`shards` are those of the last phase, which the model is measured on."""
-    fit(worker, config, digest, config.loop.max_steps, "pretraining")
+    fit(worker, config, digest, config.loop, "pretraining")
     records = read_records(config.local_folder)
-    before, after = records[0], records[config.loop.max_steps]
+    steps = max(step for step, numbers in records.items() if "held_out/loss" in numbers)
+    before, after = records[0], records[steps]
     measured = {
         name.removeprefix("held_out/"): value
         for name, value in after.items()
@@ -222,7 +228,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
         **{f"{name}_before": before[f"held_out/{name}"] for name in measured},
         **{f"{name}_after": value for name, value in measured.items()},
         **_unigram(config, shards),
-        "steps": config.loop.max_steps,
+        "steps": steps,
         "tokens_per_s": median_speed(records),
     }
     tokenizer = Tokenizer.load(config.tokenizer)

@@ -49,8 +49,9 @@ class StageConfig:
 
     output: str
     """Folder or URI that the stage writes, and nothing else does."""
-    num_workers: int = 2
-    """Ray workers; 0 does the work in this process, for a debugger or a profiler."""
+    num_workers: int | tuple[int, int] = 2
+    """Ray workers; 0 does the work in this process, for a debugger or a profiler. Two numbers are
+    the least and the most: as many as there is room for, while nodes come and go."""
     threads_per_worker: int = 1
     """CPU threads of each worker."""
     force: bool = False
@@ -63,16 +64,33 @@ class StageConfig:
     """MLflow experiment that the run is filed under."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_workers", 0), ("threads_per_worker", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: wanted at least {least}, got {getattr(self, name)}")
+        if isinstance(self.num_workers, int):
+            if self.num_workers < 0:
+                raise ConfigError(f"num_workers: wanted at least 0, got {self.num_workers}")
+        elif not 1 <= self.least_workers <= self.most_workers:
+            raise ConfigError(
+                "num_workers: wanted a number, or the least and the most, at least 1 and in this "
+                f"order, got {list(self.num_workers)}"
+            )
+        if self.threads_per_worker < 1:
+            raise ConfigError(
+                f"threads_per_worker: wanted at least 1, got {self.threads_per_worker}"
+            )
         if not self.output:
             raise ConfigError("output: wanted a folder or URI, got an empty string")
 
     @property
+    def least_workers(self) -> int:
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
+
+    @property
+    def most_workers(self) -> int:
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    @property
     def cpus(self) -> int:
         """CPUs of a Ray that is started on this machine: enough that no worker waits for good."""
-        return max(os.cpu_count() or 1, self.num_workers * self.threads_per_worker)
+        return max(os.cpu_count() or 1, self.least_workers * self.threads_per_worker)
 
     @property
     def local_folder(self) -> Path:

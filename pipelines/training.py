@@ -19,6 +19,7 @@ from bert_core import files
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, RaybertError, ResourceError
 from bert_core.manifest import Output
+from bert_core.train.config import LoopConfig
 from pipelines import cluster
 from pipelines.report import meter
 from pipelines.stage import StageConfig, code_version, with_absolute_paths
@@ -43,6 +44,8 @@ class TrainingConfig(StageConfig):
     micro_batch_tokens: int = 16_384
     """Tokens, padding included, that a worker computes on at once; a longer row goes alone.
     Gradients do not depend on it."""
+    fsdp: bool = False
+    """Whether a worker keeps a part of weights and optimizer state, instead of a copy (FSDP2)."""
     log_every_steps: int = 10
     """Steps between two points of a curve."""
     report_every_s: float = 2.0
@@ -58,7 +61,12 @@ class TrainingConfig(StageConfig):
     """Training stops where the loss, mean since the last point, is so much above the median of the
     20 points before; 0 lets it rise."""
     max_failures: int = 3
-    """How often lost workers are replaced before the stage fails."""
+    """How often lost workers are replaced before the stage fails; nodes that were taken with a
+    notice do not count."""
+    resize_every_s: float = 60.0
+    """Seconds between two looks at whether there is room for another number of workers, where
+    `num_workers` leaves it open. Workers that change their number go on from the newest
+    checkpoint."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +78,7 @@ class TrainingConfig(StageConfig):
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
-        for name in ("evaluate_every_steps", "most_rise"):
+        for name in ("evaluate_every_steps", "most_rise", "resize_every_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}: wanted 0 or more, got {getattr(self, name)}")
 
@@ -78,14 +86,17 @@ class TrainingConfig(StageConfig):
 Records = list[tuple[int, dict[str, float]]]
 """Points of curves: (global step, numbers)."""
 
-Report = Callable[[Records, bool], None]
-"""Takes the points since the last report, and whether it is the last. Collective."""
+Report = Callable[[Records, bool], bool]
+"""Takes the points since the last report, and whether it is the last. Collective.
+
+Gives whether a worker's node is about to be taken, once for each: time for a checkpoint.
+"""
 
 Worker = Callable[[Any, str, Report], None]
 """Trains as one rank: given the stage's config, its digest, and where to report to."""
 
 
-def fit(worker: Worker, config: TrainingConfig, digest: str, total_steps: int, title: str) -> None:
+def fit(worker: Worker, config: TrainingConfig, digest: str, loop: LoopConfig, title: str) -> None:
     """Run `worker` on every rank until it returns, through lost workers and restarts.
 
     The Ray Train controller, or this process where `num_workers` is 0, records what is reported
@@ -93,7 +104,7 @@ def fit(worker: Worker, config: TrainingConfig, digest: str, total_steps: int, t
     """
     # Ray Train gives every worker a folder of its own.
     config = with_absolute_paths(config)
-    with _progress(config.local_folder / METRICS, total_steps, title):
+    with _progress(config.local_folder, loop, title):
         if config.num_workers == 0:
             recorder = RunRecorder.open(config.local_folder, uri=tracking_uri(config.tracking_uri))
             try:
@@ -104,9 +115,11 @@ def fit(worker: Worker, config: TrainingConfig, digest: str, total_steps: int, t
             _fit_on_ray(worker, config, digest)
 
 
-def record_all(recorder: RunRecorder, records: Records) -> None:
+def record_all(recorder: RunRecorder, records: Records) -> bool:
+    """Record all points. Gives False: nobody takes the node of this process with a notice."""
     for step, metrics in records:
         recorder.record(step, metrics)
+    return False
 
 
 def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
@@ -118,14 +131,15 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
 
     resources = ray.cluster_resources()
     _check_resources(config, resources)
-    use_gpu = resources.get("GPU", 0) >= config.num_workers
+    use_gpu = resources.get("GPU", 0) >= config.least_workers
     storage = files.join(config.output, "ray")
     callback = RecordingCallback(config.local_folder, tracking_uri(config.tracking_uri))
     trainer = Trainer(
         on_ray,
         train_loop_config={"worker": worker, "config": config, "digest": digest},
-        scaling_config=ScalingConfig(
-            num_workers=config.num_workers,
+        scaling_config=ScalingConfig(  # type: ignore[call-arg]  # its stub is of an older one
+            num_workers=config.num_workers,  # type: ignore[arg-type]
+            elastic_resize_monitor_interval_s=config.resize_every_s,
             use_gpu=use_gpu,
             resources_per_worker={
                 "CPU": config.threads_per_worker,
@@ -154,10 +168,10 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
 
 
 def _check_resources(config: TrainingConfig, resources: Mapping[str, float]) -> None:
-    cpus = config.num_workers * config.threads_per_worker
+    cpus = config.least_workers * config.threads_per_worker
     if resources.get("CPU", 0) < cpus:
         raise ResourceError(
-            f"training: wanted {cpus} CPUs ({config.num_workers} workers of "
+            f"training: wanted {cpus} CPUs ({config.least_workers} workers of "
             f"{config.threads_per_worker} threads), the cluster has "
             f"{resources.get('CPU', 0):g}: lower num_workers or threads_per_worker, or add nodes"
         )
@@ -197,14 +211,16 @@ def median_speed(records: dict[int, dict[str, float]]) -> float:
 
 
 @contextmanager
-def _progress(metrics: Path, total_steps: int, title: str) -> Iterator[None]:
+def _progress(folder: Path, loop: LoopConfig, title: str) -> Iterator[None]:
     """Follow the record of a run, wherever it is written, and show how far it is."""
     ended = threading.Event()
+    minutes = None if loop.max_hours is None else loop.max_hours * 60
 
     def follow() -> None:
-        with meter(title, total_steps, "steps") as progress:
+        total, unit = (loop.max_steps, "steps") if minutes is None else (round(minutes), "minutes")
+        with meter(title, total, unit) as progress:
             while not ended.wait(0.5):
-                records = read_records(metrics.parent)
+                records = read_records(folder)
                 if records:
                     step, numbers = list(records.items())[-1]
                     note = " ".join(
@@ -212,7 +228,11 @@ def _progress(metrics: Path, total_steps: int, title: str) -> Iterator[None]:
                         for name, digits in (("loss", 3), ("tokens_per_s", 0))
                         if name in numbers
                     )
-                    progress.set(step, note)
+                    if minutes is None:
+                        progress.set(step, note)
+                    else:
+                        done = round(numbers.get("elapsed_s", 0.0) / 60)
+                        progress.set(done, f"step {step:,} {note}")
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()

@@ -5,6 +5,7 @@ It reads as the flow: place, data, model, then steps with their reports and chec
 
 import logging
 import math
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -18,7 +19,6 @@ from ray import train as ray_train
 from ray.exceptions import RayError
 from ray.train import UserCallback
 from ray.train.torch import TorchTrainer
-from torch import distributed as dist
 
 from bert_core import files
 from bert_core.batches import PhasedBatches, RankBatches
@@ -26,15 +26,26 @@ from bert_core.errors import RaybertError, ResourceError
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.train.checkpoint import (
     CheckpointWriter,
-    last_losses,
+    Progress,
     latest_checkpoint,
-    load_checkpoint,
+    load_optimizer,
+    load_weights,
+    read_progress,
 )
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import peak_flops, peak_memory_bytes
-from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps
+from bert_core.train.loop import (
+    DivergedError,
+    Rise,
+    Step,
+    Totals,
+    evaluate,
+    training_steps,
+)
 from bert_core.train.optim import build_optimizer
-from pipelines.training import DIVERGED, Records, Report, TrainingConfig, record_all
+from bert_core.train.parallel import from_rank_0, rank_of_world, shard
+from pipelines.stage import STARTED
+from pipelines.training import CHECKPOINTS, DIVERGED, Records, Report, TrainingConfig, record_all
 from tracking.runs import RunRecorder
 
 logger = logging.getLogger(__name__)
@@ -57,31 +68,44 @@ class Place:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # NOTE: use_deterministic_algorithms does the same and imports all of inductor: 2 s.
         torch.set_deterministic_debug_mode("error" if device.type == "cpu" else "default")
-        if dist.is_initialized():
-            return cls(dist.get_rank(), dist.get_world_size(), device)
-        return cls(0, 1, device)
-
-    def agree(self, value: int) -> int:
-        """Rank 0's value, on every rank. Collective."""
-        if self.world_size == 1:
-            return value
-        shared = torch.tensor(value, device=self.device)
-        dist.broadcast(shared, src=0)
-        return int(shared)
+        return cls(*rank_of_world(), device)
 
 
 def on_ray(arguments: dict[str, Any]) -> None:
     """Entry point of a Ray Train worker: reports go through `ray.train.report`."""
 
-    def report(records: Records, last: bool) -> None:
-        ray_train.report({"records": records, "last": last})
+    noticed: set[str] = set()
 
+    def report(records: Records, last: bool) -> bool:
+        ray_train.report({"records": records, "last": last})
+        notice = ray_train.get_preemption_info()
+        new = set(notice.preempted_node_ids if notice else ()) - noticed
+        noticed.update(new)
+        return bool(new)
+
+    config, rank = arguments["config"], ray_train.get_context().get_world_rank()
+    check_storage(config.output, rank)
     try:
-        arguments["worker"](arguments["config"], arguments["digest"], report)
+        arguments["worker"](config, arguments["digest"], report)
     except DivergedError as error:  # raised, it would be tried again, to diverge again
-        if ray_train.get_context().get_world_rank() == 0:
-            path = files.join(arguments["config"].output, DIVERGED)
-            files.write_bytes(path, str(error).encode())
+        if rank == 0:
+            files.write_bytes(files.join(config.output, DIVERGED), str(error).encode())
+
+
+def check_storage(output: str, rank: int) -> None:
+    """Find out before the first step, not at the first checkpoint, that there will be none.
+
+    Raises: ResourceError if this node cannot write to `output`, or what the driver wrote there is
+        not there.
+    """
+    if not files.exists(files.join(output, STARTED)):
+        raise ResourceError(
+            f"{output}: wanted a place that all nodes share, {socket.gethostname()} finds nothing "
+            "there of what the driver wrote: give a folder that is mounted on all, or a URI"
+        )
+    probe = files.join(output, CHECKPOINTS, f"probe-{rank}")
+    files.write_bytes(probe, b"")
+    files.remove(probe)
 
 
 class RecordingCallback(UserCallback):
@@ -148,7 +172,7 @@ class Training:
     measure_before: bool = True
     """Whether the untrained model is measured too."""
     optimizer: OptimizerConfig
-    learning_rate: Callable[[int], float]
+    learning_rate: Callable[[float], float]
     """Of a step, counted from 0."""
     loop: LoopConfig
     digest: str
@@ -160,15 +184,21 @@ class Training:
 def train(training: Training, report: Report) -> None:
     """Train from the newest checkpoint, or the beginning, to the end."""
     place, config, loop = training.place, training.config, training.loop
-    model = training.model.to(place.device)
-    optimizer = build_optimizer(model, training.optimizer)
+    model = training.model
     checkpoint = latest_checkpoint(training.checkpoints)
-    start = place.agree(checkpoint.step if checkpoint else 0)
-    if start:
-        assert checkpoint is not None
-        load_checkpoint(checkpoint, model, optimizer, run_digest=training.digest)
+    start = round(from_rank_0(checkpoint.step if checkpoint else 0))
+    if start and checkpoint is not None:
+        load_weights(checkpoint, model, run_digest=training.digest)
+    model.to(place.device)
+    if config.fsdp and place.world_size > 1:
+        shard(model)
+    optimizer = build_optimizer(model, training.optimizer)
+    before = Progress()
+    if start and checkpoint is not None:
+        load_optimizer(checkpoint, optimizer, run_digest=training.digest)
+        before = read_progress(checkpoint)
     records: Records = []
-    rise = Rise(config.most_rise, last_losses(checkpoint) if checkpoint and start else ())
+    rise = Rise(config.most_rise, before.losses)
     if training.measure_before and not start:
         measured = evaluate(model, training.held_out(), loop)
         records.append((training.first_record, _named("held_out", measured)))
@@ -184,13 +214,13 @@ def train(training: Training, report: Report) -> None:
         loop,
         max_grad_norm=training.optimizer.max_grad_norm,
         start=start,
+        elapsed_s=before.elapsed_s,
     )
     # Left in the other order: what is being written is there before it is named.
     with explained(training.checkpoints), writer, closing(steps):
         for step in steps:
             totals.add_step(step)
-            last = step.index == loop.max_steps
-            evaluating = last or _is_due(step.index, config.evaluate_every_steps)
+            evaluating = step.last or _is_due(step.index, config.evaluate_every_steps)
             checkpointing = evaluating or _is_due(step.index, config.checkpoint_every_steps)
             held_out_loss = None
             if checkpointing or _is_due(step.index, config.log_every_steps):
@@ -208,13 +238,15 @@ def train(training: Training, report: Report) -> None:
                 totals, since = Totals(), time.monotonic()
                 due = time.monotonic() - reported >= config.report_every_s
                 # Before a checkpoint, so that a run resumed from it has all points of the curve.
-                if checkpointing or place.agree(due):
-                    report(records, last)
+                if checkpointing or from_rank_0(due):
+                    checkpointing |= report(records, step.last)
                     records, reported = [], time.monotonic()
-            if checkpointing and place.rank == 0:
-                writer.save(step.index, model, optimizer, held_out_loss, rise.losses)
+            if checkpointing:
+                progress = Progress(rise.losses, step.elapsed_s)
+                writer.save(step.index, model, optimizer, held_out_loss, progress)
         writer.wait()
-    if start == loop.max_steps:  # killed after the last checkpoint, maybe before its report
+    # Killed after the last checkpoint, maybe before its report.
+    if loop.place(start, before.elapsed_s) >= loop.max_steps:
         measured = evaluate(model, training.held_out(), loop)
         report([(training.first_record + start, _named("held_out", measured))], True)
 
@@ -232,6 +264,8 @@ def _numbers(
     return {
         **{f"train/{name}": value for name, value in means.items() if name not in _OF_A_STEP},
         "loss": means["loss"],
+        "elapsed_s": step.elapsed_s,
+        "workers": place.world_size,
         "learning_rate": step.learning_rate,
         "grad_norm": step.grad_norm,
         "tokens": means["tokens"],

@@ -1,26 +1,31 @@
 """Checkpoints of a run: whole or not at all, on any path or URI, without pickle.
 
 A checkpoint is a folder `step-00001000` with `model.safetensors`, `optimizer.safetensors` and,
-written last, `checkpoint.json`. Position and randomness need no state: both follow from the step.
+written last, `checkpoint.json`. Where weights are sharded each rank writes files of its own,
+`model-00001-of-00004.safetensors`: its rows of every tensor; one rank or many read them all.
+Position and randomness need no state: both follow from the step.
 """
 
 import hashlib
 import re
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from bert_core import files
 from bert_core.errors import FormatError
+from bert_core.train.parallel import like_part, own_part, rank_of_world
 
 FORMAT_VERSION = 1
 LAST_FILE = "checkpoint.json"
-MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+MODEL, OPTIMIZER, SUFFIX = "model", "optimizer", ".safetensors"
 _NAME = re.compile(r"step-(\d{8})")
 
 
@@ -30,6 +35,16 @@ class Checkpoint:
 
     folder: str
     step: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a resumed run needs to know of the run before, beside weights and step."""
+
+    losses: Sequence[float] = ()
+    """The last points of its curve, which the next ones are held against."""
+    elapsed_s: float = 0.0
+    """Seconds that it has trained."""
 
 
 class CheckpointWriter:
@@ -43,6 +58,8 @@ class CheckpointWriter:
         self._folder, self._run_digest, self._keep = folder, run_digest, keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        # Of its own: threads that write meet on it while training uses the other.
+        self._group = dist.new_group(backend="gloo") if rank_of_world()[1] > 1 else None
 
     def save(
         self,
@@ -50,29 +67,38 @@ class CheckpointWriter:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         held_out_loss: float | None = None,
-        losses: Sequence[float] = (),
+        progress: Progress | None = None,
     ) -> None:
         """Copy what there is to write, and write `step-…` in the background.
 
-        Waits for the checkpoint before, and raises what went wrong with it.
+        Waits for the checkpoint before, and raises what went wrong with it. Every rank calls it:
+        of a model that is sharded each writes its part, else rank 0 all.
 
         Args:
             held_out_loss: of these weights, where it was measured; the least of all is the best.
-            losses: the last points of the curve, which a resumed run holds its own against.
+            progress: of the run so far.
         """
         self.wait()
+        rank, world_size = rank_of_world()
+        sharded = isinstance(model, FSDPModule)
+        if rank and not sharded:
+            return
+        part = f"-{rank + 1:05d}-of-{world_size:05d}" if sharded else ""
         tensors = {MODEL: dict(model.state_dict()), OPTIMIZER: _optimizer_tensors(optimizer)}
         copies = {
-            name: {key: value.to("cpu", copy=True) for key, value in values.items()}
+            f"{name}{part}{SUFFIX}": {
+                key: own_part(value).to("cpu", copy=True) for key, value in values.items()
+            }
             for name, values in tensors.items()
         }
         about = {
             "step": step,
             "run_digest": self._run_digest,
             "held_out_loss": held_out_loss,
-            "losses": list(losses),
+            **asdict(progress or Progress()),
         }
-        self._writing = self._thread.submit(_write, self._folder, copies, about, self._keep)
+        group = self._group if sharded else None
+        self._writing = self._thread.submit(_write, self._folder, copies, about, self._keep, group)
 
     def wait(self) -> None:
         """Until everything is written. Raises: ResourceError if it could not be."""
@@ -89,21 +115,33 @@ class CheckpointWriter:
 
 
 def _write(
-    folder: str, tensors: dict[str, dict[str, Tensor]], about: dict[str, Any], keep: int
+    folder: str,
+    tensors: dict[str, dict[str, Tensor]],
+    about: dict[str, Any],
+    keep: int,
+    group: dist.ProcessGroup | None,
 ) -> None:
+    """`group` has the ranks that write parts of the same checkpoint."""
     own = files.join(folder, f"step-{about['step']:08d}")
     digests = {}
     for name, values in tensors.items():
         data = save({key: value.contiguous() for key, value in values.items()})
         files.write_bytes(files.join(own, name), data)
         digests[name] = hashlib.sha256(data).hexdigest()
+    if group is not None:
+        of_all: list[Any] = [None] * group.size()
+        dist.all_gather_object(of_all, digests, group=group)
+        if group.rank():
+            return
+        digests = {name: digest for part in of_all for name, digest in part.items()}
     description = {"format_version": FORMAT_VERSION, **about, "sha256": digests}
     files.write_json(files.join(own, LAST_FILE), description)
     whole = _whole_checkpoints(folder)
     best = best_checkpoint(folder) if len(whole) > keep else None
     kept = [*whole[-keep:], best]
     for other in _checkpoints(folder):
-        if other not in kept:
+        newer = group is not None and other.step > about["step"]  # another rank has begun it
+        if other not in kept and not newer:
             files.remove(files.join(other.folder, LAST_FILE))  # first: what is left is none
             files.remove(other.folder)
 
@@ -125,29 +163,37 @@ def best_checkpoint(folder: str) -> Checkpoint | None:
     return best
 
 
-def last_losses(checkpoint: Checkpoint) -> list[float]:
-    """The points of the curve before a checkpoint that were kept with it."""
-    return files.read_json(files.join(checkpoint.folder, LAST_FILE)).get("losses", [])
-
-
-def load_checkpoint(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    run_digest: str,
-) -> None:
-    """Put a checkpoint's weights and optimizer state in place.
-
-    Raises: FormatError if it belongs to another run or a file was changed.
-    """
-    load_weights(checkpoint, model, run_digest=run_digest)
-    _restore_optimizer(optimizer, _tensors(checkpoint, OPTIMIZER, run_digest))
+def read_progress(checkpoint: Checkpoint) -> Progress:
+    """What was kept of the run before a checkpoint."""
+    about = files.read_json(files.join(checkpoint.folder, LAST_FILE))
+    return Progress(**{key: about[key] for key in Progress.__dataclass_fields__ if key in about})
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module, *, run_digest: str) -> None:
-    """Put a checkpoint's weights in place. Raises: FormatError, as `load_checkpoint` does."""
+    """Put a checkpoint's weights in place, before they are sharded.
+
+    Raises: FormatError if it belongs to another run or a file was changed.
+    """
     model.load_state_dict(_tensors(checkpoint, MODEL, run_digest))
+
+
+def load_optimizer(
+    checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, *, run_digest: str
+) -> None:
+    """Put a checkpoint's optimizer state in place, cut as the weights are.
+
+    Raises: FormatError, as `load_weights` does.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in _tensors(checkpoint, OPTIMIZER, run_digest).items():
+        index, key = name.split(".", 1)
+        cut = like_part(value, weights[int(index)]) if value.ndim else value
+        state.setdefault(int(index), {})[key] = cut
+    # The groups' settings come from the config of today, whose digest is the checkpoint's.
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
 
 
 def _tensors(checkpoint: Checkpoint, name: str, run_digest: str) -> dict[str, Tensor]:
@@ -163,21 +209,32 @@ def _tensors(checkpoint: Checkpoint, name: str, run_digest: str) -> dict[str, Te
             f"{description['run_digest'][:6]} (another config, other shards): "
             "give another output, or start over with --force"
         )
+    parts: dict[str, list[Tensor]] = {}
+    for file, sha256 in sorted(description["sha256"].items()):
+        if file.startswith(name):
+            for key, value in load(_read(files.join(checkpoint.folder, file), sha256)).items():
+                parts.setdefault(key, []).append(value)
+    return {
+        key: torch.cat(some) if len(some) > 1 and some[0].ndim else some[0]
+        for key, some in parts.items()
+    }
+
+
+def _read(path: str, sha256: str) -> bytes:
+    way_out = "remove this checkpoint's folder to go on from the one before"
     try:
-        data = files.read_bytes(files.join(checkpoint.folder, name))
+        data = files.read_bytes(path)
     except FileNotFoundError as error:
         raise FormatError(
-            f"{checkpoint.folder}/{name}: wanted the file that {LAST_FILE} names, it is not there; "
-            "remove this checkpoint's folder to go on from the one before"
+            f"{path}: wanted the file that {LAST_FILE} names, it is not there; {way_out}"
         ) from error
-    sha256 = hashlib.sha256(data).hexdigest()
-    if sha256 != description["sha256"][name]:
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
         raise FormatError(
-            f"{checkpoint.folder}/{name}: wanted sha256 {description['sha256'][name][:12]}…, "
-            f"got {sha256[:12]}…: the file was changed; remove this checkpoint's folder to go "
-            "on from the one before"
+            f"{path}: wanted sha256 {sha256[:12]}…, got {found[:12]}…: the file was changed; "
+            f"{way_out}"
         )
-    return load(data)
+    return data
 
 
 def _checkpoints(folder: str) -> list[Checkpoint]:
@@ -198,14 +255,3 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
         f"{index}.{key}": value for index, values in state.items() for key, value in values.items()
     }
-
-
-def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
-    # The groups' settings come from the config of today, whose digest is the checkpoint's.
-    optimizer.load_state_dict(
-        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-    )

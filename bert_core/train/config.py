@@ -67,11 +67,11 @@ class ScheduleConfig:
                 f"schedule.decay: wanted one of {', '.join(get_args(Decay))}, got {self.decay!r}"
             )
 
-    def learning_rate(self, peak: float, max_steps: int) -> Callable[[int], float]:
+    def learning_rate(self, peak: float, max_steps: int) -> Callable[[float], float]:
         """The learning rate at a step, counted from 0, of a run of `max_steps`."""
         return lambda step: peak * self.factor(step, max_steps)
 
-    def factor(self, step: int, max_steps: int) -> float:
+    def factor(self, step: float, max_steps: int) -> float:
         """Share of the peak learning rate at `step`, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
@@ -87,6 +87,10 @@ class LoopConfig:
 
     max_steps: int
     """Optimizer steps in all."""
+    max_hours: float | None = None
+    """Wall-clock hours in all, where they end before the steps: then the schedule runs along the
+    hours as it would along the steps, and is as far when they end. Hours between an interruption
+    and its resumption do not count. Such a run is not the same twice."""
     precision: Precision = "bf16"
     """`bf16` runs matrix products in bfloat16 by autocast; weights and losses stay fp32."""
     seed: int = 0
@@ -102,7 +106,16 @@ class LoopConfig:
     def __post_init__(self) -> None:
         if self.max_steps < 1:
             raise ConfigError(f"max_steps: wanted at least 1, got {self.max_steps}")
+        if self.max_hours is not None and not self.max_hours > 0:
+            raise ConfigError(f"max_hours: wanted above 0, got {self.max_hours}")
         if self.precision not in get_args(Precision):
             raise ConfigError(
                 f"precision: wanted one of {', '.join(get_args(Precision))}, got {self.precision!r}"
             )
+
+    def place(self, steps: int, elapsed_s: float) -> float:
+        """How far a run is, in steps of `max_steps`: by its steps, or by its hours where they are
+        further."""
+        if self.max_hours is None:
+            return steps
+        return max(steps, elapsed_s / (3600 * self.max_hours) * self.max_steps)

@@ -11,13 +11,14 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bert_core.batches import prefetched, row_lengths
@@ -25,6 +26,14 @@ from bert_core.errors import RaybertError
 from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.train.config import LoopConfig
+from bert_core.train.parallel import (
+    from_rank_0,
+    gathered,
+    rank_of_world,
+    replicated,
+    sum_gradients,
+    sum_over_ranks,
+)
 
 _WAY_OUT = "train into another output with a lower optimizer.lr or longer schedule.warmup_steps"
 
@@ -71,6 +80,9 @@ class Step:
 
     index: int
     """Steps done, this one included."""
+    last: bool
+    elapsed_s: float
+    """Seconds of training so far, with what was done between steps; rank 0's where hours end it."""
     learning_rate: float
     grad_norm: float
     """L2 norm of the whole gradient before it is scaled down."""
@@ -92,37 +104,44 @@ def training_steps(
     model: ObjectiveModel,
     batches: Iterable[list[Batch]],
     optimizer: torch.optim.Optimizer,
-    learning_rate: Callable[[int], float],
+    learning_rate: Callable[[float], float],
     config: LoopConfig,
     *,
     max_grad_norm: float = 0.0,
     start: int = 0,
+    elapsed_s: float = 0.0,
 ) -> Generator[Step]:
-    """Train from step `start` to `config.max_steps`, and yield after every step.
+    """Train from step `start` to the end that `config` sets, and yield after every step.
 
     Args:
         batches: for every step from `start` on, this rank's micro-batches; at least one.
-        learning_rate: of a step, counted from 0.
+        learning_rate: of a step, counted from 0, or of the place in the run that hours give.
         max_grad_norm: the whole gradient is scaled down to this L2 norm; 0 leaves it as it is.
+        elapsed_s: seconds that the run has behind it at `start`.
     Raises: DivergedError if the gradient is not finite; that step is not taken.
     """
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
     model.encoder.checkpointing = config.activation_checkpointing
     if config.compile:
         model.encoder.compile()
-    trained = DistributedDataParallel(model) if world_size > 1 else model
+    trained = replicated(model)
     on_gpu = next(model.parameters()).device.type == "cuda"
     model.train()
+    zero = time.perf_counter() - elapsed_s
+    place = config.place(start, elapsed_s)
     with closing(prefetched(batches, pin_memory=on_gpu)) as ahead:
         began = time.perf_counter()
-        for index, micro_batches in zip(range(start, config.max_steps), ahead, strict=False):
+        for index, micro_batches in enumerate(ahead, start):
+            if place >= config.max_steps:
+                return
             waited_s = time.perf_counter() - began
+            lr = learning_rate(place)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(index)
+                group["lr"] = lr
             optimizer.zero_grad(set_to_none=True)
             loss_sums, correct, counts = _backward(trained, micro_batches, index, config)
             limit = max_grad_norm or float("inf")
-            grad_norm = float(nn.utils.clip_grad_norm_(model.parameters(), limit))
+            norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+            grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
             if not math.isfinite(grad_norm):
                 raise DivergedError(
                     f"step {index + 1}: wanted a finite gradient, its norm is {grad_norm}: "
@@ -130,9 +149,15 @@ def training_steps(
                 )
             optimizer.step()
             lengths = np.concatenate([row_lengths(batch) for batch in micro_batches])
+            elapsed_s = time.perf_counter() - zero
+            if config.max_hours is not None:
+                elapsed_s = from_rank_0(elapsed_s)
+            place = config.place(index + 1, elapsed_s)
             yield Step(
                 index=index + 1,
-                learning_rate=learning_rate(index),
+                last=place >= config.max_steps,
+                elapsed_s=elapsed_s,
+                learning_rate=lr,
                 grad_norm=grad_norm,
                 seconds=time.perf_counter() - began,
                 waited_s=waited_s,
@@ -147,16 +172,15 @@ def training_steps(
 
 
 def _backward(
-    model: ObjectiveModel | DistributedDataParallel,
+    model: nn.Module,
     micro_batches: list[Batch],
     index: int,
     config: LoopConfig,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
     """Leave the global batch's gradient in the parameters; this rank's loss sums, number of items
     that were right, and number of items, by part."""
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    own: ObjectiveModel = model.module if isinstance(model, DistributedDataParallel) else model
+    rank, world_size = rank_of_world()
+    own: Any = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device
     counts = _sum_counts([own.counts(batch) for batch in micro_batches])
     global_counts = dict(
@@ -170,10 +194,10 @@ def _backward(
         # undisturbed one draws, and no generator's state has to be kept.
         torch.manual_seed(_dropout_seed(config.seed, index, rank, number))
         last = number == len(micro_batches) - 1
-        with _sync_only(model, last):
+        with sum_gradients(model, now=last):
             with autocast(device, config):
                 parts = model(batch)
-            # NOTE: DistributedDataParallel averages gradients over ranks, we want the sum.
+            # NOTE: gradients are averaged over ranks, we want the sum.
             loss = sum(
                 part.sum * (world_size / max(1, global_counts[name]))
                 for name, part in parts.items()
@@ -231,14 +255,15 @@ def evaluate(
         for key in ("count", "loss_sum", "correct"):
             totals.add(f"{name}/{key}", 0.0)
     model.eval()
-    for micro_batches in batches:
-        for batch in micro_batches:
-            with autocast(device, config):
-                parts = model({key: value.to(device) for key, value in batch.items()})
-            for name, part in parts.items():
-                totals.add(f"{name}/count", part.count)
-                totals.add(f"{name}/loss_sum", part.sum)
-                totals.add(f"{name}/correct", part.correct)
+    with gathered(model):
+        for micro_batches in batches:
+            for batch in micro_batches:
+                with autocast(device, config):
+                    parts = model({key: value.to(device) for key, value in batch.items()})
+                for name, part in parts.items():
+                    totals.add(f"{name}/count", part.count)
+                    totals.add(f"{name}/loss_sum", part.sum)
+                    totals.add(f"{name}/correct", part.correct)
     model.train()
     return totals.means()
 
@@ -248,24 +273,8 @@ def autocast(device: torch.device, config: LoopConfig) -> AbstractContextManager
     return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
 
 
-def _sync_only(model: nn.Module, last: bool) -> AbstractContextManager:
-    """Let gradients cross the network at the last micro-batch only."""
-    if isinstance(model, DistributedDataParallel) and not last:
-        return model.no_sync()
-    return nullcontext()
-
-
 def _sum_counts(counts: list[dict[str, int]]) -> dict[str, int]:
     return {name: sum(each[name] for each in counts) for name in counts[0]}
-
-
-def sum_over_ranks(values: Tensor) -> Tensor:
-    """`values` of all ranks added, on every rank. Collective; the same `values` for one rank."""
-    if not (dist.is_initialized() and dist.get_world_size() > 1):
-        return values
-    summed = values.cuda() if dist.get_backend() == "nccl" else values.clone()
-    dist.all_reduce(summed)
-    return summed.cpu()
 
 
 def _dropout_seed(seed: int, step: int, rank: int, micro_batch: int) -> int:

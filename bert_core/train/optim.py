@@ -4,8 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bert_core.train.config import OptimizerConfig
+from bert_core.train.parallel import norms, own_part
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -57,9 +59,12 @@ class Lamb(torch.optim.Optimizer):
                 self._move(weights, slopes, group)
 
     def _move(self, weights: list[Tensor], slopes: list[Tensor], group: dict[str, Any]) -> None:
+        """Of weights that are sharded, move this rank's part."""
         states = [self._state_of(weight) for weight in weights]
-        first = [state["exp_avg"] for state in states]
-        second = [state["exp_avg_sq"] for state in states]
+        sharded = isinstance(weights[0], DTensor)
+        first = [own_part(state["exp_avg"]) for state in states]
+        second = [own_part(state["exp_avg_sq"]) for state in states]
+        slopes, weights = [own_part(one) for one in slopes], [own_part(one) for one in weights]
         beta1, beta2 = group["betas"]
         for state in states:
             state["step"] += 1
@@ -75,10 +80,11 @@ class Lamb(torch.optim.Optimizer):
         if group["weight_decay"]:
             torch._foreach_add_(directions, weights, alpha=group["weight_decay"])
         if weights[0].ndim >= 2:
-            norms = torch._foreach_norm(weights), torch._foreach_norm(directions)
             ratios = [
                 torch.where((weight > 0) & (direction > 0), weight / direction, 1.0)
-                for weight, direction in zip(*norms, strict=True)
+                for weight, direction in zip(
+                    norms(weights, sharded), norms(directions, sharded), strict=True
+                )
             ]
             torch._foreach_mul_(directions, ratios)
         torch._foreach_add_(weights, directions, alpha=-group["lr"])

@@ -372,6 +372,43 @@ def test_losses_stay_when_the_number_of_workers_changes(prepared: Any, tmp_path:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-3)
 
 
+@pytest.mark.drill
+def test_an_mlflow_server_that_is_away_for_a_while_misses_nothing(
+    prepared: Any, tmp_path: Path, server: Any
+) -> None:
+    """Stopped after the run has begun, and started again before it ends."""
+    server.start()
+    config = replace(prepared.pretrain(tmp_path / "out", steps=250), num_workers=2)
+    config = replace(config, tracking_uri=server.uri)
+    process = subprocess.Popen(command(config), start_new_session=True)
+    wait_for_step(process, tmp_path / "out", 8)
+    server.stop()
+    wait_for_step(process, tmp_path / "out", max(read_records(tmp_path / "out")) + 20)
+    server.start()
+    assert process.wait(timeout=240) == 0
+    run, client = run_of(config)
+    assert run.info.status == "FINISHED"
+    found = {
+        point.step: point.value for point in client.get_metric_history(run.info.run_id, "loss")
+    }
+    assert list(found) == list(range(1, 251)), "each step once, in order"
+    assert list(found.values()) == losses(tmp_path / "out")
+
+
+def test_a_run_of_hours_ends_with_them_and_its_schedule_too(prepared: Any, tmp_path: Path) -> None:
+    config = prepared.pretrain(tmp_path / "out", steps=1_000_000)
+    loop = replace(config.loop, max_hours=2 / 3600)
+    done = pretrain.run(replace(config, loop=loop, checkpoint_every_steps=10_000))
+    records = read_records(tmp_path / "out")
+    steps = done.counts["steps"]
+    assert 1 < steps == max(step for step, numbers in records.items() if "loss" in numbers)
+    assert records[steps]["elapsed_s"] >= 2
+    assert records[steps]["learning_rate"] < 0.2 * config.optimizer.lr
+    assert done.counts["mlm_loss_after"] < done.counts["mlm_loss_before"]
+    with pytest.raises(ConfigError, match=r"then: wanted no loop\.max_hours beside it"):
+        replace(config, loop=loop, then=PhaseConfig(shards="x", steps=1))
+
+
 def command(config: PretrainConfig) -> list[str]:
     return [
         sys.executable, "-m", "pipelines.cli", "pretrain", "--output", config.output,
@@ -477,7 +514,11 @@ def test_a_shard_that_changed_is_refused_by_name_on_a_worker(prepared: Any, tmp_
         ({"variant": "bert-huge"}, "variant: wanted one of bert-tiny"),
         ({"global_batch_size": 0}, "global_batch_size: wanted at least 1, got 0"),
         ({"num_workers": 40}, "global_batch_size: wanted at least a row for each of 40 workers"),
+        ({"num_workers": (1, 40)}, "global_batch_size: wanted at least a row for each of 40 work"),
+        ({"num_workers": (3, 2)}, r"num_workers: wanted .* the least and the most, .* \[3, 2\]"),
+        ({"num_workers": (0, 2)}, r"num_workers: wanted .* at least 1 and in .*, got \[0, 2\]"),
         ({"micro_batch_tokens": 0}, "micro_batch_tokens: wanted at least 1, got 0"),
+        ({"resize_every_s": -1.0}, "resize_every_s: wanted 0 or more, got -1.0"),
     ],
 )
 def test_settings_out_of_range_are_refused(

@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from bert_core import files
 from bert_core.errors import ResourceError
 from bert_core.train.checkpoint import CheckpointWriter
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.loop import DivergedError
 from bert_core.train.optim import build_optimizer
-from pipelines.worker import explained
+from pipelines.stage import STARTED
+from pipelines.worker import check_storage, explained
 
 
 def test_where_memory_runs_out_the_dials_are_named(tmp_path: Path) -> None:
@@ -38,3 +40,18 @@ def test_what_diverged_can_be_taken_up_from_its_last_checkpoint(tmp_path: Path) 
     message = r"up; .*step-00000007 has the weights after step 7"
     with pytest.raises(DivergedError, match=message), explained(str(tmp_path)):
         raise DivergedError("the loss went up")
+
+
+def test_storage_that_is_not_shared_or_not_writable_is_found_before_the_first_step(
+    tmp_path: Path,
+) -> None:
+    output = str(tmp_path / "out")
+    with pytest.raises(ResourceError, match=r"out: wanted a place that all nodes share, .* finds"):
+        check_storage(output, 0)
+    files.write_json(files.join(output, STARTED), {})
+    check_storage(output, 0)
+    assert list((tmp_path / "out" / "checkpoints").iterdir()) == []
+    (tmp_path / "out" / "checkpoints").rmdir()
+    (tmp_path / "out" / "checkpoints").write_text("no folder")
+    with pytest.raises(ResourceError, match=r"checkpoints/probe-0.* could not be written"):
+        check_storage(output, 0)

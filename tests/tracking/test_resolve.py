@@ -11,7 +11,7 @@ from tracking.resolve import _resolve_remote, resolve
 from tracking.server import connect
 
 if TYPE_CHECKING:
-    from tests.tracking.conftest import Server
+    from tests.conftest import Server
 
 NAME = "resolved"
 

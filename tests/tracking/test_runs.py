@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput as DatasetInputEntity
     from mlflow.entities import Run
 
-    from tests.tracking.conftest import Server
+    from tests.conftest import Server
 
 _numbers = count()
 

@@ -16,11 +16,12 @@ from bert_core.train.checkpoint import (
     LAST_FILE,
     MODEL,
     OPTIMIZER,
+    SUFFIX,
     Checkpoint,
     CheckpointWriter,
     best_checkpoint,
     latest_checkpoint,
-    load_checkpoint,
+    load_optimizer,
     load_weights,
 )
 from bert_core.train.config import OptimizerConfig
@@ -82,7 +83,8 @@ def test_weights_and_optimizer_come_back_bit_for_bit(tmp_path: Path, object_stor
         assert found is not None
         assert found.step == 7
         (model, optimizer), (expected, its_optimizer) = trained(seed=1), trained(seed=0)
-        load_checkpoint(found, model, optimizer, run_digest=RUN)
+        load_weights(found, model, run_digest=RUN)
+        load_optimizer(found, optimizer, run_digest=RUN)
         for key, value in expected.state_dict().items():
             assert torch.equal(model.state_dict()[key], value)
         assert_equal_state(optimizer, its_optimizer)
@@ -92,13 +94,14 @@ def test_a_checkpoint_from_before_the_first_step_has_no_moments(tmp_path: Path) 
     model, optimizer = trained(0, steps=0)
     checkpoint = save_checkpoint(str(tmp_path), 0, model, optimizer, run_digest=RUN)
     other, its_optimizer = trained(1, steps=2)
-    load_checkpoint(checkpoint, other, its_optimizer, run_digest=RUN)
+    load_weights(checkpoint, other, run_digest=RUN)
+    load_optimizer(checkpoint, its_optimizer, run_digest=RUN)
     assert its_optimizer.state_dict()["state"] == {}
 
 
 def test_weights_can_be_loaded_alone(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, 1)
-    (tmp_path / "step-00000001" / OPTIMIZER).unlink()
+    (tmp_path / "step-00000001" / f"{OPTIMIZER}{SUFFIX}").unlink()
     model, _ = trained(seed=1)
     load_weights(checkpoint, model, run_digest=RUN)
     assert torch.equal(model.state_dict()["0.weight"], trained(0)[0].state_dict()["0.weight"])
@@ -131,7 +134,8 @@ def test_a_checkpoint_that_a_killed_run_left_unfinished_is_written_anew(tmp_path
     assert latest_checkpoint(str(tmp_path)) is None
     checkpoint = save(tmp_path, 2, seed=0)
     model, optimizer = trained(seed=1)
-    load_checkpoint(checkpoint, model, optimizer, run_digest=RUN)
+    load_weights(checkpoint, model, run_digest=RUN)
+    load_optimizer(checkpoint, optimizer, run_digest=RUN)
     assert torch.equal(model.state_dict()["0.weight"], trained(0)[0].state_dict()["0.weight"])
 
 
@@ -147,17 +151,18 @@ def test_the_step_is_read_from_the_name(tmp_path: Path) -> None:
 
 
 def change_model(folder: Path) -> None:
-    data = bytearray((folder / MODEL).read_bytes())
+    data = bytearray((folder / f"{MODEL}{SUFFIX}").read_bytes())
     data[-1] ^= 1
-    (folder / MODEL).write_bytes(data)
+    (folder / f"{MODEL}{SUFFIX}").write_bytes(data)
 
 
 def cut_optimizer(folder: Path) -> None:
-    (folder / OPTIMIZER).write_bytes((folder / OPTIMIZER).read_bytes()[:-8])
+    path = folder / f"{OPTIMIZER}{SUFFIX}"
+    path.write_bytes(path.read_bytes()[:-8])
 
 
 def remove_model(folder: Path) -> None:
-    (folder / MODEL).unlink()
+    (folder / f"{MODEL}{SUFFIX}").unlink()
 
 
 def make_newer(folder: Path) -> None:
@@ -170,9 +175,18 @@ def make_newer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (change_model, f"{MODEL}: wanted sha256 .*, got .*: the file was changed; remove this"),
-        (cut_optimizer, f"{OPTIMIZER}: wanted sha256 .*, got .*: the file was changed; remove"),
-        (remove_model, f"{MODEL}: wanted the file that {LAST_FILE} names, it is not there; remove"),
+        (
+            change_model,
+            f"{MODEL}{SUFFIX}: wanted sha256 .*, got .*: the file was changed; remove this",
+        ),
+        (
+            cut_optimizer,
+            f"{OPTIMIZER}{SUFFIX}: wanted sha256 .*, got .*: the file was changed; remove",
+        ),
+        (
+            remove_model,
+            f"{MODEL}{SUFFIX}: wanted the file that {LAST_FILE} names, it is not there; remove",
+        ),
         (make_newer, f"wanted format_version {FORMAT_VERSION} or older, got {FORMAT_VERSION + 1}"),
     ],
 )
@@ -181,8 +195,14 @@ def test_a_damaged_checkpoint_is_refused_by_name(
 ) -> None:
     checkpoint = save(tmp_path, 7)
     damage(tmp_path / "step-00000007")
+    model, optimizer = trained(0)
+
+    def load() -> None:
+        load_weights(checkpoint, model, run_digest=RUN)
+        load_optimizer(checkpoint, optimizer, run_digest=RUN)
+
     with pytest.raises(FormatError, match=f"step-00000007.*{message}"):
-        load_checkpoint(checkpoint, *trained(0), run_digest=RUN)
+        load()
 
 
 def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -192,7 +212,7 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         match=r"step-00000007: wanted a checkpoint of run 91bc07, it belongs to run 3f2a91 "
         r"\(another config, other shards\): give another output, or start over with --force",
     ):
-        load_checkpoint(checkpoint, *trained(0), run_digest="91bc07" + "0" * 58)
+        load_weights(checkpoint, trained(0)[0], run_digest="91bc07" + "0" * 58)
 
 
 def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:

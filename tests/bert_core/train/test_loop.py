@@ -7,13 +7,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.tensor import DTensor
 
 from bert_core.batches import RankBatches, ShardSource, row_lengths
 from bert_core.data.order import GlobalOrder
@@ -25,10 +28,22 @@ from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
-from bert_core.train.checkpoint import CheckpointWriter, latest_checkpoint, load_checkpoint
-from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
+from bert_core.train.checkpoint import (
+    CheckpointWriter,
+    latest_checkpoint,
+    load_optimizer,
+    load_weights,
+)
+from bert_core.train.config import (
+    Algorithm,
+    LoopConfig,
+    OptimizerConfig,
+    Precision,
+    ScheduleConfig,
+)
 from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
+from bert_core.train.parallel import from_rank_0, rank_of_world, shard
 
 VOCABULARY, GLOBAL_BATCH, LONGEST = 60, 13, 32
 CONFIG = encoder_config_from_huggingface(
@@ -111,14 +126,20 @@ def train(
 
 def gradient(model: ObjectiveModel) -> Tensor:
     gradients = [parameter.grad for parameter in model.parameters()]
-    return torch.cat([each.flatten() for each in gradients if each is not None])
+    return torch.cat([whole(each).flatten() for each in gradients if each is not None])
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def gradient_of(
-    dtype: torch.dtype, micro: int, rank: int = 0, world_size: int = 1
+    dtype: torch.dtype, micro: int, rank: int = 0, world_size: int = 1, sharded: bool = False
 ) -> tuple[Tensor, Step]:
     """The gradient of the first global batch, as rank `rank` of `world_size` sees it."""
     model = model_of().to(dtype)
+    if sharded:
+        shard(model)
     [step] = train(
         model,
         batches(micro, rank, world_size).from_step(0),
@@ -137,7 +158,7 @@ PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
 
 
 def as_rank(rank: int, world_size: int, folder: Path) -> None:
-    """Compute the gradients of one of several processes, and keep them in `folder`."""
+    """What one of several processes computes: it is kept in `folder`."""
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
@@ -146,13 +167,65 @@ def as_rank(rank: int, world_size: int, folder: Path) -> None:
         timeout=timedelta(seconds=60),  # or a rank that failed would be waited for in vain
     )
     try:
-        found = {
-            str(dtype): gradient_of(dtype, micro, rank, world_size)[0]
+        found: dict[str, Any] = {
+            f"{dtype}{' sharded' if sharded else ''}": gradient_of(
+                dtype, micro, rank, world_size, sharded
+            )[0]
             for dtype, micro in [(torch.float64, 3), (torch.float32, 4)]
+            for sharded in (False, True)
         }
+        assert from_rank_0(rank + 5.5) == 5.5
+        for name in ALGORITHMS:
+            of_one, own = folder / f"one {name}", folder / f"sharded {name}"
+            found[name], found[f"{name} evaluated"] = sharded_training(name, of_one, own)
     finally:
         dist.destroy_process_group()
     torch.save(found, folder / f"{rank}.pt")
+
+
+ALGORITHMS: list[Algorithm] = ["adamw", "lamb"]
+
+
+def part_of_training(
+    name: Algorithm, steps: range, came_from: Path, sharded: bool = False
+) -> tuple[ObjectiveModel, torch.optim.Optimizer]:
+    """Train in fp64, from the checkpoint in `came_from` where the first step is not 0."""
+    model = model_of(seed=steps.start).double()
+    checkpoint = latest_checkpoint(str(came_from)) if steps.start else None
+    if checkpoint is not None:
+        load_weights(checkpoint, model, run_digest="run")
+    if sharded:
+        shard(model)
+    optimizer = build_optimizer(model, replace(OPTIMIZER, name=name))
+    if checkpoint is not None:
+        load_optimizer(checkpoint, optimizer, run_digest="run")
+    rank, world_size = rank_of_world()
+    done = training_steps(
+        model,
+        batches(3, rank, world_size).from_step(steps.start),
+        optimizer,
+        SCHEDULE.learning_rate(OPTIMIZER.lr, 10),
+        LoopConfig(max_steps=steps.stop, precision="fp32"),
+        max_grad_norm=0.1,
+        start=steps.start,
+    )
+    assert [step.index for step in done] == [index + 1 for index in steps]
+    return model, optimizer
+
+
+def sharded_training(name: Algorithm, of_one: Path, own: Path) -> tuple[dict, dict]:
+    """Weights of a run that one process began and several went on with, and what they measure; a
+    checkpoint of theirs is left in `own`."""
+    model, optimizer = part_of_training(name, range(3, 6), of_one, sharded=True)
+    with CheckpointWriter(str(own), run_digest="run") as writer:
+        writer.save(6, model, optimizer, 1.0)
+        writer.wait()
+    rank, world_size = rank_of_world()
+    rows = batches(GLOBAL_BATCH, rank, world_size)
+    # 14 rows are a batch and one row more, which one rank alone has.
+    assert [len(each) > 0 for each in rows.once(14)] == [True, rank == world_size - 1]
+    measured = evaluate(model, rows.once(14), LoopConfig(max_steps=1, precision="fp32"))
+    return {key: whole(value) for key, value in model.state_dict().items()}, measured
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.drill)])
@@ -161,6 +234,10 @@ def test_the_number_of_workers_does_not_change_the_gradient(
 ) -> None:
     # 13 rows do not divide evenly: ranks have unlike numbers of micro-batches, each padded to
     # another width than in one process.
+    for name in ALGORITHMS:
+        model, optimizer = part_of_training(name, range(3), tmp_path)
+        with CheckpointWriter(str(tmp_path / f"one {name}"), run_digest="run") as writer:
+            writer.save(3, model, optimizer)
     others = [
         subprocess.Popen(
             [sys.executable, __file__, str(rank), str(world_size), str(tmp_path)],
@@ -173,9 +250,34 @@ def test_the_number_of_workers_does_not_change_the_gradient(
     assert [process.wait(timeout=60) for process in others] == [0] * len(others)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
     for dtype, most in PRECISIONS:
-        for rank in ranks[1:]:
-            assert torch.equal(ranks[0][str(dtype)], rank[str(dtype)])
-        assert relative_error(ranks[0][str(dtype)], alone[dtype]) < most
+        for kind in ("", " sharded"):
+            for rank in ranks[1:]:
+                assert torch.equal(ranks[0][f"{dtype}{kind}"], rank[f"{dtype}{kind}"])
+            assert relative_error(ranks[0][f"{dtype}{kind}"], alone[dtype]) < most
+    for name in ALGORITHMS:
+        check_sharded_training(name, tmp_path, ranks[0], world_size)
+
+
+def check_sharded_training(name: Algorithm, folder: Path, found: Any, world_size: int) -> None:
+    """One process ends with the weights that several end with, and goes on from theirs."""
+    six, _ = part_of_training(name, range(3, 6), folder / f"one {name}")
+    loop = LoopConfig(max_steps=1, precision="fp32")
+    measured = evaluate(six, batches(GLOBAL_BATCH).once(14), loop)
+    assert found[f"{name} evaluated"] == pytest.approx(measured, rel=1e-9)
+    for key, value in six.state_dict().items():
+        torch.testing.assert_close(found[name][key], value, rtol=1e-9, atol=1e-12)
+    [written] = (folder / f"sharded {name}").iterdir()
+    parts = [f"{n + 1:05d}-of-{world_size:05d}.safetensors" for n in range(world_size)]
+    assert sorted(path.name for path in written.iterdir()) == [
+        "checkpoint.json",
+        *(f"{kind}-{part}" for kind in ("model", "optimizer") for part in parts),
+    ]
+    eight, _ = part_of_training(name, range(6, 8), folder / f"sharded {name}")
+    with CheckpointWriter(str(folder / f"again {name}"), run_digest="run") as writer:
+        writer.save(6, six, part_of_training(name, range(3, 6), folder / f"one {name}")[1])
+    same, _ = part_of_training(name, range(6, 8), folder / f"again {name}")
+    for key, value in same.state_dict().items():
+        torch.testing.assert_close(eight.state_dict()[key], value, rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.parametrize("micro", [0, 1, 5, 12])
@@ -185,6 +287,24 @@ def test_the_micro_batch_does_not_change_the_gradient(
 ) -> None:
     whole, _ = gradient_of(dtype, GLOBAL_BATCH)
     assert relative_error(gradient_of(dtype, micro)[0], whole) < most
+
+
+def test_hours_end_training_where_they_are_shorter_and_the_schedule_runs_along_them() -> None:
+    loop = LoopConfig(max_steps=10_000, max_hours=1.0, precision="fp32")
+    assert [loop.place(5000, 0.0), loop.place(5000, 900.0), loop.place(10, 1800.0)] == [5000] * 3
+    short = replace(loop, max_hours=1.0 / 3600)
+    steps = train(model_of(), batches(5).from_step(0), short)
+    assert [step.last for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert steps[-2].elapsed_s < 1 <= steps[-1].elapsed_s
+    for before, step in pairwise(steps):
+        rate = OPTIMIZER.lr * SCHEDULE.factor(before.elapsed_s * 10_000, 10_000)
+        assert step.learning_rate == pytest.approx(rate)
+    model = model_of()
+    optimizer = build_optimizer(model, OPTIMIZER)
+    late = training_steps(
+        model, batches(5).from_step(7), optimizer, lambda _: 1.0, short, start=7, elapsed_s=1.0
+    )
+    assert list(late) == [], "resumed after its end"
 
 
 def test_layers_that_are_computed_again_give_the_same_gradient_with_dropout_on() -> None:
@@ -268,7 +388,8 @@ def test_a_resumed_run_ends_with_the_same_bits_with_dropout_on(
 
     torch.manual_seed(123)  # what the generators hold does not matter
     resumed, optimizer = start(seed=9)
-    load_checkpoint(checkpoint, resumed, optimizer, run_digest="run")
+    load_weights(checkpoint, resumed, run_digest="run")
+    load_optimizer(checkpoint, optimizer, run_digest="run")
     steps = list(go_on(resumed, optimizer, 4))
     assert [step.index for step in steps] == [5, 6]
     assert [float(step.loss_sums["mlm"].sum()) for step in steps] == losses[4:]
@@ -446,6 +567,8 @@ def test_totals_of_steps_are_means_over_items_not_over_steps() -> None:
         totals.add_step(
             Step(
                 index=1,
+                last=False,
+                elapsed_s=1.0,
                 learning_rate=0.1,
                 grad_norm=1.0,
                 seconds=1.0,
