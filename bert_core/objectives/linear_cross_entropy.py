@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from bert_core.objectives.base import Part
 
-CHUNK_BYTES = {"cpu": 16 << 20}  # of scores in fp32
+CHUNK_BYTES = {"cpu": 48 << 20}  # of scores in fp32; the product of their gradient likes many
 OTHER_CHUNK_BYTES = 256 << 20  # a GPU wants more at once
 VECTOR = 16
 
@@ -62,7 +62,7 @@ class _LinearCrossEntropy(Function):
         total = torch.zeros((), dtype=wide, device=rows.device)
         correct = torch.zeros((), dtype=torch.long, device=rows.device)
         if learns:
-            rows_grad, weight_grad = torch.empty_like(rows), torch.zeros_like(weight)
+            rows_grad, weight_grad = torch.empty_like(rows), None
             bias_grad = torch.zeros_like(bias)
         factor = weight.to(narrow)
         size = _chunk_size(CHUNK_BYTES.get(kind, OTHER_CHUNK_BYTES) // (4 * len(weight)))
@@ -70,7 +70,8 @@ class _LinearCrossEntropy(Function):
             for start in range(0, len(rows), size):
                 chunk = slice(start, start + size)
                 some, wanted = rows[chunk].to(narrow), labels[chunk]
-                scores = (factor @ some.T).to(wide).add_(bias[:, None])
+                scores = factor @ some.T
+                scores = scores.add_(bias[:, None]) if narrow == wide else scores + bias[:, None]
                 highest = scores.amax(0)
                 right = scores.gather(0, wanted[None])[0]
                 correct += _correct(scores, right == highest, wanted)
@@ -82,7 +83,9 @@ class _LinearCrossEntropy(Function):
                     pulled = (powers.T @ factor).to(rows.dtype) * shares[:, None].to(rows.dtype)
                     rows_grad[chunk] = pulled - weight[wanted].to(rows.dtype)
                     scaled = (rows[chunk] * shares[:, None]).to(narrow)
-                    if narrow == weight.dtype:
+                    if weight_grad is None:
+                        weight_grad = (powers @ scaled).to(weight.dtype)
+                    elif narrow == weight.dtype:
                         weight_grad.addmm_(powers, scaled)
                     else:
                         weight_grad += powers @ scaled
@@ -92,12 +95,15 @@ class _LinearCrossEntropy(Function):
                         0, wanted, torch.ones_like(right, dtype=bias.dtype), alpha=-1
                     )
         if learns:
-            ctx.save_for_backward(rows_grad, weight_grad, bias_grad)
+            weight_grad = torch.zeros_like(weight) if weight_grad is None else weight_grad
+            ctx.gradients = rows_grad, weight_grad, bias_grad
         ctx.mark_non_differentiable(correct)
         return total, correct
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        rows_grad, weight_grad, bias_grad = ctx.saved_tensors
-        return rows_grad * slope, weight_grad * slope, bias_grad * slope, None, None
+        # In place, as the largest is the vocabulary's: so they can be had but once.
+        rows_grad, weight_grad, bias_grad = ctx.gradients
+        del ctx.gradients
+        return rows_grad.mul_(slope), weight_grad.mul_(slope), bias_grad.mul_(slope), None, None
