@@ -76,6 +76,30 @@ def test_two_workers_train_on_the_same_batches_as_one(pretrained: Any, tmp_path:
     np.testing.assert_allclose(runs[0], runs[2], rtol=1e-5)
 
 
+@pytest.mark.usefixtures("local_ray")
+def test_workers_that_share_the_weights_train_as_those_that_copy_them(
+    prepared: Any, tmp_path: Path
+) -> None:
+    """And one process goes on from a checkpoint of theirs."""
+    copied = replace(prepared.pretrain(tmp_path / "copied", steps=6), num_workers=2)
+    pretrain.run(copied)
+    sharded = replace(copied, output=str(tmp_path / "sharded"), fsdp=True)
+    pretrain.run(sharded)
+    np.testing.assert_allclose(
+        losses(tmp_path / "sharded"), losses(tmp_path / "copied"), rtol=0, atol=1e-4
+    )
+    names = sorted(path.name for path in (tmp_path / "sharded/checkpoints/step-00000004").iterdir())
+    assert names[1:3] == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for name, tensor in weights(tmp_path / "copied").items():
+        np.testing.assert_allclose(weights(tmp_path / "sharded")[name], tensor, rtol=0, atol=1e-4)
+    # As if killed after its second checkpoint.
+    (tmp_path / "sharded" / "manifest.json").unlink()
+    shutil.rmtree(tmp_path / "sharded" / "checkpoints" / "step-00000006")
+    done = pretrain.run(replace(sharded, num_workers=0))
+    assert done.counts["steps"] == 6
+    assert len(losses(tmp_path / "sharded")) == 6
+
+
 @pytest.fixture(scope="module")
 def masked_later(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Shards of full sentences whose masks are drawn at training time."""
