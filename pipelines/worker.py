@@ -34,14 +34,7 @@ from bert_core.train.checkpoint import (
 )
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import peak_flops, peak_memory_bytes
-from bert_core.train.loop import (
-    DivergedError,
-    Rise,
-    Step,
-    Totals,
-    evaluate,
-    training_steps,
-)
+from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
 from pipelines.stage import STARTED
@@ -106,6 +99,20 @@ def check_storage(output: str, rank: int) -> None:
     probe = files.join(output, CHECKPOINTS, f"probe-{rank}")
     files.write_bytes(probe, b"")
     files.remove(probe)
+
+
+def check_agreement(checkpoints: str, step: int) -> None:
+    """See that this rank goes on from where rank 0 does. Collective.
+
+    Raises: ResourceError if it finds another newest checkpoint.
+    """
+    wanted = round(from_rank_0(step))
+    if step != wanted:
+        raise ResourceError(
+            f"{checkpoints}: wanted the checkpoint after step {wanted}, from which rank 0 goes on, "
+            f"{socket.gethostname()} finds step {step} as the newest: give a folder that all nodes "
+            "share, or a URI"
+        )
 
 
 class RecordingCallback(UserCallback):
@@ -186,15 +193,16 @@ def train(training: Training, report: Report) -> None:
     place, config, loop = training.place, training.config, training.loop
     model = training.model
     checkpoint = latest_checkpoint(training.checkpoints)
-    start = round(from_rank_0(checkpoint.step if checkpoint else 0))
-    if start and checkpoint is not None:
+    start = checkpoint.step if checkpoint else 0
+    check_agreement(training.checkpoints, start)
+    if checkpoint is not None:
         load_weights(checkpoint, model, run_digest=training.digest)
     model.to(place.device)
     if config.fsdp and place.world_size > 1:
         shard(model)
     optimizer = build_optimizer(model, training.optimizer)
     before = Progress()
-    if start and checkpoint is not None:
+    if checkpoint is not None:
         load_optimizer(checkpoint, optimizer, run_digest=training.digest)
         before = read_progress(checkpoint)
     records: Records = []

@@ -71,7 +71,8 @@ class _LinearCrossEntropy(Function):
                 chunk = slice(start, start + size)
                 some, wanted = rows[chunk].to(narrow), labels[chunk]
                 scores = factor @ some.T
-                scores = scores.add_(bias[:, None]) if narrow == wide else scores + bias[:, None]
+                added = bias.to(wide)[:, None]
+                scores = scores.add_(added) if narrow == wide else scores + added
                 highest = scores.amax(0)
                 right = scores.gather(0, wanted[None])[0]
                 correct += _correct(scores, right == highest, wanted)

@@ -128,11 +128,11 @@ def training_steps(
     model.train()
     zero = time.perf_counter() - elapsed_s
     place = config.place(start, elapsed_s)
+    if place >= config.max_steps:
+        return
     with closing(prefetched(batches, pin_memory=on_gpu)) as ahead:
         began = time.perf_counter()
         for index, micro_batches in enumerate(ahead, start):
-            if place >= config.max_steps:
-                return
             waited_s = time.perf_counter() - began
             lr = learning_rate(place)
             for group in optimizer.param_groups:
@@ -168,6 +168,8 @@ def training_steps(
                 correct=correct,
                 counts=counts,
             )
+            if place >= config.max_steps:
+                return
             began = time.perf_counter()
 
 

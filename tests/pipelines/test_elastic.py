@@ -151,3 +151,45 @@ def test_a_notice_that_a_node_will_be_taken_leads_to_a_checkpoint(
         step = json.loads(written.read_text())["step"]
         wait_until(process, "one trains", lambda: 1 in workers(tmp_path / "out"))
     assert workers(tmp_path / "out").index(1) >= step
+
+
+DRIVER = """
+import sys
+
+import ray
+
+from pipelines import cluster
+
+
+class Actor:
+    def answer(self):
+        return "answered"
+
+
+cluster.connect(address=sys.argv[1])
+print(ray.get(ray.remote(Actor).remote().answer.remote()))
+"""
+# A cluster that asks for no token, and a driver of it whose home folder has one.
+JOIN = """
+import os, subprocess, sys
+from ray.cluster_utils import Cluster
+
+made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+home = {**os.environ, "HOME": sys.argv[1]}
+subprocess.run([sys.executable, "-c", sys.argv[2], made.address], env=home, check=True, timeout=100)
+made.shutdown()
+"""
+
+
+def test_actors_live_where_the_driver_has_a_token_that_the_cluster_does_not_ask_for(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("0123456789abcdef" * 4)
+    environment = {name: value for name, value in os.environ.items() if name[:3] != "RAY"}
+    environment |= {"HOME": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, "-c", JOIN, str(tmp_path), DRIVER],
+        env=environment, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert "answered" in done.stdout, done.stderr

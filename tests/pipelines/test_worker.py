@@ -12,8 +12,9 @@ from bert_core.train.checkpoint import CheckpointWriter
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.loop import DivergedError
 from bert_core.train.optim import build_optimizer
+from pipelines import worker
 from pipelines.stage import STARTED
-from pipelines.worker import check_storage, explained
+from pipelines.worker import check_agreement, check_storage, explained
 
 
 def test_where_memory_runs_out_the_dials_are_named(tmp_path: Path) -> None:
@@ -55,3 +56,12 @@ def test_storage_that_is_not_shared_or_not_writable_is_found_before_the_first_st
     (tmp_path / "out" / "checkpoints").write_text("no folder")
     with pytest.raises(ResourceError, match=r"checkpoints/probe-0.* could not be written"):
         check_storage(output, 0)
+
+
+def test_a_rank_that_finds_another_checkpoint_than_rank_0_does_not_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_agreement("here", 40)
+    monkeypatch.setattr(worker, "from_rank_0", lambda step: 80.0)
+    with pytest.raises(ResourceError, match=r"here: wanted the checkpoint after step 80, .* 40 as"):
+        check_agreement("here", 40)
