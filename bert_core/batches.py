@@ -20,6 +20,7 @@ from bert_core.data.draws import row_keys
 from bert_core.data.masking import Masker
 from bert_core.data.order import GlobalOrder, Samples, part_of_rank
 from bert_core.data.shards import ShardRows
+from bert_core.data.windows import Window
 from bert_core.errors import ConfigError
 from bert_core.objectives.base import Batch
 
@@ -268,19 +269,34 @@ class ShardSource:
             yield self.open_shard(int(shard)), int(row)
 
 
-@dataclass(frozen=True)
-class EncodedSource:
-    """Encoded rows of a labelled set, all in memory: one shard."""
+def collate(windows: Sequence[Window], pad_id: int, *, packed: bool = False) -> Batch:
+    """Inputs of the windows' sequences, one after the other, and what is to be scored and right."""
+    ids = [each for window in windows for each in window.ids]
+    segments = np.array([each for window in windows for each in window.segment_b_start])
+    batch = _laid_out(ids, pad_id, segments, packed=packed)
+    starts = _starts(batch, len(ids))
+    for name in windows[0].positions:
+        assert len(ids) == len(windows)  # such windows have one sequence
+        places = [
+            window.positions[name] + start for window, start in zip(windows, starts, strict=True)
+        ]
+        batch[name] = torch.from_numpy(np.concatenate(places))
+    for name in windows[0].labels:
+        labels = np.concatenate([window.labels[name] for window in windows])
+        batch[name] = torch.from_numpy(labels)
+    return batch
 
-    ids: list[np.ndarray]
-    labels: Integer[np.ndarray, "rows"]
+
+@dataclass(frozen=True)
+class WindowSource:
+    """Windows of a labelled set, all in memory: one shard."""
+
+    windows: Sequence[Window]
     pad_id: int
     packed: bool = False
 
     def lengths(self, samples: Samples) -> Integer[np.ndarray, "samples"]:
-        return np.array([len(self.ids[row]) for row in samples.rows], dtype=np.int64)
+        return np.array([self.windows[row].tokens for row in samples.rows], dtype=np.int64)
 
     def collate(self, samples: Samples) -> Batch:
-        ids = [self.ids[row] for row in samples.rows]
-        batch = _laid_out(ids, self.pad_id, None, packed=self.packed)
-        return batch | {"labels": torch.from_numpy(self.labels[samples.rows].astype(np.int64))}
+        return collate([self.windows[row] for row in samples.rows], self.pad_id, packed=self.packed)

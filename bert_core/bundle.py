@@ -36,6 +36,7 @@ from bert_core.model.hf import (
 )
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Objective, ObjectiveModel
+from bert_core.objectives.classification import Classification
 from bert_core.tasks.base import Task
 from bert_core.tasks.registry import TASKS
 
@@ -100,6 +101,9 @@ def save_bundle(
     special = {"cls": tokenizer.cls_id, "sep": tokenizer.sep_id}
     token_ids = LAYOUTS[config.family].token_ids
     entries |= {entry: special[token] for entry, token in token_ids.items()}
+    for objective in model.objectives.values():
+        if task is not None and isinstance(objective, Classification):
+            entries["problem_type"] = objective.problem_type
     labels = _labels(model, task)
     if labels:
         entries["id2label"] = {str(index): label for index, label in enumerate(labels)}
@@ -118,7 +122,7 @@ def save_bundle(
         record = {
             "format_version": FORMAT_VERSION,
             "task": None if task is None else task.name,
-            "labels": None if task is None else task.labels,
+            **({"labels": None} if task is None else task.record),
             "metrics": metrics,
             "lineage": lineage,
             "files": _sha256s(partial, sorted(path.name for path in partial.iterdir())),
@@ -350,20 +354,19 @@ def _recorded_task(folder: Path, record: dict[str, Any]) -> Task | None:
             f"{folder / RECORD}: wanted one of the tasks {', '.join(sorted(TASKS))}, got {name!r}: "
             "update raybert, or load the folder with transformers"
         )
-    return TASKS[name](record["labels"])
+    kind = TASKS[name]
+    return kind(record["labels"], kind.options(**record.get("options", {})))
 
 
 def _foreign_task(
     objectives: frozenset[str], entries: dict[str, Any], state: dict[str, Tensor]
 ) -> Task | None:
     """The task of a folder that transformers wrote; None for what no task here answers."""
-    known = {frozenset({task.objective}): task for task in TASKS.values()}
-    single = entries.get("problem_type") in (None, "single_label_classification")
-    if objectives not in known or not single:
+    known = [task for task in TASKS.values() if objectives == {task.objective}]
+    if not known:
         return None
-    task = known[objectives]
-    head = state.get(f"objectives.{task.objective}.head.linear.weight")
-    if head is None or len(head) < 2:
+    head = state.get(f"objectives.{known[0].objective}.head.linear.weight")
+    if head is None:
         return None
     named = entries.get("id2label") or {}
     if not isinstance(named, dict):
@@ -373,7 +376,8 @@ def _foreign_task(
         )
     names = {int(index): label for index, label in named.items()}
     # transformers leaves its own default names out of the file.
-    return task([names.get(index, f"LABEL_{index}") for index in range(len(head))])
+    labels = [names.get(index, f"LABEL_{index}") for index in range(len(head))]
+    return next(filter(None, (task.from_huggingface(entries, labels) for task in known)), None)
 
 
 def _class_name(entries: dict[str, Any]) -> str:

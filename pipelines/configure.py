@@ -42,7 +42,7 @@ COMMANDS = {
     "quickstart": Command("pipelines.quickstart", "QuickstartConfig", "the whole path, in minutes"),
     "submit": Command("pipelines.submit", "SubmitConfig", "run a stage as a job on a Ray cluster"),
     "ui": Command("pipelines.ui", "UiConfig", "open the MLflow page"),
-    "list": Command("pipelines.listing", "ListConfig", "what there is: variants, tasks, configs"),
+    "list": Command("pipelines.listing", "ListConfig", "what there is: tasks, variants, configs"),
 }
 ALL = {**STAGES, **COMMANDS}
 

@@ -1,17 +1,20 @@
-"""Bundle + labelled rows → metrics, confusion matrix, and a prediction for every row in order."""
+"""Bundle + labelled rows → metrics with intervals, a picture, and a prediction for every row."""
 
+import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_core import files
+from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, Output
+from bert_core.tasks.rows import Row
 from pipelines.distribute import run_tasks
 from pipelines.report import meter, say
 from pipelines.sources import LabelledConfig, labelled_input, read_labelled
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from bert_core.predictor import Predictor
 
 PREDICTIONS = "predictions.parquet"
+ANSWER = "answer"
+"""Column of the predictions that holds the whole answer, as JSON."""
+PICTURE = "answers.png"
 ROWS_PER_TASK = 512
 
 
@@ -33,6 +39,9 @@ class EvaluateConfig(StageConfig):
     """Fine-tuned bundle: a folder, a URI, or models:/name@alias."""
     held_out: LabelledConfig = field(default_factory=LabelledConfig)
     """Rows that the model has not been trained on."""
+    metric: str | None = None
+    """The metric that decides whether a model is not worse than the champion; the task's own where
+    this is not given."""
 
 
 def run(config: EvaluateConfig) -> Manifest:
@@ -41,7 +50,7 @@ def run(config: EvaluateConfig) -> Manifest:
     from tracking.resolve import resolve
 
     folder = resolve(config.model, uri=config.tracking_uri)
-    _predictor.cache_clear()  # what lay there in an earlier run of this process
+    predictor_of.cache_clear()  # what lay there in an earlier run of this process
     inputs = [
         DatasetInput("model", bundle_digest(folder), config.model),
         labelled_input("held_out", config.held_out, "held_out"),
@@ -50,61 +59,79 @@ def run(config: EvaluateConfig) -> Manifest:
 
 
 def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
-    from tracking.plots import plot_confusion
+    from bert_core.metrics.bootstrap import intervals
+    from tracking.plots import plot_answers
 
-    rows = read_labelled(config.held_out, "held_out")
-    task = _predictor(folder, config.threads_per_worker).task
+    task = predictor_of(folder, config.threads_per_worker).task
+    rows = read_labelled(config.held_out, "held_out", (task.inputs, task.targets(task.chosen)))
     began = time.monotonic()
-    answers = predict_rows(folder, [row["text"] for row in rows], config)
+    answers, tokens = predict_rows(folder, rows, config)
     seconds = time.monotonic() - began
-    ids = {label: index for index, label in enumerate(task.labels)}
-    wanted = task.label_ids(rows)
-    predicted = np.array([ids[answer["label"]] for answer in answers])
-    metrics = task.metrics(predicted, wanted)
+    columns = task.compare(rows, answers)
+    metrics = task.metrics(columns)
+    main = config.metric or task.primary_metric
+    if main not in metrics:
+        raise ConfigError(f"metric: wanted one of {', '.join(metrics)}, got {main!r}")
+    ranges = intervals(task.metrics, columns)
+    cells = [task.cells(answer) for answer in answers]
     table = pa.table(
         {
-            "text": [row["text"] for row in rows],
-            "label": [row["label"] for row in rows],
-            "predicted": [answer["label"] for answer in answers],
-            "score": [answer["score"] for answer in answers],
+            **{name: [row.get(name) for row in rows] for name in _names(rows)},
+            **{f"predicted_{name}": [cell[name] for cell in cells] for name in cells[0]},
+            ANSWER: [json.dumps(answer) for answer in answers],
         }
     )
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     path = files.join(config.output, PREDICTIONS)
     files.write_bytes(path, sink.getvalue())
-    matrix = np.zeros((len(ids), len(ids)), dtype=np.int64)
-    np.add.at(matrix, (wanted, predicted), 1)
-    picture = plot_confusion(task.labels, matrix, config.local_folder / "confusion.png")
-    main = task.primary_metric
-    say(f"evaluate: {main} {metrics[main]:.1%} on {len(rows):,} rows, predictions in {path}")
-    counts = {"rows": len(rows), "primary_metric": main, **metrics}
-    counts["tokens_per_s"] = sum(answer["tokens"] for answer in answers) / seconds
-    return Result(outputs={PREDICTIONS: Output.of(path)}, counts=counts, artifacts=[picture])
+    picture = plot_answers(columns, task.labels, config.local_folder / PICTURE)
+    low, high = ranges[main]
+    say(
+        f"evaluate: {main} {metrics[main]:.1%} ({low:.1%} to {high:.1%}) on {len(rows):,} rows, "
+        f"predictions in {path}"
+    )
+    counts = {
+        "rows": len(rows),
+        "primary_metric": main,
+        **metrics,
+        **{f"{name}_low": low for name, (low, _) in ranges.items()},
+        **{f"{name}_high": high for name, (_, high) in ranges.items()},
+        "tokens_per_s": tokens / seconds,
+    }
+    artifacts = [] if picture is None else [picture]
+    return Result(outputs={PREDICTIONS: Output.of(path)}, counts=counts, artifacts=artifacts)
 
 
-def predict_rows(folder: Path, texts: list[str], config: StageConfig) -> list[dict[str, Any]]:
-    """The model's best answer to every text, in order, with the text's length in `tokens`."""
-    starts = range(0, len(texts), ROWS_PER_TASK)
-    tasks = [texts[start : start + ROWS_PER_TASK] for start in starts]
-    answers: list[list[dict[str, Any]]] = [[] for _ in tasks]
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def predict_rows(folder: Path, rows: Sequence[Row], config: StageConfig) -> tuple[list[Any], int]:
+    """The model's answer to every row, in order, and how many tokens went through it."""
+    starts = range(0, len(rows), ROWS_PER_TASK)
+    tasks = [rows[start : start + ROWS_PER_TASK] for start in starts]
+    answers: list[list[Any]] = [[] for _ in tasks]
+    tokens = 0
     work = partial(_predict, folder.absolute(), config.threads_per_worker)
-    with meter("predicting", len(texts), "rows") as progress:
-        for index, found in run_tasks(work, tasks, config):
+    with meter("predicting", len(rows), "rows") as progress:
+        for index, (found, count) in run_tasks(work, tasks, config):
             answers[index] = found
+            tokens += count
             progress.add(len(found))
-    return [answer for part in answers for answer in part]
+    return [answer for part in answers for answer in part], tokens
 
 
-def _predict(folder: Path, threads: int, texts: list[str]) -> list[dict[str, Any]]:
-    predictor = _predictor(folder, threads)
-    ids = predictor.encode(texts, truncation=True)
-    answers = predictor.decode(predictor.forward(ids))
-    return [{**best, "tokens": len(row)} for (best, *_), row in zip(answers, ids, strict=True)]
+def _predict(folder: Path, threads: int, rows: Sequence[Row]) -> tuple[list[Any], int]:
+    predictor = predictor_of(folder, threads)
+    task = predictor.task
+    windows = task.encode(rows, predictor.bundle.tokenizer, predictor.max_length)
+    answers = task.decode(rows, windows, predictor.forward(windows))
+    return answers, sum(window.tokens for window in windows)
 
 
 @lru_cache(maxsize=2)
-def _predictor(folder: Path, threads: int) -> "Predictor":
+def predictor_of(folder: Path, threads: int) -> "Predictor":
     """The model, loaded once a process."""
     from bert_core.predictor import Predictor
 

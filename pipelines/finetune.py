@@ -29,8 +29,9 @@ from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.bundle import Bundle
+    from bert_core.data.windows import Window
     from bert_core.objectives.base import ObjectiveModel
-    from bert_core.tasks.base import EncodedRows, Task
+    from bert_core.tasks.base import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +44,14 @@ class FinetuneConfig(TrainingConfig):
     """Start from fresh weights instead of the bundle's, to see what pretraining is worth."""
     task: str = "text-classification"
     """Name of the task; `raybert list tasks` shows those there are."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the task is told, by name: `{multi_label = true}`."""
     train: LabelledConfig = field(default_factory=LabelledConfig)
     """Rows to train on."""
     held_out: LabelledConfig = field(default_factory=LabelledConfig)
     """Rows to measure on, once, when training is done; they select nothing."""
     rows_per_class: int | None = None
-    """Most training rows of a label, drawn by the seed; all where this is not given."""
+    """Most training rows of a label, drawn at random; all where this is not given."""
     max_length: int = 128
     """Most tokens of a row, special ones included."""
     epochs: float = 3.0
@@ -117,23 +120,27 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
     from bert_core.bundle import bundle_digest, load_bundle
     from bert_core.tasks.registry import TASKS
 
-    train = few_per_class(read_labelled(config.train, "train"), config.rows_per_class)
-    held_out = read_labelled(config.held_out, "held_out")
+    kind = TASKS[config.task]
+    options = kind.options_of(config.options)
+    shapes = (kind.inputs, kind.targets(options))
+    train = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
+    held_out = read_labelled(config.held_out, "held_out", shapes)
     if len(train) < config.batch_size:
         raise CorpusError(
             f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows, got "
             f"{len(train)}: lower batch_size, or add rows"
         )
-    task = TASKS[config.task].from_rows(train)
+    task = kind.from_rows(train, options)
     bundle = load_bundle(folder)
-    encoded = {
-        name: task.encode(rows, bundle.tokenizer, _longest(config, bundle))
+    longest = _longest(config, bundle)
+    sets = {
+        name: LabelledSet(rows, task.encode(rows, bundle.tokenizer, longest, labelled=True))
         for name, rows in (("train", train), ("held_out", held_out))
     }
-    steps = config.steps(len(train))
+    steps = config.steps(len(sets["train"].windows))
     total = len(config.seeds) * (steps + 1)
     fit(
-        partial(worker, folder, task, encoded),
+        partial(worker, folder, task, sets),
         config,
         digest,
         LoopConfig(max_steps=total),
@@ -141,14 +148,13 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
     )
     records = read_records(config.local_folder)
     seeds = [
-        {
-            "seed": seed,
-            "accuracy": records[(steps + 1) * (index + 1) - 1]["held_out/classification_accuracy"],
-        }
+        {"seed": seed} | _measured(records[(steps + 1) * (index + 1) - 1])
         for index, seed in enumerate(config.seeds)
     ]
-    accuracies = np.array([seed["accuracy"] for seed in seeds])
-    measured = {"accuracy": float(seeds[0]["accuracy"])}
+    names = [name for name in seeds[0] if name != "seed"]
+    values = {name: np.array([seed[name] for seed in seeds]) for name in names}
+    measured = {name: float(seeds[0][name]) for name in names}
+    main = task.primary_metric
     outputs = write_bundle(
         config,
         digest,
@@ -160,28 +166,63 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
         checkpoints=_checkpoints(0),
     )
     say(
-        f"finetune: accuracy {accuracies.mean():.1%} on {len(held_out):,} held-out rows, mean of "
+        f"finetune: {main} {values[main].mean():.1%} on {len(held_out):,} held-out rows, mean of "
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, "
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
+    remarks = task.remarks(train)
+    for name, count in remarks.items():
+        if count:
+            say(f"finetune: {count:,} {name.replace('_', ' ')} in {config.train.source}")
     counts = {
+        **remarks,
         "train_rows": len(train),
         "held_out_rows": len(held_out),
         "labels": len(task.labels),
         "steps": steps,
         "seeds": seeds,
         "tokens_per_s": median_speed(records),
-        "accuracy_mean": float(accuracies.mean()),
-        "accuracy_std": float(accuracies.std(ddof=1)) if len(seeds) > 1 else 0.0,
-        "majority_accuracy": _majority([row["label"] for row in held_out]),
+        "primary_metric": main,
+        **{f"{name}_mean": float(each.mean()) for name, each in values.items()},
+        **{
+            f"{name}_std": float(each.std(ddof=1)) if len(seeds) > 1 else 0.0
+            for name, each in values.items()
+        },
+        **{
+            f"baseline_{name}": value
+            for name, value in task.metrics(task.constant(held_out)).items()
+        },
     }
     return Result(outputs=outputs, counts=counts, artifacts=curves(config))
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """Rows as they were read, and as an encoder takes them."""
+
+    rows: list[dict[str, Any]]
+    windows: "list[Window]"
+
+
+def _measured(record: dict[str, float]) -> dict[str, float]:
+    """The task's metrics of a record."""
+    prefix = "held_out/task/"
+    return {
+        name.removeprefix(prefix): value
+        for name, value in record.items()
+        if name.startswith(prefix)
+    }
 
 
 def few_per_class(rows: list[dict[str, Any]], most: int | None, seed: int = 0) -> list[dict]:
     """At most `most` rows of each label, in their order; the same for every model compared."""
     if most is None:
         return rows
+    if "label" not in rows[0]:
+        raise ConfigError(
+            f"rows_per_class: wanted rows that have one label each, theirs have "
+            f"{', '.join(rows[0])}: leave it out for this task"
+        )
     kept: list[int] = []
     rng = np.random.default_rng(seed)
     labels = np.array([row["label"] for row in rows])
@@ -189,10 +230,6 @@ def few_per_class(rows: list[dict[str, Any]], most: int | None, seed: int = 0) -
         places = np.flatnonzero(labels == label)
         kept.extend(rng.permutation(places)[:most].tolist())
     return [rows[place] for place in sorted(kept)]
-
-
-def _majority(labels: list[str]) -> float:
-    return max(labels.count(label) for label in set(labels)) / len(labels)
 
 
 def _longest(config: FinetuneConfig, bundle: "Bundle") -> int:
@@ -230,16 +267,17 @@ def build_model(
 def worker(
     folder: Path,
     task: "Task",
-    encoded: dict[str, "EncodedRows"],
+    sets: dict[str, LabelledSet],
     config: FinetuneConfig,
     digest: str,
     report: Report,
 ) -> None:
     """One rank: the seeds one after the other."""
-    from bert_core.batches import EncodedSource, RankBatches
+    from bert_core.batches import RankBatches, WindowSource
     from bert_core.bundle import load_bundle
     from bert_core.data.order import GlobalOrder
     from bert_core.model.attention import packs
+    from bert_core.train.loop import evaluate, evaluation_scores
     from pipelines.worker import Place, Training, train
 
     place = Place.here(config)
@@ -247,31 +285,47 @@ def worker(
     packed = packs(bundle.encoder_config, place.device, config.precision)
 
     def batches(split: str, seed: int) -> RankBatches:
-        rows = encoded[split]
-        assert rows.labels is not None  # labelled_rows looked
+        windows = sets[split].windows
         return RankBatches(
-            source=EncodedSource(rows.ids, rows.labels, bundle.tokenizer.pad_id, packed),
-            order=GlobalOrder([len(rows.ids)], seed=seed),
+            source=WindowSource(windows, bundle.tokenizer.pad_id, packed),
+            order=GlobalOrder([len(windows)], seed=seed),
             global_batch_size=config.batch_size if split == "train" else 256,
             micro_batch_tokens=config.micro_batch_tokens,
             rank=place.rank,
             world_size=place.world_size,
         )
 
-    steps = config.steps(len(encoded["train"].ids))
+    def measure(loop: LoopConfig, model: "ObjectiveModel") -> dict[str, float]:
+        held_out = sets["held_out"]
+        scores = evaluation_scores(
+            model,
+            held_out.windows,
+            bundle.tokenizer.pad_id,
+            loop,
+            budget_tokens=config.micro_batch_tokens,
+            packed=packed,
+        )
+        answers = task.decode(held_out.rows, held_out.windows, scores)
+        metrics = task.metrics(task.compare(held_out.rows, answers))
+        return evaluate(model, batches("held_out", 0).once(), loop) | {
+            f"task/{name}": value for name, value in metrics.items()
+        }
+
+    steps = config.steps(len(sets["train"].windows))
     schedule = ScheduleConfig(warmup_steps=round(config.warmup_share * steps))
     for index, seed in enumerate(config.seeds):
+        loop = LoopConfig(max_steps=steps, precision=config.precision, seed=seed)
         train(
             Training(
                 config=config,
                 place=place,
                 model=build_model(config, bundle, task, seed),
                 batches=batches("train", seed),
-                held_out=lambda: batches("held_out", 0).once(),
+                measure=partial(measure, loop),
                 measure_before=False,
                 optimizer=config.optimizer,
                 learning_rate=schedule.learning_rate(config.lr, steps),
-                loop=LoopConfig(max_steps=steps, precision=config.precision, seed=seed),
+                loop=loop,
                 digest=digest,
                 checkpoints=files.join(config.output, _checkpoints(index)),
                 first_record=index * (steps + 1),

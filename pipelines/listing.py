@@ -1,6 +1,6 @@
 """`raybert list`: what there is to choose from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -11,7 +11,7 @@ from bert_core.manifest import read_manifest
 from bert_core.model.variants import VARIANTS
 from pipelines.report import console, say
 
-Kind = Literal["variants", "tasks", "configs", "runs"]
+Kind = Literal["variants", "tasks", "formats", "configs", "runs"]
 FLOPS_LENGTH = 512
 """Tokens of the row that GFLOP/token is told for: forward and backward, without a head."""
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -22,7 +22,8 @@ class ListConfig:
     """What to list."""
 
     what: Kind = "variants"
-    """`variants` of the encoder, `tasks`, `configs` that come with raybert, or finished `runs`."""
+    """`variants` of the encoder, `tasks`, `formats` of labelled sets, `configs` that come with
+    raybert, or finished `runs`."""
     folder: str = "runs"
     """Where to look for runs."""
 
@@ -39,6 +40,7 @@ def run(config: ListConfig) -> None:
     columns, rows = {
         "variants": _variants,
         "tasks": _tasks,
+        "formats": _formats,
         "runs": lambda: _runs(Path(config.folder)),
     }[config.what]()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -91,10 +93,26 @@ def _tasks() -> Listing:
     from bert_core.tasks.registry import TASKS
 
     rows = [
-        [name, f"…{ARCHITECTURES[frozenset({task.objective})]}", task.primary_metric]
+        [
+            name,
+            f"…{ARCHITECTURES[frozenset({task.objective})]}",
+            task.primary_metric,
+            ", ".join(one.name for shape in (task.inputs, task.targets()) for one in fields(shape)),
+            ", ".join(one.name for one in fields(task.options)) or "none",
+        ]
         for name, task in TASKS.items()
     ]
-    return ["task", "Hugging Face class", "metric"], rows
+    return ["task", "Hugging Face class", "metric", "fields of a row", "options"], rows
+
+
+def _formats() -> Listing:
+    from bert_core.data.labelled_formats import FORMATS
+
+    rows = [
+        [name, one.source, ", ".join(f"{key} = {value}" for key, value in one.columns.items())]
+        for name, one in FORMATS.items()
+    ]
+    return ["format", "published by", "field = column"], rows
 
 
 def _print_configs() -> None:

@@ -292,6 +292,7 @@ def _objectives(shards: ShardSet) -> list[str]:
 def worker(config: PretrainConfig, digest: str, report: Report) -> None:
     """One rank."""
     from bert_core.batches import PhasedBatches
+    from bert_core.train.loop import evaluate
     from pipelines.worker import Place, Training, train
 
     place = Place.here(config)
@@ -310,7 +311,7 @@ def worker(config: PretrainConfig, digest: str, report: Report) -> None:
             place=place,
             model=build_model(config, shards[-1], tokenizer),
             batches=made[0] if len(made) == 1 else PhasedBatches(made[0], phases[0].steps, made[1]),
-            held_out=lambda: held_out.once(config.held_out_rows),
+            measure=lambda model: evaluate(model, held_out.once(config.held_out_rows), config.loop),
             optimizer=config.optimizer,
             learning_rate=config.learning_rate,
             loop=config.loop,

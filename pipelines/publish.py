@@ -1,6 +1,7 @@
 """Evaluated bundle → MLflow registry, where the alias `champion` says which version is served."""
 
-from dataclasses import asdict, dataclass, field
+import json
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,8 @@ import pyarrow.parquet as pq
 from bert_core import files
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, Output, read_manifest
-from pipelines.evaluate import PREDICTIONS, predict_rows
+from bert_core.metrics.bootstrap import not_worse
+from pipelines.evaluate import ANSWER, PREDICTIONS, predict_rows, predictor_of
 from pipelines.report import say
 from pipelines.stage import INPUT, Result, StageConfig, input_digest, run_stage
 from tracking.runs import DatasetInput, tracking_uri
@@ -59,26 +61,32 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
     evaluation = read_manifest(config.evaluation)
     data = files.read_bytes(files.join(config.evaluation, PREDICTIONS))
     rows = pq.read_table(pa.BufferReader(data)).to_pylist()
+    task = predictor_of(folder, config.threads_per_worker).task
+    names = [one.name for one in fields(task.inputs)]
     present = registry.champion(config.name, uri=uri)
-    scores_champion = None
+    verdict = None
     if present is not None:
         champion_folder = resolve(f"models:/{config.name}/{present.version}", uri=uri)
-        answers = predict_rows(champion_folder, [row["text"] for row in rows], config)
-        scores_champion = [
-            float(answer["label"] == row["label"])
-            for answer, row in zip(answers, rows, strict=True)
-        ]
+        theirs, _ = predict_rows(champion_folder, rows, config)
+        verdict = not_worse(
+            str(evaluation.counts["primary_metric"]),
+            task.metrics,
+            task.compare(rows, [json.loads(row[ANSWER]) for row in rows]),
+            task.compare(rows, theirs),
+        )
     recorded = read_run(config.local_folder)
     publication = registry.publish(
         folder,
         name=config.name,
         uri=uri,
         metrics={k: v for k, v in evaluation.counts.items() if isinstance(v, int | float)},
-        input_example=[row["text"] for row in rows[:EXAMPLES]],
+        input_example=[
+            {name: row[name] for name in names if row.get(name) is not None}
+            for row in rows[:EXAMPLES]
+        ],
         experiment=config.experiment,
         run_id=recorded.run_id if recorded else None,
-        scores_new=[float(row["predicted"] == row["label"]) for row in rows],
-        scores_champion=scores_champion,
+        verdict=verdict,
         force=config.force,
     )
     path = files.join(config.output, PUBLICATION)

@@ -27,6 +27,7 @@ from bert_core.manifest import Manifest
 from pipelines import cluster, docstrings
 from pipelines.card import CARD
 from pipelines.configure import CONFIGS, STAGES, parse
+from pipelines.evaluate import PICTURE
 from pipelines.html_report import Section, write_report
 from pipelines.report import console, say
 from pipelines.sources import LabelledConfig, read_labelled
@@ -112,7 +113,10 @@ def _query(config: QuickstartConfig) -> None:
 
 def _questions() -> list[dict[str, str]]:
     """Held-out rows, of different libraries."""
-    rows = read_labelled(LabelledConfig(), "held_out")
+    from bert_core.tasks.text_classification import OneLabel
+    from bert_core.tasks.texts import TextInput
+
+    rows = read_labelled(LabelledConfig(), "held_out", (TextInput, OneLabel))
     by_label = {row["label"]: row for row in reversed(rows)}
     labels = sorted(by_label)
     picked = np.random.default_rng(0).permutation(len(labels))[:QUESTIONS]
@@ -196,7 +200,7 @@ def _report(done: dict[str, Manifest], seconds: float) -> None:
             Section("In figures", rows=rows),
             Section("Pretraining", pictures=sorted((stages / "pretrain" / "plots").glob("*.png"))),
             Section("Fine-tuning", pictures=sorted((stages / "finetune" / "plots").glob("*.png"))),
-            Section("Evaluation", pictures=[stages / "evaluate" / "confusion.png"]),
+            Section("Evaluation", pictures=[stages / "evaluate" / PICTURE]),
             Section("Data", markdown=stages / "shards" / CARD),
         ],
     )
@@ -240,7 +244,7 @@ def _figures(done: dict[str, Manifest], seconds: float) -> list[tuple[str, str]]
         (
             "fine-tuned accuracy",
             f"{tuned['accuracy_mean']:.1%} ± {tuned['accuracy_std']:.1%} "
-            f"(majority class {tuned['majority_accuracy']:.1%})",
+            f"(majority class {tuned['baseline_accuracy']:.1%})",
         ),
         (
             "… from random weights",

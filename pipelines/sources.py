@@ -5,11 +5,13 @@ How files are cut into blocks and read is for `pipelines.blocks`.
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from bert_core import files
-from bert_core.data.formats import Boundary, Errors, labelled_rows
+from bert_core.data.formats import Boundary, Errors
+from bert_core.data.labelled_formats import labelled_records
 from bert_core.errors import ConfigError, CorpusError
+from bert_core.tasks.rows import labelled
 from pipelines import docstrings, hub, parquet
 from pipelines.stage import INPUT, REMARK
 from tracking.runs import DatasetInput
@@ -183,11 +185,13 @@ class LabelledConfig:
     """Which labelled rows to read."""
 
     source: str = field(default=DOCSTRINGS, metadata=INPUT)
-    """A .csv, .tsv, .jsonl or .parquet file or URI; or `docstrings`: which library is it from."""
-    text_column: str = "text"
-    """The column that holds the text."""
-    label_column: str = "label"
-    """The column that holds the label."""
+    """A file or URI; or `docstrings`: which library is it from."""
+    format: str | None = None
+    """As whom the file is written: `raybert list formats` shows those there are; a .csv, .tsv,
+    .jsonl or .parquet table by its ending where this is not given."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Field of the task → the column that holds it, where that has another name:
+    `{text = "sentence1", text_pair = "sentence2"}`."""
 
 
 def labelled_file(config: LabelledConfig, split: Literal["train", "held_out"]) -> str:
@@ -199,16 +203,15 @@ def labelled_file(config: LabelledConfig, split: Literal["train", "held_out"]) -
 
 
 def read_labelled(
-    config: LabelledConfig, split: Literal["train", "held_out"]
-) -> list[dict[str, str]]:
-    """Rows `{"text", "label"}`, in the order of the file."""
+    config: LabelledConfig, split: Literal["train", "held_out"], shapes: tuple[type, type]
+) -> list[dict[str, Any]]:
+    """Rows with the fields of a task's shapes, in the order of the file.
+
+    Raises: CorpusError naming a column that is missing or a row that does not fit.
+    """
     path = labelled_file(config, split)
-    return labelled_rows(
-        files.read_bytes(path),
-        path,
-        text_column=config.text_column,
-        label_column=config.label_column,
-    )
+    records, columns = labelled_records(files.read_bytes(path), path, config.format)
+    return labelled(records, shapes, columns | config.columns, path)
 
 
 def labelled_input(

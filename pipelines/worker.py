@@ -7,7 +7,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from ray.train.torch import TorchTrainer
 from bert_core import files
 from bert_core.batches import PhasedBatches, RankBatches
 from bert_core.errors import RaybertError, ResourceError
-from bert_core.objectives.base import Batch, ObjectiveModel
+from bert_core.objectives.base import ObjectiveModel
 from bert_core.train.checkpoint import (
     CheckpointWriter,
     Progress,
@@ -34,7 +34,7 @@ from bert_core.train.checkpoint import (
 )
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import peak_flops, peak_memory_bytes
-from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps
+from bert_core.train.loop import DivergedError, Rise, Step, Totals, training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
 from pipelines.stage import STARTED
@@ -175,7 +175,8 @@ class Training:
     place: Place
     model: ObjectiveModel
     batches: RankBatches | PhasedBatches
-    held_out: Callable[[], Iterable[list[Batch]]]
+    measure: Callable[[ObjectiveModel], dict[str, float]]
+    """Numbers of a model on held-out rows, `loss` among them. Collective."""
     measure_before: bool = True
     """Whether the untrained model is measured too."""
     optimizer: OptimizerConfig
@@ -208,7 +209,7 @@ def train(training: Training, report: Report) -> None:
     records: Records = []
     rise = Rise(config.most_rise, before.losses)
     if training.measure_before and not start:
-        measured = evaluate(model, training.held_out(), loop)
+        measured = training.measure(model)
         records.append((training.first_record, _named("held_out", measured)))
     totals, since, reported = Totals(), time.monotonic(), time.monotonic()
     writer = CheckpointWriter(
@@ -240,7 +241,7 @@ def train(training: Training, report: Report) -> None:
                     report(records, True)  # the curve shows why
                     raise
                 if evaluating:
-                    measured = evaluate(model, training.held_out(), loop)
+                    measured = training.measure(model)
                     numbers |= _named("held_out", measured)
                     held_out_loss = measured["loss"]
                 totals, since = Totals(), time.monotonic()
@@ -255,7 +256,7 @@ def train(training: Training, report: Report) -> None:
         writer.wait()
     # Killed after the last checkpoint, maybe before its report.
     if loop.place(start, before.elapsed_s) >= loop.max_steps:
-        measured = evaluate(model, training.held_out(), loop)
+        measured = training.measure(model)
         report([(training.first_record + start, _named("held_out", measured))], True)
 
 

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from bert_core.batches import PAD_MULTIPLE
+from bert_core.data.windows import Window
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Parameters
 from serve.batching import Batcher
-
-_READY_TEXT = "Is this model ready?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +25,8 @@ class Card:
     task: str
     """Hugging Face's name of the task."""
     labels: list[str]
+    example: Any
+    """An input, as a request has it."""
     metrics: dict[str, float]
     """Of the bundle's own evaluation."""
     digest: str
@@ -61,33 +62,36 @@ class Model(ServedModel):
         Raises: FormatError if the bundle is damaged or answers no task.
         """
         self.predictor = Predictor(folder, device=device, threads=threads)
-        self.predictor.predict([_READY_TEXT])
+        self.predictor.predict(self.predictor.task.examples)
         self.name = name
         self.task = self.predictor.task
         self._texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
-        self._batcher: Batcher[np.ndarray, np.ndarray] = Batcher(
+        self._batcher: Batcher[Window, np.ndarray] = Batcher(
             self._forward,
-            length_of=lambda ids: -(-len(ids) // PAD_MULTIPLE) * PAD_MULTIPLE,
+            length_of=lambda window: -(-window.tokens // PAD_MULTIPLE) * PAD_MULTIPLE,
             max_batch_tokens=max_batch_tokens,
             max_wait_ms=max_wait_ms,
         )
 
-    async def predict(self, inputs: list[str], parameters: Parameters | None) -> list[Any]:
-        """An answer a text, as `Predictor.predict` gives. Raises: InputError."""
-        loop = asyncio.get_running_loop()
-        truncation = parameters is not None and parameters.truncation
-        rows = await loop.run_in_executor(self._texts, self.predictor.encode, inputs, truncation)
-        logits = np.stack(await asyncio.gather(*map(self._batcher.submit, rows)))
-        return await loop.run_in_executor(self._texts, self.predictor.decode, logits, parameters)
+    async def predict(self, inputs: list[Any], parameters: Parameters | None) -> list[Any]:
+        """An answer an input, as `Predictor.predict` gives. Raises: InputError."""
+        loop, model = asyncio.get_running_loop(), self.predictor
+        rows = model.rows(inputs)
+        windows = await loop.run_in_executor(self._texts, model.encode, rows, parameters)
+        scores = await asyncio.gather(*map(self._batcher.submit, windows))
+        return await loop.run_in_executor(
+            self._texts, model.decode, rows, windows, scores, parameters
+        )
 
     async def check_ready(self) -> None:
-        await self.predict([_READY_TEXT], None)
+        await self.predict(self.task.examples, None)
 
     async def card(self) -> Card:
         return Card(
             name=self.name,
             task=self.task.name,
             labels=self.task.labels,
+            example=self.task.examples[0],
             metrics=self.predictor.bundle.metrics,
             digest=self.predictor.bundle.digest,
         )
@@ -97,5 +101,5 @@ class Model(ServedModel):
         await self._batcher.close()
         self._texts.shutdown(wait=False)
 
-    def _forward(self, rows: list[np.ndarray]) -> Sequence[np.ndarray]:
-        return list(self.predictor.forward(rows))
+    def _forward(self, windows: list[Window]) -> Sequence[np.ndarray]:
+        return self.predictor.forward(windows)

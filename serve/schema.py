@@ -1,6 +1,6 @@
 """Bodies in Hugging Face's inference schema, checked by the task's own dataclass.
 
-`{"inputs": "a text", "parameters": {…}}`, or a list of texts as inputs. Other keys are refused.
+`{"inputs": …, "parameters": {…}}`: an input of the task, or a list of them. Other keys are refused.
 Which path takes a body is for `serve.api`.
 """
 
@@ -13,6 +13,7 @@ import pydantic
 
 from bert_core.errors import RaybertError
 from bert_core.tasks.base import Parameters, Task
+from bert_core.tasks.rows import as_row, shown
 
 _SHOWN_CHARACTERS = 80
 
@@ -49,7 +50,7 @@ class NotReadyError(RequestError):
 class PredictRequest:
     """A body, checked."""
 
-    inputs: list[str]
+    inputs: list[Any]
     parameters: Parameters | None
 
 
@@ -57,6 +58,7 @@ class Shapes:
     """A task's request and response over HTTP, from its own dataclasses."""
 
     def __init__(self, task: type[Task]) -> None:
+        self._task = task
         self._parameters = task.parameters
         hints = get_type_hints(task.parameters)
         definitions: dict[str, Any] = {
@@ -73,22 +75,30 @@ class Shapes:
     @property
     def openapi(self) -> dict[str, Any]:
         """What a request looks like, for the model's OpenAPI page."""
-        texts = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+        single = pydantic.TypeAdapter(self._task.inputs).json_schema()
+        single["additionalProperties"] = False
+        one_text = [{"type": "string"}] if len(single.get("required", ())) <= 1 else []
+        kinds = [*one_text, single]
+        several = {"type": "array", "items": {"anyOf": kinds}, "minItems": 1}
         schema = {
             "type": "object",
             "required": ["inputs"],
             "additionalProperties": False,
             "properties": {
-                "inputs": {"anyOf": [{"type": "string"}, texts]},
+                "inputs": {"anyOf": [*kinds, several]},
                 "parameters": self._checked.model_json_schema(),
             },
         }
-        content = {"application/json": {"schema": schema, "example": {"inputs": "Some text."}}}
+        content = {"application/json": {"schema": schema, "example": self._example}}
         return {"requestBody": {"required": True, "content": content}}
+
+    @property
+    def _example(self) -> dict[str, Any]:
+        return {"inputs": self._task.examples[0]}
 
     def parse(self, body: bytes) -> PredictRequest:
         """Check a body. Raises: NotJSONError, RequestError."""
-        way_out = 'send {"inputs": "a text"} or {"inputs": ["a text", …]}'
+        way_out = f"send {json.dumps(self._example)}, or a list of such inputs"
         if not body.strip():
             raise NotJSONError(f"the body: wanted a JSON object, it is empty: {way_out}")
         try:
@@ -98,7 +108,7 @@ class Shapes:
                 f"the body: wanted a JSON object, it is not JSON ({error}): {way_out}"
             ) from error
         if not isinstance(request, dict):
-            raise RequestError(f"the body: wanted a JSON object, got {_shown(request)}: {way_out}")
+            raise RequestError(f"the body: wanted a JSON object, got {shown(request)}: {way_out}")
         unknown = sorted(request.keys() - {"inputs", "parameters"})
         if unknown:
             raise RequestError(
@@ -107,14 +117,22 @@ class Shapes:
             )
         if "inputs" not in request:
             raise RequestError(f'the body: wanted the key "inputs", it is missing: {way_out}')
-        return PredictRequest(_texts(request["inputs"]), self._parse_parameters(request))
+        inputs = request["inputs"]
+        several = isinstance(inputs, list)
+        if several and not inputs:
+            raise RequestError("inputs: wanted at least one input, got an empty list")
+        rows = [
+            as_row(self._task.inputs, each, f"inputs[{place}]" if several else "inputs")
+            for place, each in enumerate(inputs if several else [inputs])
+        ]
+        return PredictRequest(rows, self._parse_parameters(request))
 
     def _parse_parameters(self, request: dict[str, Any]) -> Parameters | None:
         values = request.get("parameters")
         if values is None:
             return None
         if not isinstance(values, dict):
-            raise RequestError(f"parameters: wanted a JSON object, got {_shown(values)}")
+            raise RequestError(f"parameters: wanted a JSON object, got {shown(values)}")
         names = list(self._checked.model_fields)
         for name in values:
             if name not in names:
@@ -129,28 +147,9 @@ class Shapes:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise RequestError(
-                f"parameters.{where}: {first['msg']}, got {_shown(first['input'])}"
+                f"parameters.{where}: {first['msg']}, got {shown(first['input'])}"
             ) from error
         return self._parameters(**checked.model_dump(exclude_unset=True))
-
-
-def _texts(inputs: Any) -> list[str]:
-    if isinstance(inputs, str):
-        return [inputs]
-    if not isinstance(inputs, list):
-        raise RequestError(f"inputs: wanted a text or a list of texts, got {_shown(inputs)}")
-    if not inputs:
-        raise RequestError("inputs: wanted at least one text, got an empty list")
-    for index, text in enumerate(inputs):
-        if not isinstance(text, str):
-            raise RequestError(f"inputs[{index}]: wanted a text, got {_shown(text)}")
-    return inputs
-
-
-def _shown(value: Any) -> str:
-    """A JSON value for a message: its kind and its beginning."""
-    kinds = {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}
-    return "null" if value is None else f"{kinds.get(type(value), 'a number')} ({_short(value)})"
 
 
 def _short(value: Any) -> str:

@@ -30,10 +30,12 @@ MAY_IMPORT_INSIDE = {
     "metrics": BASE,
     "objectives": BASE | {"model"},
     "batches": BASE | {"data", "objectives"},
-    "train": BASE | {"batches", "data", "model", "objectives"},
+    "scores": BASE | {"batches", "data", "objectives"},
+    "train": BASE | {"batches", "data", "model", "objectives", "scores"},
     "tasks": BASE | {"data", "metrics", "model", "objectives"},
     "bundle": BASE | {"data", "metrics", "model", "objectives", "tasks"},
-    "predictor": BASE | {"batches", "bundle", "data", "metrics", "model", "objectives", "tasks"},
+    "predictor": BASE
+    | {"batches", "bundle", "data", "metrics", "model", "objectives", "scores", "tasks"},
 }
 # What comes from elsewhere and must not come in.
 NETWORK = {"aiohttp", "ftplib", "http.client", "httpx", "requests", "socket", "urllib.request"}

@@ -4,9 +4,11 @@
 loaded, so nothing is pickled. Whoever loads it needs raybert installed.
 """
 
+from dataclasses import fields
 from typing import Any
 
 import mlflow
+import numpy as np
 import pandas as pd
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
@@ -14,11 +16,11 @@ from bert_core.errors import InputError
 from bert_core.predictor import Predictor
 
 BUNDLE = "bundle"
-TEXT_COLUMNS = ("inputs", "text")
+INPUTS = "inputs"
 
 
 class BundleModel(PythonModel):
-    """Texts in, the best label and its score a row out."""
+    """Inputs of the task in, the best answer a row out."""
 
     predictor: Predictor
 
@@ -31,34 +33,46 @@ class BundleModel(PythonModel):
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> pd.DataFrame:
-        """Answer each row with `label` and `score`.
+        """Answer each row with the columns of the task's `cells`: `label` and `score`, say.
 
         Args:
             context: what MLflow passes; not used.
-            model_input: texts in the first column, called `inputs` or `text`; MLflow makes such a
-                frame of a list of texts.
-            params: fields of the task's parameters. With `top_k` there is one column, `answers`,
-                that holds a list of labels and scores a row.
-        Raises: InputError if there are no texts, or the column has another name.
+            model_input: the fields of the task's `inputs` by name; or one column, called `inputs`
+                or as the first field, such as MLflow makes of a list of texts.
+            params: fields of the task's parameters. With a `top_k` other than its default there is
+                one column, `answers`, that holds the whole answer.
+        Raises: InputError if a field is missing, or the first column has another name.
         """
         chosen = {name: value for name, value in (params or {}).items() if value is not None}
         parameters = self.predictor.task.parameters(**chosen)
-        answers = self.predictor.predict(_texts(model_input), parameters)
-        if "top_k" in chosen:
+        task = self.predictor.task
+        names = [one.name for one in fields(task.inputs)]
+        answers = self.predictor.predict(_inputs(model_input, names), parameters)
+        if getattr(parameters, "top_k", None) != getattr(task.parameters(), "top_k", None):
             return pd.DataFrame({"answers": answers})
-        return pd.DataFrame([answer[0] for answer in answers])
+        return pd.DataFrame([task.cells(answer) for answer in answers])
 
 
-def _texts(frame: pd.DataFrame) -> list[Any]:
+def _inputs(frame: pd.DataFrame, names: list[str]) -> list[Any]:
     # NOTE: a signature without names lets a bare list pass, but hands over the first column of a
     # frame whatever it is called: a column `label` before `text` would be answered.
-    name = frame.columns[0]
-    if isinstance(name, str) and name not in TEXT_COLUMNS:
+    first = frame.columns[0]
+    if isinstance(first, str) and first not in (INPUTS, *names):
         raise InputError(
-            f"wanted the texts in the first column, called {' or '.join(TEXT_COLUMNS)}, found "
-            f"{name!r}: pass that column alone, renamed, or a list of texts"
+            f"wanted the first column to be called {' or '.join((INPUTS, *names))}, found "
+            f"{first!r}: pass the columns {', '.join(names)} alone, or a list of inputs"
         )
-    return frame[name].tolist()
+    there = [name for name in names if name in frame.columns]
+    if not there:
+        return frame[first].tolist()
+    return [
+        {name: _plain(value) for name, value in row.items() if value is not None}
+        for row in frame[there].to_dict("records")
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 mlflow.models.set_model(BundleModel())

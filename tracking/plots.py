@@ -6,7 +6,7 @@ matplotlib by its objects only: no pyplot, no state, no display.
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +96,31 @@ def plot_confusion(
                     column, row, f"{count}", ha="center", va="center", fontsize=9, color=colour
                 )
     figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label="share of the true label")
+    return _save(figure, Path(path))
+
+
+def plot_answers(
+    columns: Mapping[str, np.ndarray], labels: Sequence[str], path: str | Path
+) -> Path | None:
+    """Draw what was predicted against what is right: counts of labels, or points of numbers.
+
+    Gives None where answers are neither one label nor one number.
+
+    Args:
+        columns: `predicted` and `label`, an entry a row; of labels their ids.
+    """
+    predicted, wanted = columns.get("predicted"), columns.get("label")
+    if predicted is None or wanted is None or wanted.ndim != 1:
+        return None
+    if wanted.dtype.kind == "i":
+        known = predicted >= 0
+        matrix = np.zeros((len(labels), len(labels)), dtype=np.int64)
+        np.add.at(matrix, (wanted[known], predicted[known]), 1)
+        return plot_confusion(labels, matrix, path)
+    figure, axes = _figure(5.0, 4.8)
+    axes.scatter(wanted, predicted, s=10, alpha=0.4, color=COLOURS[0], linewidths=0)
+    axes.set_xlabel("true")
+    axes.set_ylabel("predicted")
     return _save(figure, Path(path))
 
 

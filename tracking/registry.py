@@ -12,17 +12,18 @@ from dataclasses import dataclass, fields
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from bert_core.errors import ConfigError
+from bert_core.metrics.bootstrap import Verdict
+from bert_core.tasks.rows import Row
 from tracking.server import as_default, connect, experiment_id
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.models import ModelSignature
+    from mlflow.types import Schema
 
     from bert_core.predictor import Predictor
 
@@ -46,67 +47,6 @@ REQUIREMENTS = (
     "torch",
 )
 _FORBIDDEN_IN_NAMES = re.compile(r"[/:@.%'\"`]")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How the scores of a new model compare with an old one's on the same rows."""
-
-    not_worse: bool
-    difference: float
-    """Mean of new − old."""
-    low: float
-    """Lower end of the confidence interval of the difference."""
-    high: float
-    rows: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.difference:+.4f} ({self.low:+.4f} to {self.high:+.4f} by paired bootstrap on "
-            f"{self.rows} rows)"
-        )
-
-
-def not_worse(
-    new: Sequence[float],
-    old: Sequence[float],
-    *,
-    confidence: float = 0.95,
-    samples: int = 2000,
-    seed: int = 0,
-) -> Verdict:
-    """Paired bootstrap over rows: worse is where the whole interval lies below zero.
-
-    So a difference that these rows cannot tell from zero counts as not worse: few rows let more
-    pass than many.
-
-    Args:
-        new: a score a row, higher is better: 1 for a right answer and 0 for a wrong one, say.
-        old: the scores of the other model on the same rows, in the same order.
-        samples: how often rows are drawn anew; the interval holds the middle `confidence`.
-    Raises: ConfigError if there are no rows, or not as many of one as of the other.
-    Source: Efron and Tibshirani 1993, chapter 13 (percentile interval).
-    """
-    if len(new) != len(old) or not len(new):
-        raise ConfigError(
-            f"wanted scores of both models on the same rows, got {len(new)} and {len(old)}: "
-            "score both on one set of rows"
-        )
-    differences = np.asarray(new, dtype=float) - np.asarray(old, dtype=float)
-    rng = np.random.default_rng(seed)
-    rows = len(differences)
-    # A row at a time would be slow, all at once takes samples × rows × 8 bytes.
-    means = [
-        differences[rng.integers(rows, size=(some, rows))].mean(axis=1)
-        for some in _chunks(samples, max(1_000_000 // rows, 1))
-    ]
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
-    return Verdict(bool(high >= 0), float(differences.mean()), float(low), float(high), rows)
-
-
-def _chunks(total: int, size: int) -> list[int]:
-    return [min(size, total - start) for start in range(0, total, size)]
 
 
 @dataclass(frozen=True)
@@ -143,11 +83,10 @@ def publish(
     name: str,
     uri: str,
     metrics: Mapping[str, float | int],
-    input_example: Sequence[str],
+    input_example: Sequence[Row],
     experiment: str = "raybert",
     run_id: str | None = None,
-    scores_new: Sequence[float] | None = None,
-    scores_champion: Sequence[float] | None = None,
+    verdict: Verdict | None = None,
     force: bool = False,
 ) -> Publication:
     """Register a bundle and let it be the champion if it is not worse than the present one.
@@ -157,10 +96,9 @@ def publish(
     Args:
         bundle: a local folder with a fine-tuned bundle.
         metrics: shown with the version, and with the model of the run.
-        input_example: a few texts; the bundle must answer them before it is registered.
+        input_example: a few inputs; the bundle must answer them before it is registered.
         run_id: the MLflow run that publishes.
-        scores_new: a score a row of this bundle, on rows that selected neither model.
-        scores_champion: the same of the present champion, of `champion(name, uri=uri)`.
+        verdict: of this bundle beside the present champion, on rows that selected neither.
         force: move the alias whatever the scores say.
     Raises: ConfigError for an impossible name; FormatError if the bundle is damaged or has no
         task; ResourceError if MLflow does not answer.
@@ -170,9 +108,6 @@ def publish(
             f"name is {name!r}: wanted one without / : @ . % and quotes, such as docstrings-library"
         )
     bundle = Path(bundle).absolute()
-    verdict = None
-    if scores_new is not None and scores_champion is not None:
-        verdict = not_worse(scores_new, scores_champion)
     with as_default(uri) as client:
         before = _champion(client, name)
         # Imported late: torch comes with it.
@@ -259,7 +194,7 @@ def _log_model(
     predictor: "Predictor",
     name: str,
     metrics: Mapping[str, float | int],
-    input_example: Sequence[str],
+    input_example: Sequence[Row],
 ) -> str:
     """Store the bundle as an MLflow model with signature, example and metrics; the model's id."""
     import mlflow
@@ -279,7 +214,7 @@ def _log_model(
                 python_model=str(MODEL_CODE),
                 artifacts={"bundle": str(bundle)},
                 signature=signature,
-                input_example=list(input_example),
+                input_example=_shown_example(input_example),
                 pip_requirements=_requirements(),
             )
             client.log_model_artifacts(logged.model_id, str(model))
@@ -312,34 +247,62 @@ def _register(
     return _version(client.create_model_version(name, source, run_id, tags, model_id=model_id))
 
 
-def _signature(predictor: "Predictor", input_example: Sequence[str]) -> "ModelSignature":
-    """Texts and the task's parameters in; out what the bundle answers to the example."""
+def _signature(predictor: "Predictor", input_example: Sequence[Row]) -> "ModelSignature":
+    """The task's inputs and parameters in; out what the bundle answers to the example."""
     import pandas as pd
     from mlflow.models import ModelSignature, infer_signature
-    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+    from mlflow.types import ParamSchema, ParamSpec
 
     from tracking.model import BundleModel
 
     model = BundleModel()
     model.predictor = predictor
-    answer = model.predict(None, pd.DataFrame({"inputs": list(input_example)}))
+    answer = model.predict(None, pd.DataFrame(list(input_example)))
+    defaults = predictor.task.parameters()
     parameters = [
         # Fields of a parameter class all have defaults: a caller may leave them out.
-        ParamSpec(field.name, _parameter_type(field.type), field.default)
-        for field in fields(predictor.task.parameters)
+        ParamSpec(field.name, *_parameter_type(field.type, getattr(defaults, field.name)))
+        for field in fields(defaults)
     ]
     return ModelSignature(
-        # Without a name, so that a bare list of texts is taken as well as a frame.
-        inputs=Schema([ColSpec("string")]),
+        inputs=_input_schema(input_example),
         outputs=infer_signature(model_output=answer).outputs,
         params=ParamSchema(parameters),
     )
 
 
-def _parameter_type(annotation: Any) -> str:
-    """MLflow's name for the type of a parameter: `int | None` → `long`."""
+def _shown_example(input_example: Sequence[Row]) -> list[Any]:
+    """The inputs, as bare texts where they hold nothing else."""
+    if _are_texts(input_example):
+        return [next(iter(row.values())) for row in input_example]
+    return [dict(row) for row in input_example]
+
+
+def _are_texts(input_example: Sequence[Row]) -> bool:
+    values = [list(row.values()) for row in input_example]
+    return all(len(each) == 1 and isinstance(each[0], str) for each in values)
+
+
+def _input_schema(input_example: Sequence[Row]) -> "Schema":
+    """The columns of the example; one column of texts has no name, so that a bare list is taken."""
+    import pandas as pd
+    from mlflow.models import infer_signature
+    from mlflow.types import ColSpec, Schema
+
+    if _are_texts(input_example):
+        return Schema([ColSpec("string")])
+    return infer_signature(model_input=pd.DataFrame(list(input_example))).inputs
+
+
+def _parameter_type(annotation: Any, default: Any) -> tuple[str, Any, tuple[int] | None]:
+    """MLflow's name for the type of a parameter, its default, and its shape if it is a list.
+
+    `int | None` → `long`.
+    """
+    if get_origin(annotation) is list:
+        return "string", default, (-1,)
     kinds = [kind for kind in get_args(annotation) or [annotation] if kind is not NoneType]
-    return {bool: "boolean", int: "long", float: "double"}.get(kinds[0], "string")
+    return {bool: "boolean", int: "long", float: "double"}.get(kinds[0], "string"), default, None
 
 
 def _requirements() -> list[str]:

@@ -117,26 +117,6 @@ def column_of(row: dict, column: str, source: str) -> str:
     return row[column]
 
 
-def labelled_rows(data: bytes, source: str, *, text_column: str, label_column: str) -> list[dict]:
-    """Rows `{"text", "label"}` of a CSV, TSV, JSONL or Parquet file, told apart by its name.
-
-    TSV is GLUE's: a header, no quoting. Raises: CorpusError naming a missing column or bad row.
-    """
-    rows = table_rows(data, source)
-    if not rows:
-        raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
-    for row in rows:
-        if isinstance(row.get(label_column), int):
-            row[label_column] = str(row[label_column])
-    return [
-        {
-            "text": column_of(row, text_column, f"{source}, row {number}"),
-            "label": column_of(row, label_column, f"{source}, row {number}"),
-        }
-        for number, row in enumerate(rows, start=1)
-    ]
-
-
 def table_rows(data: bytes, source: str) -> list[dict]:
     """Rows of a CSV, TSV, JSONL or Parquet file, told apart by its name, values by column.
 

@@ -320,7 +320,20 @@ class Tokenizer:
         assert index is not None  # __init__ looked
         return index
 
-    def _encode_batch(self, texts: list[str]) -> list[tokenizers.Encoding]:
+    @cached_property
+    def separators(self) -> int:
+        """Separators between the two texts of a pair: one of BERT, two of RoBERTa."""
+        return max(1, self.inner.num_special_tokens_to_add(is_pair=True) - 2)
+
+    @cached_property
+    def has_segments(self) -> bool:
+        """Whether the second text of a pair is segment 1."""
+        processor = self.inner.post_processor
+        return processor is None or 1 in self.inner.encode("a", "a").type_ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """The library's encoding of each text: ids without special tokens, and no offsets."""
+        texts = list(texts)
         try:
             return self.inner.encode_batch_fast(texts, add_special_tokens=False)
         except TypeError:  # NOTE: so says the library of half a surrogate pair, which JSON can hold
@@ -334,7 +347,7 @@ class Tokenizer:
             max_length: ids in all that a text is cut to; None keeps it whole.
         """
         keep = None if max_length is None else max_length - 2
-        encodings = self._encode_batch(list(texts))
+        encodings = self.encode_batch(texts)
         head, tail = [self.cls_id], [self.sep_id]
         return [np.array(head + e.ids[:keep] + tail, dtype=np.uint32) for e in encodings]
 
@@ -343,7 +356,7 @@ class Tokenizer:
         if self._bulk is not None:
             flat, counts = self._bulk.encode(texts)
         else:
-            lists = [e.ids for e in self._encode_batch(texts.fill_null("").to_pylist())]
+            lists = [e.ids for e in self.encode_batch(texts.fill_null("").to_pylist())]
             flat = np.fromiter((i for ids in lists for i in ids), np.uint32)
             counts = np.array([len(ids) for ids in lists], dtype=np.int64)
         offsets = np.zeros(len(counts) + 1, dtype=np.int32)

@@ -37,8 +37,8 @@ class Part:
     """Loss summed over the items, fp32 at least."""
     count: int
     """Items summed; the mean is `sum / count` over all workers' batches."""
-    correct: Int[Tensor, ""]
-    """Items whose best score is the label's; carries no gradient."""
+    correct: Int[Tensor, ""] | None
+    """Items whose best score is the label's; carries no gradient. None where nothing is chosen."""
 
 
 class Objective(nn.Module, ABC):
@@ -50,6 +50,10 @@ class Objective(nn.Module, ABC):
     """Whether its head reads the pooled vector."""
     label_key: ClassVar[str]
     """Entry of the batch that holds one label an item."""
+    position_key: ClassVar[str | None] = None
+    """Entry of the batch that names the tokens that are scored; None where a row has one score."""
+    chooses: bool = True
+    """Whether its part counts what is correct."""
 
     @abstractmethod
     def logits(

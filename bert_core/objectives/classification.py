@@ -1,25 +1,42 @@
-"""One label a sequence (Devlin et al. 2018, section 4.1)."""
+"""Labels or a number for a sequence (Devlin et al. 2018, section 4.1)."""
 
+from typing import Literal
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import LinearHead
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.base import Batch, Objective
+from bert_core.objectives.base import Batch, Objective, Part, cross_entropy
+
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+"""transformers' names of what one and the same head is trained for."""
 
 
 class Classification(Objective):
-    """Say which of `num_labels` a sequence has; `dropout` None takes the encoder's own."""
+    """Say which of `num_labels` a sequence has, which several, or what number (of one "label").
+
+    The loss is cross-entropy, binary cross-entropy (the mean over labels), or the squared error.
+    """
 
     name = "classification"
     needs_pooler = True
     label_key = "labels"
 
     def __init__(
-        self, config: EncoderConfig, num_labels: int, dropout: float | None = None
+        self,
+        config: EncoderConfig,
+        num_labels: int,
+        dropout: float | None = None,
+        problem_type: ProblemType = "single_label_classification",
     ) -> None:
+        """`dropout` None takes the encoder's own."""
         super().__init__()
+        self.problem_type = problem_type
+        self.chooses = problem_type != "regression"
         self.head = LinearHead(config, num_labels, dropout)
 
     def logits(
@@ -27,3 +44,22 @@ class Classification(Objective):
     ) -> Float[Tensor, "batch labels"]:
         assert encoded.pooled is not None
         return self.head(encoded.pooled)
+
+    def counts(self, batch: Batch) -> int:
+        return len(batch[self.label_key])
+
+    def forward(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Part:
+        logits, labels = self.logits(encoded, batch, word_embeddings), batch[self.label_key]
+        if self.problem_type == "single_label_classification":
+            return cross_entropy(logits, labels)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.problem_type == "regression":
+            errors = (wide[:, 0] - labels).square()
+            return Part(errors.sum(), len(labels), None)
+        losses = functional.binary_cross_entropy_with_logits(
+            wide, labels.to(wide.dtype), reduction="none"
+        )
+        right = ((wide > 0) == (labels > 0)).all(1)
+        return Part(losses.mean(1).sum(), len(labels), right.sum())

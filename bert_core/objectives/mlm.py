@@ -16,6 +16,7 @@ class MaskedLanguageModeling(Objective):
     name = "mlm"
     needs_pooler = False
     label_key = "mlm_labels"
+    position_key = "mlm_positions"
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

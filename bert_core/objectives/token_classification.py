@@ -15,6 +15,7 @@ class TokenClassification(Objective):
     name = "token_classification"
     needs_pooler = False
     label_key = "token_labels"
+    position_key = "token_positions"
 
     def __init__(
         self, config: EncoderConfig, num_labels: int, dropout: float | None = None

@@ -1,37 +1,39 @@
-"""What a task is: labelled rows to ids, scores to answers, answers to metrics.
+"""What a task is: labelled rows to windows, scores to answers, answers to metrics.
 
 A new task is one file and an entry in `registry.TASKS`; stages, server and bundles pick it up.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Window
+from bert_core.errors import ConfigError, InputError
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Objective
+from bert_core.tasks.rows import Row, as_row
 
-Row = Mapping[str, Any]
-"""One example of a labelled set, as `bert_core.data.formats` reads it."""
+Columns = dict[str, np.ndarray]
+"""What metrics are computed of, an entry a row in each: so any selection of rows has metrics."""
 
 
-@dataclass(frozen=True)
-class EncodedRows:
-    """Rows as an encoder takes them."""
-
-    ids: list[np.ndarray]
-    """uint32 ids a row, special tokens included."""
-    labels: Int[np.ndarray, "rows"] | None
-    """int64 label id a row; None where the rows have no labels."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a task is told when a model is trained for it; each adds its own fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
     """What a caller may choose about an answer; each task adds its own fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CuttingParameters(Parameters):
+    """The same of a task that has one window a row."""
 
     truncation: bool = False
     """Whether to cut a text that is longer than the model's positions; else it is refused."""
@@ -41,53 +43,121 @@ class Task(ABC):
     """One task over a fixed list of labels."""
 
     name: ClassVar[str]
-    """Hugging Face's name of the pipeline."""
+    """Hugging Face's name of the pipeline, where there is one."""
     objective: ClassVar[str]
-    """Name of the objective that trains it and scores its rows."""
-    primary_metric: ClassVar[str]
-    """The metric that decides between two models; higher is better."""
-    parameters: ClassVar[type[Parameters]]
+    """Name of the objective that trains it and scores its windows."""
+    inputs: ClassVar[type]
+    """Dataclass of what is asked, by the names of Hugging Face's inference schema."""
+    primary_metric: str
+    """The metric that decides between two models where none is named; higher is better."""
+    parameters: ClassVar[type[Parameters]] = Parameters
     """Class of what `decode` takes."""
+    options: ClassVar[type[Options]] = Options
+    """Class of what the task is told once."""
+
+    examples: ClassVar[list[Any]]
+    """One input or more, as a caller sends them: shown in docs, and asked to see a model ready."""
 
     labels: list[str]
     """The labels; a label's place is its id."""
+    chosen: Options
+    """What it was told."""
 
     @abstractmethod
-    def __init__(self, labels: list[str]) -> None: ...
+    def __init__(self, labels: list[str], options: Any = None) -> None:
+        """None takes the options' defaults."""
 
     @classmethod
     @abstractmethod
-    def from_rows(cls, rows: Sequence[Row]) -> "Task":
+    def from_rows(cls, rows: Sequence[Row], options: Any = None) -> "Task":
         """The task whose labels are those of the training rows, sorted.
 
-        Raises: CorpusError if a row lacks what the task reads.
+        Raises: CorpusError if a row lacks what the task reads, or there is nothing to tell apart.
         """
+
+    @classmethod
+    def from_huggingface(cls, entries: Mapping[str, Any], labels: list[str]) -> "Task | None":
+        """The task of a model that transformers wrote; None where it is of another one.
+
+        Args:
+            entries: of its config.json.
+            labels: of its head's outputs.
+        """
+        return cls(labels)
+
+    @classmethod
+    @abstractmethod
+    def targets(cls, options: Any = None) -> type:
+        """Dataclass of what is right, which labelled rows have beside the input."""
 
     @abstractmethod
     def build_objective(self, config: EncoderConfig) -> Objective:
         """A fresh head with the task's loss."""
 
     @abstractmethod
-    def encode(self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int) -> EncodedRows:
-        """Ids and labels of rows, each cut to `max_length` ids.
+    def encode(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        labelled: bool = False,
+        parameters: Any = None,
+    ) -> list[Window]:
+        """The windows of the rows, in their order, each of at most `max_length` ids.
 
-        Raises: CorpusError if a row lacks a field or its label is not one of `labels`.
+        Args:
+            labelled: whether the windows are to have the rows' labels.
+            parameters: what a caller chose; None cuts what is too long. A window is longer than
+                `max_length` where it is not to be cut.
+        Raises: CorpusError if a label is not one of `labels`.
         """
 
     @abstractmethod
-    def label_ids(self, rows: Sequence[Row]) -> Int[np.ndarray, "rows"]:
-        """The label id of every row. Raises: CorpusError if a label is not one of `labels`."""
-
-    @abstractmethod
-    def predictions(self, logits: Float[np.ndarray, "rows classes"]) -> np.ndarray:
-        """What `metrics` compares with the labels."""
-
-    @abstractmethod
     def decode(
-        self, logits: Float[np.ndarray, "rows classes"], parameters: Any = None
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        scores: Sequence[np.ndarray],
+        parameters: Any = None,
     ) -> list[Any]:
-        """The answers, one a row, in Hugging Face's inference schema; None takes the defaults."""
+        """The answers, one a row, in Hugging Face's inference schema.
+
+        Args:
+            windows: of all the rows, as `encode` gives them.
+            scores: of each window, as the objective's `logits` has them, padding included.
+            parameters: None takes the defaults.
+        """
 
     @abstractmethod
-    def metrics(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """Every metric by name, `primary_metric` among them."""
+    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        """What `metrics` needs to know of labelled rows and their answers (of the defaults)."""
+
+    @abstractmethod
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        """Every metric by name, `primary_metric` among them; at least one row."""
+
+    def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
+        """What is odd in rows that are used all the same, counted by name."""
+        return {}
+
+    @abstractmethod
+    def constant(self, rows: Sequence[Row]) -> Columns:
+        """`compare` of the best answer that does not look at the input: the baseline."""
+
+    @abstractmethod
+    def cells(self, answer: Any) -> dict[str, Any]:
+        """The best of an answer in columns of a table."""
+
+    @classmethod
+    def options_of(cls, values: Mapping[str, Any]) -> Options:
+        """Options by name, checked. Raises: ConfigError naming the one that is not right."""
+        try:
+            return cls.options(**as_row(cls.options, dict(values), "options"))
+        except InputError as error:
+            raise ConfigError(str(error)) from error
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Labels and options as JSON has them."""
+        return {"labels": self.labels, "options": asdict(self.chosen)}

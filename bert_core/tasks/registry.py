@@ -1,6 +1,12 @@
-"""The tasks there are, under Hugging Face's names of pipelines."""
+"""The tasks there are, under Hugging Face's names of pipelines where it has one."""
 
 from bert_core.tasks.base import Task
+from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import TextClassification
+from bert_core.tasks.text_regression import TextRegression
+from bert_core.tasks.token_classification import TokenClassification
 
-TASKS: dict[str, type[Task]] = {TextClassification.name: TextClassification}
+TASKS: dict[str, type[Task]] = {
+    task.name: task
+    for task in (TextClassification, TextRegression, TokenClassification, QuestionAnswering)
+}

@@ -1,35 +1,65 @@
-"""One label for one text (Devlin et al. 2018, section 4.1: single-sentence tasks)."""
+"""Labels for a text or a pair of texts (Devlin et al. 2018, section 4.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Window
 from bert_core.errors import CorpusError, InputError
-from bert_core.metrics.classification import accuracy, macro_f1
+from bert_core.metrics.classification import multi_label_metrics, single_label_metrics
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.classification import Classification
-from bert_core.tasks.base import EncodedRows, Parameters, Row, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
+from bert_core.tasks.rows import Row
+from bert_core.tasks.texts import TextInput, text_windows
 
 Scoring = Literal["softmax", "sigmoid", "none"]
+SHOWN_LABELS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextClassificationParameters(Parameters):
+class OneLabel:
+    """What is right of a text that has one label."""
+
+    label: str
+    """The label's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralLabels:
+    """What is right of a text that has any number of labels."""
+
+    labels: list[str]
+    """Their names, none where it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextClassificationOptions(Options):
+    """What a model of text classification is trained for."""
+
+    multi_label: bool = False
+    """Whether a text has any number of labels, in a column `labels` of lists; else it has one."""
+    out_of_scope: str | None = None
+    """The label of texts that are none of the others, where there is one (CLINC150's `oos`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextClassificationParameters(CuttingParameters):
     """Hugging Face's parameters of text classification."""
 
     top_k: int | None = None
     """Most labels in an answer, the best first; None gives all."""
-    function_to_apply: Scoring = "softmax"
-    """What turns logits into scores."""
+    function_to_apply: Scoring | None = None
+    """What turns logits into scores; None takes softmax, or sigmoid with several labels a text."""
 
     def __post_init__(self) -> None:
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k = {self.top_k}: wanted at least 1, or none for all labels")
-        if self.function_to_apply not in get_args(Scoring):
+        if self.function_to_apply not in (None, *get_args(Scoring)):
             raise InputError(
                 f"function_to_apply = {self.function_to_apply!r}: "
                 f"wanted one of {', '.join(get_args(Scoring))}"
@@ -37,81 +67,159 @@ class TextClassificationParameters(Parameters):
 
 
 class TextClassification(Task):
-    """Rows are `{"text": …, "label": …}`."""
+    """Rows are `{"text": …, "label": …}`, with a `text_pair` where the task is about two."""
 
     name = "text-classification"
     objective = Classification.name
+    inputs = TextInput
     primary_metric = "accuracy"
     parameters = TextClassificationParameters
+    options = TextClassificationOptions
+    examples: ClassVar = ["A text to be labelled."]
 
-    def __init__(self, labels: list[str]) -> None:
+    chosen: TextClassificationOptions
+
+    def __init__(self, labels: list[str], options: TextClassificationOptions | None = None) -> None:
         self.labels = list(labels)
+        self.chosen = options or self.options()
         self._ids = {label: index for index, label in enumerate(self.labels)}
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row]) -> "TextClassification":
-        labels = sorted({_field(row, "label", number) for number, row in enumerate(rows, 1)})
-        if len(labels) < 2:
+    def from_huggingface(
+        cls, entries: Mapping[str, Any], labels: list[str]
+    ) -> "TextClassification | None":
+        several = entries.get("problem_type") == "multi_label_classification"
+        if entries.get("problem_type") == "regression" or (len(labels) < 2 and not several):
+            return None
+        return cls(labels, cls.options(multi_label=several))
+
+    @classmethod
+    def targets(cls, options: TextClassificationOptions | None = None) -> type:
+        return SeveralLabels if options is not None and options.multi_label else OneLabel
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[Row], options: TextClassificationOptions | None = None
+    ) -> "TextClassification":
+        options = options or cls.options()
+        several = options.multi_label
+        labels = sorted({each for row in rows for each in _labels_of(row, several=several)})
+        if len(labels) < (1 if several else 2):
             raise CorpusError(
                 f"training rows: wanted at least two labels, found {len(labels)} "
                 f"({', '.join(labels) or 'no rows'}): add rows of another label"
             )
-        return cls(labels)
+        if options.out_of_scope is not None and options.out_of_scope not in labels:
+            raise CorpusError(
+                f"out_of_scope: wanted one of the labels, got {options.out_of_scope!r}; there are: "
+                f"{_some(labels)}"
+            )
+        return cls(labels, options)
 
     def build_objective(self, config: EncoderConfig) -> Classification:
-        return Classification(config, len(self.labels))
+        return Classification(
+            config,
+            len(self.labels),
+            problem_type="multi_label_classification"
+            if self.chosen.multi_label
+            else "single_label_classification",
+        )
 
-    def encode(self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int) -> EncodedRows:
-        texts = [_field(row, "text", number) for number, row in enumerate(rows, 1)]
-        labels = self.label_ids(rows) if any("label" in row for row in rows) else None
-        return EncodedRows(tokenizer.encode(texts, max_length), labels)
-
-    def label_ids(self, rows: Sequence[Row]) -> Int[np.ndarray, "rows"]:
-        return np.array([self._label_id(row, number) for number, row in enumerate(rows, 1)])
-
-    def predictions(self, logits: Float[np.ndarray, "rows classes"]) -> Int[np.ndarray, "rows"]:
-        return logits.argmax(-1)
+    def encode(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        labelled: bool = False,
+        parameters: TextClassificationParameters | None = None,
+    ) -> list[Window]:
+        labels = self._label_ids(rows) if labelled else None
+        return text_windows(rows, tokenizer, max_length, labels, parameters)
 
     def decode(
         self,
-        logits: Float[np.ndarray, "rows classes"],
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        scores: Sequence[Float[np.ndarray, "classes"]],
         parameters: TextClassificationParameters | None = None,
     ) -> list[list[dict[str, Any]]]:
         parameters = parameters or self.parameters()
-        scores = _scores(logits, parameters.function_to_apply)
-        best = np.argsort(-scores, axis=-1, kind="stable")[:, : parameters.top_k]
+        usual: Scoring = "sigmoid" if self.chosen.multi_label else "softmax"
+        shares = _scores(np.stack(list(scores)), parameters.function_to_apply or usual)
+        best = np.argsort(-shares, axis=-1, kind="stable")[:, : parameters.top_k]
         return [
             [{"label": self.labels[index], "score": float(row[index])} for index in order]
-            for row, order in zip(scores, best, strict=True)
+            for row, order in zip(shares, best, strict=True)
         ]
 
-    def metrics(
-        self, predictions: Int[np.ndarray, "rows"], labels: Int[np.ndarray, "rows"]
-    ) -> dict[str, float]:
+    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        wanted = self._label_ids(rows)
+        if self.chosen.multi_label:
+            predicted = np.zeros_like(wanted)
+            for row, answer in zip(predicted, answers, strict=True):
+                for one in answer:
+                    if one["score"] >= 0.5 and one["label"] in self._ids:
+                        row[self._ids[one["label"]]] = 1
+            return {"predicted": predicted, "label": wanted}
         return {
-            "accuracy": accuracy(predictions, labels),
-            "macro_f1": macro_f1(predictions, labels),
+            # Another model may know other labels.
+            "predicted": np.array([self._ids.get(answer[0]["label"], -1) for answer in answers]),
+            "label": wanted,
+            "score": np.array([answer[0]["score"] for answer in answers]),
         }
 
-    def _label_id(self, row: Row, number: int) -> int:
-        label = _field(row, "label", number)
+    def constant(self, rows: Sequence[Row]) -> Columns:
+        wanted = self._label_ids(rows)
+        if self.chosen.multi_label:
+            return {"predicted": np.zeros_like(wanted), "label": wanted}
+        usual = np.bincount(wanted, minlength=len(self.labels)).argmax()
+        return {"predicted": np.full_like(wanted, usual), "label": wanted}
+
+    def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
+        return dict(answer[0])
+
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        if self.chosen.multi_label:
+            return multi_label_metrics(columns["predicted"], columns["label"])
+        outside = self.chosen.out_of_scope
+        return single_label_metrics(
+            columns["predicted"],
+            columns["label"],
+            num_labels=len(self.labels),
+            out_of_scope=None if outside is None else self._ids[outside],
+        )
+
+    def _label_ids(self, rows: Sequence[Row]) -> Int[np.ndarray, "rows *labels"]:
+        """The label's id, or for each label whether a row has it."""
+        several = self.chosen.multi_label
+        ids = [
+            [self._label_id(label, number) for label in _labels_of(row, several=several)]
+            for number, row in enumerate(rows, 1)
+        ]
+        if not several:
+            return np.array([one for (one,) in ids], dtype=np.int64)
+        wanted = np.zeros((len(rows), len(self.labels)), dtype=np.int64)
+        for row, its in zip(wanted, ids, strict=True):
+            row[its] = 1
+        return wanted
+
+    def _label_id(self, label: str, number: int) -> int:
         if label not in self._ids:
             raise CorpusError(
                 f"row {number}: its label {label!r} is not one of the training rows', which are "
-                f"{', '.join(self.labels)}: add such rows to the training set, or remove this one"
+                f"{_some(self.labels)}: add such rows to the training set, or remove this one"
             )
         return self._ids[label]
 
 
-def _field(row: Row, name: str, number: int) -> str:
-    """A row's text or label. `number` counts from 1, for the message."""
-    if not isinstance(row.get(name), str):
-        came = repr(row[name]) if name in row else f"only {', '.join(row) or 'nothing'}"
-        raise CorpusError(
-            f"row {number}: wanted a field {name!r} that holds text, found {came}: "
-            "correct the row, or name the right column"
-        )
-    return row[name]
+def _labels_of(row: Row, *, several: bool) -> list[str]:
+    return list(row["labels"]) if several else [row["label"]]
+
+
+def _some(labels: Sequence[str]) -> str:
+    more = len(labels) - SHOWN_LABELS
+    return ", ".join(labels[:SHOWN_LABELS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _scores(logits: Float[np.ndarray, "rows classes"], function: Scoring) -> np.ndarray:

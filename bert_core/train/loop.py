@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +22,17 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bert_core.batches import prefetched, row_lengths
+from bert_core.data.order import part_of_rank
+from bert_core.data.windows import Window
 from bert_core.errors import RaybertError
 from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch, ObjectiveModel
+from bert_core.scores import scores_of
 from bert_core.train.config import LoopConfig
 from bert_core.train.parallel import (
     from_rank_0,
     gathered,
+    joined_over_ranks,
     rank_of_world,
     replicated,
     sum_gradients,
@@ -207,7 +211,8 @@ def _backward(
             loss.backward()
         for name, part in parts.items():
             loss_sums[name] = loss_sums.get(name, 0) + part.sum.detach()
-            correct[name] = correct.get(name, 0) + part.correct
+            if part.correct is not None:
+                correct[name] = correct.get(name, 0) + part.correct
     return loss_sums, correct, counts
 
 
@@ -226,7 +231,8 @@ class Totals:
         for name, count in step.counts.items():
             self.add(f"{name}/count", count)
             self.add(f"{name}/loss_sum", step.loss_sums[name])
-            self.add(f"{name}/correct", step.correct[name])
+            if name in step.correct:
+                self.add(f"{name}/correct", step.correct[name])
 
     def means(self) -> dict[str, float]:
         """Loss and accuracy of each part, tokens, and `loss` (the parts' losses added).
@@ -241,7 +247,8 @@ class Totals:
         for part in [name.removesuffix("/count") for name in names if name.endswith("/count")]:
             count = max(1.0, sums[f"{part}/count"])
             means[f"{part}_loss"] = sums[f"{part}/loss_sum"] / count
-            means[f"{part}_accuracy"] = sums[f"{part}/correct"] / count
+            if f"{part}/correct" in sums:
+                means[f"{part}_accuracy"] = sums[f"{part}/correct"] / count
             means["loss"] += means[f"{part}_loss"]
         return means
 
@@ -253,9 +260,9 @@ def evaluate(
     """Loss and accuracy of each part over all ranks' batches, dropout off. Collective."""
     device = next(model.parameters()).device
     totals = Totals()
-    for name in list(model.objectives):
-        for key in ("count", "loss_sum", "correct"):
-            totals.add(f"{name}/{key}", 0.0)
+    for name, objective in model.objectives.items():
+        for key in ("count", "loss_sum", *(["correct"] if objective.chooses else [])):
+            totals.add(f"{name}/{key}", 0.0)  # for a rank without rows
     model.eval()
     with gathered(model):
         for micro_batches in batches:
@@ -265,9 +272,35 @@ def evaluate(
                 for name, part in parts.items():
                     totals.add(f"{name}/count", part.count)
                     totals.add(f"{name}/loss_sum", part.sum)
-                    totals.add(f"{name}/correct", part.correct)
+                    if part.correct is not None:
+                        totals.add(f"{name}/correct", part.correct)
     model.train()
     return totals.means()
+
+
+def evaluation_scores(
+    model: ObjectiveModel,
+    windows: Sequence[Window],
+    pad_id: int,
+    config: LoopConfig,
+    *,
+    budget_tokens: int,
+    packed: bool = False,
+) -> list[np.ndarray]:
+    """`scores.scores_of` of all windows, each computed by one rank, dropout off. Collective."""
+    part = part_of_rank(len(windows), *rank_of_world())
+    device = next(model.parameters()).device
+    model.eval()
+    with gathered(model), autocast(device, config):
+        own = scores_of(
+            model,
+            windows[part.start : part.stop],
+            pad_id,
+            budget_tokens=budget_tokens,
+            packed=packed,
+        )
+    model.train()
+    return joined_over_ranks(own)
 
 
 def autocast(device: torch.device, config: LoopConfig) -> AbstractContextManager:

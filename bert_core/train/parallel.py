@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +96,16 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     summed = values.cuda() if dist.get_backend() == "nccl" else values.clone()
     dist.all_reduce(summed)
     return summed.cpu()
+
+
+def joined_over_ranks(values: list[Any]) -> list[Any]:
+    """The lists of all ranks one after the other, on every rank. Collective."""
+    _, world_size = rank_of_world()
+    if world_size == 1:
+        return values
+    lists: list[Any] = [None] * world_size
+    dist.all_gather_object(lists, values)
+    return [value for each in lists for value in each]
 
 
 def from_rank_0(value: float) -> float:

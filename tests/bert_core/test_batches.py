@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ import torch
 
 from bert_core.batches import (
     PAD_MULTIPLE,
-    EncodedSource,
     PhasedBatches,
     RankBatches,
     ShardSource,
+    WindowSource,
     buckets,
+    collate,
     pack,
     pad,
     prefetched,
@@ -25,6 +27,7 @@ from bert_core.batches import (
 from bert_core.data.masking import STRATEGIES, Masker, MaskingConfig, Strategy
 from bert_core.data.order import GlobalOrder, Samples
 from bert_core.data.shards import ShardRows
+from bert_core.data.windows import Window
 from bert_core.errors import ConfigError
 from bert_core.model.encoder import Encoder
 from bert_core.model.hf import encoder_config_from_huggingface
@@ -309,9 +312,15 @@ def test_an_evaluation_sees_every_row_once(most_rows: int | None, world_size: in
     assert Counter(seen) == Counter(expected_rows(samples))
 
 
+def window(row: int, *ids: list[int], **extra: Any) -> Window:
+    arrays = tuple(np.array(each, np.uint32) for each in ids)
+    return Window(row=row, ids=arrays, segment_b_start=tuple(map(len, ids)), **extra)
+
+
 def test_a_labelled_set_is_collated_with_its_labels() -> None:
-    ids = [np.array([CLS, *range(5, 5 + n), SEP], np.uint32) for n in range(1, 12)]
-    source = EncodedSource(ids, np.arange(11), PAD)
+    ids = [[CLS, *range(5, 5 + n), SEP] for n in range(1, 12)]
+    windows = [window(n, row, labels={"labels": np.array([n])}) for n, row in enumerate(ids)]
+    source = WindowSource(windows, PAD)
     batches = RankBatches(source, GlobalOrder([11], seed=0), 11, 4).once()
     [micro_batches] = list(batches)
     seen = {}
@@ -320,7 +329,28 @@ def test_a_labelled_set_is_collated_with_its_labels() -> None:
             batch["input_ids"], mask_of(batch).bool(), batch["labels"].tolist(), strict=True
         ):
             seen[label] = row[mask].tolist()
-    assert [seen[label] for label in range(11)] == [row.tolist() for row in ids]
+    assert [seen[label] for label in range(11)] == ids
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokens_that_are_scored_keep_their_places_and_labels(packed: bool) -> None:
+    ids = [[CLS, *range(5, 5 + n), SEP] for n in (3, 9, 1)]
+    places = [np.array([1, 3]), np.array([2, 8, 9]), np.array([1])]
+    windows = [
+        window(n, row, positions={"token_positions": at}, labels={"token_labels": at * 10})
+        for n, (row, at) in enumerate(zip(ids, places, strict=True))
+    ]
+    batch = collate(windows, PAD, packed=packed)
+    scored = batch["input_ids"].flatten()[batch["token_positions"]]
+    assert scored.tolist() == [row[at] for row, its in zip(ids, places, strict=True) for at in its]
+    assert batch["token_labels"].tolist() == np.concatenate([at * 10 for at in places]).tolist()
+
+
+def test_choices_of_a_question_lie_side_by_side() -> None:
+    windows = [window(0, [CLS, 5, SEP], [CLS, SEP]), window(1, [CLS, 6, 7, SEP], [CLS, 8, SEP])]
+    batch = collate(windows, PAD)
+    assert batch["input_ids"][:, 1].tolist() == [5, SEP, 6, 8]
+    assert [one.tokens for one in windows] == [6, 8]
 
 
 def test_batches_made_ahead_are_the_same_in_the_same_order() -> None:

@@ -15,7 +15,7 @@ from bert_core.errors import FormatError, InputError
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.predictor import BUDGET_TOKENS, Predictor, _by_budget
+from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import (
     TextClassification,
     TextClassificationParameters,
@@ -51,6 +51,10 @@ def predictor(folder: Path) -> Predictor:
     return Predictor(folder, device="cpu")
 
 
+def scores(predictor: Predictor, texts: list[str]) -> np.ndarray:
+    return np.stack(predictor.forward(predictor.encode(predictor.rows(texts))))
+
+
 def texts_of_all_lengths(count: int) -> list[str]:
     rng = np.random.default_rng(0)
     return [" ".join(rng.choice(WORDS, rng.integers(0, 15))) for _ in range(count)]
@@ -69,9 +73,9 @@ def test_answers_are_those_of_transformers_pipeline(folder: Path, predictor: Pre
 
 def test_a_text_gets_the_same_answer_in_any_company_and_order(predictor: Predictor) -> None:
     texts = texts_of_all_lengths(300)  # several forward passes
-    together = predictor.forward(predictor.encode(texts))
-    backwards = predictor.forward(predictor.encode(texts[::-1]))[::-1]
-    alone = np.concatenate([predictor.forward(predictor.encode([text])) for text in texts[:20]])
+    together = scores(predictor, texts)
+    backwards = scores(predictor, texts[::-1])[::-1]
+    alone = np.concatenate([scores(predictor, [text]) for text in texts[:20]])
     np.testing.assert_allclose(together, backwards, atol=1e-5)
     np.testing.assert_allclose(together[:20], alone, atol=1e-5)
 
@@ -84,7 +88,7 @@ def test_a_long_text_is_refused_or_cut_at_the_last_position(predictor: Predictor
     with pytest.raises(InputError, match=message):
         predictor.predict(["word1", long])
     cut = TextClassificationParameters(truncation=True)
-    assert len(predictor.encode([long], truncation=True)[0]) == 32
+    assert [window.tokens for window in predictor.encode([{"text": long}], cut)] == [32]
     assert predictor.predict([long], cut) == predictor.predict([long + " word3" * 1000], cut)
 
 
@@ -101,13 +105,17 @@ def test_several_threads_may_ask_at_once(predictor: Predictor) -> None:
         assert list(pool.map(lambda text: predictor.predict([text]), texts)) == alone
 
 
-def test_passes_keep_the_budget_and_lose_no_row() -> None:
-    lengths = np.random.default_rng(0).integers(2, 513, 500).tolist()
-    groups = list(_by_budget(lengths))
-    assert sorted(row for group in groups for row in group) == list(range(500))
-    for group in groups:
-        width = -(-max(lengths[row] for row in group) // 8) * 8
-        assert len(group) * width <= BUDGET_TOKENS
+def test_a_pair_gets_the_answer_of_transformers_pipeline(
+    folder: Path, predictor: Predictor
+) -> None:
+    texts = texts_of_all_lengths(24)
+    pairs = [{"text": a, "text_pair": b} for a, b in zip(texts[::2], texts[1::2], strict=True)]
+    peer = pipeline("text-classification", model=str(folder), device="cpu")
+    for pair, ours in zip(pairs, predictor.predict(pairs), strict=True):
+        theirs: Any = peer(pair, top_k=None)
+        assert [answer["label"] for answer in ours] == [answer["label"] for answer in theirs]
+        wanted = [answer["score"] for answer in theirs]
+        assert [answer["score"] for answer in ours] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_the_number_of_threads_is_that_asked_for(folder: Path) -> None:
@@ -122,11 +130,11 @@ def test_the_number_of_threads_is_that_asked_for(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([], "inputs: wanted a list of at least one text, got an empty list"),
-        ("word1", "inputs: wanted a list of at least one text, got str"),
-        (None, "inputs: wanted a list of at least one text, got NoneType"),
-        (["word1", 3], r"inputs\[1\]: wanted a text, got int \(3\)"),
-        ([None], r"inputs\[0\]: wanted a text, got NoneType"),
+        ([], "inputs: wanted a list of at least one input, got an empty list"),
+        ("word1", "inputs: wanted a list of at least one input, got str"),
+        (None, "inputs: wanted a list of at least one input, got NoneType"),
+        (["word1", 3], r"inputs\[1\]: wanted text, got a number \(3\)"),
+        ([None], r"inputs\[0\]: wanted text, got nothing"),
         (["a \ud83d"], r"inputs\[0\]: .* half a surrogate pair at character 2: send whole"),
     ],
 )

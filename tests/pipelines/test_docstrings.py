@@ -8,6 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_core.data.docstrings import normalised
+from bert_core.tasks.text_classification import OneLabel
+from bert_core.tasks.texts import TextInput
 from pipelines import docstrings, prepare, vocab
 from pipelines.prepare import PrepareConfig
 from pipelines.sources import CorpusConfig, LabelledConfig, corpus_files, read_labelled
@@ -46,7 +48,8 @@ def test_no_module_and_no_docstring_is_in_both_splits(folder: Path) -> None:
         paragraphs[split] = {normalised(row["text"]) for row in labelled}
         assert len(paragraphs[split]) == len(labelled), "no opening twice"
     assert not paragraphs["train"] & paragraphs["held_out"]
-    assert read_labelled(LabelledConfig(), "held_out")[0].keys() == {"text", "label"}
+    shapes = (TextInput, OneLabel)
+    assert read_labelled(LabelledConfig(), "held_out", shapes)[0].keys() == {"text", "label"}
 
 
 def test_held_out_modules_are_in_no_training_shard(folder: Path) -> None:

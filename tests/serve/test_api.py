@@ -75,6 +75,16 @@ def test_a_text_and_a_list_are_answered_as_the_predictor_answers(ask: Caller, bu
     assert [each["label"] for each in single[0]] == [each["label"] for each in expected[0]]
 
 
+def test_a_pair_is_one_input(ask: Caller, bundle: Path) -> None:
+    pair = {"text": "Parse a string.", "text_pair": "Open a socket."}
+    [wanted] = Predictor(bundle, device="cpu").predict([pair])
+    for inputs in (pair, [pair, "Parse a string."]):
+        status, answers = ask.predict({"inputs": inputs})
+        assert status == 200
+        assert [each["label"] for each in answers[0]] == [each["label"] for each in wanted]
+    assert answers[0] != answers[1]
+
+
 def test_parameters_reach_the_task(ask: Caller) -> None:
     body = {"inputs": ["Parse."], "parameters": {"top_k": 2, "function_to_apply": "sigmoid"}}
     status, answers = ask.predict(body)
@@ -92,19 +102,19 @@ def test_parameters_reach_the_task(ask: Caller) -> None:
         (b"inputs=text", 400, "the body: wanted a JSON object, it is not JSON (Expecting value"),
         (b"\xff\xfe\xfa", 400, "it is not JSON"),
         (b"[" * 100_000, 400, "it is not JSON"),
-        (b'"a text"', 422, 'the body: wanted a JSON object, got a text ("a text"): send'),
+        (b'"a text"', 422, 'the body: wanted a JSON object, got text ("a text"): send'),
         (b"{}", 422, 'the body: wanted the key "inputs", it is missing: send {"inputs"'),
         (
             b'{"inputs": "a", "options": {}}',
             422,
             'wanted the keys "inputs" and "parameters", got "options" too: leave it out',
         ),
-        (b'{"inputs": 7}', 422, "inputs: wanted a text or a list of texts, got a number (7)"),
-        (b'{"inputs": null}', 422, "inputs: wanted a text or a list of texts, got null"),
-        (b'{"inputs": {"text": "a"}}', 422, "inputs: wanted a text or a list of texts, got an obj"),
-        (b'{"inputs": []}', 422, "inputs: wanted at least one text, got an empty list"),
-        (b'{"inputs": ["a", 3.5]}', 422, "inputs[1]: wanted a text, got a number (3.5)"),
-        (b'{"inputs": [["a"]]}', 422, 'inputs[0]: wanted a text, got a list (["a"])'),
+        (b'{"inputs": 7}', 422, "inputs: wanted text, got a number (7)"),
+        (b'{"inputs": null}', 422, "inputs: wanted text, got nothing"),
+        (b'{"inputs": {"txt": "a"}}', 422, "inputs: wanted text (text) and text_pair (text), got"),
+        (b'{"inputs": []}', 422, "inputs: wanted at least one input, got an empty list"),
+        (b'{"inputs": ["a", 3.5]}', 422, "inputs[1]: wanted text, got a number (3.5)"),
+        (b'{"inputs": [["a"]]}', 422, 'inputs[0]: wanted text, got a list (["a"])'),
         (b'{"inputs": "\\ud800"}', 422, "half a surrogate pair at character 0"),
         (b'{"inputs": "a", "\\ud800": 1}', 422, 'got "\ud800" too'),
         (
@@ -121,7 +131,7 @@ def test_parameters_reach_the_task(ask: Caller) -> None:
         (
             b'{"inputs": "a", "parameters": {"top_k": "2"}}',
             422,
-            'parameters.top_k: Input should be a valid integer, got a text ("2")',
+            'parameters.top_k: Input should be a valid integer, got text ("2")',
         ),
         (b'{"inputs": "a", "parameters": {"top_k": true}}', 422, "got a boolean (true)"),
         (b'{"inputs": "a", "parameters": {"top_k": 0}}', 422, "top_k = 0: wanted at least 1"),
@@ -169,6 +179,7 @@ def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path
         "name": "docs",
         "task": "text-classification",
         "labels": ["json", "numpy", "socket"],
+        "example": "A text to be labelled.",
         "metrics": {"accuracy": 0.75},
         "digest": Predictor(bundle, device="cpu").bundle.digest,
     }
@@ -255,8 +266,12 @@ def test_openapi_has_the_shapes_of_the_task(ask: Caller) -> None:
     assert parameters["additionalProperties"] is False
     assert set(parameters["properties"]) == {"truncation", "top_k", "function_to_apply"}
     function = parameters["properties"]["function_to_apply"]
-    assert function["enum"] == ["softmax", "sigmoid", "none"]
-    assert function["default"] == "softmax"
+    assert function["anyOf"][0]["enum"] == ["softmax", "sigmoid", "none"]
+    text, pair, several = schema["properties"]["inputs"]["anyOf"]
+    assert text == {"type": "string"}
+    assert pair["required"] == ["text"]
+    assert set(pair["properties"]) == {"text", "text_pair"}
+    assert several["items"]["anyOf"] == [text, pair]
     answer = operation["responses"]["200"]["content"]["application/json"]["schema"]
     assert answer["type"] == "array"
     assert answer["items"]["type"] == "array"

@@ -18,7 +18,13 @@ TEXTS = ["abc", "fed cab", "a", "bad " * 8]
 def model(store: str, bundles: list[Path]) -> Any:
     import mlflow
 
-    publish(bundles[0], name=NAME, uri=store, metrics={}, input_example=TEXTS[:2])
+    publish(
+        bundles[0],
+        name=NAME,
+        uri=store,
+        metrics={},
+        input_example=[{"text": text} for text in TEXTS[:2]],
+    )
     with as_default(store):
         return mlflow.pyfunc.load_model(f"models:/{NAME}@champion")
 
@@ -53,5 +59,5 @@ def test_the_tasks_parameters_are_the_models(model: Any, bundles: list[Path]) ->
 
 
 def test_a_column_that_holds_something_else_is_refused_not_answered(model: Any) -> None:
-    with pytest.raises(InputError, match="first column, called inputs or text, found 'label'"):
+    with pytest.raises(InputError, match="called inputs or text or text_pair, found 'label'"):
         model.predict(pd.DataFrame({"label": ["x"], "text": ["abc"]}))

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from bert_core.errors import ConfigError, FormatError
-from tracking.registry import Publication, champion, not_worse, publish
+from bert_core.metrics.bootstrap import Verdict, not_worse
+from tracking.registry import Publication, champion, publish
 from tracking.runs import RunRecorder
 from tracking.server import connect
 
@@ -27,60 +27,15 @@ def publish_at(store: str, name: str, bundle: Path, **options: Any) -> Publicati
         name=name,
         uri=store,
         metrics={"accuracy": 0.75},
-        input_example=["abc", "def"],
+        input_example=[{"text": "abc"}, {"text": "def"}],
         experiment="registry",
         **options,
     )
 
 
-def test_the_interval_is_scipys_percentile_bootstrap() -> None:
-    rng = np.random.default_rng(1)
-    new, old = rng.random(300), rng.random(300)
-    verdict = not_worse(new.tolist(), old.tolist(), samples=20_000)
-    theirs = stats.bootstrap(
-        (new - old,), np.mean, n_resamples=20_000, method="percentile", rng=rng, batch=1000
-    ).confidence_interval
-    assert verdict.difference == pytest.approx((new - old).mean())
-    # Each end is a quantile of 20,000 draws: its error is some 1 % of the interval's width.
-    width = theirs.high - theirs.low
-    assert (verdict.low, verdict.high) == pytest.approx((theirs.low, theirs.high), abs=0.05 * width)
-
-
-def test_an_equal_model_is_called_worse_no_more_often_than_the_level_says() -> None:
-    rng = np.random.default_rng(0)
-    trials = 400
-    refused = 0
-    for trial in range(trials):
-        new, old = rng.random((2, 200)) < 0.8
-        verdict = not_worse(
-            new.astype(float).tolist(), old.astype(float).tolist(), samples=500, seed=trial
-        )
-        refused += not verdict.not_worse
-    # 2.5 % by the level; four standard errors of a binomial above it.
-    level = 0.025
-    assert refused / trials < level + 4 * np.sqrt(level * (1 - level) / trials)
-
-
-@pytest.mark.parametrize(
-    ("new", "old", "verdict"),
-    [
-        (RIGHT, RIGHT, True),
-        (RIGHT, WRONG, True),
-        (WRONG, RIGHT, False),
-        (RIGHT[:37] + WRONG[:3], RIGHT, True),  # three of forty may be chance
-        (RIGHT[:30] + WRONG[:10], RIGHT, False),
-    ],
-)
-def test_worse_is_what_chance_does_not_explain(
-    new: list[float], old: list[float], verdict: bool
-) -> None:
-    assert not_worse(new, old).not_worse is verdict
-
-
-@pytest.mark.parametrize(("new", "old"), [([], []), ([1.0], [1.0, 0.0])])
-def test_scores_of_different_rows_are_not_compared(new: list[float], old: list[float]) -> None:
-    with pytest.raises(ConfigError, match=rf"same rows, got {len(new)} and {len(old)}"):
-        not_worse(new, old)
+def verdict_of(new: list[float], old: list[float]) -> Verdict:
+    columns = [{"right": np.array(each)} for each in (new, old)]
+    return not_worse("accuracy", lambda of: {"accuracy": of["right"].mean()}, *columns)
 
 
 def test_the_champion_is_replaced_only_by_one_that_is_not_worse(
@@ -93,21 +48,20 @@ def test_the_champion_is_replaced_only_by_one_that_is_not_worse(
     uncompared = publish_at(store, name, bundles[1])
     assert (uncompared.is_new, uncompared.is_champion) == (True, False)
     assert "nothing compares version 2 with it; give rows" in uncompared.why
-    worse = publish_at(store, name, bundles[1], scores_new=WRONG, scores_champion=RIGHT)
+    worse = publish_at(store, name, bundles[1], verdict=verdict_of(WRONG, RIGHT))
     assert (worse.is_new, worse.is_champion) == (False, False)
     assert worse.why == (
-        "version 1 stays the champion, version 2 is worse, the difference is -1.0000 (-1.0000 to "
-        "-1.0000 by paired bootstrap on 40 rows); --force makes it the champion all the same"
+        "version 1 stays the champion, version 2 is worse, the difference is accuracy -1.0000 "
+        "(-1.0000 to -1.0000 by paired bootstrap on 40 rows); --force makes it the champion all "
+        "the same"
     )
     assert champion(name, uri=store) == first.version
-    better = publish_at(store, name, bundles[1], scores_new=RIGHT, scores_champion=WRONG)
+    better = publish_at(store, name, bundles[1], verdict=verdict_of(RIGHT, WRONG))
     assert (better.is_new, better.is_champion) == (False, True)
     assert better.why.startswith("version 2 is the champion, not worse than version 1, the diff")
     assert champion(name, uri=store) == better.version
-    forced = publish_at(
-        store, name, bundles[0], scores_new=WRONG, scores_champion=RIGHT, force=True
-    )
-    assert forced.why.startswith("version 1 is the champion by force, the difference is -1.0000")
+    forced = publish_at(store, name, bundles[0], verdict=verdict_of(WRONG, RIGHT), force=True)
+    assert forced.why.startswith("version 1 is the champion by force, the difference is accuracy")
     again = publish_at(store, name, bundles[0])
     assert again.why == "version 1 is the champion already"
     assert champion(name, uri=store) == first.version

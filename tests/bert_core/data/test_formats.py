@@ -1,12 +1,8 @@
 """Files of the formats that people publish, and what is said of those that are damaged."""
 
-import io
-import json
 import re
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from bert_core.data.documents import clean
@@ -16,7 +12,6 @@ from bert_core.data.formats import (
     column_of,
     decode_utf8,
     jsonl_rows,
-    labelled_rows,
     text_documents,
 )
 from bert_core.errors import CorpusError
@@ -26,16 +21,6 @@ def documents(data: bytes, boundary: Boundary) -> list[str]:
     """The documents that are not empty, cleaned as every reader of them cleans them."""
     texts = text_documents(data, boundary, "a.txt")
     return [clean(text) for text in texts if text and clean(text)]
-
-
-def rows_of(data: bytes, source: str) -> list[dict]:
-    return labelled_rows(data, source, text_column="sentence", label_column="label")
-
-
-def parquet(**columns: list) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink)
-    return sink.getvalue()
 
 
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
@@ -141,86 +126,9 @@ def test_a_missing_column_is_named_with_those_there_are() -> None:
         column_of({"id": 1, "body": "x"}, "text", "a")
 
 
-ROWS = [{"text": 'it \'s "fine" , no', "label": "1"}, {"text": "naïve", "label": "0"}]
-TSV = 'sentence\tlabel\nit \'s "fine" , no\t1\nnaïve\t0\n'.encode()
-CSV = 'label,sentence,id\n1,"it \'s ""fine"" , no",x\n0,naïve,y\n'.encode()
-JSONL = "".join(
-    json.dumps({"sentence": row["text"], "label": int(row["label"])}) + "\n" for row in ROWS
-).encode()
-
-
-@pytest.mark.parametrize(
-    ("data", "source"),
-    [
-        (TSV, "dev.tsv"),
-        (CSV, "dev.csv"),
-        (JSONL, "dev.jsonl"),
-        (JSONL, "dev.ndjson"),
-        (parquet(sentence=[row["text"] for row in ROWS], label=[1, 0]), "dev.parquet"),
-        (TSV, "DEV.TSV"),
-    ],
-)
-@pytest.mark.parametrize("change", ["none", "byte order mark", "CRLF"])
-def test_labelled_rows_are_the_same_whatever_holds_them(
-    data: bytes, source: str, change: str
-) -> None:
-    if not source.endswith("parquet"):
-        data = b"\xef\xbb\xbf" * (change == "byte order mark") + data
-        data = data.replace(b"\n", b"\r\n") if change == "CRLF" else data
-    assert rows_of(data, source) == ROWS
-
-
-def test_a_quoted_field_of_a_csv_may_hold_line_breaks() -> None:
-    assert rows_of(b'sentence,label\n"a\nb",x\n', "a.csv") == [{"text": "a\nb", "label": "x"}]
-
-
-@pytest.mark.parametrize(
-    ("data", "source", "message"),
-    [
-        (
-            b"text,label\na,1\n",
-            "a.csv",
-            "a.csv, row 1: wanted text in the column 'sentence', got NoneType; "
-            "there are: text, label",
-        ),
-        (b"sentence\tlabel\na\t1\nb\n", "a.tsv", "a.tsv, row 2: wanted text in the column 'label'"),
-        (b'{"sentence": 3, "label": 1}', "a.jsonl", "a.jsonl, row 1: wanted text in the column"),
-        (
-            parquet(sentence=["a"], y=[1.5]),
-            "a.parquet",
-            "'label', got NoneType; there are: sentence, y",
-        ),
-        (b"sentence,label\n", "a.csv", "a.csv: wanted labelled rows, the file holds none"),
-        (b"", "a.jsonl", "a.jsonl: wanted labelled rows, the file holds none: give another file"),
-        (b"sentence,label\n\xff,1\n", "a.csv", "a.csv: wanted UTF-8, byte 0xff at offset 15"),
-        (b"PAR1 but no more", "a.parquet", "a.parquet: wanted a .parquet file, it cannot be read"),
-        (
-            b"sentence,label\n" + b"x" * 200_000 + b",1\n",
-            "a.csv",
-            "a.csv: wanted a .csv file, it cannot be read (field larger than field limit",
-        ),
-        (
-            b"x",
-            "a.xlsx",
-            "a.xlsx: wanted .csv, .tsv, .jsonl or .parquet, got .xlsx: convert or rename it",
-        ),
-    ],
-)
-def test_labelled_files_that_will_not_do_say_why(data: bytes, source: str, message: str) -> None:
-    with pytest.raises(CorpusError, match=re.escape(message)):
-        rows_of(data, source)
-
-
 def test_real_articles_are_found_by_their_headings(data_dir: Path) -> None:
     data = (data_dir / "wikitext2" / "valid.txt").read_bytes()
     found = documents(data, "heading")
     titles = re.findall(rb"^ = [^=\n]+ = *$", data, re.MULTILINE)
     assert len(found) == len(titles) == 60
     assert all(re.match(r"= [^=]+ =\n", text) for text in found)
-
-
-def test_the_real_sst2_has_its_published_rows(data_dir: Path) -> None:
-    source = data_dir / "sst2" / "dev.tsv"
-    rows = rows_of(source.read_bytes(), str(source))
-    assert len(rows) == 872
-    assert {row["label"] for row in rows} == {"0", "1"}

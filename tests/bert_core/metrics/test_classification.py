@@ -3,22 +3,59 @@
 import numpy as np
 import pytest
 
-from bert_core.metrics.classification import accuracy, macro_f1
+from bert_core.metrics.classification import multi_label_metrics, single_label_metrics
+
+
+def drawn(labels: int, rows: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.integers(0, labels, rows), rng.integers(0, labels, rows)
 
 
 def test_accuracy_is_the_share_that_is_right() -> None:
-    assert accuracy(np.array([0, 1, 2, 2]), np.array([0, 1, 1, 2])) == 0.75
+    metrics = single_label_metrics(np.array([0, 1, 2, 2]), np.array([0, 1, 1, 2]), num_labels=3)
+    assert metrics["accuracy"] == 0.75
+    assert "f1" not in metrics
 
 
 def test_macro_f1_is_the_mean_of_each_class_f1() -> None:
-    rng = np.random.default_rng(0)
-    predictions, labels = rng.integers(0, 4, 200), rng.integers(0, 4, 200)
+    predicted, labels = drawn(4)
     scores = []
     for label in range(4):
-        hit = ((predictions == label) & (labels == label)).sum()
-        scores.append(2 * hit / ((predictions == label).sum() + (labels == label).sum()))
-    assert macro_f1(predictions, labels) == pytest.approx(np.mean(scores))
+        hit = ((predicted == label) & (labels == label)).sum()
+        scores.append(2 * hit / ((predicted == label).sum() + (labels == label).sum()))
+    metrics = single_label_metrics(predicted, labels, num_labels=4)
+    assert metrics["macro_f1"] == pytest.approx(np.mean(scores))
 
 
 def test_a_class_never_predicted_counts_zero() -> None:
-    assert macro_f1(np.array([0, 0, 0]), np.array([0, 0, 1])) == pytest.approx(0.8 / 2)
+    metrics = single_label_metrics(np.array([0, 0, 0]), np.array([0, 0, 1]), num_labels=2)
+    assert metrics["macro_f1"] == pytest.approx(0.8 / 2)
+    assert metrics["f1"] == metrics["matthews"] == 0.0
+
+
+def test_f1_and_matthews_of_two_labels_are_those_of_their_table() -> None:
+    predicted, labels = drawn(2)
+    tp = int(((predicted == 1) & (labels == 1)).sum())
+    fp, fn = int(((predicted == 1) & (labels == 0)).sum()), int((predicted < labels).sum())
+    tn = len(labels) - tp - fp - fn
+    metrics = single_label_metrics(predicted, labels, num_labels=2)
+    assert metrics["f1"] == pytest.approx(2 * tp / (2 * tp + fp + fn))
+    below = np.sqrt(float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
+    assert metrics["matthews"] == pytest.approx((tp * tn - fp * fn) / below)
+
+
+def test_rows_out_of_scope_are_counted_apart() -> None:
+    predicted, labels = np.array([0, 1, 2, 2, 0]), np.array([0, 0, 2, 0, 2])
+    metrics = single_label_metrics(predicted, labels, num_labels=3, out_of_scope=2)
+    assert metrics["in_scope_accuracy"] == pytest.approx(1 / 3)
+    assert metrics["out_of_scope_recall"] == 0.5
+    none = single_label_metrics(predicted[:2], labels[:2], num_labels=3, out_of_scope=2)
+    assert "out_of_scope_recall" not in none
+
+
+def test_several_labels_are_counted_one_by_one() -> None:
+    predicted, labels = np.array([[1, 0, 1], [1, 1, 0]]), np.array([[1, 0, 1], [0, 1, 0]])
+    metrics = multi_label_metrics(predicted, labels)
+    assert metrics["accuracy"] == 0.5
+    assert metrics["micro_f1"] == pytest.approx(2 * 3 / (4 + 3))
+    assert metrics["macro_f1"] == pytest.approx((2 / 3 + 1 + 1) / 3)

@@ -53,7 +53,8 @@ def test_loss_and_gradients_are_those_of_all_scores_at_once(
     ours = in_chunks(learned, labels)
     theirs = at_once(learned, labels)
     torch.testing.assert_close(ours.sum, theirs.sum, atol=most * ITEMS, rtol=0)
-    assert (ours.count, int(ours.correct)) == (theirs.count, int(theirs.correct))
+    assert ours.correct is not None
+    assert (ours.count, ours.correct) == (theirs.count, theirs.correct)
     assert 0 < ours.correct < ITEMS
     for mine, other in zip(gradients(ours, learned), gradients(theirs, learned), strict=True):
         torch.testing.assert_close(mine, other, atol=most, rtol=0)
@@ -74,6 +75,7 @@ def test_under_autocast_the_sum_is_fp32_and_gradients_are_those_of_bf16() -> Non
 def test_no_items_give_zero_and_zero_gradients() -> None:
     learned, labels = inputs_of(torch.float32, items=0)
     part = in_chunks(learned, labels)
+    assert part.correct is not None
     assert (float(part.sum.detach()), part.count, int(part.correct)) == (0.0, 0, 0)
     assert not any(gradient.any() for gradient in gradients(part, learned))
 

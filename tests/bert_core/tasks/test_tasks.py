@@ -1,39 +1,72 @@
 """What holds for every task of the registry: a new one is tested the day it is added."""
 
+import json
+from dataclasses import fields
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from bert_core.bundle import load_bundle, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from bert_core.errors import CorpusError
+from bert_core.data.windows import Window
+from bert_core.errors import ConfigError
+from bert_core.metrics.bootstrap import intervals
 from bert_core.model.hf import architecture, encoder_config_from_huggingface
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.predictor import Predictor
+from bert_core.scores import scores_of
 from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.registry import TASKS
+from bert_core.tasks.rows import Row, labelled
 
-ROWS = {
+LONG = "sea sea the tree " * 20
+ROWS: dict[str, list[Row]] = {
     "text-classification": [
         {"text": "the sea is blue", "label": "sea"},
-        {"text": "a tree", "label": "land"},
-        {"text": "sea sea the tree " * 20, "label": "sea"},
-    ]
+        {"text": "a tree", "text_pair": "the tree is blue", "label": "land"},
+        {"text": LONG, "label": "sea"},
+        {"text": "", "text_pair": LONG, "label": "land"},
+    ],
+    "text-regression": [
+        {"text": "the sea is blue", "score": 4.0},
+        {"text": "the tree", "text_pair": "a tree", "score": -2.5},
+        {"text": LONG, "text_pair": LONG, "score": 0.0},
+    ],
+    "token-classification": [
+        {"tokens": ["the", "blue", "Sea"], "tags": ["O", "B-place", "I-place"]},
+        {"tokens": LONG.split(), "tags": ["B-place", "O", "O", "O"] * 20},
+        {"tokens": ["a"], "tags": ["O"]},
+    ],
+    "question-answering": [
+        {
+            "question": "is the sea blue",
+            "context": "the tree is the tree, " * 8 + "the sea is blue",
+            "answers": [{"text": "blue", "answer_start": 187}],
+        },
+        {
+            "question": LONG,
+            "context": "a tree",
+            "answers": [{"text": "a tree", "answer_start": 0}],
+            "id": "x",
+        },
+    ],
 }
+WORDS = ["the", "sea", "is", "blue", "tree", "a"]
+TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
 CONFIG = encoder_config_from_huggingface(
     {
-        "vocab_size": 10,
+        "vocab_size": TOKENIZER.vocab_size,
         "hidden_size": 16,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "intermediate_size": 16,
         "max_position_embeddings": 16,
+        "initializer_range": 0.5,
     }
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    words = ["the", "sea", "is", "blue", "tree"]
-    return Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *words], lowercase=True)
 
 
 @pytest.fixture(params=TASKS, name="task")
@@ -41,37 +74,63 @@ def each_task(request: pytest.FixtureRequest) -> Task:
     return TASKS[request.param].from_rows(ROWS[request.param])
 
 
+def model_of(task: Task) -> ObjectiveModel:
+    torch.manual_seed(0)
+    return ObjectiveModel(CONFIG, [task.build_objective(CONFIG)]).eval()
+
+
+def windows_of(task: Task, *, is_labelled: bool = False) -> list[Window]:
+    return task.encode(ROWS[task.name], TOKENIZER, 16, labelled=is_labelled)
+
+
 def test_labels_are_sorted_and_do_not_depend_on_the_order_of_rows(task: Task) -> None:
     assert task.labels == sorted(task.labels)
     assert type(task).from_rows(ROWS[task.name][::-1]).labels == task.labels
 
 
-def test_rows_become_ids_of_limited_length_and_labels(task: Task, tokenizer: Tokenizer) -> None:
-    encoded = task.encode(ROWS[task.name], tokenizer, max_length=16)
-    assert len(encoded.ids) == len(ROWS[task.name])
-    assert max(len(ids) for ids in encoded.ids) == 16
-    assert encoded.labels is not None
-    assert len(encoded.labels) == len(encoded.ids)
+def test_its_rows_are_those_of_its_shapes(task: Task) -> None:
+    rows = ROWS[task.name]
+    assert labelled(rows, (task.inputs, task.targets(task.chosen)), {}, "rows") == rows
 
 
-def test_rows_without_labels_are_encoded_too(task: Task, tokenizer: Tokenizer) -> None:
-    rows = [{key: value for key, value in row.items() if key != "label"} for row in ROWS[task.name]]
-    assert task.encode(rows, tokenizer, max_length=16).labels is None
+def test_rows_become_windows_of_limited_length_in_their_order(task: Task) -> None:
+    windows = windows_of(task)
+    rows = [window.row for window in windows]
+    assert sorted(set(rows)) == list(range(len(ROWS[task.name])))
+    assert rows == sorted(rows)
+    assert max(len(ids) for window in windows for ids in window.ids) == 16
+    for window in windows:
+        assert len(window.segment_b_start) == len(window.ids)
+        assert not window.labels
 
 
-def test_every_row_gets_an_answer(task: Task) -> None:
-    logits = np.random.default_rng(0).normal(size=(4, len(task.labels))).astype(np.float32)
-    assert len(task.decode(logits)) == 4
+def test_a_labelled_window_has_a_label_an_item(task: Task) -> None:
+    key = task.build_objective(CONFIG).position_key
+    for window in windows_of(task, is_labelled=True):
+        items = 1 if key is None else len(window.positions[key])
+        assert {len(labels) for labels in window.labels.values()} == {items}
+
+
+def test_every_row_gets_an_answer_that_json_can_hold(task: Task) -> None:
+    rows, windows = ROWS[task.name], windows_of(task)
+    answers = task.decode(rows, windows, scores_of(model_of(task), windows, TOKENIZER.pad_id))
+    assert len(answers) == len(rows)
+    assert json.loads(json.dumps(answers)) == answers
+    assert {tuple(task.cells(answer)) for answer in answers} == {tuple(task.cells(answers[0]))}
     assert isinstance(task.parameters(), Parameters)
 
 
-def test_perfect_predictions_have_a_perfect_primary_metric(
-    task: Task, tokenizer: Tokenizer
-) -> None:
-    labels = task.encode(ROWS[task.name], tokenizer, max_length=16).labels
-    assert labels is not None
-    metrics = task.metrics(labels, labels)
-    assert metrics[task.primary_metric] == 1.0
+def test_metrics_hold_for_any_selection_of_rows(task: Task) -> None:
+    rows, windows = ROWS[task.name], windows_of(task)
+    answers = task.decode(rows, windows, scores_of(model_of(task), windows, TOKENIZER.pad_id))
+    columns = task.compare(rows, answers)
+    assert {len(column) for column in columns.values()} == {len(rows)}
+    metrics = task.metrics(columns)
+    assert task.primary_metric in metrics
+    assert all(np.isfinite(value) for value in metrics.values())
+    for low, high in intervals(task.metrics, columns, samples=20).values():
+        assert low <= high
+    assert task.metrics(task.constant(rows)).keys() == metrics.keys()
 
 
 def test_its_objective_and_its_class_at_hugging_face_exist(task: Task) -> None:
@@ -80,7 +139,24 @@ def test_its_objective_and_its_class_at_hugging_face_exist(task: Task) -> None:
     assert hasattr(transformers, architecture(CONFIG, frozenset({task.objective})))
 
 
-def test_a_row_that_lacks_a_field_is_named(task: Task) -> None:
-    rows = [*ROWS[task.name], {"sentence": "hello"}]
-    with pytest.raises(CorpusError, match=r"row 4: wanted a field 'label' .* found only sentence"):
-        type(task).from_rows(rows)
+def test_a_bundle_brings_it_back_and_answers_its_examples(task: Task, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    save_bundle(folder, model_of(task), TOKENIZER, task=task, metrics={}, lineage={})
+    again = load_bundle(folder).task
+    assert type(again) is type(task)
+    assert again is not None
+    assert again.record == task.record
+    answers = Predictor(folder, device="cpu").predict(task.examples)
+    assert len(answers) == len(task.examples)
+
+
+def test_unknown_options_are_refused_by_name(task: Task) -> None:
+    with pytest.raises(ConfigError, match=r'options: wanted .*, got "colour"'):
+        task.options_of({"colour": "blue"})
+    assert task.options_of({}) == task.options()
+
+
+def test_its_fields_have_docstrings_and_names_of_their_own(task: Task) -> None:
+    shapes = (task.inputs, task.targets(task.chosen))
+    names = [one.name for shape in shapes for one in fields(shape)]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,196 @@
+"""Bytes to labelled records, in the formats in which authors publish their sets. Pure: no files.
+
+A record has the columns of its source under their own names; `COLUMNS` says which of them hold the
+fields of a task. What a task makes of records is for `bert_core.tasks.rows`.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bert_core.data.formats import decode_utf8, table_rows
+from bert_core.errors import ConfigError, CorpusError
+
+Record = dict[str, Any]
+CONLLU_COLUMNS = (
+    "id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledFormat:
+    """How to read one kind of file."""
+
+    read: Callable[[bytes, str], list[Record]]
+    """Bytes and their source's name → records. Raises: CorpusError naming the line."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Field of the task → the column that holds it, where that has another name."""
+    source: str
+    """Who publishes it."""
+
+
+def labelled_records(
+    data: bytes, source: str, name: str | None
+) -> tuple[list[Record], dict[str, str]]:
+    """The records of a file, and which of their columns hold a task's fields.
+
+    Args:
+        name: of `FORMATS`; None takes a table, told apart by the ending of `source`.
+    Raises: ConfigError for an unknown name; CorpusError naming the line that is not right.
+    """
+    if name is None:
+        return table_rows(data, source), {}
+    if name not in FORMATS:
+        raise ConfigError(f"format: wanted one of {', '.join(FORMATS)}, got {name!r}")
+    found = FORMATS[name]
+    return found.read(data, source), dict(found.columns)
+
+
+def _tsv(*names: str) -> Callable[[bytes, str], list[Record]]:
+    """Reader of tab-separated lines with literal quotes, whose header is `names` or its first."""
+
+    def read(data: bytes, source: str) -> list[Record]:
+        lines = decode_utf8(data, source).removeprefix("\ufeff").split("\n")
+        rows = [line.rstrip("\r").split("\t") for line in lines if line.strip()]
+        header = list(names) or (rows.pop(0) if rows else [])
+        for number, row in enumerate(rows, 1 if names else 2):
+            if len(row) < len(header):
+                raise CorpusError(
+                    f"{source}, line {number}: wanted {len(header)} columns divided by tabs "
+                    f"({', '.join(header)}), got {len(row)}: correct the line, or take it out"
+                )
+        return [dict(zip(header, row, strict=False)) for row in rows]
+
+    return read
+
+
+def _conll(data: bytes, source: str) -> list[Record]:
+    """Sentences between blank lines, a token a line; columns `0`, `1`, … and `-1`, the last."""
+    records = []
+    for rows in _sentences(data, source, lambda line: line.startswith("-DOCSTART-")):
+        columns = list(zip(*rows, strict=True))
+        record = {str(place): list(column) for place, column in enumerate(columns)}
+        records.append(record | {"-1": list(columns[-1])})
+    return records
+
+
+def _conllu(data: bytes, source: str) -> list[Record]:
+    """Sentences of CoNLL-U by the names of its columns, without ranges (`1-2`) and `8.1`."""
+    records = []
+    for rows in _sentences(data, source, lambda line: line.startswith("#")):
+        words = [row for row in rows if row[0].isdecimal()]
+        columns = zip(*words, strict=True)
+        records.append(
+            {name: list(column) for name, column in zip(CONLLU_COLUMNS, columns, strict=True)}
+        )
+    return records
+
+
+def _sentences(
+    data: bytes, source: str, passes: Callable[[str], bool]
+) -> Iterator[list[list[str]]]:
+    rows: list[list[str]] = []
+    text = decode_utf8(data, source).removeprefix("\ufeff")
+    for number, line in enumerate([*text.split("\n"), ""], 1):
+        if not line.strip():
+            if rows:
+                yield rows
+            rows = []
+        elif not passes(line):
+            row = line.rstrip("\r").split("\t" if "\t" in line else None)
+            if len(row) < 2 or (rows and len(row) != len(rows[0])):
+                wanted = f"{len(rows[0])}" if rows else "at least 2"
+                raise CorpusError(
+                    f"{source}, line {number}: wanted {wanted} columns, got {len(row)} "
+                    f"({line.strip()[:80]!r}): correct the line, or take its sentence out"
+                )
+            rows.append(row)
+
+
+def _squad(data: bytes, source: str) -> list[Record]:
+    """Questions of SQuAD 1.1 or 2.0 with their passage, in the order of the file."""
+    records: list[Record] = []
+    try:
+        for article in _json(data, source)["data"]:
+            for paragraph in article["paragraphs"]:
+                records.extend(
+                    {
+                        "id": question["id"],
+                        "question": question["question"],
+                        "context": paragraph["context"],
+                        "answers": question.get("answers", []),
+                    }
+                    for question in paragraph["qas"]
+                )
+    except (KeyError, TypeError) as error:
+        raise CorpusError(
+            f"{source}: wanted SQuAD's data → paragraphs → qas, at question {len(records) + 1} "
+            f"there is no {error}: give a file as SQuAD publishes it"
+        ) from error
+    return records
+
+
+def _clinc(split: str) -> Callable[[bytes, str], list[Record]]:
+    """Reader of one split of CLINC150's file, with its rows that are out of scope (`oos`)."""
+
+    def read(data: bytes, source: str) -> list[Record]:
+        splits = _json(data, source)
+        if not isinstance(splits, dict) or split not in splits:
+            raise CorpusError(f"{source}: wanted CLINC150's splits, found no {split!r}")
+        pairs = [*splits[split], *splits.get(f"oos_{split}", [])]
+        return [{"text": text, "intent": intent} for text, intent in pairs]
+
+    return read
+
+
+def _json(data: bytes, source: str) -> Any:
+    try:
+        return json.loads(decode_utf8(data, source).removeprefix("\ufeff"))
+    except json.JSONDecodeError as error:
+        raise CorpusError(
+            f"{source}: wanted JSON, it cannot be read ({error}): copy it again"
+        ) from error
+
+
+_ONE = {"text": "sentence"}
+_TWO = {"text": "sentence1", "text_pair": "sentence2"}
+_QUORA = {"text": "question1", "text_pair": "question2", "label": "is_duplicate"}
+_MSR = {"text": "#1 String", "text_pair": "#2 String", "label": "Quality"}
+_STS = ("genre", "filename", "year", "index", "score", "sentence1", "sentence2")
+_GLUE = "GLUE"
+
+FORMATS: dict[str, LabelledFormat] = {
+    "cola": LabelledFormat(
+        read=_tsv("source", "label", "mark", "sentence"), columns=_ONE, source=_GLUE
+    ),
+    "sst2": LabelledFormat(read=_tsv(), columns=_ONE, source=_GLUE),
+    "mrpc": LabelledFormat(read=_tsv(), columns=_MSR, source="Microsoft Research, GLUE"),
+    "stsb": LabelledFormat(read=_tsv(), columns=_TWO, source=_GLUE),
+    "qqp": LabelledFormat(read=_tsv(), columns=_QUORA, source=_GLUE),
+    "mnli": LabelledFormat(read=_tsv(), columns=_TWO | {"label": "gold_label"}, source=_GLUE),
+    "qnli": LabelledFormat(
+        read=_tsv(), columns={"text": "question", "text_pair": "sentence"}, source=_GLUE
+    ),
+    "rte": LabelledFormat(read=_tsv(), columns=_TWO, source=_GLUE),
+    "wnli": LabelledFormat(read=_tsv(), columns=_TWO, source=_GLUE),
+    "sts_benchmark": LabelledFormat(read=_tsv(*_STS), columns=_TWO, source="STS benchmark"),
+    "clinc_train": LabelledFormat(
+        read=_clinc("train"), columns={"label": "intent"}, source="CLINC150"
+    ),
+    "clinc_val": LabelledFormat(read=_clinc("val"), columns={"label": "intent"}, source="CLINC150"),
+    "clinc_test": LabelledFormat(
+        read=_clinc("test"), columns={"label": "intent"}, source="CLINC150"
+    ),
+    "conll": LabelledFormat(
+        read=_conll,
+        columns={"tokens": "0", "tags": "-1"},
+        source="CoNLL-2003 and others",
+    ),
+    "conllu": LabelledFormat(
+        read=_conllu,
+        columns={"tokens": "form", "tags": "upos"},
+        source="Universal Dependencies",
+    ),
+    "squad": LabelledFormat(read=_squad, source="SQuAD 1.1 and 2.0"),
+}

@@ -1,0 +1,111 @@
+"""How far metrics would differ on other rows of the same kind: rows drawn anew, with return.
+
+Source: Efron and Tibshirani 1993, chapter 13 (percentile intervals).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_core.errors import ConfigError
+
+Columns = Mapping[str, np.ndarray]
+Metrics = Callable[[dict[str, np.ndarray]], dict[str, float]]
+
+SAMPLES = 1000
+CONFIDENCE = 0.95
+
+
+def intervals(
+    metrics: Metrics,
+    columns: Columns,
+    *,
+    samples: int = SAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> dict[str, tuple[float, float]]:
+    """The interval that holds the middle `confidence` of each metric, over `samples` draws.
+
+    Args:
+        metrics: of columns with an entry a row.
+    """
+    drawn: dict[str, list[float]] = {}
+    for rows in _draws(columns, samples, seed):
+        for name, value in metrics(_taken(columns, rows)).items():
+            drawn.setdefault(name, []).append(value)
+    tail = (1 - confidence) / 2
+    return {
+        name: (float(np.quantile(values, tail)), float(np.quantile(values, 1 - tail)))
+        for name, values in drawn.items()
+    }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a metric of a new model compares with an old one's on the same rows."""
+
+    not_worse: bool
+    metric: str
+    difference: float
+    """New − old."""
+    low: float
+    """Lower end of the confidence interval of the difference."""
+    high: float
+    rows: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.metric} {self.difference:+.4f} ({self.low:+.4f} to {self.high:+.4f} by paired "
+            f"bootstrap on {self.rows} rows)"
+        )
+
+
+def not_worse(
+    metric: str,
+    metrics: Metrics,
+    new: Columns,
+    old: Columns,
+    *,
+    samples: int = SAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> Verdict:
+    """Whether a model is not worse than another: worse is where the whole interval is below zero.
+
+    So a difference that these rows cannot tell from zero counts as not worse: few rows let more
+    pass than many.
+
+    Args:
+        metric: name of the one that decides; higher is better.
+        metrics: of columns with an entry a row.
+        new: columns of the new model.
+        old: those of the other model on the same rows, in the same order.
+    Raises: ConfigError if there are no rows, or not as many of one as of the other.
+    """
+    counts = {len(column) for columns in (new, old) for column in columns.values()}
+    if len(counts) != 1 or not max(counts):
+        raise ConfigError(
+            f"wanted answers of both models on the same rows, got {sorted(counts)} of them: "
+            "score both on one set of rows"
+        )
+
+    def difference(rows: np.ndarray) -> float:
+        return metrics(_taken(new, rows))[metric] - metrics(_taken(old, rows))[metric]
+
+    differences = [difference(rows) for rows in _draws(new, samples, seed)]
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(differences, [tail, 1 - tail])
+    (rows,) = counts
+    whole = difference(np.arange(rows))
+    return Verdict(bool(high >= 0), metric, whole, float(low), float(high), rows)
+
+
+def _draws(columns: Columns, samples: int, seed: int) -> list[np.ndarray]:
+    rows = len(next(iter(columns.values())))
+    rng = np.random.default_rng(seed)
+    return [rng.integers(rows, size=rows) for _ in range(samples)]
+
+
+def _taken(columns: Columns, rows: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: column[rows] for name, column in columns.items()}

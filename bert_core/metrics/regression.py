@@ -1,0 +1,24 @@
+"""How good predicted numbers are, by scipy. Pure functions."""
+
+import numpy as np
+from jaxtyping import Float
+
+
+def correlations(
+    predicted: Float[np.ndarray, "rows"], labels: Float[np.ndarray, "rows"]
+) -> dict[str, float]:
+    """`pearson`, `spearman`, their mean `correlation` (GLUE's for STS-B) and `mse`.
+
+    Where either side is one number throughout, which has no correlation, they are 0.
+    """
+    from scipy.stats import pearsonr, spearmanr
+
+    varies = len(labels) > 1 and np.ptp(predicted) > 0 and np.ptp(labels) > 0
+    pearson = float(pearsonr(predicted, labels).statistic) if varies else 0.0
+    spearman = float(spearmanr(predicted, labels).statistic) if varies else 0.0
+    return {
+        "pearson": pearson,
+        "spearman": spearman,
+        "correlation": (pearson + spearman) / 2,
+        "mse": float(np.mean((predicted - labels) ** 2)),
+    }

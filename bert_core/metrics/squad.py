@@ -1,0 +1,75 @@
+"""SQuAD's exact match and F1, by its own rules (Rajpurkar et al. 2016, section 6.1; 2018).
+
+Text is compared in lower case, without punctuation, the articles a, an and the, and with single
+spaces. Pure functions.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalized(text: str) -> str:
+    """An answer as answers are compared."""
+    bare = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def exact_match(answer: str, wanted: Sequence[str]) -> float:
+    """1 where the answer is one of those wanted; no answer is the empty text."""
+    return max(float(normalized(answer) == normalized(one)) for one in wanted or [""])
+
+
+def token_f1(answer: str, wanted: Sequence[str]) -> float:
+    """The best F1 of the words of the answer and of one wanted; no words are equal to none."""
+    return max(_f1(normalized(answer).split(), normalized(one).split()) for one in wanted or [""])
+
+
+def _f1(predicted: list[str], wanted: list[str]) -> float:
+    if not predicted or not wanted:
+        return float(predicted == wanted)
+    common = sum((Counter(predicted) & Counter(wanted)).values())
+    return 2 * common / (len(predicted) + len(wanted))
+
+
+def squad_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str, float]:
+    """`exact_match` and `f1` of all rows; with questions that have no answer also of each kind.
+
+    There, `best_f1` and `best_exact_match` are those at the best threshold on these rows: a
+    question counts as unanswerable where the answer's advantage over none is not above it.
+
+    Args:
+        columns: `exact_match` and `f1` of the answer as given, `answered_exact_match` and
+            `answered_f1` of the best answer that is not empty, `advantage` of it over no answer,
+            and `has_answer`.
+    """
+    has = columns["has_answer"] > 0
+    metrics = {name: float(columns[name].mean()) for name in ("exact_match", "f1")}
+    if has.all():
+        return metrics
+    for kind, rows in (("answer", has), ("no_answer", ~has)):
+        for name in ("exact_match", "f1"):
+            metrics[f"{kind}_{name}"] = float(columns[name][rows].mean()) if rows.any() else 0.0
+    for name in ("exact_match", "f1"):
+        metrics[f"best_{name}"] = _at_best_threshold(
+            columns["advantage"], columns[f"answered_{name}"], has
+        )
+    return metrics
+
+
+def _at_best_threshold(advantage: np.ndarray, score: np.ndarray, has: np.ndarray) -> float:
+    """The best mean where the rows of most advantage, any number of them, are answered."""
+    order = np.argsort(-advantage, kind="stable")
+    gains = np.where(has, score, -1.0)[order]
+    sums = (~has).sum() + np.concatenate([[0.0], np.cumsum(gains)])
+    # Rows of one advantage are on one side of any threshold.
+    ranked = advantage[order]
+    possible = np.concatenate([[True], ranked[1:] != ranked[:-1], [True]])
+    return float(sums[possible].max() / len(score))

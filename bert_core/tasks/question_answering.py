@@ -1,0 +1,330 @@
+"""The span of a passage that answers a question, or none (Devlin et al. 2018, section 4.2 and 4.3).
+
+A passage that is longer than the model's positions is read in windows that overlap. The answers of
+all windows compete by their scores; of one span in several windows the best counts. The score of
+no answer is that of the first token, the least over the windows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Window, joined, pieces_of, slices
+from bert_core.errors import CorpusError, InputError
+from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.span import Span
+from bert_core.tasks.base import Columns, Options, Parameters, Task
+from bert_core.tasks.rows import Row
+
+BEST_ENDS = 20
+"""Begins and ends of a window that are tried with each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionInput:
+    """A question about a passage."""
+
+    question: str
+    """The question."""
+    context: str
+    """The passage, of any length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What is right of a question, as SQuAD has it."""
+
+    answers: list[dict]
+    """`{"text": …, "answer_start": …}` of each answer that counts; none where there is none."""
+    id: str | None = None
+    """The question's id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionAnsweringOptions(Options):
+    """What a model of answers is trained for."""
+
+    doc_stride: int = 128
+    """Tokens that two windows of a long passage share."""
+    max_question_length: int = 64
+    """Most tokens of a question; what is longer is cut."""
+    no_answer: bool = False
+    """Whether a passage may hold no answer (SQuAD 2.0)."""
+
+    def __post_init__(self) -> None:
+        if self.doc_stride < 0 or self.max_question_length < 1:
+            raise InputError(
+                f"doc_stride = {self.doc_stride}, max_question_length = "
+                f"{self.max_question_length}: wanted at least 0 and at least 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionAnsweringParameters(Parameters):
+    """Hugging Face's parameters of question answering."""
+
+    top_k: int = 1
+    """How many answers, the best first."""
+    max_answer_len: int = 30
+    """Most tokens of an answer."""
+    handle_impossible_answer: bool | None = None
+    """Whether no answer competes too, as an empty one; None takes what the model is trained for."""
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1 or self.max_answer_len < 1:
+            raise InputError(
+                f"top_k = {self.top_k}, max_answer_len = {self.max_answer_len}: wanted at least 1"
+            )
+
+
+class QuestionAnswering(Task):
+    """Rows are those of SQuAD: question, context and answers."""
+
+    name = "question-answering"
+    objective = Span.name
+    inputs = QuestionInput
+    primary_metric = "f1"
+    parameters = QuestionAnsweringParameters
+    options = QuestionAnsweringOptions
+    examples: ClassVar = [
+        {"question": "Where is the tower?", "context": "The Eiffel Tower stands in Paris."}
+    ]
+
+    chosen: QuestionAnsweringOptions
+
+    def __init__(
+        self, labels: list[str] | None = None, options: QuestionAnsweringOptions | None = None
+    ) -> None:
+        self.labels = labels or []
+        self.chosen = options or self.options()
+
+    @classmethod
+    def from_huggingface(
+        cls, entries: Mapping[str, Any], labels: list[str]
+    ) -> "QuestionAnswering | None":
+        return cls()
+
+    @classmethod
+    def targets(cls, options: QuestionAnsweringOptions | None = None) -> type:
+        return Answers
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[Row], options: QuestionAnsweringOptions | None = None
+    ) -> "QuestionAnswering":
+        options = options or cls.options()
+        for number, row in enumerate(rows, 1):
+            if not row["answers"] and not options.no_answer:
+                raise CorpusError(
+                    f"row {number}: wanted an answer, it has none: set options.no_answer where "
+                    "passages may hold none (SQuAD 2.0), or take the row out"
+                )
+        return cls(options=options)
+
+    def build_objective(self, config: EncoderConfig) -> Span:
+        return Span(config)
+
+    def encode(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        labelled: bool = False,
+        parameters: QuestionAnsweringParameters | None = None,
+    ) -> list[Window]:
+        questions = pieces_of(tokenizer, [row["question"] for row in rows])
+        contexts = _shared_pieces(tokenizer, [row["context"] for row in rows])
+        windows = []
+        for number, (row, question, context) in enumerate(
+            zip(rows, questions, contexts, strict=True)
+        ):
+            overhead = 2 + tokenizer.separators
+            most = min(self.chosen.max_question_length, (max_length - overhead) // 2)
+            asked = question.ids[:most]
+            room = max_length - overhead - len(asked)
+            stride = min(self.chosen.doc_stride, room - 1)
+            answer = _first_answer(row, number + 1) if labelled else None
+            for part in slices(len(context.ids), room, stride):
+                sequence = joined(tokenizer, asked, context.ids[part.first : part.end])
+                offsets = context.offsets[part.first : part.end]
+                labels = {}
+                if labelled:
+                    begin, end = _tokens_of(answer, offsets, sequence.second_start)
+                    labels = {
+                        "start_positions": np.array([begin], dtype=np.int64),
+                        "end_positions": np.array([end], dtype=np.int64),
+                    }
+                windows.append(
+                    Window(
+                        row=number,
+                        ids=(sequence.ids,),
+                        segment_b_start=(sequence.segment_b_start,),
+                        labels=labels,
+                        origin=(sequence.second_start, offsets),
+                    )
+                )
+        return windows
+
+    def decode(
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        scores: Sequence[Float[np.ndarray, "_ 2"]],
+        parameters: QuestionAnsweringParameters | None = None,
+    ) -> list[Any]:
+        """One answer a row, or a list of `top_k` where more than one is asked for."""
+        parameters = parameters or self.parameters()
+        with_none = parameters.handle_impossible_answer
+        with_none = self.chosen.no_answer if with_none is None else with_none
+        found: list[dict[tuple[int, int], float]] = [{} for _ in rows]
+        nothing = np.full(len(rows), np.inf)
+        for window, logits in zip(windows, scores, strict=True):
+            row = window.row
+            nothing[row] = min(nothing[row], float(logits[0].astype(np.float64).sum()))
+            for span, score in _spans(window, logits, parameters.max_answer_len).items():
+                found[row][span] = max(found[row].get(span, -np.inf), score)
+        return [
+            self._answer(row, spans, none, with_none=with_none, top_k=parameters.top_k)
+            for row, spans, none in zip(rows, found, nothing.tolist(), strict=True)
+        ]
+
+    def _answer(
+        self,
+        row: Row,
+        spans: dict[tuple[int, int], float],
+        nothing: float,
+        *,
+        with_none: bool,
+        top_k: int,
+    ) -> Any:
+        """Scores are shares among all spans of the row, and no answer where it competes."""
+        candidates = sorted(spans.items(), key=lambda item: -item[1])
+        values = [score for _, score in candidates]
+        if with_none or not candidates:
+            candidates.append(((0, 0), nothing))
+            values.append(nothing)
+        highest = max(values)
+        total = sum(np.exp(score - highest) for score in values)
+        candidates.sort(key=lambda item: -item[1])
+        answers = [
+            {
+                "score": float(np.exp(score - highest) / total),
+                "start": start,
+                "end": end,
+                "answer": row["context"][start:end],
+            }
+            for (start, end), score in candidates[:top_k]
+        ]
+        if self.chosen.no_answer and spans:
+            best, score = max(spans.items(), key=lambda item: item[1])
+            answers[0] |= {
+                "best_span": row["context"][best[0] : best[1]],
+                "advantage": float(score - nothing),
+            }
+        return answers[0] if top_k == 1 else answers
+
+    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        columns: dict[str, list[float]] = {"exact_match": [], "f1": [], "has_answer": []}
+        if self.chosen.no_answer:
+            columns |= {"answered_exact_match": [], "answered_f1": [], "advantage": []}
+        for row, answer in zip(rows, answers, strict=True):
+            wanted = [one["text"] for one in row["answers"]]
+            columns["exact_match"].append(exact_match(answer["answer"], wanted))
+            columns["f1"].append(token_f1(answer["answer"], wanted))
+            columns["has_answer"].append(float(bool(wanted)))
+            if self.chosen.no_answer:
+                best = answer.get("best_span", answer["answer"])
+                columns["answered_exact_match"].append(exact_match(best, wanted))
+                columns["answered_f1"].append(token_f1(best, wanted))
+                columns["advantage"].append(answer.get("advantage", 0.0))
+        return {name: np.array(values) for name, values in columns.items()}
+
+    def constant(self, rows: Sequence[Row]) -> Columns:
+        return self.compare(rows, [{"answer": ""} for _ in rows])
+
+    def cells(self, answer: Any) -> dict[str, Any]:
+        best = answer if isinstance(answer, dict) else answer[0]
+        return {name: best[name] for name in ("answer", "score", "start", "end")}
+
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        return squad_metrics(columns)
+
+    def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
+        misplaced = sum(not _stands(row["context"], one) for row in rows for one in row["answers"])
+        return {"answers_not_where_they_are_said_to_be": misplaced}
+
+
+def _stands(context: str, answer: Mapping[str, Any]) -> bool:
+    start, text = answer["answer_start"], answer["text"]
+    return context[start : start + len(text)] == text
+
+
+def _first_answer(row: Row, number: int) -> tuple[int, int] | None:
+    """Characters of the first answer; where it is not at its place, of the nearest that is it.
+
+    Raises: CorpusError if the passage does not hold it.
+    """
+    if not row["answers"]:
+        return None
+    answer = row["answers"][0]
+    if not answer.get("text") or not isinstance(answer.get("answer_start"), int):
+        raise CorpusError(
+            f"row {number}: wanted answers with a text and its answer_start, got {answer}: correct "
+            "the row, or take it out"
+        )
+    context, text, start = row["context"], answer["text"], answer["answer_start"]
+    if not _stands(context, answer):
+        places = [place for place in range(len(context)) if context.startswith(text, place)]
+        if not places:
+            raise CorpusError(
+                f"row {number}: wanted an answer that stands in the passage, {text[:80]!r} does "
+                "not: correct the row, or take it out"
+            )
+        start = min(places, key=lambda place: abs(place - start))
+    return start, start + len(text)
+
+
+def _shared_pieces(tokenizer: Tokenizer, contexts: Sequence[str]) -> list[Any]:
+    """The pieces of each passage, which many questions may share."""
+    different = list(dict.fromkeys(contexts))
+    pieces = dict(zip(different, pieces_of(tokenizer, different), strict=True))
+    return [pieces[context] for context in contexts]
+
+
+def _tokens_of(
+    answer: tuple[int, int] | None, offsets: Int[np.ndarray, "pieces 2"], second_start: int
+) -> tuple[int, int]:
+    """The first and last token of an answer that lies whole in a window; else those of none."""
+    if answer is None or not len(offsets):
+        return 0, 0
+    start, end = answer
+    if start < offsets[0, 0] or end > offsets[-1, 1]:
+        return 0, 0
+    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
+    if not len(inside):
+        return 0, 0
+    return second_start + int(inside[0]), second_start + int(inside[-1])
+
+
+def _spans(
+    window: Window, logits: Float[np.ndarray, "seq 2"], most_tokens: int
+) -> dict[tuple[int, int], float]:
+    """Characters of the window's best answers, and their scores."""
+    second_start, offsets = window.origin
+    wide = logits[second_start : second_start + len(offsets)].astype(np.float64)
+    begins, ends = (np.argsort(-wide[:, side], kind="stable")[:BEST_ENDS] for side in (0, 1))
+    first, last = (grid.ravel() for grid in np.meshgrid(begins, ends, indexing="ij"))
+    possible = (first <= last) & (last - first < most_tokens)
+    first, last = first[possible], last[possible]
+    values = wide[first, 0] + wide[last, 1]
+    starts, stops = offsets[first, 0].tolist(), offsets[last, 1].tolist()
+    found: dict[tuple[int, int], float] = {}
+    for start, stop, value in zip(starts, stops, values.tolist(), strict=True):
+        found[start, stop] = max(found.get((start, stop), -np.inf), value)
+    return found

@@ -1,0 +1,188 @@
+"""Rows of the shape that a task wants: from tables whose columns have other names, from requests.
+
+A shape is a dataclass; its fields hold text, numbers, or lists and objects of them.
+"""
+
+import difflib
+import json
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from bert_core.errors import CorpusError, InputError
+
+Row = Mapping[str, Any]
+"""One example: the fields of a task's input and, where it is labelled, of what is right."""
+
+_SHOWN_CHARACTERS = 80
+_KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
+
+
+def labelled(
+    records: Sequence[Row], shapes: tuple[type, type], columns: Mapping[str, str], source: str
+) -> list[dict[str, Any]]:
+    """The fields of the shapes from each record.
+
+    Tables write numbers as text, and labels as whole numbers: they are turned into what is wanted.
+
+    Args:
+        shapes: of a task's input, and of what is right.
+        columns: field → the column that holds it, where that has another name.
+        source: what the records are of, for messages.
+    Raises: CorpusError naming the row and the column that is missing or holds something else.
+    """
+    hints = _hints(shapes)
+    unknown = sorted(columns.keys() - hints.keys())
+    if unknown:
+        raise CorpusError(
+            f"columns: wanted names of the fields {', '.join(hints)}, got {unknown[0]}: "
+            'give field = "column"'
+        )
+    if not records:
+        raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
+    optional, targets = _optional(shapes), _hints(shapes[1:])
+    rows = []
+    for number, record in enumerate(records, 1):
+        row = {}
+        for name, hint in hints.items():
+            column = columns.get(name, name)
+            value = _converted(record.get(column), hint, is_target=name in targets)
+            missing = value is None and (name not in optional or column not in record)
+            if value is None and name in optional and not (missing and name in columns):
+                continue
+            if missing or not _fits(value, hint):
+                raise CorpusError(
+                    f"{source}, row {number}: wanted {_kind(hint)} in the column {column!r}, got "
+                    f"{shown(record.get(column))}; there are: {', '.join(map(str, record))}"
+                )
+            row[name] = value
+        try:
+            shapes[0](**{name: value for name, value in row.items() if name not in targets})
+        except InputError as error:
+            raise CorpusError(f"{source}, row {number}: {error}") from error
+        rows.append(row)
+    return rows
+
+
+def as_row(shape: type, value: Any, where: str) -> dict[str, Any]:
+    """An input of the inference schema as a row: an object, or text where that is all it needs.
+
+    Raises: InputError naming `where`, what was wanted and what came.
+    """
+    hints, optional = _hints([shape]), _optional([shape])
+    needed = [name for name in hints if name not in optional]
+    if not isinstance(value, dict):
+        if len(needed) > 1:
+            raise InputError(f"{where}: wanted an object with {_listed(hints)}, got {shown(value)}")
+        only = needed[0] if needed else next(iter(hints))
+        value = {only: value}
+        where_of = {only: where}
+    else:
+        where_of = {name: f"{where}.{name}" for name in hints}
+        for name in value:
+            if name not in hints:
+                close = difflib.get_close_matches(str(name), hints, n=1)
+                hint = f": did you mean {close[0]}?" if close else ""
+                raise InputError(f"{where}: wanted {_listed(hints)}, got {_short(name)}{hint}")
+    row = {}
+    for name, hint in hints.items():
+        given = value.get(name)
+        if given is None and name in optional:
+            continue
+        if name not in value:
+            raise InputError(f"{where}: wanted {_listed(hints)}, {name} is missing")
+        if not _fits(given, hint):
+            raise InputError(f"{where_of[name]}: wanted {_kind(hint)}, got {shown(given)}")
+        _check_unicode(given, where_of[name])
+        row[name] = given
+    try:
+        shape(**row)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    return row
+
+
+def shown(value: Any) -> str:
+    """A JSON value for a message: its kind and its beginning."""
+    kinds = {dict: "an object", list: "a list", tuple: "a list", str: "text", bool: "a boolean"}
+    return "nothing" if value is None else f"{kinds.get(type(value), 'a number')} ({_short(value)})"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+
+
+def _hints(shapes: Sequence[type]) -> dict[str, Any]:
+    return {name: hint for shape in shapes for name, hint in get_type_hints(shape).items()}
+
+
+def _optional(shapes: Sequence[type]) -> set[str]:
+    return {
+        one.name
+        for shape in shapes
+        for one in fields(shape)
+        if one.default is not MISSING or one.default_factory is not MISSING
+    }
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    for one in _alternatives(hint):
+        if one is Any:
+            return True
+        if get_origin(one) is list:
+            (item,) = get_args(one)
+            if isinstance(value, list | tuple) and all(_fits(each, item) for each in value):
+                return True
+        elif get_origin(one) is dict:
+            if isinstance(value, dict):
+                return True
+        elif one in (int, float) and isinstance(value, bool):
+            continue
+        elif isinstance(value, int | float if one is float else one):
+            return True
+    return False
+
+
+def _converted(value: Any, hint: Any, *, is_target: bool) -> Any:
+    kinds = _alternatives(hint)
+    if is_target and isinstance(value, int) and not isinstance(value, bool) and str in kinds:
+        return str(value)
+    if isinstance(value, str) and float in kinds:
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _kind(hint: Any) -> str:
+    one = next(each for each in _alternatives(hint) if each is not type(None))
+    if get_origin(one) is list:
+        (item,) = get_args(one)
+        kind = _kind(item)
+        return "a list of " + {"text": "texts", "an object": "objects"}.get(kind, kind)
+    return "an object" if get_origin(one) is dict else _KINDS.get(one, "a value")
+
+
+def _listed(hints: Mapping[str, Any]) -> str:
+    return " and ".join(f"{name} ({_kind(hint)})" for name, hint in hints.items())
+
+
+def _check_unicode(value: Any, where: str) -> None:
+    if isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            _check_unicode(each, f"{where}[{index}]")
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{where}: wanted Unicode text, got half a surrogate pair at character "
+                f"{error.start}: send whole characters"
+            ) from error

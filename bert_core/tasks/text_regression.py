@@ -1,0 +1,104 @@
+"""A number for a text or a pair of texts, as STS-B's similarity (Devlin et al. 2018, section 4.1).
+
+The model's output is the number itself, on the scale of the training rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float
+
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Window
+from bert_core.errors import CorpusError
+from bert_core.metrics.regression import correlations
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.classification import Classification
+from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
+from bert_core.tasks.rows import Row
+from bert_core.tasks.texts import TextInput, text_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What is right of a text or pair."""
+
+    score: float
+    """The number."""
+
+
+class TextRegression(Task):
+    """Rows are `{"text": …, "text_pair": …, "score": 4.2}`."""
+
+    name = "text-regression"
+    objective = Classification.name
+    inputs = TextInput
+    primary_metric = "correlation"
+    parameters = CuttingParameters
+    examples: ClassVar = [{"text": "A plane takes off.", "text_pair": "A plane is taking off."}]
+
+    def __init__(self, labels: list[str] | None = None, options: Options | None = None) -> None:
+        self.labels = labels or ["score"]
+        self.chosen = options or self.options()
+
+    @classmethod
+    def from_huggingface(
+        cls, entries: Mapping[str, Any], labels: list[str]
+    ) -> "TextRegression | None":
+        is_regression = entries.get("problem_type") in (None, "regression") and len(labels) == 1
+        return cls(labels) if is_regression else None
+
+    @classmethod
+    def targets(cls, options: Options | None = None) -> type:
+        return Score
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Row], options: Options | None = None) -> "TextRegression":
+        if len({row["score"] for row in rows}) < 2:
+            raise CorpusError(
+                f"training rows: wanted at least two different scores, found {len(rows)} rows with "
+                "one or none: add rows of another score"
+            )
+        return cls(options=options)
+
+    def build_objective(self, config: EncoderConfig) -> Classification:
+        return Classification(config, 1, problem_type="regression")
+
+    def encode(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        labelled: bool = False,
+        parameters: CuttingParameters | None = None,
+    ) -> list[Window]:
+        scores = np.array([row["score"] for row in rows], np.float32) if labelled else None
+        return text_windows(rows, tokenizer, max_length, scores, parameters)
+
+    def decode(
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        scores: Sequence[Float[np.ndarray, "1"]],
+        parameters: CuttingParameters | None = None,
+    ) -> list[dict[str, float]]:
+        return [{"score": float(score)} for (score,) in scores]
+
+    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        return {
+            "predicted": np.array([answer["score"] for answer in answers]),
+            "label": np.array([row["score"] for row in rows], dtype=np.float64),
+        }
+
+    def constant(self, rows: Sequence[Row]) -> Columns:
+        wanted = np.array([row["score"] for row in rows], dtype=np.float64)
+        return {"predicted": np.full_like(wanted, wanted.mean()), "label": wanted}
+
+    def cells(self, answer: dict[str, float]) -> dict[str, Any]:
+        return dict(answer)
+
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        return correlations(columns["predicted"], columns["label"])

@@ -1,0 +1,358 @@
+"""Tags for words, and the entities in them (Devlin et al. 2018, section 5.3).
+
+The first piece of a word is scored for all of it. A text that is longer than the model's positions
+is read in windows that overlap; a word is scored where it has most around it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Window, joined, pieces_of, slices
+from bert_core.errors import CorpusError, InputError
+from bert_core.metrics.entities import breaks, entities_of, entity_metrics
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.token_classification import TokenClassification as TokenObjective
+from bert_core.tasks.base import Columns, Options, Parameters, Task
+from bert_core.tasks.rows import Row
+
+OUTSIDE = "O"
+Strategy = Literal["simple", "none"]
+Spans = Int[np.ndarray, "words 2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenInput:
+    """A text, or its words."""
+
+    text: str | None = None
+    """The text; its words are as the tokenizer divides it."""
+    tokens: list[str] | None = None
+    """Its words, where they are known: the text is these with a space between two."""
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.tokens is None):
+            raise InputError("wanted text, or tokens, one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tags:
+    """What is right of words."""
+
+    tags: list[str]
+    """A tag a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenClassificationOptions(Options):
+    """What a model of tags is trained for."""
+
+    stride: int = 32
+    """Pieces that two windows of a long text share."""
+    entities: bool | None = None
+    """Whether tags are of entities (`B-`, `I-`, also `E-` and `S-`, `O`); None looks at them."""
+
+    def __post_init__(self) -> None:
+        if self.stride < 0:
+            raise InputError(f"stride = {self.stride}: wanted at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenClassificationParameters(Parameters):
+    """Hugging Face's parameters of token classification."""
+
+    aggregation_strategy: Strategy | None = None
+    """`simple` gives entities, `none` the tag of every word; None takes what the tags are of."""
+    ignore_labels: list[str] = field(default_factory=lambda: [OUTSIDE])
+    """Tags that are left out of an answer."""
+
+    def __post_init__(self) -> None:
+        if self.aggregation_strategy not in (None, *get_args(Strategy)):
+            raise InputError(
+                f"aggregation_strategy = {self.aggregation_strategy!r}: wanted one of "
+                f"{', '.join(get_args(Strategy))}"
+            )
+
+
+class TokenClassification(Task):
+    """Rows are `{"tokens": [...], "tags": [...]}`."""
+
+    name = "token-classification"
+    objective = TokenObjective.name
+    inputs = TokenInput
+    primary_metric = "f1"
+    parameters = TokenClassificationParameters
+    options = TokenClassificationOptions
+    examples: ClassVar = ["The Eiffel Tower is in Paris."]
+
+    chosen: TokenClassificationOptions
+
+    def __init__(
+        self, labels: list[str], options: TokenClassificationOptions | None = None
+    ) -> None:
+        self.labels = list(labels)
+        options = options or self.options()
+        if options.entities is None:
+            options = replace(options, entities=all(map(_is_of_entity, self.labels)))
+        self.chosen = options
+        self.primary_metric = "f1" if options.entities else "accuracy"
+        self._ids = {label: index for index, label in enumerate(self.labels)}
+
+    @classmethod
+    def targets(cls, options: TokenClassificationOptions | None = None) -> type:
+        return Tags
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[Row], options: TokenClassificationOptions | None = None
+    ) -> "TokenClassification":
+        labels = sorted({tag for row in rows for tag in row["tags"]})
+        if len(labels) < 2:
+            raise CorpusError(
+                f"training rows: wanted at least two tags, found {len(labels)} "
+                f"({', '.join(labels) or 'no rows'}): add rows of another tag"
+            )
+        return cls(labels, options)
+
+    def build_objective(self, config: EncoderConfig) -> TokenObjective:
+        return TokenObjective(config, len(self.labels))
+
+    def encode(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        labelled: bool = False,
+        parameters: TokenClassificationParameters | None = None,
+    ) -> list[Window]:
+        texts, spans = _texts_and_words(rows, tokenizer)
+        room = max_length - 2
+        stride = min(self.chosen.stride, room - 1)
+        windows = []
+        for number, pieces in enumerate(pieces_of(tokenizer, texts)):
+            firsts, words = _first_pieces(pieces.offsets, spans[number])
+            ids = self._tag_ids(rows[number], number + 1, len(spans[number])) if labelled else None
+            for part in slices(len(pieces.ids), room, stride):
+                own = (firsts >= part.own_first) & (firsts < part.own_end)
+                sequence = joined(tokenizer, pieces.ids[part.first : part.end])
+                labels = {} if ids is None else {"token_labels": ids[words[own]]}
+                windows.append(
+                    Window(
+                        row=number,
+                        ids=(sequence.ids,),
+                        segment_b_start=(sequence.segment_b_start,),
+                        positions={"token_positions": firsts[own] - part.first + 1},
+                        labels=labels,
+                        origin=_Words(texts[number], spans[number], words[own]),
+                    )
+                )
+        return windows
+
+    def decode(
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        scores: Sequence[Float[np.ndarray, "_ classes"]],
+        parameters: TokenClassificationParameters | None = None,
+    ) -> list[list[dict[str, Any]]]:
+        parameters = parameters or self.parameters()
+        usual = "simple" if self.chosen.entities else "none"
+        strategy = parameters.aggregation_strategy or usual
+        answers: list[list[dict[str, Any]]] = []
+        by_row: list[list[int]] = [[] for _ in rows]
+        for place, window in enumerate(windows):
+            by_row[window.row].append(place)
+        for places in by_row:
+            origin: _Words = windows[places[0]].origin
+            tags, shares = self._tags(origin, [(windows[at].origin, scores[at]) for at in places])
+            if strategy == "simple":
+                answers.append(_groups(origin, tags, shares, parameters.ignore_labels))
+            else:
+                answers.append(_words(origin, tags, shares, parameters.ignore_labels))
+        return answers
+
+    def _tags(
+        self, origin: "_Words", parts: Sequence[tuple["_Words", np.ndarray]]
+    ) -> tuple[list[str], np.ndarray]:
+        """The best tag of each word and its share; a word that no piece stands for is outside."""
+        outside = OUTSIDE if OUTSIDE in self._ids else self.labels[0]
+        tags = [outside] * len(origin.spans)
+        shares = np.zeros(len(tags))
+        for words, logits in parts:
+            wide = logits.astype(np.float64)
+            wide = np.exp(wide - wide.max(-1, keepdims=True))
+            best = wide.argmax(-1)
+            for word, index, row in zip(words.words, best, wide, strict=True):
+                tags[word] = self.labels[index]
+                shares[word] = row[index] / row.sum()
+        return tags, shares
+
+    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        if not self.chosen.entities:
+            right, total = [], []
+            for row, answer in zip(rows, answers, strict=True):
+                starts = _text_of(row["tokens"])[1][:, 0].tolist()
+                at = {one["start"]: one["entity"] for one in answer}
+                predicted = [at.get(start, OUTSIDE) for start in starts]
+                right.append(sum(map(str.__eq__, predicted, row["tags"])))
+                total.append(len(row["tags"]))
+            return {"correct": np.array(right), "wanted": np.array(total)}
+        columns: dict[str, list[Any]] = {
+            name: [] for name in ("correct", "predicted", "wanted", "surfaces", "wanted_surfaces")
+        }
+        for row, answer in zip(rows, answers, strict=True):
+            text, spans = _text_of(row["tokens"])
+            wanted = {
+                (one.type, int(spans[one.first, 0]), int(spans[one.end - 1, 1]))
+                for one in entities_of(row["tags"])
+            }
+            found = {(one["entity_group"], one["start"], one["end"]) for one in answer}
+            columns["correct"].append(len(found & wanted))
+            columns["predicted"].append(len(found))
+            columns["wanted"].append(len(wanted))
+            for name, those in (("surfaces", found), ("wanted_surfaces", wanted)):
+                columns[name].append({(kind, text[start:end]) for kind, start, end in those})
+        return {name: _column(values) for name, values in columns.items()}
+
+    def constant(self, rows: Sequence[Row]) -> Columns:
+        if self.chosen.entities:
+            return self.compare(rows, [[] for _ in rows])
+        tags = [tag for row in rows for tag in row["tags"]]
+        usual = max(sorted(set(tags)), key=tags.count)
+        starts = [_text_of(row["tokens"])[1][:, 0].tolist() for row in rows]
+        return self.compare(
+            rows, [[{"entity": usual, "start": start} for start in its] for its in starts]
+        )
+
+    def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"entities": answer}
+
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        """Of entities conlleval's, and `surface_f1` over different entities (WNUT 2017)."""
+        if not self.chosen.entities:
+            return {"accuracy": float(columns["correct"].sum() / max(1, columns["wanted"].sum()))}
+        surfaces: list[set[tuple[str, str]]] = [
+            set().union(*columns[name]) for name in ("surfaces", "wanted_surfaces")
+        ]
+        counts = {
+            "correct": len(surfaces[0] & surfaces[1]),
+            "predicted": len(surfaces[0]),
+            "wanted": len(surfaces[1]),
+        }
+        different = entity_metrics({name: np.array([count]) for name, count in counts.items()})
+        return {**entity_metrics(columns), "surface_f1": different["f1"]}
+
+    def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
+        if not self.chosen.entities:
+            return {}
+        return {"tags_that_break_their_scheme": sum(breaks(row["tags"]) for row in rows)}
+
+    def _tag_ids(self, row: Row, number: int, words: int) -> Int[np.ndarray, "words"]:
+        if len(row["tags"]) != words:
+            raise CorpusError(
+                f"row {number}: wanted a tag a word, got {len(row['tags'])} tags for {words} "
+                "words: correct the row, or take it out"
+            )
+        unknown = next((tag for tag in row["tags"] if tag not in self._ids), None)
+        if unknown is not None:
+            raise CorpusError(
+                f"row {number}: its tag {unknown!r} is not one of the training rows', which are "
+                f"{', '.join(self.labels)}: add such rows to the training set, or remove this one"
+            )
+        return np.array([self._ids[tag] for tag in row["tags"]], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The words of a text, and which of them a window scores."""
+
+    text: str
+    spans: Spans
+    words: Int[np.ndarray, "scored"]
+
+
+def _is_of_entity(tag: str) -> bool:
+    return tag == OUTSIDE or (tag[:2] in ("B-", "I-", "E-", "S-", "L-", "U-") and len(tag) > 2)
+
+
+def _text_of(tokens: Sequence[str]) -> tuple[str, Spans]:
+    """Words with a space between two, and the characters of each."""
+    lengths = np.array([len(token) for token in tokens], dtype=np.int64)
+    ends = np.cumsum(lengths + 1) - 1
+    return " ".join(tokens), np.stack([ends - lengths, ends], axis=1)
+
+
+def _texts_and_words(rows: Sequence[Row], tokenizer: Tokenizer) -> tuple[list[str], list[Spans]]:
+    texts, spans = [], []
+    divide = tokenizer.inner.pre_tokenizer
+    for row in rows:
+        if row.get("tokens") is not None:
+            text, its = _text_of(row["tokens"])
+        else:
+            text = row["text"]
+            words = [span for _, span in divide.pre_tokenize_str(text)]
+            its = np.array(words, dtype=np.int64).reshape(-1, 2)
+        texts.append(text)
+        spans.append(its)
+    return texts, spans
+
+
+def _first_pieces(
+    offsets: Int[np.ndarray, "pieces 2"], spans: Spans
+) -> tuple[Int[np.ndarray, "found"], Int[np.ndarray, "found"]]:
+    """Of every word that pieces stand for, its first piece, and which word it is."""
+    if not len(offsets) or not len(spans):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    # A piece belongs to the last word that begins at or before its last character.
+    word = np.searchsorted(spans[:, 0], offsets[:, 1] - 1, side="right") - 1
+    words, firsts = np.unique(word, return_index=True)
+    known = words >= 0
+    return firsts[known].astype(np.int64), words[known].astype(np.int64)
+
+
+def _groups(
+    origin: _Words, tags: Sequence[str], shares: np.ndarray, ignored: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Entities, each with the mean of its words' scores."""
+    return [
+        _answer(origin, one.first, one.end, "entity_group", one.type, shares)
+        for one in entities_of(tags)
+        if one.type not in ignored
+    ]
+
+
+def _words(
+    origin: _Words, tags: Sequence[str], shares: np.ndarray, ignored: Sequence[str]
+) -> list[dict[str, Any]]:
+    return [
+        _answer(origin, place, place + 1, "entity", tag, shares)
+        for place, tag in enumerate(tags)
+        if tag not in ignored
+    ]
+
+
+def _answer(
+    origin: _Words, first: int, end: int, key: str, label: str, shares: np.ndarray
+) -> dict[str, Any]:
+    start, stop = int(origin.spans[first, 0]), int(origin.spans[end - 1, 1])
+    return {
+        key: label,
+        "score": float(shares[first:end].mean()),
+        "word": origin.text[start:stop],
+        "start": start,
+        "end": stop,
+    }
+
+
+def _column(values: list[Any]) -> np.ndarray:
+    """An array with an entry a row, whatever an entry is."""
+    if not isinstance(values[0], set):
+        return np.array(values)
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column

@@ -1,0 +1,69 @@
+"""Pairs as transformers joins them, and slices that own every piece once."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.data.vocabulary import train_tokenizer
+from bert_core.data.windows import ids_of, joined, pieces_of, slices
+
+TEXTS = ["the sea", "", "a tree is blue and the sea is not", "sea " * 30, "blue"]
+WORDS = ["the", "sea", "tree", "is", "blue", "and", "not", "a", "s", "##e", "##a"]
+WORDPIECE = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
+
+
+@pytest.mark.parametrize("max_length", [8, 9, 16, 512])
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_pairs_are_transformers(kind: str, max_length: int, tmp_path: Path) -> None:
+    tokenizer = WORDPIECE
+    if kind == "bpe":
+        tokenizer = train_tokenizer("bpe", TEXTS * 3, vocab_size=300, lowercase=False)
+    tokenizer.save(tmp_path, segments=kind == "wordpiece")
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ids = ids_of(tokenizer, TEXTS)
+    for a, first in zip(TEXTS, ids, strict=True):
+        for b, second in zip(TEXTS, ids, strict=True):
+            many = theirs([a], [b], truncation=True, max_length=max_length)
+            wanted = {name: value[0] for name, value in many.items()}
+            ours = joined(tokenizer, first, second, max_length)
+            assert ours.ids.tolist() == wanted["input_ids"]
+            segments = np.arange(len(ours.ids)) >= ours.segment_b_start
+            types = wanted.get("token_type_ids", [0] * len(ours.ids))
+            if kind == "wordpiece":
+                assert segments.astype(int).tolist() == types
+            else:
+                assert not segments.any()
+            keep = len(ours.ids) - ours.second_start - 1
+            assert ours.ids[ours.second_start : -1].tolist() == second[:keep].tolist()
+
+
+def test_pieces_know_their_characters() -> None:
+    text = "Is  the SEAe blue"
+    (found,) = pieces_of(WORDPIECE, [text])
+    assert found.ids.tolist() == ids_of(WORDPIECE, [text])[0].tolist()
+    words = [text[start:end] for start, end in found.offsets]
+    assert words == ["Is", "the", "SEA", "e", "blue"]
+
+
+@given(st.integers(0, 300), st.integers(1, 40), st.integers(0, 39))
+def test_every_piece_is_one_slices_own(pieces: int, room: int, stride: int) -> None:
+    if stride >= room:
+        with pytest.raises(ValueError, match="stride: wanted"):
+            slices(pieces, room, stride)
+        return
+    found = slices(pieces, room, stride)
+    owned = [place for part in found for place in range(part.own_first, part.own_end)]
+    assert owned == list(range(pieces))
+    for part in found:
+        assert part.first <= part.own_first <= part.own_end <= part.end
+        assert part.end - part.first <= room
+    for before, after in pairwise(found):
+        assert before.end - after.first >= stride
+        # What a slice owns is at least half the stride from where it is cut.
+        assert after.own_first - after.first == stride // 2

@@ -1,0 +1,163 @@
+"""Questions: where answers stand in windows, how windows compete, and every message."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.data.windows import Window
+from bert_core.errors import CorpusError, InputError
+from bert_core.tasks.question_answering import (
+    QuestionAnswering,
+    QuestionAnsweringOptions,
+    QuestionAnsweringParameters,
+)
+
+LETTERS = "abcdefgh"
+TOKENIZER = Tokenizer.from_vocabulary(
+    [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), ".", "?"], lowercase=True
+)
+OPTIONS = QuestionAnsweringOptions(doc_stride=4, max_question_length=6)
+TASK = QuestionAnswering(options=OPTIONS)
+WITH_NONE = QuestionAnswering(
+    options=QuestionAnsweringOptions(doc_stride=4, max_question_length=6, no_answer=True)
+)
+WORDS = st.lists(st.text(LETTERS + "AB.", min_size=1, max_size=5), min_size=1, max_size=40)
+
+
+def row_of(context: str, answer: str | None = None) -> dict[str, Any]:
+    answers = [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}]
+    return {"question": "a b?", "context": context, "answers": answers}
+
+
+@settings(max_examples=200)
+@given(WORDS, st.data())
+def test_a_labelled_window_holds_the_words_of_the_answer(words: list[str], data: Any) -> None:
+    context = " ".join(words)
+    first = data.draw(st.integers(0, len(words) - 1))
+    last = data.draw(st.integers(first, len(words) - 1))
+    start = len(" ".join(words[:first])) + bool(first)
+    answer = " ".join(words[first : last + 1])
+    row = {
+        "question": "a b?", "context": context,
+        "answers": [{"text": answer, "answer_start": start}],
+    }  # fmt: skip
+    windows = TASK.encode([row], TOKENIZER, 24, labelled=True)
+    for window in windows:
+        second, offsets = window.origin
+        begin, end = (int(window.labels[f"{side}_positions"][0]) for side in ("start", "end"))
+        if begin:
+            assert context[offsets[begin - second, 0] : offsets[end - second, 1]] == answer
+        else:  # it is not whole in this window
+            assert end == 0
+            assert start < offsets[0, 0] or start + len(answer) > offsets[-1, 1]
+    pieces = sum(len(word) for word in words)
+    assert len(windows) > 1 or pieces <= 24
+
+
+def scores_of(windows: list[Window], likes: dict[tuple[int, int], float]) -> list[np.ndarray]:
+    """Scores that give characters (start, end) of the passage their value, others less than 0."""
+    scores = []
+    for window in windows:
+        second, offsets = window.origin
+        logits = np.full((len(window.ids[0]) + 3, 2), -np.inf, np.float32)  # padding
+        logits[: len(window.ids[0])] = -3.0
+        for (start, end), value in likes.items():
+            for side, places in ((0, offsets[:, 0] == start), (1, offsets[:, 1] == end)):
+                logits[second : second + len(offsets), side][places] = value / 2
+        scores.append(logits)
+    return scores
+
+
+def test_the_best_of_all_windows_wins_with_its_characters() -> None:
+    context = "ab cd. ef gh " * 8
+    row = row_of(context)
+    windows = TASK.encode([row], TOKENIZER, 24)
+    assert len(windows) > 3
+    likes = {(91, 93): 4.0, (0, 2): 3.0}
+    (answer,) = TASK.decode([row], windows, scores_of(windows, likes))
+    assert (answer["start"], answer["end"], answer["answer"]) == (91, 93, context[91:93])
+    best = QuestionAnsweringParameters(top_k=3)
+    (three,) = TASK.decode([row], windows, scores_of(windows, likes), best)
+    assert [(one["start"], one["end"]) for one in three[:2]] == [(91, 93), (0, 2)]
+    assert len(three) == 3
+    assert three[0]["score"] / three[1]["score"] == pytest.approx(np.exp(4.0 - 3.0))
+    assert sum(one["score"] for one in three) <= 1.0
+
+
+def test_an_answer_ends_after_it_begins_and_is_not_too_long() -> None:
+    row = row_of("ab cd ef gh ab cd")
+    windows = TASK.encode([row], TOKENIZER, 32)
+    (logits,) = scores_of(windows, {})
+    second, offsets = windows[0].origin
+    logits[second + 9, 0] = logits[second + 1, 1] = 9.0  # backwards
+    logits[second + 2, 0], logits[second + 3, 1] = 2.0, 1.0
+    (answer,) = TASK.decode([row], windows, [logits])
+    assert answer["start"] < answer["end"]
+    for most in (1, 2, 5):
+        parameters = QuestionAnsweringParameters(max_answer_len=most, top_k=400)
+        (answers,) = TASK.decode([row], windows, [logits], parameters)
+        for one in answers:
+            inside = (offsets[:, 0] >= one["start"]) & (offsets[:, 1] <= one["end"])
+            assert 1 <= inside.sum() <= most
+
+
+def test_no_answer_competes_where_a_passage_may_hold_none() -> None:
+    row = row_of("ab cd ef gh " * 6)
+    windows = WITH_NONE.encode([row], TOKENIZER, 24)
+    scores = scores_of(windows, {(0, 2): 4.0})
+    for logits, at_first in zip(scores, (5.0, 1.0, 7.0, 7.0, 7.0), strict=False):
+        logits[0] = at_first / 2
+    (answer,) = WITH_NONE.decode([row], windows, scores)
+    # The first token's least is 1, so a span of 4 wins by 3.
+    assert answer["answer"] == answer["best_span"] == "ab"
+    assert answer["advantage"] == pytest.approx(3.0)
+    for logits in scores:
+        logits[0] = 3.0
+    (answer,) = WITH_NONE.decode([row], windows, scores)
+    assert (answer["answer"], answer["start"], answer["end"]) == ("", 0, 0)
+    assert (answer["best_span"], answer["advantage"]) == ("ab", pytest.approx(-2.0))
+    columns = WITH_NONE.compare([row], [answer])
+    assert columns["exact_match"].tolist() == columns["f1"].tolist() == [1.0]
+    never = QuestionAnsweringParameters(handle_impossible_answer=False)
+    assert WITH_NONE.decode([row], windows, scores, never)[0]["answer"] == "ab"
+
+
+def test_a_long_question_is_cut_and_an_empty_passage_has_no_answer() -> None:
+    rows = [row_of("ab cd") | {"question": "abcdefgh " * 9}, row_of("")]
+    windows = TASK.encode(rows, TOKENIZER, 16)
+    assert [window.origin[0] for window in windows] == [6 + 2, 3 + 2]
+    scores = [np.zeros((16, 2), np.float32) for _ in windows]
+    answers = TASK.decode(rows, windows, scores)
+    assert answers[1] == {"score": 1.0, "start": 0, "end": 0, "answer": ""}
+
+
+def test_an_answer_that_is_not_at_its_place_is_found_or_named() -> None:
+    row = row_of("ab cd ab", "ab") | {"answers": [{"text": "ab", "answer_start": 5}]}
+    (window,) = TASK.encode([row], TOKENIZER, 32, labelled=True)
+    second, offsets = window.origin
+    begin = int(window.labels["start_positions"][0]) - second
+    assert offsets[begin, 0] == 6
+    assert TASK.remarks([row]) == {"answers_not_where_they_are_said_to_be": 1}
+    for answers, message in (
+        ([{"text": "gh", "answer_start": 0}], "row 1: wanted an answer that stands in the passage"),
+        ([{"text": "ab"}], "row 1: wanted answers with a text and its answer_start"),
+    ):
+        with pytest.raises(CorpusError, match=message):
+            TASK.encode([row | {"answers": answers}], TOKENIZER, 32, labelled=True)
+
+
+def test_a_question_without_an_answer_needs_its_option() -> None:
+    with pytest.raises(CorpusError, match=r"row 1: wanted an answer, .* set options.no_answer"):
+        QuestionAnswering.from_rows([row_of("ab")])
+    assert QuestionAnswering.from_rows([row_of("ab")], WITH_NONE.chosen).chosen.no_answer
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(InputError, match="top_k = 0"):
+        QuestionAnsweringParameters(top_k=0)
+    with pytest.raises(InputError, match="doc_stride = -1"):
+        QuestionAnsweringOptions(doc_stride=-1)

@@ -1,0 +1,172 @@
+"""Rows of tasks: from tables whatever holds them, from requests, and what is said of the rest."""
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert_core.data.formats import table_rows
+from bert_core.errors import CorpusError, InputError
+from bert_core.tasks.rows import as_row, labelled
+from bert_core.tasks.text_classification import OneLabel, SeveralLabels
+from bert_core.tasks.text_regression import Score
+from bert_core.tasks.texts import TextInput
+
+
+def rows_of(data: bytes, source: str) -> list[dict]:
+    records = table_rows(data, source)
+    return labelled(records, (TextInput, OneLabel), {"text": "sentence"}, source)
+
+
+def parquet(**columns: list) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+ROWS = [{"text": 'it \'s "fine" , no', "label": "1"}, {"text": "naïve", "label": "0"}]
+TSV = 'sentence\tlabel\nit \'s "fine" , no\t1\nnaïve\t0\n'.encode()
+CSV = 'label,sentence,id\n1,"it \'s ""fine"" , no",x\n0,naïve,y\n'.encode()
+JSONL = "".join(
+    json.dumps({"sentence": row["text"], "label": int(row["label"])}) + "\n" for row in ROWS
+).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "source"),
+    [
+        (TSV, "dev.tsv"),
+        (CSV, "dev.csv"),
+        (JSONL, "dev.jsonl"),
+        (JSONL, "dev.ndjson"),
+        (parquet(sentence=[row["text"] for row in ROWS], label=[1, 0]), "dev.parquet"),
+        (TSV, "DEV.TSV"),
+    ],
+)
+@pytest.mark.parametrize("change", ["none", "byte order mark", "CRLF"])
+def test_labelled_rows_are_the_same_whatever_holds_them(
+    data: bytes, source: str, change: str
+) -> None:
+    if not source.endswith("parquet"):
+        data = b"\xef\xbb\xbf" * (change == "byte order mark") + data
+        data = data.replace(b"\n", b"\r\n") if change == "CRLF" else data
+    assert rows_of(data, source) == ROWS
+
+
+def test_a_quoted_field_of_a_csv_may_hold_line_breaks() -> None:
+    assert rows_of(b'sentence,label\n"a\nb",x\n', "a.csv") == [{"text": "a\nb", "label": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("data", "source", "message"),
+    [
+        (
+            b"text,label\na,1\n",
+            "a.csv",
+            "a.csv, row 1: wanted text in the column 'sentence', got nothing; "
+            "there are: text, label",
+        ),
+        (b"sentence\tlabel\na\t1\nb\n", "a.tsv", "a.tsv, row 2: wanted text in the column 'label'"),
+        (b'{"sentence": 3, "label": 1}', "a.jsonl", "a.jsonl, row 1: wanted text in the column"),
+        (
+            parquet(sentence=["a"], y=[1.5]),
+            "a.parquet",
+            "'label', got nothing; there are: sentence, y",
+        ),
+        (b"sentence,label\n", "a.csv", "a.csv: wanted labelled rows, the file holds none"),
+        (b"", "a.jsonl", "a.jsonl: wanted labelled rows, the file holds none: give another file"),
+        (b"sentence,label\n\xff,1\n", "a.csv", "a.csv: wanted UTF-8, byte 0xff at offset 15"),
+        (b"PAR1 but no more", "a.parquet", "a.parquet: wanted a .parquet file, it cannot be read"),
+        (
+            b"sentence,label\n" + b"x" * 200_000 + b",1\n",
+            "a.csv",
+            "a.csv: wanted a .csv file, it cannot be read (field larger than field limit",
+        ),
+        (
+            b"x",
+            "a.xlsx",
+            "a.xlsx: wanted .csv, .tsv, .jsonl or .parquet, got .xlsx: convert or rename it",
+        ),
+    ],
+)
+def test_labelled_files_that_will_not_do_say_why(data: bytes, source: str, message: str) -> None:
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        rows_of(data, source)
+
+
+def test_the_real_sst2_has_its_published_rows(data_dir: Path) -> None:
+    source = data_dir / "sst2" / "dev.tsv"
+    rows = rows_of(source.read_bytes(), str(source))
+    assert len(rows) == 872
+    assert {row["label"] for row in rows} == {"0", "1"}
+
+
+def test_numbers_lists_and_pairs_come_as_the_task_wants_them() -> None:
+    records = table_rows(b"a,b,score\nx,y,4.5\nz,,3\n", "a.csv")
+    columns = {"text": "a", "text_pair": "b"}
+    rows = labelled(records, (TextInput, Score), columns, "a.csv")
+    assert rows[0] == {"text": "x", "text_pair": "y", "score": 4.5}
+    assert rows[1] == {"text": "z", "text_pair": "", "score": 3.0}
+    several = [{"text": "x", "labels": ["a", "b"]}, {"text": "y", "labels": []}]
+    assert labelled(several, (TextInput, SeveralLabels), {}, "a.jsonl") == several
+
+
+@pytest.mark.parametrize(
+    ("record", "shape", "columns", "message"),
+    [
+        ({"text": "x", "score": "high"}, Score, {}, "wanted a number in the column 'score', got"),
+        ({"text": "x", "score": True}, Score, {}, "'score', got a boolean (true)"),
+        ({"text": "x", "labels": "a"}, SeveralLabels, {}, "wanted a list of texts in the column"),
+        ({"text": "x", "labels": [1]}, SeveralLabels, {}, "got a list ([1]); there are: text, la"),
+        (
+            {"text": "x", "label": "a"},
+            OneLabel,
+            {"text_pair": "b"},
+            "text in the column 'b'",
+        ),
+        (
+            {"text": "x", "label": "a"},
+            OneLabel,
+            {"txt": "b"},
+            "columns: wanted names of the fi",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(record: dict, shape: type, columns: dict, message: str) -> None:
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        labelled([record], (TextInput, shape), columns, "a")
+
+
+@pytest.mark.parametrize(
+    ("value", "row"),
+    [
+        ("a", {"text": "a"}),
+        ({"text": "a"}, {"text": "a"}),
+        ({"text": "a", "text_pair": None}, {"text": "a"}),
+        ({"text": "a", "text_pair": "b"}, {"text": "a", "text_pair": "b"}),
+    ],
+)
+def test_an_input_is_a_text_or_an_object(value: Any, row: dict) -> None:
+    assert as_row(TextInput, value, "inputs") == row
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (3, "inputs: wanted text, got a number (3)"),
+        (None, "inputs: wanted text, got nothing"),
+        (["a"], 'inputs: wanted text, got a list (["a"])'),
+        ({"txt": "a"}, 'wanted text (text) and text_pair (text), got "txt": did you mean text?'),
+        ({}, "inputs: wanted text (text) and text_pair (text), text is missing"),
+        ({"text": "a", "text_pair": 1}, "inputs.text_pair: wanted text, got a number (1)"),
+        ({"text": "a \ud83d"}, "inputs.text: wanted Unicode text, got half a surrogate pair at ch"),
+    ],
+)
+def test_an_input_of_another_shape_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        as_row(TextInput, value, "inputs")

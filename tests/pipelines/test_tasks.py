@@ -1,0 +1,133 @@
+"""Every task from labelled rows to the registry: the stages know nothing of any of them."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from bert_core.predictor import Predictor
+from bert_core.tasks.registry import TASKS
+from pipelines import evaluate, finetune, publish
+from pipelines.evaluate import EvaluateConfig
+from pipelines.publish import PublishConfig
+from pipelines.sources import LabelledConfig
+from tracking.server import as_default
+
+pytestmark = pytest.mark.ray
+
+LINES = [
+    "Return the number of bytes", "Open a file and close it", "Raise an error", "Parse a string",
+    "Close the socket", "Read all lines of the file", "Write bytes", "Return a new list",
+]  # fmt: skip
+SQUAD = {
+    "data": [
+        {
+            "paragraphs": [
+                {
+                    "context": f"{line}. " * 12,
+                    "qas": [
+                        {
+                            "id": f"{number}",
+                            "question": "What is done?",
+                            "answers": [{"text": line, "answer_start": 0}],
+                        }
+                    ],
+                }
+                for number, line in enumerate(LINES)
+            ]
+        }
+    ]
+}
+# Of every task a file as people have it, and what is to be said of it.
+FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "text-classification": (
+        "pairs.csv",
+        "a,b,same\n" + "".join(f"{line},{line},yes\n{line},x,no\n" for line in LINES),
+        {"columns": {"text": "a", "text_pair": "b", "label": "same"}},
+    ),
+    "text-regression": (
+        "sts.csv",
+        "".join(f"g\tf\ty\t{n}\t{n / 2}\t{line}\tx\n" for n, line in enumerate(LINES)),
+        {"format": "sts_benchmark"},
+    ),
+    "token-classification": (
+        "tags.conll",
+        "\n".join(
+            "".join(f"{word}\t{'B-verb' if n == 0 else 'O'}\n" for n, word in enumerate(l.split()))
+            for l in LINES  # noqa: E741
+        ),
+        {"format": "conll"},
+    ),
+    "question-answering": ("squad.json", json.dumps(SQUAD), {"format": "squad"}),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_goes_all_the_way(task: str, pretrained: Any, tmp_path: Path) -> None:
+    name, text, said = FILES[task]
+    (tmp_path / name).write_text(text)
+    rows = LabelledConfig(source=str(tmp_path / name), **said)
+    tuned = replace(
+        pretrained.finetune(tmp_path / "finetune"),
+        task=task, train=rows, held_out=rows, rows_per_class=None, seeds=(0,), epochs=1.0,
+    )  # fmt: skip
+    counts = finetune.run(tuned).counts
+    main = counts["primary_metric"]
+    assert f"{main}_mean" in counts
+    assert f"baseline_{main}" in counts
+    bundle = tmp_path / "finetune" / "bundle"
+    evaluation = EvaluateConfig(
+        output=str(tmp_path / "evaluate"), model=str(bundle), held_out=rows,
+        num_workers=0, tracking_uri=pretrained.tracking_uri,
+    )  # fmt: skip
+    measured = evaluate.run(evaluation).counts
+    assert measured[f"{main}_low"] <= measured[main] <= measured[f"{main}_high"]
+    # The bundle on all positions answers as the worker measured, where no text was cut.
+    assert measured[main] == pytest.approx(counts[f"{main}_mean"], abs=0.35)
+    table = pq.read_table(tmp_path / "evaluate" / "predictions.parquet").to_pylist()
+    predictor = Predictor(bundle, device="cpu")
+    names = [one.name for one in fields(predictor.task.inputs)]
+    inputs = [{one: row[one] for one in names if row.get(one) is not None} for row in table]
+    for row, answer in zip(table, predictor.predict(inputs), strict=True):
+        assert (
+            json.loads(row["answer"]) == pytest.approx(answer)
+            if isinstance(answer, dict)
+            else (len(json.loads(row["answer"])) == len(answer))
+        )
+    publication = PublishConfig(
+        output=str(tmp_path / "publish"), model=str(bundle), evaluation=evaluation.output,
+        name=f"walked-{task}", num_workers=0, tracking_uri=pretrained.tracking_uri,
+    )  # fmt: skip
+    assert publish.run(publication).counts["is_champion"]
+    import mlflow
+
+    with as_default(pretrained.tracking_uri):
+        model = mlflow.pyfunc.load_model(f"models:/walked-{task}@champion")
+        answers = model.predict(pd.DataFrame(inputs[:2]))
+    cells = [predictor.task.cells(answer) for answer in predictor.predict(inputs[:2])]
+    assert list(answers.columns) == list(cells[0])
+    other = replace(tuned, output=str(tmp_path / "other"), seeds=(1,), epochs=0.5)
+    finetune.run(other)
+    again = replace(evaluation, output=str(tmp_path / "evaluate-2"), model=f"{other.output}/bundle")
+    evaluate.run(again)
+    second = replace(
+        publication, output=str(tmp_path / "publish-2"), model=again.model, evaluation=again.output
+    )
+    assert "paired bootstrap on" in str(publish.run(second).counts["why"])
+
+
+def test_a_metric_that_there_is_none_of_is_refused(pretrained: Any, tmp_path: Path) -> None:
+    from bert_core.errors import ConfigError
+
+    finetune.run(replace(pretrained.finetune(tmp_path / "finetune"), seeds=(0,), epochs=0.5))
+    config = EvaluateConfig(
+        output=str(tmp_path / "evaluate"), model=str(tmp_path / "finetune" / "bundle"),
+        held_out=pretrained.rows, metric="bleu", num_workers=0,
+        tracking_uri=pretrained.tracking_uri,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"metric: wanted one of accuracy, .*, got 'bleu'"):
+        evaluate.run(config)
