@@ -26,7 +26,7 @@ COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
 # Beyond so many points a curve is drawn pale, with its running mean over 2 % of them on top.
 SMOOTH_BEYOND = 100
 # Up to so many points each is marked: a line between two alone says little.
-MARKED_UP_TO = 12
+MARKED_UP_TO = 40
 # Beyond so many classes the squares are too small for numbers.
 NUMBERS_UP_TO = 25
 
@@ -54,12 +54,25 @@ def plot_curves(metrics: str | Path, folder: str | Path) -> list[Path]:
 
 
 def _plot_kind(kind: str, curves: dict[str, list[tuple[int, float]]], path: Path) -> Path:
+    """A colour a metric; what is measured on held-out rows is dashed."""
     figure, axes = _figure(7.2, 4.0)
-    for index, (name, points) in enumerate(sorted(curves.items())):
+    # What training alone has comes without a prefix too, and what a run came to is one point.
+    longest = max(map(len, curves.values()))
+    curves = {
+        name: points
+        for name, points in curves.items()
+        if f"train/{name}" not in curves and (len(points) > 1 or longest == 1)
+    }
+    metrics = sorted({name.rpartition("/")[2] for name in curves})
+    colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(metrics)}
+    for name, points in sorted(curves.items(), key=lambda item: item[0].rpartition("/")[::-2]):
+        prefix, _, metric = name.rpartition("/")
         # A schedule has no noise to look through.
         smooth = kind != "learning_rate" and len(points) > SMOOTH_BEYOND
-        colour = COLOURS[index % len(COLOURS)]
-        _draw_curve(axes, np.array(points, dtype=float), name, colour, smooth=smooth)
+        style = "--" if prefix == "held_out" else "-"
+        _draw_curve(
+            axes, np.array(points, dtype=float), name, colours[metric], style, smooth=smooth
+        )
     axes.set_xlabel("step")
     axes.set_ylabel(CURVES[kind][0])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
@@ -170,12 +183,20 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _draw_curve(
-    axes: Axes, points: Float[np.ndarray, "points 2"], name: str, colour: str, *, smooth: bool
+    axes: Axes,
+    points: Float[np.ndarray, "points 2"],
+    name: str,
+    colour: str,
+    style: str,
+    *,
+    smooth: bool,
 ) -> None:
     steps, values = points.T
     if not smooth:
         marker = "o" if len(points) <= MARKED_UP_TO else ""
-        axes.plot(steps, values, color=colour, linewidth=1.6, marker=marker, ms=4, label=name)
+        axes.plot(
+            steps, values, style, color=colour, linewidth=1.6, marker=marker, ms=4, label=name
+        )
         return
     axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
     # At the left the mean is over what there is, so that the curve begins where training did.
