@@ -281,6 +281,8 @@ def collate(windows: Sequence[Window], pad_id: int, *, packed: bool = False) -> 
             window.positions[name] + start for window, start in zip(windows, starts, strict=True)
         ]
         batch[name] = torch.from_numpy(np.concatenate(places))
+    if len(ids) > len(windows):
+        batch["choices"] = torch.tensor([len(window.ids) for window in windows])
     for name in windows[0].labels:
         labels = np.concatenate([window.labels[name] for window in windows])
         batch[name] = torch.from_numpy(labels)

@@ -365,9 +365,7 @@ def _foreign_task(
     known = [task for task in TASKS.values() if objectives == {task.objective}]
     if not known:
         return None
-    head = state.get(f"objectives.{known[0].objective}.head.linear.weight")
-    if head is None:
-        return None
+    head = state.get(f"objectives.{known[0].objective}.head.linear.weight", ())
     named = entries.get("id2label") or {}
     if not isinstance(named, dict):
         raise FormatError(

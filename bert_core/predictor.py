@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from bert_core.batches import PAD_MULTIPLE
-from bert_core.bundle import build_model, load_bundle
+from bert_core.bundle import Bundle, build_model, load_bundle
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError, InputError
 from bert_core.scores import scores_of
-from bert_core.tasks.base import Parameters
+from bert_core.tasks.base import Parameters, Task
+from bert_core.tasks.fill_mask import FillMask
+from bert_core.tasks.registry import TASKS
 from bert_core.tasks.rows import Row, as_row
 
 
@@ -21,26 +23,27 @@ class Predictor:
     """A bundle that answers. Calls from several threads at once are allowed."""
 
     def __init__(
-        self, folder: str | Path, device: str | None = None, threads: int | None = None
+        self,
+        folder: str | Path,
+        device: str | None = None,
+        threads: int | None = None,
+        task: str | None = None,
     ) -> None:
         """Load the bundle.
 
         Args:
+            task: name of a task of `TASKS` whose head pretraining has trained; None takes the
+                bundle's own, and of one that was only pretrained `fill-mask`.
             device: torch's name of it; None takes the GPU where there is one.
             threads: CPU threads of the whole process, since torch has one pool; None leaves them.
-        Raises: FormatError if the bundle is damaged or was trained for no task.
+        Raises: FormatError if the bundle is damaged or was not trained for the task.
         """
         bundle = load_bundle(folder)
-        if bundle.task is None:
-            raise FormatError(
-                f"{folder}: wanted a bundle with a task, this one is only pretrained (or for a "
-                "task that is not known here): fine-tune it first with `raybert finetune`"
-            )
         if threads is not None:
             torch.set_num_threads(threads)
-        self.task = bundle.task
+        self.task = _task_of(bundle, task, folder)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        objective = bundle.task.build_objective(bundle.encoder_config)
+        objective = self.task.build_objective(bundle.encoder_config)
         self.model = build_model(bundle, [objective], require_heads=True).to(self.device).eval()
         # The model holds its own copy of the weights: theirs would double the memory.
         self.bundle = replace(bundle, state={})
@@ -99,3 +102,19 @@ class Predictor:
     ) -> list[Any]:
         """Answers from scores, in the task's own schema."""
         return self.task.decode(rows, windows, scores, parameters)
+
+
+def _task_of(bundle: Bundle, name: str | None, folder: str | Path) -> Task:
+    if bundle.task is not None and name in (None, bundle.task.name):
+        return bundle.task
+    parts = {one.split(".")[1] for one in bundle.state if one.startswith("objectives.")}
+    able = [one for one, kind in TASKS.items() if kind.pretrained and kind.objective in parts]
+    if bundle.task is None and (name or FillMask.name) in able:
+        return TASKS[name or FillMask.name]([])
+    came = "only pretrained (or for a task that is not known here)"
+    if bundle.task is not None:
+        came = f"for {bundle.task.name}"
+    raise FormatError(
+        f"{folder}: wanted a bundle for {name or 'a task'}, this one is {came}: fine-tune it first "
+        f"with `raybert finetune`{''.join(f', or ask for {one}' for one in able)}"
+    )

@@ -63,7 +63,12 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     from tracking.plots import plot_answers
 
     task = predictor_of(folder, config.threads_per_worker).task
-    rows = read_labelled(config.held_out, "held_out", (task.inputs, task.targets(task.chosen)))
+    if config.metric in task.lower_is_better:
+        raise ConfigError(
+            f"metric: wanted one that is better when it is higher, got {config.metric!r}: give "
+            "another, or leave it out"
+        )
+    rows = read_labelled(config.held_out, "held_out", task.shapes(task.chosen))
     began = time.monotonic()
     answers, tokens = predict_rows(folder, rows, config)
     seconds = time.monotonic() - began

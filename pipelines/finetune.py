@@ -122,7 +122,7 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
 
     kind = TASKS[config.task]
     options = kind.options_of(config.options)
-    shapes = (kind.inputs, kind.targets(options))
+    shapes = kind.shapes(options)
     train = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
     held_out = read_labelled(config.held_out, "held_out", shapes)
     if len(train) < config.batch_size:
@@ -188,10 +188,7 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
             f"{name}_std": float(each.std(ddof=1)) if len(seeds) > 1 else 0.0
             for name, each in values.items()
         },
-        **{
-            f"baseline_{name}": value
-            for name, value in task.metrics(task.constant(held_out)).items()
-        },
+        **_baseline(task, held_out),
     }
     return Result(outputs=outputs, counts=counts, artifacts=curves(config))
 
@@ -212,6 +209,12 @@ def _measured(record: dict[str, float]) -> dict[str, float]:
         for name, value in record.items()
         if name.startswith(prefix)
     }
+
+
+def _baseline(task: "Task", rows: list[dict[str, Any]]) -> dict[str, float]:
+    columns = task.constant(rows)
+    metrics = {} if columns is None else task.metrics(columns)
+    return {f"baseline_{name}": value for name, value in metrics.items()}
 
 
 def few_per_class(rows: list[dict[str, Any]], most: int | None, seed: int = 0) -> list[dict]:

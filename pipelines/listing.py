@@ -97,7 +97,7 @@ def _tasks() -> Listing:
             name,
             f"…{ARCHITECTURES[frozenset({task.objective})]}",
             task.primary_metric,
-            ", ".join(one.name for shape in (task.inputs, task.targets()) for one in fields(shape)),
+            ", ".join(one.name for shape in task.shapes() for one in fields(shape)),
             ", ".join(one.name for one in fields(task.options)) or "none",
         ]
         for name, task in TASKS.items()

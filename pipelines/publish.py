@@ -67,13 +67,20 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
     verdict = None
     if present is not None:
         champion_folder = resolve(f"models:/{config.name}/{present.version}", uri=uri)
-        theirs, _ = predict_rows(champion_folder, rows, config)
-        verdict = not_worse(
-            str(evaluation.counts["primary_metric"]),
-            task.metrics,
-            task.compare(rows, [json.loads(row[ANSWER]) for row in rows]),
-            task.compare(rows, theirs),
-        )
+        other = predictor_of(champion_folder, config.threads_per_worker).task
+        if (other.name, other.chosen) == (task.name, task.chosen):
+            theirs, _ = predict_rows(champion_folder, rows, config)
+            verdict = not_worse(
+                str(evaluation.counts["primary_metric"]),
+                task.metrics,
+                task.compare(rows, [json.loads(row[ANSWER]) for row in rows]),
+                task.compare(rows, theirs),
+            )
+        else:
+            say(
+                f"publish: version {present.version} is for {other.name} {other.chosen}, this "
+                f"bundle for {task.name} {task.chosen}: they are not compared"
+            )
     recorded = read_run(config.local_folder)
     publication = registry.publish(
         folder,
@@ -82,7 +89,10 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         metrics={k: v for k, v in evaluation.counts.items() if isinstance(v, int | float)},
         input_example=[
             {name: row[name] for name in names if row.get(name) is not None}
-            for row in rows[:EXAMPLES]
+            # Those with most fields: a signature has the fields of its examples.
+            for row in sorted(rows, key=lambda row: [row.get(name) is None for name in names])[
+                :EXAMPLES
+            ]
         ],
         experiment=config.experiment,
         run_id=recorded.run_id if recorded else None,

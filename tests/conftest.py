@@ -13,7 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import settings
 from jaxtyping import install_import_hook
+
+settings.register_profile("raybert", deadline=None)  # machines are shared
+settings.load_profile("raybert")
 
 # Tests compute on small tensors, on machines that do other things too: threads only wait for each
 # other there. Before torch is imported, for this process and those that it starts.

@@ -4,6 +4,7 @@
 loaded, so nothing is pickled. Whoever loads it needs raybert installed.
 """
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -66,9 +67,13 @@ def _inputs(frame: pd.DataFrame, names: list[str]) -> list[Any]:
     if not there:
         return frame[first].tolist()
     return [
-        {name: _plain(value) for name, value in row.items() if value is not None}
+        {name: _plain(value) for name, value in row.items() if not _is_missing(value)}
         for row in frame[there].to_dict("records")
     ]
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _plain(value: Any) -> Any:

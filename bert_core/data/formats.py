@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -130,9 +130,20 @@ def table_rows(data: bytes, source: str) -> list[dict]:
             return pq.read_table(pa.BufferReader(data)).to_pylist()
         if suffix in ("csv", "tsv"):
             text = io.StringIO(decode_utf8(data, source).removeprefix("\ufeff"), newline="")
-            if suffix == "tsv":
-                return list(csv.DictReader(text, delimiter="\t", quoting=csv.QUOTE_NONE))
-            return list(csv.DictReader(text))
+            reader = (
+                csv.DictReader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+                if suffix == "tsv"
+                else csv.DictReader(text)
+            )
+            rows: list[dict[Any, Any]] = list(reader)
+            for number, row in enumerate(rows, 1):
+                if None in row:
+                    raise CorpusError(
+                        f"{source}, row {number}: wanted {len(row) - 1} cells, as many as the "
+                        f"header has columns, got {len(row) - 1 + len(row[None])}: quote what "
+                        "holds the divider"
+                    )
+            return rows
     except (csv.Error, pa.ArrowInvalid) as error:
         raise CorpusError(
             f"{source}: wanted a .{suffix} file, it cannot be read ({error}): write it again"

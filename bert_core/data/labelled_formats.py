@@ -52,15 +52,20 @@ def _tsv(*names: str) -> Callable[[bytes, str], list[Record]]:
 
     def read(data: bytes, source: str) -> list[Record]:
         lines = decode_utf8(data, source).removeprefix("\ufeff").split("\n")
-        rows = [line.rstrip("\r").split("\t") for line in lines if line.strip()]
-        header = list(names) or (rows.pop(0) if rows else [])
-        for number, row in enumerate(rows, 1 if names else 2):
-            if len(row) < len(header):
+        rows = [
+            (number, line.rstrip("\r").split("\t"))
+            for number, line in enumerate(lines, 1)
+            if line.strip()
+        ]
+        header = list(names) or (rows.pop(0)[1] if rows else [])
+        for number, row in rows:
+            # Files without a header may have more columns than anyone named.
+            if len(row) < len(header) or (not names and len(row) > len(header)):
                 raise CorpusError(
                     f"{source}, line {number}: wanted {len(header)} columns divided by tabs "
                     f"({', '.join(header)}), got {len(row)}: correct the line, or take it out"
                 )
-        return [dict(zip(header, row, strict=False)) for row in rows]
+        return [dict(zip(header, row, strict=False)) for _, row in rows]
 
     return read
 
@@ -78,18 +83,22 @@ def _conll(data: bytes, source: str) -> list[Record]:
 def _conllu(data: bytes, source: str) -> list[Record]:
     """Sentences of CoNLL-U by the names of its columns, without ranges (`1-2`) and `8.1`."""
     records = []
-    for rows in _sentences(data, source, lambda line: line.startswith("#")):
+    for rows in _sentences(
+        data, source, lambda line: line.startswith("#"), columns=len(CONLLU_COLUMNS)
+    ):
         words = [row for row in rows if row[0].isdecimal()]
-        columns = zip(*words, strict=True)
-        records.append(
-            {name: list(column) for name, column in zip(CONLLU_COLUMNS, columns, strict=True)}
-        )
+        if words:
+            columns = zip(*words, strict=True)
+            records.append(
+                {name: list(column) for name, column in zip(CONLLU_COLUMNS, columns, strict=True)}
+            )
     return records
 
 
 def _sentences(
-    data: bytes, source: str, passes: Callable[[str], bool]
+    data: bytes, source: str, passes: Callable[[str], bool], columns: int | None = None
 ) -> Iterator[list[list[str]]]:
+    """Rows between blank lines, all with as many columns; `columns` where that is fixed."""
     rows: list[list[str]] = []
     text = decode_utf8(data, source).removeprefix("\ufeff")
     for number, line in enumerate([*text.split("\n"), ""], 1):
@@ -99,11 +108,12 @@ def _sentences(
             rows = []
         elif not passes(line):
             row = line.rstrip("\r").split("\t" if "\t" in line else None)
-            if len(row) < 2 or (rows and len(row) != len(rows[0])):
-                wanted = f"{len(rows[0])}" if rows else "at least 2"
+            wanted = columns or (len(rows[0]) if rows else None)
+            if len(row) != (wanted or max(2, len(row))):
                 raise CorpusError(
-                    f"{source}, line {number}: wanted {wanted} columns, got {len(row)} "
-                    f"({line.strip()[:80]!r}): correct the line, or take its sentence out"
+                    f"{source}, line {number}: wanted {wanted or 'at least 2'} columns, got "
+                    f"{len(row)} ({line.strip()[:80]!r}): correct the line, or take its sentence "
+                    "out"
                 )
             rows.append(row)
 
@@ -137,7 +147,9 @@ def _clinc(split: str) -> Callable[[bytes, str], list[Record]]:
     def read(data: bytes, source: str) -> list[Record]:
         splits = _json(data, source)
         if not isinstance(splits, dict) or split not in splits:
-            raise CorpusError(f"{source}: wanted CLINC150's splits, found no {split!r}")
+            raise CorpusError(
+                f"{source}: wanted CLINC150's splits, found no {split!r}: give its data_full.json"
+            )
         pairs = [*splits[split], *splits.get(f"oos_{split}", [])]
         return [{"text": text, "intent": intent} for text, intent in pairs]
 

@@ -305,6 +305,11 @@ class Tokenizer:
     def mask_id(self) -> int:
         return self._id(MASK)
 
+    @property
+    def mask_token(self) -> str:
+        """What stands for a word that is to be found: `[MASK]`, or `<mask>`."""
+        return self._special[MASK]
+
     @cached_property
     def special_ids(self) -> np.ndarray:
         """Ids that are never masked and never drawn as a random replacement, ascending."""

@@ -45,6 +45,8 @@ class Pieces:
     ids: Ids
     offsets: Int[np.ndarray, "pieces 2"]
     """Characters of the text that each stands for: the first, and the one after the last."""
+    words: Int[np.ndarray, "pieces"]
+    """Which word of the text each belongs to, as the tokenizer divides it; -1 of a special one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ def pieces_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Pieces]:
         Pieces(
             np.array(encoding.ids, dtype=np.uint32),
             np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2),
+            np.array([-1 if one is None else one for one in encoding.word_ids], dtype=np.int64),
         )
         for encoding in tokenizer.inner.encode_batch(list(texts), add_special_tokens=False)
     ]

@@ -3,7 +3,7 @@
 Source: Efron and Tibshirani 1993, chapter 13 (percentile intervals).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,21 +90,29 @@ def not_worse(
             "score both on one set of rows"
         )
 
-    def difference(rows: np.ndarray) -> float:
-        return metrics(_taken(new, rows))[metric] - metrics(_taken(old, rows))[metric]
+    def difference(rows: np.ndarray) -> float | None:
+        """None of rows that do not have the metric, such as those of a rare kind of row."""
+        ours, theirs = metrics(_taken(new, rows)), metrics(_taken(old, rows))
+        return ours[metric] - theirs[metric] if metric in ours and metric in theirs else None
 
-    differences = [difference(rows) for rows in _draws(new, samples, seed)]
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(differences, [tail, 1 - tail])
     (rows,) = counts
     whole = difference(np.arange(rows))
+    if whole is None:
+        raise ConfigError(
+            f"metric: wanted one that both models have on these rows, got {metric!r}: evaluate by "
+            "another"
+        )
+    drawn = [difference(some) for some in _draws(new, samples, seed)]
+    differences = [one for one in drawn if one is not None]
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(differences, [tail, 1 - tail])
     return Verdict(bool(high >= 0), metric, whole, float(low), float(high), rows)
 
 
-def _draws(columns: Columns, samples: int, seed: int) -> list[np.ndarray]:
+def _draws(columns: Columns, samples: int, seed: int) -> Iterator[np.ndarray]:
     rows = len(next(iter(columns.values())))
     rng = np.random.default_rng(seed)
-    return [rng.integers(rows, size=rows) for _ in range(samples)]
+    return (rng.integers(rows, size=rows) for _ in range(samples))
 
 
 def _taken(columns: Columns, rows: np.ndarray) -> dict[str, np.ndarray]:

@@ -27,10 +27,11 @@ def single_label_metrics(
     """
     from sklearn.metrics import f1_score, matthews_corrcoef
 
+    varies = len(np.union1d(predicted, labels)) > 1
     metrics = {
         "accuracy": float(np.mean(predicted == labels)),
         "macro_f1": float(f1_score(labels, predicted, average="macro", zero_division=0)),
-        "matthews": float(matthews_corrcoef(labels, predicted)),
+        "matthews": float(matthews_corrcoef(labels, predicted)) if varies else 0.0,
     }
     if num_labels == 2:
         metrics["f1"] = float(f1_score(labels == 1, predicted == 1, zero_division=0))

@@ -1,8 +1,8 @@
 """Entities in tags, and how many of them are right. Pure functions.
 
 An entity is read off tags as conlleval reads it (Tjong Kim Sang and Buchholz 2000): it begins at a
-`B` or an `S`, or where the type is another one than before; so `I` without a `B` begins one too
-(IOB1), and nothing is lost of tags that break their scheme.
+`B`, or where the type is another one than before; so `I` without a `B` begins one too (IOB1), and
+nothing is lost of tags that break their scheme. `E` and `S`, which conlleval has not, end one.
 """
 
 from collections.abc import Mapping, Sequence

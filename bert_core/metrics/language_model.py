@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Float, Integer
 
 Labels = Iterable[Integer[np.ndarray, "_"]]
 
@@ -22,3 +22,22 @@ def unigram_baseline(train: Labels, held_out: Labels, vocab_size: int) -> tuple[
     log_share = np.log(seen) - np.log(seen.sum())
     loss = -(wanted * log_share).sum() / wanted.sum()
     return float(loss), float(wanted[seen.argmax()] / wanted.sum())
+
+
+def masked_word_metrics(
+    right: Integer[np.ndarray, "rows"],
+    log_shares: Float[np.ndarray, "rows"],
+    masks: Integer[np.ndarray, "rows"],
+) -> dict[str, float]:
+    """`accuracy` and `perplexity` over the masks of all rows.
+
+    Args:
+        right: masks of each row whose best candidate is the word.
+        log_shares: sum over a row's masks of the logarithm of the share that the word was given.
+        masks: how many a row has.
+    """
+    total = max(1, int(masks.sum()))
+    return {
+        "accuracy": float(right.sum() / total),
+        "perplexity": float(np.exp(min(-log_shares.sum() / total, 700.0))),
+    }

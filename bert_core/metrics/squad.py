@@ -46,9 +46,9 @@ def squad_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str,
     question counts as unanswerable where the answer's advantage over none is not above it.
 
     Args:
-        columns: `exact_match` and `f1` of the answer as given, `answered_exact_match` and
-            `answered_f1` of the best answer that is not empty, `advantage` of it over no answer,
-            and `has_answer`.
+        columns: `exact_match` and `f1` of the answer as given, and `has_answer`; from a model that
+            may give none also `answered_exact_match` and `answered_f1` of the best answer that is
+            not empty, and `advantage` of it over no answer.
     """
     has = columns["has_answer"] > 0
     metrics = {name: float(columns[name].mean()) for name in ("exact_match", "f1")}
@@ -57,7 +57,7 @@ def squad_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str,
     for kind, rows in (("answer", has), ("no_answer", ~has)):
         for name in ("exact_match", "f1"):
             metrics[f"{kind}_{name}"] = float(columns[name][rows].mean()) if rows.any() else 0.0
-    for name in ("exact_match", "f1"):
+    for name in ("exact_match", "f1") if "advantage" in columns else ():
         metrics[f"best_{name}"] = _at_best_threshold(
             columns["advantage"], columns[f"answered_{name}"], has
         )

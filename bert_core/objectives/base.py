@@ -24,8 +24,8 @@ Padded to S tokens: `input_ids`, `token_type_ids` (B, S); `attention_mask` (B, S
 absent where all are 1. End to end: `input_ids`, `token_type_ids` (T,) and `offsets` (B + 1,).
 Labels: `mlm_positions`, `mlm_labels` (M,) and `token_positions`, `token_labels` (N,), positions
 counting along the flattened tokens; `next_sentence_label`, `sentence_order_label` (B,), 0 = is
-next, in order; `labels` (B,), or one a question; `start_positions`, `end_positions` (B,), within
-the row.
+next, in order; `labels` (B,), or one a question, whose rows `choices` (Q,) counts;
+`start_positions`, `end_positions` (B,), within the row.
 """
 
 

@@ -2,6 +2,7 @@
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import LinearHead
@@ -10,21 +11,23 @@ from bert_core.objectives.base import Batch, Objective
 
 
 class MultipleChoice(Objective):
-    """Say which of C choices is right; the rows of a question follow each other."""
+    """Say which choice is right; the rows of a question follow each other.
+
+    `choices` of the batch says how many rows each question has.
+    """
 
     name = "multiple_choice"
     needs_pooler = True
     label_key = "labels"
 
-    def __init__(
-        self, config: EncoderConfig, num_choices: int, dropout: float | None = None
-    ) -> None:
+    def __init__(self, config: EncoderConfig, dropout: float | None = None) -> None:
         super().__init__()
-        self.num_choices = num_choices
         self.head = LinearHead(config, 1, dropout)
 
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "questions choices"]:
+        """Scores of every question's choices, -inf where it has fewer than others."""
         assert encoded.pooled is not None
-        return self.head(encoded.pooled).view(-1, self.num_choices)
+        scores = self.head(encoded.pooled)[:, 0].split(batch["choices"].tolist())
+        return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))

@@ -55,6 +55,10 @@ class Task(ABC):
     options: ClassVar[type[Options]] = Options
     """Class of what the task is told once."""
 
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    """The metrics that do not decide between two models, since a lower one is better."""
+    pretrained: ClassVar[bool] = False
+    """Whether its head is one that pretraining trains."""
     examples: ClassVar[list[Any]]
     """One input or more, as a caller sends them: shown in docs, and asked to see a model ready."""
 
@@ -89,6 +93,11 @@ class Task(ABC):
     @abstractmethod
     def targets(cls, options: Any = None) -> type:
         """Dataclass of what is right, which labelled rows have beside the input."""
+
+    @classmethod
+    def shapes(cls, options: Any = None) -> tuple[type, type]:
+        """Dataclasses of the fields of labelled rows: of the input, and of what is right."""
+        return cls.inputs, cls.targets(options)
 
     @abstractmethod
     def build_objective(self, config: EncoderConfig) -> Objective:
@@ -141,9 +150,12 @@ class Task(ABC):
         """What is odd in rows that are used all the same, counted by name."""
         return {}
 
-    @abstractmethod
-    def constant(self, rows: Sequence[Row]) -> Columns:
-        """`compare` of the best answer that does not look at the input: the baseline."""
+    def constant(self, rows: Sequence[Row]) -> Columns | None:
+        """`compare` of the best answer that does not look at the input: the baseline.
+
+        None where there is no such answer.
+        """
+        return None
 
     @abstractmethod
     def cells(self, answer: Any) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class QuestionAnsweringOptions(Options):
     """What a model of answers is trained for."""
 
     doc_stride: int = 128
-    """Tokens that two windows of a long passage share."""
+    """Tokens that two windows of a long passage share, at most half of one."""
     max_question_length: int = 64
     """Most tokens of a question; what is longer is cut."""
     no_answer: bool = False
@@ -148,14 +148,17 @@ class QuestionAnswering(Task):
             most = min(self.chosen.max_question_length, (max_length - overhead) // 2)
             asked = question.ids[:most]
             room = max_length - overhead - len(asked)
-            stride = min(self.chosen.doc_stride, room - 1)
+            stride = min(self.chosen.doc_stride, room // 2)
             answer = _first_answer(row, number + 1) if labelled else None
+            pieces = None if answer is None else _pieces_of(answer, context.offsets)
             for part in slices(len(context.ids), room, stride):
                 sequence = joined(tokenizer, asked, context.ids[part.first : part.end])
                 offsets = context.offsets[part.first : part.end]
                 labels = {}
                 if labelled:
-                    begin, end = _tokens_of(answer, offsets, sequence.second_start)
+                    begin, end = 0, 0
+                    if pieces and part.first <= pieces[0] and pieces[1] < part.end:
+                        begin, end = (one - part.first + sequence.second_start for one in pieces)
                     labels = {
                         "start_positions": np.array([begin], dtype=np.int64),
                         "end_positions": np.array([end], dtype=np.int64),
@@ -297,19 +300,13 @@ def _shared_pieces(tokenizer: Tokenizer, contexts: Sequence[str]) -> list[Any]:
     return [pieces[context] for context in contexts]
 
 
-def _tokens_of(
-    answer: tuple[int, int] | None, offsets: Int[np.ndarray, "pieces 2"], second_start: int
-) -> tuple[int, int]:
-    """The first and last token of an answer that lies whole in a window; else those of none."""
-    if answer is None or not len(offsets):
-        return 0, 0
+def _pieces_of(
+    answer: tuple[int, int], offsets: Int[np.ndarray, "pieces 2"]
+) -> tuple[int, int] | None:
+    """The first and last piece that stand for characters of an answer; None where none does."""
     start, end = answer
-    if start < offsets[0, 0] or end > offsets[-1, 1]:
-        return 0, 0
     inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
-    if not len(inside):
-        return 0, 0
-    return second_start + int(inside[0]), second_start + int(inside[-1])
+    return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 
 def _spans(

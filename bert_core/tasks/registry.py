@@ -1,6 +1,9 @@
 """The tasks there are, under Hugging Face's names of pipelines where it has one."""
 
 from bert_core.tasks.base import Task
+from bert_core.tasks.fill_mask import FillMask
+from bert_core.tasks.multiple_choice import MultipleChoice
+from bert_core.tasks.next_sentence import NextSentence
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.text_regression import TextRegression
@@ -8,5 +11,13 @@ from bert_core.tasks.token_classification import TokenClassification
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
-    for task in (TextClassification, TextRegression, TokenClassification, QuestionAnswering)
+    for task in (
+        TextClassification,
+        TextRegression,
+        TokenClassification,
+        QuestionAnswering,
+        MultipleChoice,
+        NextSentence,
+        FillMask,
+    )
 }

@@ -5,6 +5,7 @@ A shape is a dataclass; its fields hold text, numbers, or lists and objects of t
 
 import difflib
 import json
+import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -48,16 +49,22 @@ def labelled(
         for name, hint in hints.items():
             column = columns.get(name, name)
             value = _converted(record.get(column), hint, is_target=name in targets)
-            missing = value is None and (name not in optional or column not in record)
-            if value is None and name in optional and not (missing and name in columns):
+            if (
+                name in optional
+                and value in (None, "")
+                and (name not in columns or column in record)
+            ):
                 continue
-            if missing or not _fits(value, hint):
+            if value is None or not _fits(value, hint):
                 raise CorpusError(
                     f"{source}, row {number}: wanted {_kind(hint)} in the column {column!r}, got "
-                    f"{shown(record.get(column))}; there are: {', '.join(map(str, record))}"
+                    f"{shown(record.get(column))}; there are: {', '.join(map(str, record))}: "
+                    "correct the row, or name the right column"
                 )
             row[name] = value
         try:
+            for name, value in row.items():
+                _check_unicode(value, name)
             shapes[0](**{name: value for name, value in row.items() if name not in targets})
         except InputError as error:
             raise CorpusError(f"{source}, row {number}: {error}") from error
@@ -144,20 +151,32 @@ def _fits(value: Any, hint: Any) -> bool:
                 return True
         elif one in (int, float) and isinstance(value, bool):
             continue
-        elif isinstance(value, int | float if one is float else one):
+        elif one is float and isinstance(value, int | float):
+            return math.isfinite(value)
+        elif isinstance(value, one):
             return True
     return False
 
 
 def _converted(value: Any, hint: Any, *, is_target: bool) -> Any:
     kinds = _alternatives(hint)
-    if is_target and isinstance(value, int) and not isinstance(value, bool) and str in kinds:
-        return str(value)
-    if isinstance(value, str) and float in kinds:
+    if float in kinds and isinstance(value, str):
         try:
             return float(value)
         except ValueError:
             return value
+    if int in kinds and isinstance(value, str) and value.lstrip("-").isdecimal():
+        return int(value)
+    if not is_target:
+        return value
+    if str in kinds and isinstance(value, bool | int | float):
+        whole = isinstance(value, float) and value.is_integer()
+        return str(int(value)) if whole else str(value)
+    if list[str] in kinds and isinstance(value, list):
+        return [_converted(each, str, is_target=True) for each in value]
+    if list[dict] in kinds and isinstance(value, dict) and value:
+        # A list of objects as Hugging Face's data sets have it: an object of lists.
+        return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
     return value
 
 
@@ -167,11 +186,11 @@ def _kind(hint: Any) -> str:
         (item,) = get_args(one)
         kind = _kind(item)
         return "a list of " + {"text": "texts", "an object": "objects"}.get(kind, kind)
-    return "an object" if get_origin(one) is dict else _KINDS.get(one, "a value")
+    return "an object" if dict in (one, get_origin(one)) else _KINDS.get(one, "a value")
 
 
 def _listed(hints: Mapping[str, Any]) -> str:
-    return " and ".join(f"{name} ({_kind(hint)})" for name, hint in hints.items())
+    return " and ".join(f"{name} ({_kind(hint)})" for name, hint in hints.items()) or "none"
 
 
 def _check_unicode(value: Any, where: str) -> None:

@@ -15,7 +15,7 @@ from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.classification import Classification
 from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
 from bert_core.tasks.rows import Row
-from bert_core.tasks.texts import TextInput, text_windows
+from bert_core.tasks.texts import TextInput, softmax, text_windows
 
 Scoring = Literal["softmax", "sigmoid", "none"]
 SHOWN_LABELS = 20
@@ -134,7 +134,7 @@ class TextClassification(Task):
         labelled: bool = False,
         parameters: TextClassificationParameters | None = None,
     ) -> list[Window]:
-        labels = self._label_ids(rows) if labelled else None
+        labels = {"labels": self._label_ids(rows)} if labelled else {}
         return text_windows(rows, tokenizer, max_length, labels, parameters)
 
     def decode(
@@ -223,10 +223,9 @@ def _some(labels: Sequence[str]) -> str:
 
 
 def _scores(logits: Float[np.ndarray, "rows classes"], function: Scoring) -> np.ndarray:
-    logits = logits.astype(np.float64)
     if function == "softmax":
-        shifted = np.exp(logits - logits.max(-1, keepdims=True))
-        return shifted / shifted.sum(-1, keepdims=True)
+        return softmax(logits)
+    logits = logits.astype(np.float64)
     if function == "sigmoid":
         # The form that overflows on neither side.
         return 0.5 * (1 + np.tanh(0.5 * logits))

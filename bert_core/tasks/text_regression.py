@@ -36,6 +36,7 @@ class TextRegression(Task):
     objective = Classification.name
     inputs = TextInput
     primary_metric = "correlation"
+    lower_is_better = frozenset({"mse"})
     parameters = CuttingParameters
     examples: ClassVar = [{"text": "A plane takes off.", "text_pair": "A plane is taking off."}]
 
@@ -75,8 +76,10 @@ class TextRegression(Task):
         labelled: bool = False,
         parameters: CuttingParameters | None = None,
     ) -> list[Window]:
-        scores = np.array([row["score"] for row in rows], np.float32) if labelled else None
-        return text_windows(rows, tokenizer, max_length, scores, parameters)
+        labels = {}
+        if labelled:
+            labels = {"labels": np.array([row["score"] for row in rows], np.float32)}
+        return text_windows(rows, tokenizer, max_length, labels, parameters)
 
     def decode(
         self,

@@ -1,10 +1,10 @@
 """What tasks over one text or a pair of texts share: their input and its window."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window, ids_of, joined
@@ -26,13 +26,13 @@ def text_windows(
     rows: Sequence[Row],
     tokenizer: Tokenizer,
     max_length: int,
-    labels: Shaped[np.ndarray, "rows ..."] | None,
+    labels: Mapping[str, Shaped[np.ndarray, "rows ..."]],
     parameters: CuttingParameters | None = None,
 ) -> list[Window]:
     """A window a row: `[CLS] text [SEP]`, or `[CLS] text [SEP] text_pair [SEP]`.
 
     Args:
-        labels: the entry `labels` of each row's window.
+        labels: entry of the batch → the rows' labels; nothing where there are none.
         parameters: None cuts.
     """
     limit = max_length if parameters is None or parameters.truncation else None
@@ -47,7 +47,14 @@ def text_windows(
                 row=number,
                 ids=(sequence.ids,),
                 segment_b_start=(sequence.segment_b_start,),
-                labels={} if labels is None else {"labels": labels[number : number + 1]},
+                labels={name: each[number : number + 1] for name, each in labels.items()},
             )
         )
     return windows
+
+
+def softmax(logits: Float[np.ndarray, "*rows classes"]) -> Float[np.ndarray, "*rows classes"]:
+    """Shares of the classes, fp64."""
+    wide = logits.astype(np.float64)
+    shifted = np.exp(wide - wide.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)

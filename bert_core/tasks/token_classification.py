@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Window, joined, pieces_of, slices
+from bert_core.data.windows import Pieces, Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.entities import breaks, entities_of, entity_metrics
 from bert_core.model.variants import EncoderConfig
@@ -40,6 +40,14 @@ class TokenInput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaggedWords:
+    """The input of labelled rows, of which a text alone would not say what the tags are of."""
+
+    tokens: list[str]
+    """The words."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tags:
     """What is right of words."""
 
@@ -52,7 +60,7 @@ class TokenClassificationOptions(Options):
     """What a model of tags is trained for."""
 
     stride: int = 32
-    """Pieces that two windows of a long text share."""
+    """Pieces that two windows of a long text share, at most half of one."""
     entities: bool | None = None
     """Whether tags are of entities (`B-`, `I-`, also `E-` and `S-`, `O`); None looks at them."""
 
@@ -103,6 +111,10 @@ class TokenClassification(Task):
         self._ids = {label: index for index, label in enumerate(self.labels)}
 
     @classmethod
+    def shapes(cls, options: TokenClassificationOptions | None = None) -> tuple[type, type]:
+        return TaggedWords, Tags
+
+    @classmethod
     def targets(cls, options: TokenClassificationOptions | None = None) -> type:
         return Tags
 
@@ -130,13 +142,19 @@ class TokenClassification(Task):
         labelled: bool = False,
         parameters: TokenClassificationParameters | None = None,
     ) -> list[Window]:
-        texts, spans = _texts_and_words(rows, tokenizer)
+        divided = [None if row.get("tokens") is None else _text_of(row["tokens"]) for row in rows]
+        texts = [
+            row["text"] if one is None else one[0] for row, one in zip(rows, divided, strict=True)
+        ]
         room = max_length - 2
-        stride = min(self.chosen.stride, room - 1)
+        stride = min(self.chosen.stride, room // 2)
         windows = []
-        for number, pieces in enumerate(pieces_of(tokenizer, texts)):
-            firsts, words = _first_pieces(pieces.offsets, spans[number])
-            ids = self._tag_ids(rows[number], number + 1, len(spans[number])) if labelled else None
+        for number, (pieces, one) in enumerate(
+            zip(pieces_of(tokenizer, texts), divided, strict=True)
+        ):
+            spans = _spans_of(pieces) if one is None else one[1]
+            firsts, words = _first_pieces(pieces.offsets, spans)
+            ids = self._tag_ids(rows[number], number + 1, len(spans)) if labelled else None
             for part in slices(len(pieces.ids), room, stride):
                 own = (firsts >= part.own_first) & (firsts < part.own_end)
                 sequence = joined(tokenizer, pieces.ids[part.first : part.end])
@@ -148,7 +166,7 @@ class TokenClassification(Task):
                         segment_b_start=(sequence.segment_b_start,),
                         positions={"token_positions": firsts[own] - part.first + 1},
                         labels=labels,
-                        origin=_Words(texts[number], spans[number], words[own]),
+                        origin=_Words(texts[number], spans, words[own]),
                     )
                 )
         return windows
@@ -287,19 +305,12 @@ def _text_of(tokens: Sequence[str]) -> tuple[str, Spans]:
     return " ".join(tokens), np.stack([ends - lengths, ends], axis=1)
 
 
-def _texts_and_words(rows: Sequence[Row], tokenizer: Tokenizer) -> tuple[list[str], list[Spans]]:
-    texts, spans = [], []
-    divide = tokenizer.inner.pre_tokenizer
-    for row in rows:
-        if row.get("tokens") is not None:
-            text, its = _text_of(row["tokens"])
-        else:
-            text = row["text"]
-            words = [span for _, span in divide.pre_tokenize_str(text)]
-            its = np.array(words, dtype=np.int64).reshape(-1, 2)
-        texts.append(text)
-        spans.append(its)
-    return texts, spans
+def _spans_of(pieces: Pieces) -> Spans:
+    """The characters of each word that the tokenizer has found."""
+    known = (pieces.words >= 0) & (pieces.offsets[:, 1] > pieces.offsets[:, 0])
+    offsets = pieces.offsets[known]
+    _, firsts, counts = np.unique(pieces.words[known], return_index=True, return_counts=True)
+    return np.stack([offsets[firsts, 0], offsets[firsts + counts - 1, 1]], axis=1)
 
 
 def _first_pieces(

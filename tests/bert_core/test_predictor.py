@@ -15,6 +15,7 @@ from bert_core.errors import FormatError, InputError
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
+from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import (
     TextClassification,
@@ -150,7 +151,30 @@ def test_an_empty_text_is_a_text(predictor: Predictor) -> None:
 
 
 def test_a_bundle_without_a_task_is_refused(tmp_path: Path) -> None:
-    model = ObjectiveModel(CONFIG, [MaskedLanguageModeling(CONFIG)])
-    save_bundle(tmp_path / "bundle", model, TOKENIZER, task=None, metrics={}, lineage={})
-    with pytest.raises(FormatError, match=r"wanted a bundle with a task.*raybert finetune"):
-        Predictor(tmp_path / "bundle")
+    save_bundle(
+        tmp_path / "bare", ObjectiveModel(CONFIG, []), TOKENIZER, task=None, metrics={}, lineage={}
+    )
+    with pytest.raises(FormatError, match=r"wanted a bundle for a task, .*raybert finetune`$"):
+        Predictor(tmp_path / "bare")
+
+
+def test_a_pretrained_bundle_fills_masks_and_tells_what_is_next(
+    tmp_path: Path, folder: Path
+) -> None:
+    torch.manual_seed(0)
+    heads = [MaskedLanguageModeling(CONFIG), NextSentencePrediction(CONFIG)]
+    path = tmp_path / "bundle"
+    save_bundle(path, ObjectiveModel(CONFIG, heads), TOKENIZER, task=None, metrics={}, lineage={})
+    text = "word1 [MASK] word3"
+    peer: Any = pipeline("fill-mask", model=str(path), device="cpu")(text)
+    (ours,) = Predictor(path, device="cpu").predict([text])
+    assert [one["token"] for one in ours] == [one["token"] for one in peer]
+    assert [one["sequence"] for one in ours] == [one["sequence"] for one in peer]
+    assert [one["score"] for one in ours] == pytest.approx([one["score"] for one in peer], abs=1e-5)
+    pair = {"text": "word1", "text_pair": "word2 word3"}
+    ((best, other),) = Predictor(path, task="next-sentence-prediction").predict([pair])
+    assert best["score"] + other["score"] == pytest.approx(1.0)
+    with pytest.raises(FormatError, match=r"wanted a bundle for question-answering, .* or ask for"):
+        Predictor(path, task="question-answering")
+    with pytest.raises(FormatError, match=r"wanted a bundle for fill-mask, this one is for text-c"):
+        Predictor(folder, task="fill-mask")

@@ -173,9 +173,9 @@ def test_health_and_readiness_answer_everywhere(client: httpx.Client, prefix: st
         (b"", 400, "the body: wanted a JSON object, it is empty"),
         (b"a text", 400, "it is not JSON"),
         (b'{"parameters": {}}', 422, 'wanted the key "inputs", it is missing'),
-        (b'{"inputs": 7}', 422, "wanted a text or a list of texts, got a number (7)"),
-        (b'{"inputs": []}', 422, "wanted at least one text, got an empty list"),
-        (b'{"inputs": ["a", null]}', 422, "inputs[1]: wanted a text, got null"),
+        (b'{"inputs": 7}', 422, "inputs: wanted text, got a number (7)"),
+        (b'{"inputs": []}', 422, "wanted at least one input, got an empty list"),
+        (b'{"inputs": ["a", null]}', 422, "inputs[1]: wanted text, got nothing"),
         (b'{"inputs": "a", "parameters": {"topk": 1}}', 422, "did you mean top_k?"),
     ],
 )

@@ -71,6 +71,20 @@ def test_worse_is_what_chance_does_not_explain(
     assert compared(np.array(new), np.array(old)).not_worse is verdict
 
 
+def test_draws_without_a_rare_kind_of_row_do_not_count() -> None:
+    rare = np.zeros(100, dtype=bool)
+    rare[:3] = True
+
+    def metrics(columns: Columns) -> dict[str, float]:
+        some = columns["value"][columns["rare"]]
+        return {"recall": float(some.mean())} if len(some) else {}
+
+    new, old = ({"value": np.full(100, value), "rare": rare} for value in (1.0, 0.0))
+    assert not_worse("recall", metrics, new, old).low == 1.0
+    with pytest.raises(ConfigError, match="metric: wanted one that both models have"):
+        not_worse("other", metrics, new, old)
+
+
 @pytest.mark.parametrize(("new", "old"), [([], []), ([1.0], [1.0, 0.0])])
 def test_scores_of_different_rows_are_not_compared(new: list[float], old: list[float]) -> None:
     with pytest.raises(ConfigError, match="wanted answers of both models on the same rows"):

@@ -31,6 +31,8 @@ def test_a_class_never_predicted_counts_zero() -> None:
     metrics = single_label_metrics(np.array([0, 0, 0]), np.array([0, 0, 1]), num_labels=2)
     assert metrics["macro_f1"] == pytest.approx(0.8 / 2)
     assert metrics["f1"] == metrics["matthews"] == 0.0
+    alone = single_label_metrics(np.array([1, 1]), np.array([1, 1]), num_labels=2)
+    assert (alone["accuracy"], alone["f1"], alone["matthews"]) == (1.0, 1.0, 0.0)
 
 
 def test_f1_and_matthews_of_two_labels_are_those_of_their_table() -> None:

@@ -136,7 +136,7 @@ HEADS: dict[str, Callable[[EncoderConfig], Objective]] = {
     "classification": lambda config: Classification(config, LABELS),
     "token_classification": lambda config: TokenClassification(config, LABELS),
     "span": Span,
-    "multiple_choice": lambda config: MultipleChoice(config, CHOICES),
+    "multiple_choice": MultipleChoice,
 }
 QUICK = ("ForMaskedLM", "ForSequenceClassification")
 CASES = [
@@ -214,14 +214,16 @@ def batches() -> tuple[Batch, Batch]:
         "attention_mask": nn.utils.rnn.pad_sequence([row * 0 + 1 for row in rows], True),
     }
     real = padded["attention_mask"].flatten().nonzero().flatten()
-    everywhere = {"mlm_positions": real, "token_positions": real}
+    choices = {"choices": torch.full((len(LENGTHS) // CHOICES,), CHOICES)}
+    everywhere = {"mlm_positions": real, "token_positions": real} | choices
     count = torch.arange(len(real))
     packed = {
         "input_ids": torch.cat(rows),
         "token_type_ids": torch.cat(types),
         "offsets": torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)]),
     }
-    return padded | everywhere, packed | {"mlm_positions": count, "token_positions": count}
+    packed |= {"mlm_positions": count, "token_positions": count}
+    return padded | everywhere, packed | choices
 
 
 def forward_of(entries: dict[str, Any], model: nn.Module, batch: Batch, choices: bool) -> Any:

@@ -116,15 +116,18 @@ def test_a_span_is_scored_within_its_row_and_both_its_ends_must_be_right() -> No
 
 def test_choices_of_a_question_compete_with_each_other() -> None:
     torch.manual_seed(0)
-    model = ObjectiveModel(CONFIG, [MultipleChoice(CONFIG, 3)]).eval()
-    batch = batch_of() | {"labels": torch.tensor([2, 0])}
+    model = ObjectiveModel(CONFIG, [MultipleChoice(CONFIG)]).eval()
+    batch = batch_of() | {"labels": torch.tensor([2, 0]), "choices": torch.tensor([3, 3])}
     part, logits = model(batch)["multiple_choice"], model.logits(batch)["multiple_choice"]
     assert logits.shape == (2, 3)
     wanted = functional.cross_entropy(logits, batch["labels"], reduction="sum")
     torch.testing.assert_close(part.sum, wanted)
     assert part.count == 2
-    alone = model.logits(halves(batch, 3)[1])["multiple_choice"]
+    alone = model.logits(halves(batch, 3)[1] | {"choices": torch.tensor([3])})["multiple_choice"]
     torch.testing.assert_close(alone, logits[1:])
+    fewer = model.logits(batch | {"choices": torch.tensor([4, 2])})["multiple_choice"]
+    assert fewer[1].isneginf().tolist() == [False, False, True, True]
+    torch.testing.assert_close(fewer[0, :3], logits[0])
 
 
 @pytest.mark.parametrize("rows", [1, 4])

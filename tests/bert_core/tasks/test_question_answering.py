@@ -54,6 +54,7 @@ def test_a_labelled_window_holds_the_words_of_the_answer(words: list[str], data:
         else:  # it is not whole in this window
             assert end == 0
             assert start < offsets[0, 0] or start + len(answer) > offsets[-1, 1]
+    assert any(window.labels["start_positions"][0] for window in windows) or len(windows) > 1
     pieces = sum(len(word) for word in words)
     assert len(windows) > 1 or pieces <= 24
 
@@ -148,6 +149,30 @@ def test_an_answer_that_is_not_at_its_place_is_found_or_named() -> None:
     ):
         with pytest.raises(CorpusError, match=message):
             TASK.encode([row | {"answers": answers}], TOKENIZER, 32, labelled=True)
+
+
+def test_an_answer_may_reach_into_the_white_space_around() -> None:
+    for context, answer in (
+        ("b b paris ", "paris "),
+        (" ab", " ab"),
+        ("ab cafe\u0301", "cafe\u0301"),
+    ):
+        (window,) = TASK.encode([row_of(context, answer)], TOKENIZER, 32, labelled=True)
+        assert window.labels["start_positions"][0] > 0
+
+
+def test_windows_overlap_by_half_at_most() -> None:
+    row = row_of("a " * 2000)
+    task = QuestionAnswering()  # 128 tokens shared of 128
+    assert len(task.encode([row], TOKENIZER, 128)) < 40
+
+
+def test_rows_without_an_answer_are_scored_for_a_model_that_gives_always_one() -> None:
+    rows = [row_of("ab cd", "ab"), row_of("ab cd")]
+    columns = TASK.compare(rows, [{"answer": "ab"}, {"answer": "cd"}])
+    found = TASK.metrics(columns)
+    assert (found["f1"], found["no_answer_f1"]) == (0.5, 0.0)
+    assert "best_f1" not in found
 
 
 def test_a_question_without_an_answer_needs_its_option() -> None:

@@ -12,10 +12,12 @@ import pytest
 
 from bert_core.data.formats import table_rows
 from bert_core.errors import CorpusError, InputError
+from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.rows import as_row, labelled
 from bert_core.tasks.text_classification import OneLabel, SeveralLabels
 from bert_core.tasks.text_regression import Score
 from bert_core.tasks.texts import TextInput
+from bert_core.tasks.token_classification import TokenClassification
 
 
 def rows_of(data: bytes, source: str) -> list[dict]:
@@ -111,9 +113,36 @@ def test_numbers_lists_and_pairs_come_as_the_task_wants_them() -> None:
     columns = {"text": "a", "text_pair": "b"}
     rows = labelled(records, (TextInput, Score), columns, "a.csv")
     assert rows[0] == {"text": "x", "text_pair": "y", "score": 4.5}
-    assert rows[1] == {"text": "z", "text_pair": "", "score": 3.0}
+    assert rows[1] == {"text": "z", "score": 3.0}  # an empty cell holds nothing
     several = [{"text": "x", "labels": ["a", "b"]}, {"text": "y", "labels": []}]
     assert labelled(several, (TextInput, SeveralLabels), {}, "a.jsonl") == several
+    for cell, label in ((True, "True"), (3, "3"), (1.0, "1"), (1.5, "1.5")):
+        [row] = labelled([{"text": "x", "label": cell}], (TextInput, OneLabel), {}, "a.parquet")
+        assert row["label"] == label
+    tags = labelled([{"tokens": ["a"], "tags": [3]}], TokenClassification.shapes(), {}, "a")
+    assert tags[0]["tags"] == ["3"]
+
+
+def test_answers_come_as_squad_or_as_hugging_face_has_them() -> None:
+    answers = [{"text": "b", "answer_start": 0}, {"text": "c", "answer_start": 4}]
+    hub = {"text": ["b", "c"], "answer_start": [0, 4]}
+    for given, wanted in (
+        (answers, answers),
+        (hub, answers),
+        ({"text": [], "answer_start": []}, []),
+    ):
+        record: dict[str, Any] = {"question": "a", "context": "b", "answers": given}
+        [row] = labelled([record], QuestionAnswering.shapes(), {}, "a.json")
+        assert row["answers"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("data", "source"),
+    [(b"text,label\nhello, world,pos\n", "a.csv"), (b"text\tlabel\na\tb\tc\n", "a.tsv")],
+)
+def test_a_row_with_too_many_cells_is_refused(data: bytes, source: str) -> None:
+    with pytest.raises(CorpusError, match=rf"{source}, row 1: wanted 2 cells, .* got 3: quote"):
+        table_rows(data, source)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +151,10 @@ def test_numbers_lists_and_pairs_come_as_the_task_wants_them() -> None:
         ({"text": "x", "score": "high"}, Score, {}, "wanted a number in the column 'score', got"),
         ({"text": "x", "score": True}, Score, {}, "'score', got a boolean (true)"),
         ({"text": "x", "labels": "a"}, SeveralLabels, {}, "wanted a list of texts in the column"),
-        ({"text": "x", "labels": [1]}, SeveralLabels, {}, "got a list ([1]); there are: text, la"),
+        ({"text": "x", "labels": [None]}, SeveralLabels, {}, "got a list ([null]); there are: te"),
+        ({"text": "x", "score": float("nan")}, Score, {}, "wanted a number in the column 'score'"),
+        ({"text": "x", "score": "inf"}, Score, {}, "wanted a number in the column 'score', got"),
+        ({"text": "a \ud83d", "score": 1}, Score, {}, "text: wanted Unicode text, got half a sur"),
         (
             {"text": "x", "label": "a"},
             OneLabel,

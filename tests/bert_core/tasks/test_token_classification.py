@@ -87,6 +87,22 @@ def test_a_text_is_divided_as_the_tokenizer_divides_it() -> None:
     assert answer[0]["score"] == pytest.approx(np.exp(5) / (np.exp(5) + 4))
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "words"),
+    [
+        (BPE, " abc  def gh.", ["abc", "def", "gh", "."]),
+        (WORDPIECE, "ab海cd", ["ab", "海", "cd"]),
+        (WORDPIECE, "", []),
+    ],
+)
+def test_words_of_a_text_are_those_of_the_tokenizer_without_spaces(
+    tokenizer: Tokenizer, text: str, words: list[str]
+) -> None:
+    [window] = TASK.encode([{"text": text}], tokenizer, 16)
+    assert [text[start:end] for start, end in window.origin.spans] == words
+    assert len(window.positions["token_positions"]) == len(words)
+
+
 def test_a_word_of_which_nothing_is_left_is_outside() -> None:
     row = {"tokens": ["ab", "\x00", "c"], "tags": ["B-per", "I-per", "I-per"]}
     windows = TASK.encode([row], WORDPIECE, 16, labelled=True)

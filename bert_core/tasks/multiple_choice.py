@@ -1,0 +1,139 @@
+"""Which of several continuations is right (Devlin et al. 2018, section 4.4)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Window, ids_of, joined
+from bert_core.errors import CorpusError, InputError
+from bert_core.metrics.classification import single_label_metrics
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.multiple_choice import MultipleChoice as ChoiceObjective
+from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
+from bert_core.tasks.rows import Row
+from bert_core.tasks.texts import softmax
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceInput:
+    """A context and what may follow it."""
+
+    text: str
+    """The context, or a question."""
+    choices: list[str]
+    """What may follow it, or answer it; at least two."""
+
+    def __post_init__(self) -> None:
+        if len(self.choices) < 2:
+            raise InputError(f"wanted at least two choices, got {len(self.choices)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RightChoice:
+    """What is right of the choices."""
+
+    label: int
+    """Its place among them, from 0."""
+
+
+class MultipleChoice(Task):
+    """Rows are `{"text": …, "choices": [...], "label": 2}`, with any number of choices."""
+
+    name = "multiple-choice"
+    objective = ChoiceObjective.name
+    inputs = ChoiceInput
+    primary_metric = "accuracy"
+    parameters = CuttingParameters
+    examples: ClassVar = [
+        {"text": "She opened the umbrella because", "choices": ["it rained.", "it was a fish."]}
+    ]
+
+    def __init__(self, labels: list[str] | None = None, options: Options | None = None) -> None:
+        self.labels = []
+        self.chosen = options or self.options()
+
+    @classmethod
+    def targets(cls, options: Options | None = None) -> type:
+        return RightChoice
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Row], options: Options | None = None) -> "MultipleChoice":
+        return cls(options=options)
+
+    def build_objective(self, config: EncoderConfig) -> ChoiceObjective:
+        return ChoiceObjective(config)
+
+    def encode(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        labelled: bool = False,
+        parameters: CuttingParameters | None = None,
+    ) -> list[Window]:
+        limit = max_length if parameters is None or parameters.truncation else None
+        contexts = ids_of(tokenizer, [row["text"] for row in rows])
+        choices = iter(ids_of(tokenizer, [one for row in rows for one in row["choices"]]))
+        labels = _label_ids(rows) if labelled else None
+        windows = []
+        for number, (row, context) in enumerate(zip(rows, contexts, strict=True)):
+            pairs = [joined(tokenizer, context, next(choices), limit) for _ in row["choices"]]
+            windows.append(
+                Window(
+                    row=number,
+                    ids=tuple(pair.ids for pair in pairs),
+                    segment_b_start=tuple(pair.segment_b_start for pair in pairs),
+                    labels={} if labels is None else {"labels": labels[number : number + 1]},
+                )
+            )
+        return windows
+
+    def decode(
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        scores: Sequence[Float[np.ndarray, "_"]],
+        parameters: CuttingParameters | None = None,
+    ) -> list[list[dict[str, Any]]]:
+        """All choices of each row with their scores, the best first."""
+        answers = []
+        for row, logits in zip(rows, scores, strict=True):
+            shares = softmax(logits[: len(row["choices"])])
+            answers.append(
+                [
+                    {"label": int(index), "choice": row["choices"][index],
+                     "score": float(shares[index])}
+                    for index in np.argsort(-shares, kind="stable")
+                ]
+            )  # fmt: skip
+        return answers
+
+    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        predicted = [answer[0]["label"] for answer in answers]
+        return {"predicted": np.array(predicted), "label": _label_ids(rows)}
+
+    def constant(self, rows: Sequence[Row]) -> Columns:
+        wanted = _label_ids(rows)
+        return {"predicted": np.full_like(wanted, np.bincount(wanted).argmax()), "label": wanted}
+
+    def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
+        return dict(answer[0])
+
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        metrics = single_label_metrics(columns["predicted"], columns["label"], num_labels=0)
+        return {"accuracy": metrics["accuracy"]}
+
+
+def _label_ids(rows: Sequence[Row]) -> Int[np.ndarray, "rows"]:
+    for number, row in enumerate(rows, 1):
+        if not 0 <= row["label"] < len(row["choices"]):
+            raise CorpusError(
+                f"row {number}: wanted a label from 0 to {len(row['choices']) - 1}, the place of "
+                f"a choice, got {row['label']}: correct the row, or take it out"
+            )
+    return np.array([row["label"] for row in rows], dtype=np.int64)

@@ -1,0 +1,124 @@
+"""Whether a text follows another (Devlin et al. 2018, section 3.1, task 2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Window
+from bert_core.errors import CorpusError
+from bert_core.metrics.classification import single_label_metrics
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
+from bert_core.tasks.rows import Row
+from bert_core.tasks.texts import softmax, text_windows
+
+LABELS = ["IsNext", "NotNext"]
+"""In the order of pretraining's labels: 0 = is next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencePair:
+    """Two texts."""
+
+    text: str
+    """The first."""
+    text_pair: str
+    """The one that may follow it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsNext:
+    """What is right of two texts."""
+
+    label: str
+    """`IsNext` or `NotNext`."""
+
+
+class NextSentence(Task):
+    """Rows are `{"text": …, "text_pair": …, "label": "IsNext"}`."""
+
+    name = "next-sentence-prediction"
+    objective = NextSentencePrediction.name
+    inputs = SentencePair
+    primary_metric = "accuracy"
+    pretrained = True
+    parameters = CuttingParameters
+    examples: ClassVar = [{"text": "The ship left the port.", "text_pair": "It sailed west."}]
+
+    def __init__(self, labels: list[str] | None = None, options: Options | None = None) -> None:
+        self.labels = list(LABELS)
+        self.chosen = options or self.options()
+
+    @classmethod
+    def targets(cls, options: Options | None = None) -> type:
+        return IsNext
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Row], options: Options | None = None) -> "NextSentence":
+        return cls(options=options)
+
+    def build_objective(self, config: EncoderConfig) -> NextSentencePrediction:
+        return NextSentencePrediction(config)
+
+    def encode(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        labelled: bool = False,
+        parameters: CuttingParameters | None = None,
+    ) -> list[Window]:
+        labels = {"next_sentence_label": _label_ids(rows)} if labelled else {}
+        return text_windows(rows, tokenizer, max_length, labels, parameters)
+
+    def decode(
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        scores: Sequence[Float[np.ndarray, "2"]],
+        parameters: CuttingParameters | None = None,
+    ) -> list[list[dict[str, Any]]]:
+        """Both labels with their scores, the better first."""
+        return [
+            sorted(
+                (
+                    {"label": label, "score": float(share)}
+                    for label, share in zip(LABELS, shares, strict=True)
+                ),
+                key=lambda one: -one["score"],
+            )
+            for shares in softmax(np.stack(list(scores)))
+        ]
+
+    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        predicted = [LABELS.index(answer[0]["label"]) for answer in answers]
+        return {"predicted": np.array(predicted), "label": _label_ids(rows)}
+
+    def constant(self, rows: Sequence[Row]) -> Columns:
+        wanted = _label_ids(rows)
+        return {
+            "predicted": np.full_like(wanted, int(wanted.mean() > 0.5)),
+            "label": wanted,
+        }
+
+    def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
+        return dict(answer[0])
+
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        return single_label_metrics(columns["predicted"], columns["label"], num_labels=2)
+
+
+def _label_ids(rows: Sequence[Row]) -> Int[np.ndarray, "rows"]:
+    for number, row in enumerate(rows, 1):
+        if row["label"] not in LABELS:
+            raise CorpusError(
+                f"row {number}: wanted the label {' or '.join(LABELS)}, got {row['label']!r}: "
+                "name them so, or take the row out"
+            )
+    return np.array([LABELS.index(row["label"]) for row in rows], dtype=np.int64)
