@@ -126,6 +126,8 @@ def plot_answers(
     if predicted is None or wanted is None or wanted.ndim != 1:
         return None
     if wanted.dtype.kind == "i":
+        if not labels:
+            return None
         known = predicted >= 0
         matrix = np.zeros((len(labels), len(labels)), dtype=np.int64)
         np.add.at(matrix, (wanted[known], predicted[known]), 1)

@@ -299,7 +299,6 @@ def test_weights_that_run_code_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("BertForMultipleChoice", {}),
         ("BertModel", {}),
     ],
 )
