@@ -118,25 +118,14 @@ def run(config: FinetuneConfig) -> Manifest:
 
 def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
     from bert_core.bundle import bundle_digest, load_bundle
-    from bert_core.tasks.registry import TASKS
 
-    kind = TASKS[config.task]
-    options = kind.options_of(config.options)
-    shapes = kind.shapes(options)
-    train = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
-    held_out = read_labelled(config.held_out, "held_out", shapes)
-    if len(train) < config.batch_size:
-        raise CorpusError(
-            f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows, got "
-            f"{len(train)}: lower batch_size, or add rows"
-        )
-    task = kind.from_rows(train, options)
     bundle = load_bundle(folder)
-    longest = _longest(config, bundle)
-    sets = {
-        name: LabelledSet(rows, task.encode(rows, bundle.tokenizer, longest, labelled=True))
-        for name, rows in (("train", train), ("held_out", held_out))
-    }
+    task, sets = _read(config, bundle)
+    train, held_out = sets["train"].rows, sets["held_out"].rows
+    remarks = task.remarks(train)
+    for name, count in remarks.items():
+        if count:
+            say(f"finetune: {count:,} {name.replace('_', ' ')} in {config.train.source}")
     steps = config.steps(len(sets["train"].windows))
     total = len(config.seeds) * (steps + 1)
     fit(
@@ -170,10 +159,6 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, "
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
-    remarks = task.remarks(train)
-    for name, count in remarks.items():
-        if count:
-            say(f"finetune: {count:,} {name.replace('_', ' ')} in {config.train.source}")
     counts = {
         **remarks,
         "train_rows": len(train),
@@ -199,6 +184,31 @@ class LabelledSet:
 
     rows: list[dict[str, Any]]
     windows: "list[Window]"
+
+
+def _read(config: FinetuneConfig, bundle: "Bundle") -> tuple["Task", dict[str, LabelledSet]]:
+    """The task with the labels of the training rows, and both sets.
+
+    Raises: ConfigError or CorpusError naming what does not fit the task.
+    """
+    from bert_core.tasks.registry import TASKS
+
+    kind = TASKS[config.task]
+    options = kind.options_of(config.options)
+    shapes = kind.shapes(options)
+    train = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
+    held_out = read_labelled(config.held_out, "held_out", shapes)
+    if len(train) < config.batch_size:
+        raise CorpusError(
+            f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows, got "
+            f"{len(train)}: lower batch_size, or add rows"
+        )
+    task = kind.from_rows(train, options)
+    longest = _longest(config, bundle)
+    return task, {
+        name: LabelledSet(rows, task.encode(rows, bundle.tokenizer, longest, labelled=True))
+        for name, rows in (("train", train), ("held_out", held_out))
+    }
 
 
 def _measured(record: dict[str, float]) -> dict[str, float]:

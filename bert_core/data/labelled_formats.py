@@ -1,7 +1,7 @@
 """Bytes to labelled records, in the formats in which authors publish their sets. Pure: no files.
 
-A record has the columns of its source under their own names; `COLUMNS` says which of them hold the
-fields of a task. What a task makes of records is for `bert_core.tasks.rows`.
+A record has the columns of its source under their own names; `LabelledFormat.columns` says which
+of them hold the fields of a task. What a task makes of records is for `bert_core.tasks.rows`.
 """
 
 import json
@@ -108,10 +108,10 @@ def _sentences(
             rows = []
         elif not passes(line):
             row = line.rstrip("\r").split("\t" if "\t" in line else None)
-            wanted = columns or (len(rows[0]) if rows else None)
-            if len(row) != (wanted or max(2, len(row))):
+            wanted = columns or (len(rows[0]) if rows else max(2, len(row)))
+            if len(row) != wanted:
                 raise CorpusError(
-                    f"{source}, line {number}: wanted {wanted or 'at least 2'} columns, got "
+                    f"{source}, line {number}: wanted {wanted} columns, got "
                     f"{len(row)} ({line.strip()[:80]!r}): correct the line, or take its sentence "
                     "out"
                 )

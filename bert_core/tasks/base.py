@@ -48,6 +48,8 @@ class Task(ABC):
     """Name of the objective that trains it and scores its windows."""
     inputs: ClassVar[type]
     """Dataclass of what is asked, by the names of Hugging Face's inference schema."""
+    target: ClassVar[type]
+    """Dataclass of what is right, which labelled rows have beside the input."""
     primary_metric: str
     """The metric that decides between two models where none is named; higher is better."""
     parameters: ClassVar[type[Parameters]] = Parameters
@@ -67,17 +69,18 @@ class Task(ABC):
     chosen: Options
     """What it was told."""
 
-    @abstractmethod
-    def __init__(self, labels: list[str], options: Any = None) -> None:
+    def __init__(self, labels: Sequence[str] = (), options: Any = None) -> None:
         """None takes the options' defaults."""
+        self.labels = list(labels)
+        self.chosen = options or self.options()
 
     @classmethod
-    @abstractmethod
     def from_rows(cls, rows: Sequence[Row], options: Any = None) -> "Task":
-        """The task whose labels are those of the training rows, sorted.
+        """The task whose labels are those of the training rows, sorted, where it has labels.
 
-        Raises: CorpusError if a row lacks what the task reads, or there is nothing to tell apart.
+        Raises: CorpusError if there is nothing to tell apart.
         """
+        return cls(options=options)
 
     @classmethod
     def from_huggingface(cls, entries: Mapping[str, Any], labels: list[str]) -> "Task | None":
@@ -90,14 +93,9 @@ class Task(ABC):
         return cls(labels)
 
     @classmethod
-    @abstractmethod
-    def targets(cls, options: Any = None) -> type:
-        """Dataclass of what is right, which labelled rows have beside the input."""
-
-    @classmethod
     def shapes(cls, options: Any = None) -> tuple[type, type]:
         """Dataclasses of the fields of labelled rows: of the input, and of what is right."""
-        return cls.inputs, cls.targets(options)
+        return cls.inputs, cls.target
 
     @abstractmethod
     def build_objective(self, config: EncoderConfig) -> Objective:

@@ -13,7 +13,7 @@ from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Task
 from bert_core.tasks.rows import Row
 
 
@@ -51,23 +51,12 @@ class FillMask(Task):
     name = "fill-mask"
     objective = MaskedLanguageModeling.name
     inputs = MaskedText
+    target = MaskedWords
     primary_metric = "accuracy"
     lower_is_better = frozenset({"perplexity"})
     pretrained = True
     parameters = FillMaskParameters
     examples: ClassVar = ["The capital of France is [MASK]."]
-
-    def __init__(self, labels: list[str] | None = None, options: Options | None = None) -> None:
-        self.labels = []
-        self.chosen = options or self.options()
-
-    @classmethod
-    def targets(cls, options: Options | None = None) -> type:
-        return MaskedWords
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[Row], options: Options | None = None) -> "FillMask":
-        return cls(options=options)
 
     def build_objective(self, config: EncoderConfig) -> MaskedLanguageModeling:
         return MaskedLanguageModeling(config)

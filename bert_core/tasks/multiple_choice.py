@@ -1,6 +1,6 @@
 """Which of several continuations is right (Devlin et al. 2018, section 4.4)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.classification import single_label_metrics
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.multiple_choice import MultipleChoice as ChoiceObjective
-from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Task
 from bert_core.tasks.rows import Row
 from bert_core.tasks.texts import softmax
 
@@ -46,23 +46,16 @@ class MultipleChoice(Task):
     name = "multiple-choice"
     objective = ChoiceObjective.name
     inputs = ChoiceInput
+    target = RightChoice
     primary_metric = "accuracy"
     parameters = CuttingParameters
     examples: ClassVar = [
         {"text": "She opened the umbrella because", "choices": ["it rained.", "it was a fish."]}
     ]
 
-    def __init__(self, labels: list[str] | None = None, options: Options | None = None) -> None:
-        self.labels = []
-        self.chosen = options or self.options()
-
     @classmethod
-    def targets(cls, options: Options | None = None) -> type:
-        return RightChoice
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[Row], options: Options | None = None) -> "MultipleChoice":
-        return cls(options=options)
+    def from_huggingface(cls, entries: Mapping[str, Any], labels: list[str]) -> "MultipleChoice":
+        return cls()
 
     def build_objective(self, config: EncoderConfig) -> ChoiceObjective:
         return ChoiceObjective(config)

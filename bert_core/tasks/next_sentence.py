@@ -45,22 +45,14 @@ class NextSentence(Task):
     name = "next-sentence-prediction"
     objective = NextSentencePrediction.name
     inputs = SentencePair
+    target = IsNext
     primary_metric = "accuracy"
     pretrained = True
     parameters = CuttingParameters
     examples: ClassVar = [{"text": "The ship left the port.", "text_pair": "It sailed west."}]
 
-    def __init__(self, labels: list[str] | None = None, options: Options | None = None) -> None:
-        self.labels = list(LABELS)
-        self.chosen = options or self.options()
-
-    @classmethod
-    def targets(cls, options: Options | None = None) -> type:
-        return IsNext
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[Row], options: Options | None = None) -> "NextSentence":
-        return cls(options=options)
+    def __init__(self, labels: Sequence[str] = (), options: Options | None = None) -> None:
+        super().__init__(LABELS, options)
 
     def build_objective(self, config: EncoderConfig) -> NextSentencePrediction:
         return NextSentencePrediction(config)

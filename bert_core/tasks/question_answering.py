@@ -88,6 +88,7 @@ class QuestionAnswering(Task):
     name = "question-answering"
     objective = Span.name
     inputs = QuestionInput
+    target = Answers
     primary_metric = "f1"
     parameters = QuestionAnsweringParameters
     options = QuestionAnsweringOptions
@@ -97,21 +98,11 @@ class QuestionAnswering(Task):
 
     chosen: QuestionAnsweringOptions
 
-    def __init__(
-        self, labels: list[str] | None = None, options: QuestionAnsweringOptions | None = None
-    ) -> None:
-        self.labels = labels or []
-        self.chosen = options or self.options()
-
     @classmethod
     def from_huggingface(
         cls, entries: Mapping[str, Any], labels: list[str]
     ) -> "QuestionAnswering | None":
         return cls()
-
-    @classmethod
-    def targets(cls, options: QuestionAnsweringOptions | None = None) -> type:
-        return Answers
 
     @classmethod
     def from_rows(

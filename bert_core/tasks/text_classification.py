@@ -72,6 +72,7 @@ class TextClassification(Task):
     name = "text-classification"
     objective = Classification.name
     inputs = TextInput
+    target = OneLabel
     primary_metric = "accuracy"
     parameters = TextClassificationParameters
     options = TextClassificationOptions
@@ -79,9 +80,10 @@ class TextClassification(Task):
 
     chosen: TextClassificationOptions
 
-    def __init__(self, labels: list[str], options: TextClassificationOptions | None = None) -> None:
-        self.labels = list(labels)
-        self.chosen = options or self.options()
+    def __init__(
+        self, labels: Sequence[str] = (), options: TextClassificationOptions | None = None
+    ) -> None:
+        super().__init__(labels, options)
         self._ids = {label: index for index, label in enumerate(self.labels)}
 
     @classmethod
@@ -94,8 +96,9 @@ class TextClassification(Task):
         return cls(labels, cls.options(multi_label=several))
 
     @classmethod
-    def targets(cls, options: TextClassificationOptions | None = None) -> type:
-        return SeveralLabels if options is not None and options.multi_label else OneLabel
+    def shapes(cls, options: TextClassificationOptions | None = None) -> tuple[type, type]:
+        several = options is not None and options.multi_label
+        return cls.inputs, SeveralLabels if several else cls.target
 
     @classmethod
     def from_rows(
@@ -166,7 +169,6 @@ class TextClassification(Task):
             # Another model may know other labels.
             "predicted": np.array([self._ids.get(answer[0]["label"], -1) for answer in answers]),
             "label": wanted,
-            "score": np.array([answer[0]["score"] for answer in answers]),
         }
 
     def constant(self, rows: Sequence[Row]) -> Columns:

@@ -35,14 +35,14 @@ class TextRegression(Task):
     name = "text-regression"
     objective = Classification.name
     inputs = TextInput
+    target = Score
     primary_metric = "correlation"
     lower_is_better = frozenset({"mse"})
     parameters = CuttingParameters
     examples: ClassVar = [{"text": "A plane takes off.", "text_pair": "A plane is taking off."}]
 
-    def __init__(self, labels: list[str] | None = None, options: Options | None = None) -> None:
-        self.labels = labels or ["score"]
-        self.chosen = options or self.options()
+    def __init__(self, labels: Sequence[str] = (), options: Options | None = None) -> None:
+        super().__init__(labels or ["score"], options)
 
     @classmethod
     def from_huggingface(
@@ -50,10 +50,6 @@ class TextRegression(Task):
     ) -> "TextRegression | None":
         is_regression = entries.get("problem_type") in (None, "regression") and len(labels) == 1
         return cls(labels) if is_regression else None
-
-    @classmethod
-    def targets(cls, options: Options | None = None) -> type:
-        return Score
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], options: Options | None = None) -> "TextRegression":

@@ -92,6 +92,7 @@ class TokenClassification(Task):
     name = "token-classification"
     objective = TokenObjective.name
     inputs = TokenInput
+    target = Tags
     primary_metric = "f1"
     parameters = TokenClassificationParameters
     options = TokenClassificationOptions
@@ -112,11 +113,7 @@ class TokenClassification(Task):
 
     @classmethod
     def shapes(cls, options: TokenClassificationOptions | None = None) -> tuple[type, type]:
-        return TaggedWords, Tags
-
-    @classmethod
-    def targets(cls, options: TokenClassificationOptions | None = None) -> type:
-        return Tags
+        return TaggedWords, cls.target
 
     @classmethod
     def from_rows(

@@ -170,6 +170,6 @@ def test_unknown_options_are_refused_by_name(task: Task) -> None:
 
 
 def test_its_fields_have_docstrings_and_names_of_their_own(task: Task) -> None:
-    shapes = (task.inputs, task.targets(task.chosen))
+    shapes = task.shapes(task.chosen)
     names = [one.name for shape in shapes for one in fields(shape)]
     assert len(set(names)) == len(names)
