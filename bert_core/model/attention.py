@@ -1,4 +1,7 @@
-"""How tokens look at each other: one small class an idea, each without the residual around it."""
+"""How tokens look at each other: one small class an idea, each without the residual around it.
+
+With `places` only the tokens there get a vector, (N, hidden), though all are looked at.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +13,7 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
 from bert_core.model.dropout import Dropout, dropout
-from bert_core.model.rows import Packed, Rows
+from bert_core.model.rows import Packed, Rows, taken
 from bert_core.model.variants import (
     AttentionConfig,
     DisentangledAttentionConfig,
@@ -34,10 +37,15 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.biases)
 
     def forward(
-        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: Any
-    ) -> Float[Tensor, "*tokens hidden"]:
+        self,
+        hidden: Float[Tensor, "*tokens hidden"],
+        rows: Rows,
+        shared: Any,
+        places: Int[Tensor, "chosen"] | None = None,
+    ) -> Float[Tensor, "..."]:
         joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
-        return self.output(_mixed(joined, rows, self.dropout if self.training else 0.0))
+        mixed = _mixed(joined, rows, self.dropout if self.training else 0.0)
+        return self.output(taken(mixed, places))
 
 
 class RotaryAttention(SelfAttention):
@@ -50,13 +58,17 @@ class RotaryAttention(SelfAttention):
         self.reach = config.attention.reach(layer)
 
     def forward(
-        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: "Rotations"
-    ) -> Float[Tensor, "*tokens hidden"]:
+        self,
+        hidden: Float[Tensor, "*tokens hidden"],
+        rows: Rows,
+        shared: "Rotations",
+        places: Int[Tensor, "chosen"] | None = None,
+    ) -> Float[Tensor, "..."]:
         joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
         turned = _turned(joined[..., :2, :, :], shared.whole if self.reach is None else shared.near)
         joined = torch.cat([turned, joined[..., 2:, :, :]], dim=-3)
         dropout = self.dropout if self.training else 0.0
-        return self.output(_mixed(joined, rows, dropout, self.reach))
+        return self.output(taken(_mixed(joined, rows, dropout, self.reach), places))
 
 
 def _mixed(
@@ -276,8 +288,12 @@ class DisentangledAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(
-        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: Distances
-    ) -> Float[Tensor, "*tokens hidden"]:
+        self,
+        hidden: Float[Tensor, "*tokens hidden"],
+        rows: Rows,
+        shared: Distances,
+        places: Int[Tensor, "chosen"] | None = None,
+    ) -> Float[Tensor, "..."]:
         joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))  # (*tokens, 3, H, d)
         far_key, far_query = (
             far * self.scale for far in self._projected(shared.table)
@@ -294,7 +310,7 @@ class DisentangledAttention(nn.Module):
             drop = self.dropout if self.training else 0.0
             mixed = _attended(query, key, value, bias, drop, self.scale)
             blocks.append(mixed.transpose(1, 2).flatten(2))
-        return self.output(rows.joined(blocks))
+        return self.output(taken(rows.joined(blocks), places))
 
     def _projected(
         self, table: Float[Tensor, "distances hidden"]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -16,7 +17,7 @@ from bert_core.model.layers import (
     initialise,
     layer_norm,
 )
-from bert_core.model.rows import Packed, Padded, Rows
+from bert_core.model.rows import Packed, Padded, Rows, taken
 from bert_core.model.variants import EncoderConfig
 
 
@@ -24,8 +25,9 @@ from bert_core.model.variants import EncoderConfig
 class Encoded:
     """What an encoder makes of a batch; `*tokens` is (B, S), or (T,) of rows end to end."""
 
-    hidden: Float[Tensor, "*tokens hidden"]
-    """One vector a token; those of padding mean nothing."""
+    hidden: Float[Tensor, "..."]
+    """One vector a token (*tokens, hidden), those of padding meaning nothing; of tokens that were
+    asked for (N, hidden)."""
     pooled: Float[Tensor, "batch hidden"] | None
     """One vector a sequence, None where the encoder has no pooler."""
     rows: Rows
@@ -63,6 +65,7 @@ class Encoder(nn.Module):
         attention_mask: Int[Tensor, "batch seq"] | None = None,
         offsets: Int[Tensor, "batch_1"] | None = None,
         *,
+        places: Int[Tensor, "chosen"] | None = None,
         all_layers: bool = False,
     ) -> Encoded:
         """Encode rows that are padded to one width, (B, S), or lie end to end, (T,).
@@ -73,6 +76,7 @@ class Encoder(nn.Module):
             attention_mask: of padded rows, 1 = attend; None where all are 1, which is faster. A row
                 needs a 1.
             offsets: of rows end to end: where each begins, and at last T.
+            places: of the tokens whose vectors are asked for; the last layer computes no others.
             all_layers: whether to keep what every layer gave.
         Raises: InputError if a row is too long (end to end on a GPU that is not looked at).
         """
@@ -80,12 +84,15 @@ class Encoder(nn.Module):
         hidden = embedded = self.embeddings(input_ids, token_type_ids, rows)
         shared = None if self.shared is None else self.shared(rows)
         layers = [hidden] if all_layers else []
-        for index in range(self.config.num_hidden_layers):
+        last = self.config.num_hidden_layers - 1
+        early = None if all_layers or not self.may_take_early else self._asked(rows, places)
+        for index in range(last + 1):
             layer = self.layers[index % len(self.layers)]
+            asked = early if index == last else None
             if self.checkpointing and self.training:
-                hidden = checkpoint(layer, hidden, rows, shared, use_reentrant=False)
+                hidden = checkpoint(layer, hidden, rows, shared, asked, use_reentrant=False)
             else:
-                hidden = layer(hidden, rows, shared)
+                hidden = layer(hidden, rows, shared, asked)
             if index == 0 and self.convolution is not None:
                 hidden = self.convolution(embedded, hidden, rows)
             if all_layers:
@@ -93,8 +100,34 @@ class Encoder(nn.Module):
         if self.norm is not None:  # which Hugging Face counts to the last layer
             hidden = self.norm(hidden)
             layers[-1:] = [hidden] if all_layers else []
-        pooled = None if self.pooler is None else self.pooler(hidden, rows)
-        return Encoded(hidden, pooled, rows, layers)
+        if early is None or places is None:
+            first, hidden = self._first(hidden, rows), taken(hidden, places)
+        else:
+            first, hidden = hidden.split([len(early) - len(places), len(places)])
+        return Encoded(hidden, None if self.pooler is None else self.pooler(first), rows, layers)
+
+    @property
+    def may_take_early(self) -> bool:
+        """Whether nothing after the last layer looks at tokens that nobody asked for."""
+        mean = self.pooler is not None and self.pooler.pooling == "mean"
+        convolved = self.convolution is not None and self.config.num_hidden_layers == 1
+        return not mean and not convolved
+
+    def _asked(
+        self, rows: Rows, places: Int[Tensor, "chosen"] | None
+    ) -> Int[Tensor, "asked"] | None:
+        """Places of what comes out of the last layer: the pooler's tokens before the others."""
+        if places is None or self.pooler is None:
+            return places
+        return torch.cat([rows.starts(), places])
+
+    def _first(
+        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows
+    ) -> Float[Tensor, "batch hidden"] | None:
+        """What the pooler takes."""
+        if self.pooler is None:
+            return None
+        return rows.mean(hidden) if self.pooler.pooling == "mean" else rows.first(hidden)
 
     def _rows(
         self, input_ids: Tensor, attention_mask: Tensor | None, offsets: Tensor | None

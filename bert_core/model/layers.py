@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from bert_core.model.attention import ATTENTION, KeylessBiasLinear
 from bert_core.model.dropout import Dropout
-from bert_core.model.rows import Rows
+from bert_core.model.rows import Rows, taken
 from bert_core.model.variants import ConvolutionConfig, EncoderConfig, NormPlacement
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -130,10 +130,18 @@ class EncoderLayer(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: Any
-    ) -> Float[Tensor, "*tokens hidden"]:
-        """`shared` is what the attentions of all layers have in common, None for most."""
-        hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, rows, shared)))
+        self,
+        hidden: Float[Tensor, "*tokens hidden"],
+        rows: Rows,
+        shared: Any,
+        places: Int[Tensor, "chosen"] | None = None,
+    ) -> Float[Tensor, "..."]:
+        """The tokens' vectors after the layer; with `places` only those there, (N, hidden).
+
+        `shared` is what the attentions of all layers have in common, None for most.
+        """
+        attended = self.attention(hidden, rows, shared, places)
+        hidden = self.attention_norm(taken(hidden, places) + self.dropout(attended))
         return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
 
 
@@ -146,10 +154,14 @@ class PreNormLayer(EncoderLayer):
             self.attention_norm = nn.Identity()
 
     def forward(
-        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows, shared: Any
-    ) -> Float[Tensor, "*tokens hidden"]:
-        attended = self.attention(self.attention_norm(hidden), rows, shared)
-        hidden = hidden + self.dropout(attended)
+        self,
+        hidden: Float[Tensor, "*tokens hidden"],
+        rows: Rows,
+        shared: Any,
+        places: Int[Tensor, "chosen"] | None = None,
+    ) -> Float[Tensor, "..."]:
+        attended = self.attention(self.attention_norm(hidden), rows, shared, places)
+        hidden = taken(hidden, places) + self.dropout(attended)
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
 
 
@@ -207,9 +219,6 @@ class Pooler(nn.Module):
         self.activation = ACTIVATIONS[config.head.pooler_activation]
         self.norm = layer_norm(config, config.hidden_size) if config.head.transform else None
 
-    def forward(
-        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows
-    ) -> Float[Tensor, "batch hidden"]:
-        chosen = rows.mean(hidden) if self.pooling == "mean" else rows.first(hidden)
-        pooled = self.activation(self.dense(self.dropout(chosen)))
+    def forward(self, vectors: Float[Tensor, "batch hidden"]) -> Float[Tensor, "batch hidden"]:
+        pooled = self.activation(self.dense(self.dropout(vectors)))
         return pooled if self.norm is None else self.norm(pooled)

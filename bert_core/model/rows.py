@@ -2,7 +2,8 @@
 
 B is the number of rows, S the longest. A tensor with an entry a token leads with the layout's own
 dimensions, `*tokens`: (B, S) where rows are padded, (T,) where they lie end to end, T being the
-tokens of all rows. What looks at one token at a time needs no layout.
+tokens of all rows. What looks at one token at a time needs no layout. A token's place counts along
+the flattened `*tokens`.
 """
 
 from abc import ABC, abstractmethod
@@ -27,8 +28,12 @@ class Rows(ABC):
         """Where in its row each token stands, from 0; broadcasts to `*tokens`."""
 
     @abstractmethod
+    def starts(self) -> Int[Tensor, "batch"]:
+        """Places of the first token of every row."""
+
     def first(self, tokens: Float[Tensor, "*tokens size"]) -> Float[Tensor, "batch size"]:
         """The first token of every row."""
+        return taken(tokens, self.starts())
 
     @abstractmethod
     def mean(self, tokens: Float[Tensor, "*tokens size"]) -> Float[Tensor, "batch size"]:
@@ -62,6 +67,9 @@ class Padded(Rows):
 
     def positions(self) -> Int[Tensor, "seq"]:
         return torch.arange(self.longest, device=self._device)
+
+    def starts(self) -> Int[Tensor, "batch"]:
+        return torch.arange(self._shape[0], device=self._device) * self.longest
 
     def first(self, tokens: Float[Tensor, "batch seq size"]) -> Float[Tensor, "batch size"]:
         return tokens[:, 0]
@@ -110,8 +118,8 @@ class Packed(Rows):
         starts = self.offsets[:-1].repeat_interleave(self.offsets.diff(), output_size=self._tokens)
         return torch.arange(self._tokens, device=starts.device) - starts
 
-    def first(self, tokens: Float[Tensor, "tokens size"]) -> Float[Tensor, "batch size"]:
-        return tokens[self.offsets[:-1]]
+    def starts(self) -> Int[Tensor, "batch"]:
+        return self.offsets[:-1]
 
     def mean(self, tokens: Float[Tensor, "tokens size"]) -> Float[Tensor, "batch size"]:
         return torch.segment_reduce(tokens, "mean", offsets=self.offsets)
@@ -134,3 +142,10 @@ class Packed(Rows):
     def _real(self) -> Tensor:
         places = torch.arange(self.longest, device=self.offsets.device)
         return places < self.offsets.diff()[:, None]
+
+
+def taken(
+    tokens: Float[Tensor, "..."], places: Int[Tensor, "chosen"] | None
+) -> Float[Tensor, "..."]:
+    """The tokens at these places, (N, size); None takes all as they lie."""
+    return tokens if places is None else tokens.flatten(0, -2).index_select(0, places)

@@ -36,7 +36,10 @@ def flops_per_token(config: EncoderConfig, length: int) -> int:
 
 
 def training_flops(
-    config: EncoderConfig, lengths: Integer[np.ndarray, "rows"], predictions: int = 0
+    config: EncoderConfig,
+    lengths: Integer[np.ndarray, "rows"],
+    predictions: int = 0,
+    outputs: int | None = None,
 ) -> int:
     """Floating-point operations of a forward and backward pass over rows of these lengths.
 
@@ -47,29 +50,35 @@ def training_flops(
 
     Args:
         predictions: positions at which the head of masked words scores the vocabulary.
+        outputs: tokens whose vectors the last layer has to give; others do not pass what comes
+            after its attention. None for all.
     """
     head = config.embedding_size * (config.hidden_size + config.vocab_size)
-    tokens = 6 * _weights(config) * int(lengths.sum())
+    weights, after = _weights(config)
+    tokens = int(lengths.sum())
+    spared = 0 if outputs is None else 6 * after * (tokens - outputs)
     scored = 12 * config.hidden_size * int((_scored(config, lengths) * lengths).sum())
-    return tokens + scored + 6 * head * predictions
+    return 6 * weights * tokens - spared + scored + 6 * head * predictions
 
 
 @cache
-def _weights(config: EncoderConfig) -> int:
-    """Weights of the matrix products that a token passes in the encoder."""
+def _weights(config: EncoderConfig) -> tuple[int, int]:
+    """Weights of the matrix products that a token passes in the encoder, and of those among them
+    that come after a layer's attention."""
     with torch.device("meta"):
         encoder = Encoder(config, pooler=False)
-    layer = sum(
-        part.weight.numel()
+    parts = {
+        name: part.weight.numel()
         for name, part in encoder.layers[0].named_modules()
         if isinstance(part, nn.Linear | KeylessBiasLinear) and ".position_" not in name
-    )
-    weights = config.num_hidden_layers * layer
+    }
+    after = sum(size for name, size in parts.items() if not name.startswith("attention.qkv"))
+    weights = config.num_hidden_layers * sum(parts.values())
     if encoder.embeddings.widen is not None:
         weights += encoder.embeddings.widen.weight.numel()
     if encoder.convolution is not None:
         weights += encoder.convolution.conv.weight.numel()
-    return weights
+    return weights, after
 
 
 def _scored(

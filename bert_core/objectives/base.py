@@ -5,8 +5,8 @@ the counts of the whole global batch, so that neither workers nor micro-batches 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bert_core.model.encoder import Encoded, Encoder
+from bert_core.model.rows import taken
 from bert_core.model.variants import EncoderConfig
 
 Batch = dict[str, Tensor]
@@ -59,7 +60,17 @@ class Objective(nn.Module, ABC):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items classes"]:
-        """Scores of every class for every item, in the order of the labels."""
+        """Scores of every class for every item, in the order of the labels.
+
+        Args:
+            encoded: its `hidden` has the tokens at `places`, in their order, or all.
+        """
+
+    def places(self, batch: Batch) -> Int[Tensor, "items"] | None:
+        """Places of the tokens that it reads beside the pooled vector; None reads all."""
+        if self.position_key is not None:
+            return batch[self.position_key]
+        return batch["input_ids"].new_empty(0) if self.needs_pooler else None
 
     def counts(self, batch: Batch) -> int:
         """Items that this part has in the batch, known without a forward pass."""
@@ -94,22 +105,45 @@ class ObjectiveModel(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Part]:
         """Each objective's part, by name."""
-        encoded, words = self.encode(batch), self._word_embeddings
-        return {part.name: part(encoded, batch, words) for part in self._parts}
+        words = self._word_embeddings
+        return {part.name: part(own, batch, words) for part, own in self._encoded(batch)}
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """Each objective's scores (items, classes), by name; labels are not needed."""
-        encoded, words = self.encode(batch), self._word_embeddings
-        return {part.name: part.logits(encoded, batch, words) for part in self._parts}
+        words = self._word_embeddings
+        return {part.name: part.logits(own, batch, words) for part, own in self._encoded(batch)}
 
-    def encode(self, batch: Batch) -> Encoded:
-        """The encoder's output alone."""
+    def encode(self, batch: Batch, places: Int[Tensor, "chosen"] | None = None) -> Encoded:
+        """The encoder's output alone; with `places` that of the tokens there."""
         return self.encoder(
             batch["input_ids"],
             batch["token_type_ids"],
             batch.get("attention_mask"),
             batch.get("offsets"),
+            places=places,
         )
+
+    def outputs(self, batch: Batch) -> int | None:
+        """How many tokens' vectors the last layer has to give; None for those of all."""
+        asked = [part.places(batch) for part in self._parts]
+        if any(places is None for places in asked) or not self.encoder.may_take_early:
+            return None
+        rows = len(batch["input_ids"]) if "offsets" not in batch else len(batch["offsets"]) - 1
+        pooled = 0 if self.encoder.pooler is None else rows
+        return pooled + sum(len(places) for places in asked if places is not None)
+
+    def _encoded(self, batch: Batch) -> Iterator[tuple[Objective, Encoded]]:
+        """Each objective with what it reads: what none reads is not computed."""
+        asked = [part.places(batch) for part in self._parts]
+        chosen = [places for places in asked if places is not None]
+        if not chosen or len(chosen) < len(asked):
+            encoded = self.encode(batch)
+            hiddens = [taken(encoded.hidden, places) for places in asked]
+        else:
+            encoded = self.encode(batch, torch.cat(chosen))
+            hiddens = list(encoded.hidden.split([len(places) for places in chosen]))
+        for part, hidden in zip(self._parts, hiddens, strict=True):
+            yield part, replace(encoded, hidden=hidden)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Items of each part in the batch, by name, without a forward pass."""

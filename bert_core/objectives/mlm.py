@@ -25,13 +25,10 @@ class MaskedLanguageModeling(Objective):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items vocab"]:
-        return self.head(self._rows(encoded, batch), word_embeddings)
+        return self.head(encoded.hidden, word_embeddings)
 
     def forward(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Part:
-        rows = self.head.transform(self._rows(encoded, batch))
+        rows = self.head.transform(encoded.hidden)
         return linear_cross_entropy(rows, word_embeddings, self.head.bias, batch[self.label_key])
-
-    def _rows(self, encoded: Encoded, batch: Batch) -> Float[Tensor, "items hidden"]:
-        return encoded.hidden.flatten(0, -2).index_select(0, batch["mlm_positions"])

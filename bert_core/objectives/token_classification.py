@@ -26,5 +26,4 @@ class TokenClassification(Objective):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items labels"]:
-        tokens = encoded.hidden.flatten(0, -2)
-        return self.head(tokens.index_select(0, batch["token_positions"]))
+        return self.head(encoded.hidden)

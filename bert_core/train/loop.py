@@ -140,7 +140,7 @@ def training_steps(
             waited_s = time.perf_counter() - began
             lr = learning_rate(place)
             for group in optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group.get("lr_scale", 1.0)
             optimizer.zero_grad(set_to_none=True)
             loss_sums, correct, counts = _backward(trained, micro_batches, index, config)
             limit = max_grad_norm or float("inf")
@@ -167,7 +167,12 @@ def training_steps(
                 waited_s=waited_s,
                 tokens=int(lengths.sum()),
                 padded_tokens=sum(batch["input_ids"].numel() for batch in micro_batches),
-                flops=training_flops(model.encoder.config, lengths, counts.get("mlm", 0)),
+                flops=training_flops(
+                    model.encoder.config,
+                    lengths,
+                    counts.get("mlm", 0),
+                    _outputs(model, micro_batches),
+                ),
                 loss_sums=loss_sums,
                 correct=correct,
                 counts=counts,
@@ -306,6 +311,11 @@ def evaluation_scores(
 def autocast(device: torch.device, config: LoopConfig) -> AbstractContextManager:
     """bfloat16 matrix products where the config asks for them."""
     return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
+
+
+def _outputs(model: ObjectiveModel, micro_batches: list[Batch]) -> int | None:
+    counts = [model.outputs(batch) for batch in micro_batches]
+    return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def _sum_counts(counts: list[dict[str, int]]) -> dict[str, int]:

@@ -342,6 +342,39 @@ def test_a_row_is_the_same_at_any_padding_and_in_any_company(kind: str) -> None:
         torch.testing.assert_close(packed[None], alone, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_tokens_that_are_asked_for_get_the_vectors_and_gradients_of_all(
+    kind: str, layers: int
+) -> None:
+    config = replace(config_of(kind), num_hidden_layers=layers)
+    torch.manual_seed(1)
+    encoder = scrambled(Encoder(config)).eval()
+    ids = torch.randint(2, VOCABULARY, (3, 9))
+    mask = (torch.arange(9) < torch.tensor([[9], [4], [7]])).long()
+    offsets = torch.tensor([0, 9, 13, 20])
+    flat, real = ids[mask.bool()], torch.tensor([0, 8, 10, 12, 18, 24])
+    padded = {"input_ids": ids, "token_type_ids": ids % 2, "attention_mask": mask}
+    packed = {"input_ids": flat, "token_type_ids": flat % 2, "offsets": offsets}
+    for batch, places in ((padded, real), (packed, torch.tensor([0, 8, 10, 12, 14, 19]))):
+        found = []
+        for asked in (None, places, places[:0]):
+            encoder.zero_grad()
+            encoded = encoder(**batch, places=asked)
+            hidden = encoded.hidden.flatten(0, -2)
+            hidden = hidden[places] if asked is None else hidden
+            total = hidden.square().sum() if asked is None or len(asked) else hidden.sum()
+            (total + encoded.pooled.cos().sum()).backward()
+            slopes = {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
+            found.append((hidden, encoded.pooled, slopes))
+        (whole, pooled, wanted), (chosen, alike, slopes), (none, also, _) = found
+        assert none.shape == (0, config.hidden_size)
+        for mine, theirs in ((chosen, whole), (alike, pooled), (also, pooled)):
+            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
+        for name, slope in slopes.items():
+            torch.testing.assert_close(slope, wanted[name], atol=1e-4, rtol=1e-4, msg=name)
+
+
 def test_a_row_past_the_last_position_is_refused_with_both_lengths() -> None:
     encoder = Encoder(config_of("roberta"))
     ids = torch.full((1, 25), 2)
