@@ -1,7 +1,9 @@
 """Bundle + labelled rows → fine-tuned bundle, on Ray Train, with as many seeds as are asked for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +29,63 @@ from pipelines.training import (
 )
 from tracking.runs import DatasetInput
 
+TRAIN, SELECTION, HELD_OUT = "train", "selection", "held_out"
+"""What the rows are for: to train on, to choose weights by, and to score them once."""
+TASK = "task/"
+"""Prefix of the task's metrics among the numbers of a measurement."""
+STEPS = "steps_of_weights"
+"""How many steps the weights have that were taken, in the record of a seed's result."""
+
 if TYPE_CHECKING:
     from bert_core.bundle import Bundle
     from bert_core.data.windows import Window
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.tasks.base import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionConfig:
+    """Which weights of a training are taken: by training rows that it does without."""
+
+    share: float = 0.0
+    """Share of the training rows that is kept out, and measured on instead, to take the weights
+    that do best on it; 0 trains on all and takes the last, as the paper does."""
+    every_epochs: float = 1.0
+    """Epochs between two measurements."""
+    patience: int = 0
+    """Training ends after so many measurements in a row that found none better; 0 never does."""
+    metric: str | None = None
+    """What is best; the task's own metric where this is not given, `loss` for the loss."""
+    seed: int = 0
+    """Which rows: the same for every seed of the training."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ConfigError(f"selection.share: wanted at least 0 and below 1, got {self.share}")
+        if not self.every_epochs > 0:
+            raise ConfigError(f"selection.every_epochs: wanted above 0, got {self.every_epochs}")
+        if self.patience < 0:
+            raise ConfigError(f"selection.patience: wanted 0 or more, got {self.patience}")
+        if self.patience and not self.share:
+            raise ConfigError(
+                f"selection.patience: wanted 0 without rows to measure on, got {self.patience}: "
+                "give selection.share, 0.1 for a tenth of the training rows"
+            )
+
+    def cost(self, task: "Task") -> Callable[[dict[str, float]], float]:
+        """What is lower for better weights, of what `measure` of the worker gives."""
+        metric = self.metric or task.primary_metric
+        if metric == "loss":
+            return itemgetter("loss")
+        sign = 1 if metric in task.lower_is_better else -1
+
+        def of(measured: dict[str, float]) -> float:
+            if f"{TASK}{metric}" not in measured:
+                names = ", ".join(_with_prefix(TASK, measured))
+                raise ConfigError(f"selection.metric: wanted one of loss, {names}, got {metric!r}")
+            return sign * measured[f"{TASK}{metric}"]
+
+        return of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +104,8 @@ class FinetuneConfig(TrainingConfig):
     """Rows to train on."""
     held_out: LabelledConfig = field(default_factory=LabelledConfig)
     """Rows to measure on, once, when training is done; they select nothing."""
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    """Which weights are taken."""
     rows_per_class: int | None = None
     """Most training rows of a label, drawn at random; all where this is not given."""
     max_length: int = 128
@@ -64,6 +120,9 @@ class FinetuneConfig(TrainingConfig):
     """Share of the steps in which the learning rate climbs."""
     weight_decay: float = 0.01
     """Decoupled decay of weight matrices."""
+    layer_decay: float = 1.0
+    """A layer's learning rate is so many times that of the one above it (Howard and Ruder 2018); 1
+    moves all alike."""
     precision: Precision = "bf16"
     """`bf16` runs matrix products in bfloat16; `fp32` is faster on CPUs without it."""
     seeds: tuple[int, ...] = (0,)
@@ -88,15 +147,21 @@ class FinetuneConfig(TrainingConfig):
             raise ConfigError(f"max_length: wanted at least 8, got {self.max_length}")
         if self.rows_per_class is not None and self.rows_per_class < 1:
             raise ConfigError(f"rows_per_class: wanted at least 1, got {self.rows_per_class}")
-        self.optimizer  # noqa: B018 – checks lr and weight_decay
+        self.optimizer  # noqa: B018 – checks what it is given
 
     @property
     def optimizer(self) -> OptimizerConfig:
-        return OptimizerConfig(lr=self.lr, weight_decay=self.weight_decay)
+        return OptimizerConfig(
+            lr=self.lr, weight_decay=self.weight_decay, layer_decay=self.layer_decay
+        )
 
     def steps(self, rows: int) -> int:
         """Optimizer steps of one seed."""
         return max(1, round(self.epochs * rows / self.batch_size))
+
+    def steps_between(self, rows: int) -> int:
+        """Steps between two measurements on the rows that select."""
+        return max(1, round(self.selection.every_epochs * rows / self.batch_size))
 
 
 def run(config: FinetuneConfig) -> Manifest:
@@ -118,16 +183,17 @@ def run(config: FinetuneConfig) -> Manifest:
 
 def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
     from bert_core.bundle import bundle_digest, load_bundle
+    from bert_core.train.checkpoint import checkpoint_at
 
     bundle = load_bundle(folder)
     task, sets = _read(config, bundle)
-    train, held_out = sets["train"].rows, sets["held_out"].rows
+    train, held_out = sets[TRAIN].rows, sets[HELD_OUT].rows
     remarks = task.remarks(train)
     for name, count in remarks.items():
         if count:
             say(f"finetune: {count:,} {name.replace('_', ' ')} in {config.train.source}")
-    steps = config.steps(len(sets["train"].windows))
-    total = len(config.seeds) * (steps + 1)
+    steps = config.steps(len(sets[TRAIN].windows))
+    total = _records_before(len(config.seeds), steps)
     fit(
         partial(worker, folder, task, sets),
         config,
@@ -136,13 +202,9 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
         "fine-tuning",
     )
     records = read_records(config.local_folder)
-    seeds = [
-        {"seed": seed} | _measured(records[(steps + 1) * (index + 1) - 1])
-        for index, seed in enumerate(config.seeds)
-    ]
-    names = [name for name in seeds[0] if name != "seed"]
-    values = {name: np.array([seed[name] for seed in seeds]) for name in names}
-    measured = {name: float(seeds[0][name]) for name in names}
+    seeds = [_measured(records, index, steps) for index in range(len(config.seeds))]
+    taken = round(seeds[0]["steps"])
+    values = {name: np.array([each[name] for each in seeds]) for name in seeds[0]}
     main = task.primary_metric
     outputs = write_bundle(
         config,
@@ -150,9 +212,9 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
         build_model(config, bundle, task, config.seeds[0]),
         bundle.tokenizer,
         task=task,
-        metrics=measured,
+        metrics={name: value for name, value in seeds[0].items() if name != "steps"},
         lineage={"parent": bundle_digest(folder), "from_scratch": config.from_scratch},
-        checkpoints=_checkpoints(0),
+        checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), taken),
     )
     say(
         f"finetune: {main} {values[main].mean():.1%} on {len(held_out):,} held-out rows, mean of "
@@ -162,10 +224,11 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
     counts = {
         **remarks,
         "train_rows": len(train),
+        **({"selection_rows": len(sets[SELECTION].rows)} if SELECTION in sets else {}),
         "held_out_rows": len(held_out),
         "labels": len(task.labels),
         "steps": steps,
-        "seeds": seeds,
+        "seeds": [{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
         "tokens_per_s": median_speed(records),
         "primary_metric": main,
         **{f"{name}_mean": float(each.mean()) for name, each in values.items()},
@@ -196,29 +259,57 @@ def _read(config: FinetuneConfig, bundle: "Bundle") -> tuple["Task", dict[str, L
     kind = TASKS[config.task]
     options = kind.options_of(config.options)
     shapes = kind.shapes(options)
-    train = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
-    held_out = read_labelled(config.held_out, "held_out", shapes)
-    if len(train) < config.batch_size:
+    read = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
+    task = kind.from_rows(read, options)
+    parts = {
+        **divided(read, config.selection),
+        HELD_OUT: read_labelled(config.held_out, "held_out", shapes),
+    }
+    if len(parts[TRAIN]) < config.batch_size:
+        kept = f", of which {len(parts[SELECTION])} select" if SELECTION in parts else ""
         raise CorpusError(
-            f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows, got "
-            f"{len(train)}: lower batch_size, or add rows"
+            f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows to "
+            f"train on, got {len(read)}{kept}: lower batch_size, or add rows"
         )
-    task = kind.from_rows(train, options)
     longest = _longest(config, bundle)
     return task, {
         name: LabelledSet(rows, task.encode(rows, bundle.tokenizer, longest, labelled=True))
-        for name, rows in (("train", train), ("held_out", held_out))
+        for name, rows in parts.items()
     }
 
 
-def _measured(record: dict[str, float]) -> dict[str, float]:
-    """The task's metrics of a record."""
-    prefix = "held_out/task/"
+def divided(rows: list[dict], config: SelectionConfig) -> dict[str, list[dict]]:
+    """The rows that are trained on, and those that select, where there are to be any."""
+    if not config.share:
+        return {TRAIN: rows}
+    count = max(1, round(config.share * len(rows)))
+    kept = np.zeros(len(rows), dtype=bool)
+    kept[np.random.default_rng(config.seed).permutation(len(rows))[:count]] = True
     return {
-        name.removeprefix(prefix): value
-        for name, value in record.items()
-        if name.startswith(prefix)
+        TRAIN: [row for row, out in zip(rows, kept, strict=True) if not out],
+        SELECTION: [row for row, out in zip(rows, kept, strict=True) if out],
     }
+
+
+def _records_before(index: int, steps: int) -> int:
+    """Steps of the record before those of a seed, which has one after its last for its result."""
+    return index * (steps + 2)
+
+
+def _measured(records: dict[int, dict[str, float]], index: int, steps: int) -> dict[str, float]:
+    """What a seed came to: the task's metrics, `steps` of the weights taken, and what they came to
+    on the rows that selected them."""
+    result = records[_records_before(index + 1, steps) - 1]
+    selected = records[_records_before(index, steps) + round(result[STEPS])]
+    return {
+        "steps": result[STEPS],
+        **_with_prefix(f"{HELD_OUT}/{TASK}", result),
+        **{f"{SELECTION}_{k}": v for k, v in _with_prefix(f"{SELECTION}/{TASK}", selected).items()},
+    }
+
+
+def _with_prefix(prefix: str, record: dict[str, float]) -> dict[str, float]:
+    return {k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)}
 
 
 def _baseline(task: "Task", rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -290,8 +381,9 @@ def worker(
     from bert_core.bundle import load_bundle
     from bert_core.data.order import GlobalOrder
     from bert_core.model.attention import packs
+    from bert_core.train.checkpoint import load_weights
     from bert_core.train.loop import evaluate, evaluation_scores
-    from pipelines.worker import Place, Training, train
+    from pipelines.worker import Place, Training, chosen_checkpoint, train
 
     place = Place.here(config)
     bundle = load_bundle(folder)
@@ -302,46 +394,58 @@ def worker(
         return RankBatches(
             source=WindowSource(windows, bundle.tokenizer.pad_id, packed),
             order=GlobalOrder([len(windows)], seed=seed),
-            global_batch_size=config.batch_size if split == "train" else 256,
+            global_batch_size=config.batch_size if split == TRAIN else 256,
             micro_batch_tokens=config.micro_batch_tokens,
             rank=place.rank,
             world_size=place.world_size,
         )
 
-    def measure(loop: LoopConfig, model: "ObjectiveModel") -> dict[str, float]:
-        held_out = sets["held_out"]
+    def measure(split: str, loop: LoopConfig, model: "ObjectiveModel") -> dict[str, float]:
+        rows, windows = sets[split].rows, sets[split].windows
         scores = evaluation_scores(
             model,
-            held_out.windows,
+            windows,
             bundle.tokenizer.pad_id,
             loop,
             budget_tokens=config.micro_batch_tokens,
             packed=packed,
         )
-        answers = task.decode(held_out.rows, held_out.windows, scores)
-        metrics = task.metrics(task.compare(held_out.rows, answers))
-        return evaluate(model, batches("held_out", 0).once(), loop) | {
-            f"task/{name}": value for name, value in metrics.items()
+        metrics = task.metrics(task.compare(rows, task.decode(rows, windows, scores)))
+        return evaluate(model, batches(split, 0).once(), loop) | {
+            f"{TASK}{name}": value for name, value in metrics.items()
         }
 
-    steps = config.steps(len(sets["train"].windows))
+    windows = len(sets[TRAIN].windows)
+    steps = config.steps(windows)
     schedule = ScheduleConfig(warmup_steps=round(config.warmup_share * steps))
     for index, seed in enumerate(config.seeds):
         loop = LoopConfig(max_steps=steps, precision=config.precision, seed=seed)
+        checkpoints = files.join(config.output, _checkpoints(index))
+        first_record = _records_before(index, steps)
         train(
             Training(
                 config=config,
                 place=place,
                 model=build_model(config, bundle, task, seed),
-                batches=batches("train", seed),
-                measure=partial(measure, loop),
+                batches=batches(TRAIN, seed),
+                measure=partial(measure, SELECTION, loop) if SELECTION in sets else None,
+                measured_as=SELECTION,
                 measure_before=False,
+                measure_every_steps=config.steps_between(windows),
+                cost=config.selection.cost(task),
+                patience=config.selection.patience,
                 optimizer=config.optimizer,
                 learning_rate=schedule.learning_rate(config.lr, steps),
                 loop=loop,
                 digest=digest,
-                checkpoints=files.join(config.output, _checkpoints(index)),
-                first_record=index * (steps + 1),
+                checkpoints=checkpoints,
+                first_record=first_record,
             ),
             report,
         )
+        taken = chosen_checkpoint(checkpoints, place.rank)
+        model = build_model(config, bundle, task, seed)
+        load_weights(taken, model, run_digest=digest)
+        scored = measure(HELD_OUT, loop, model.to(place.device))
+        result = {f"{HELD_OUT}/{name}": value for name, value in scored.items()}
+        report([(first_record + steps + 1, result | {STEPS: float(taken.step)})], True)

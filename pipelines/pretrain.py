@@ -18,7 +18,7 @@ from bert_core.metrics.language_model import unigram_baseline
 from bert_core.model.variants import VARIANTS, EncoderConfig
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines.report import say
-from pipelines.stage import INPUT, Result, input_digest, run_stage
+from pipelines.stage import INPUT, REMARK, Result, input_digest, run_stage
 from pipelines.training import (
     BUNDLE,
     CHECKPOINTS,
@@ -88,6 +88,9 @@ class PretrainConfig(TrainingConfig):
     """Rows of an optimizer step, over all workers."""
     window_shards: int = 8
     """Rows are permuted within so many shards; a worker needs only these."""
+    evaluate_every_steps: int = field(default=0, metadata=REMARK)
+    """Steps between two evaluations on held-out rows, each with a checkpoint; 0 evaluates at the
+    beginning and the end."""
     held_out_rows: int = 8192
     """Most held-out rows that the model is measured on, before and after."""
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(max_steps=1_000_000))
@@ -106,6 +109,10 @@ class PretrainConfig(TrainingConfig):
         for name in ("global_batch_size", "window_shards", "held_out_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
+        if self.evaluate_every_steps < 0:
+            raise ConfigError(
+                f"evaluate_every_steps: wanted 0 or more, got {self.evaluate_every_steps}"
+            )
         for name, phase in zip(("", "then."), self.phases, strict=False):
             if phase.global_batch_size < self.most_workers:
                 raise ConfigError(
@@ -312,6 +319,7 @@ def worker(config: PretrainConfig, digest: str, report: Report) -> None:
             model=build_model(config, shards[-1], tokenizer),
             batches=made[0] if len(made) == 1 else PhasedBatches(made[0], phases[0].steps, made[1]),
             measure=lambda model: evaluate(model, held_out.once(config.held_out_rows), config.loop),
+            measure_every_steps=config.evaluate_every_steps,
             optimizer=config.optimizer,
             learning_rate=config.learning_rate,
             loop=config.loop,

@@ -35,7 +35,8 @@ STARTED = "started.json"
 INPUT = {"input": True}
 """Metadata of a config's field that says where an input lies: what counts of it is its digest."""
 REMARK = {"remark": True}
-"""Metadata of a config's field that is said of the output, and changes nothing in it."""
+"""Metadata of a config's field that says how the output is described, or its making watched, and
+changes nothing in it."""
 
 Config = TypeVar("Config", bound=Any)
 

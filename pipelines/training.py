@@ -28,6 +28,7 @@ from tracking.runs import RunRecorder, tracking_uri
 if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.tasks.base import Task
+    from bert_core.train.checkpoint import Checkpoint
 
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
@@ -50,9 +51,6 @@ class TrainingConfig(StageConfig):
     """Steps between two points of a curve."""
     report_every_s: float = 2.0
     """Seconds between two reports to the run; a report carries all points since the last one."""
-    evaluate_every_steps: int = 0
-    """Steps between two evaluations on held-out rows, each with a checkpoint; 0 evaluates at the
-    beginning and the end."""
     checkpoint_every_steps: int = 200
     """Steps between two checkpoints; the last step always writes one."""
     keep_checkpoints: int = 2
@@ -78,7 +76,7 @@ class TrainingConfig(StageConfig):
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
-        for name in ("evaluate_every_steps", "most_rise", "resize_every_s"):
+        for name in ("most_rise", "resize_every_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}: wanted 0 or more, got {getattr(self, name)}")
 
@@ -131,7 +129,7 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
 
     resources = ray.cluster_resources()
     _check_resources(config, resources)
-    use_gpu = resources.get("GPU", 0) >= config.least_workers
+    use_gpu = cluster.has_gpus(config.least_workers)
     storage = files.join(config.output, "ray")
     callback = RecordingCallback(config.local_folder, tracking_uri(config.tracking_uri))
     trainer = Trainer(
@@ -252,17 +250,18 @@ def write_bundle(
     metrics: dict[str, float],
     lineage: dict[str, Any],
     task: "Task | None" = None,
-    checkpoints: str = CHECKPOINTS,
+    checkpoint: "Checkpoint | None" = None,
 ) -> dict[str, Output]:
-    """Write the newest checkpoint's weights as `output/bundle`; gives its files.
+    """Write a checkpoint's weights as `output/bundle`; gives its files.
 
     Args:
         model: of the right shape; its weights are replaced.
+        checkpoint: None takes the newest.
     """
     from bert_core.bundle import save_bundle
     from bert_core.train.checkpoint import latest_checkpoint, load_weights
 
-    checkpoint = latest_checkpoint(files.join(config.output, checkpoints))
+    checkpoint = checkpoint or latest_checkpoint(files.join(config.output, CHECKPOINTS))
     assert checkpoint is not None  # the last step wrote one
     load_weights(checkpoint, model, run_digest=digest)
     local = config.local_folder / BUNDLE

@@ -7,12 +7,14 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from ray import train as ray_train
@@ -25,8 +27,11 @@ from bert_core.batches import PhasedBatches, RankBatches
 from bert_core.errors import RaybertError, ResourceError
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.train.checkpoint import (
+    Checkpoint,
     CheckpointWriter,
     Progress,
+    best_checkpoint,
+    checkpoint_at,
     latest_checkpoint,
     load_optimizer,
     load_weights,
@@ -175,10 +180,19 @@ class Training:
     place: Place
     model: ObjectiveModel
     batches: RankBatches | PhasedBatches
-    measure: Callable[[ObjectiveModel], dict[str, float]]
-    """Numbers of a model on held-out rows, `loss` among them. Collective."""
+    measure: Callable[[ObjectiveModel], dict[str, float]] | None
+    """Numbers of a model on rows that it is not trained on; None where nothing is to be known of it
+    before it is trained. Collective."""
+    measured_as: str = "held_out"
+    """What these rows are called."""
     measure_before: bool = True
     """Whether the untrained model is measured too."""
+    measure_every_steps: int = 0
+    """Steps between two measurements, each with a checkpoint; the last step always has one."""
+    cost: Callable[[dict[str, float]], float] = itemgetter("loss")
+    """What says of these numbers which model is the best: the least."""
+    patience: int = 0
+    """Training ends after so many measurements in a row that found none better; 0 never does."""
     optimizer: OptimizerConfig
     learning_rate: Callable[[float], float]
     """Of a step, counted from 0."""
@@ -207,10 +221,9 @@ def train(training: Training, report: Report) -> None:
         load_optimizer(checkpoint, optimizer, run_digest=training.digest)
         before = read_progress(checkpoint)
     records: Records = []
-    rise = Rise(config.most_rise, before.losses)
+    rise, measurements = Rise(config.most_rise, before.losses), Measurements(training, before.costs)
     if training.measure_before and not start:
-        measured = training.measure(model)
-        records.append((training.first_record, _named("held_out", measured)))
+        records.append((training.first_record, measurements.take(model)))
     totals, since, reported = Totals(), time.monotonic(), time.monotonic()
     writer = CheckpointWriter(
         training.checkpoints, run_digest=training.digest, keep=config.keep_checkpoints
@@ -227,11 +240,11 @@ def train(training: Training, report: Report) -> None:
     )
     # Left in the other order: what is being written is there before it is named.
     with explained(training.checkpoints), writer, closing(steps):
-        for step in steps:
+        for step in () if measurements.enough else steps:
             totals.add_step(step)
-            evaluating = step.last or _is_due(step.index, config.evaluate_every_steps)
-            checkpointing = evaluating or _is_due(step.index, config.checkpoint_every_steps)
-            held_out_loss = None
+            last, cost = step.last, None
+            measuring = last or _is_due(step.index, training.measure_every_steps)
+            checkpointing = measuring or _is_due(step.index, config.checkpoint_every_steps)
             if checkpointing or _is_due(step.index, config.log_every_steps):
                 numbers = _numbers(step, totals.means(), time.monotonic() - since, place)
                 records.append((training.first_record + step.index, numbers))
@@ -240,24 +253,52 @@ def train(training: Training, report: Report) -> None:
                 except DivergedError:
                     report(records, True)  # the curve shows why
                     raise
-                if evaluating:
-                    measured = training.measure(model)
-                    numbers |= _named("held_out", measured)
-                    held_out_loss = measured["loss"]
+                if measuring and training.measure is not None:
+                    numbers |= measurements.take(model)
+                    last, cost = last or measurements.enough, measurements.costs[-1]
                 totals, since = Totals(), time.monotonic()
                 due = time.monotonic() - reported >= config.report_every_s
                 # Before a checkpoint, so that a run resumed from it has all points of the curve.
                 if checkpointing or from_rank_0(due):
-                    checkpointing |= report(records, step.last)
+                    checkpointing |= report(records, last)
                     records, reported = [], time.monotonic()
             if checkpointing:
-                progress = Progress(rise.losses, step.elapsed_s)
-                writer.save(step.index, model, optimizer, held_out_loss, progress)
+                progress = Progress(rise.losses, measurements.costs, step.elapsed_s)
+                writer.save(step.index, model, optimizer, cost, progress)
+            if last:
+                break
         writer.wait()
     # Killed after the last checkpoint, maybe before its report.
-    if loop.place(start, before.elapsed_s) >= loop.max_steps:
-        measured = training.measure(model)
-        report([(training.first_record + start, _named("held_out", measured))], True)
+    if training.measure is not None and loop.place(start, before.elapsed_s) >= loop.max_steps:
+        report([(training.first_record + start, measurements.take(model))], True)
+
+
+class Measurements:
+    """What a model came to whenever it was measured, and whether there have been enough."""
+
+    def __init__(self, training: Training, costs: Sequence[float]) -> None:
+        """`costs` are those that the run has behind it."""
+        self._training, self.costs = training, list(costs)
+
+    def take(self, model: ObjectiveModel) -> dict[str, float]:
+        """The numbers, under their names in the record. Collective."""
+        assert self._training.measure is not None
+        numbers = self._training.measure(model)
+        self.costs.append(self._training.cost(numbers))
+        return _named(self._training.measured_as, numbers)
+
+    @property
+    def enough(self) -> bool:
+        """Whether as many in a row as patience allows found no better model."""
+        patience = self._training.patience
+        since_best = len(self.costs) - 1 - int(np.argmin(self.costs)) if self.costs else 0
+        return 0 < patience <= since_best
+
+
+def chosen_checkpoint(checkpoints: str, rank: int) -> Checkpoint:
+    """The best checkpoint, or the newest where none was measured, as rank 0 has it. Collective."""
+    found = None if rank else best_checkpoint(checkpoints) or latest_checkpoint(checkpoints)
+    return checkpoint_at(checkpoints, round(from_rank_0(found.step if found else 0)))
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 # File name → (axis label, what a metric's name holds to be drawn there). The first fit counts.
 CURVES = {
+    "scores": ("score", "/task/"),
     "loss": ("loss (nats)", "loss"),
     "accuracy": ("accuracy", "accuracy"),
     "learning_rate": ("learning rate", "learning_rate"),
@@ -54,7 +55,7 @@ def plot_curves(metrics: str | Path, folder: str | Path) -> list[Path]:
 
 
 def _plot_kind(kind: str, curves: dict[str, list[tuple[int, float]]], path: Path) -> Path:
-    """A colour a metric; what is measured on held-out rows is dashed."""
+    """A colour a metric; what is measured on rows that are not trained on is dashed."""
     figure, axes = _figure(7.2, 4.0)
     # What training alone has comes without a prefix too, and what a run came to is one point.
     longest = max(map(len, curves.values()))
@@ -69,7 +70,7 @@ def _plot_kind(kind: str, curves: dict[str, list[tuple[int, float]]], path: Path
         prefix, _, metric = name.rpartition("/")
         # A schedule has no noise to look through.
         smooth = kind != "learning_rate" and len(points) > SMOOTH_BEYOND
-        style = "--" if prefix == "held_out" else "-"
+        style = "-" if prefix in ("", "train") else "--"
         _draw_curve(
             axes, np.array(points, dtype=float), name, colours[metric], style, smooth=smooth
         )

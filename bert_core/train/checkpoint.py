@@ -43,6 +43,8 @@ class Progress:
 
     losses: Sequence[float] = ()
     """The last points of its curve, which the next ones are held against."""
+    costs: Sequence[float] = ()
+    """What it came to whenever it was measured, as `CheckpointWriter.save` takes it."""
     elapsed_s: float = 0.0
     """Seconds that it has trained."""
 
@@ -66,7 +68,7 @@ class CheckpointWriter:
         step: int,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        held_out_loss: float | None = None,
+        cost: float | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Copy what there is to write, and write `step-…` in the background.
@@ -75,7 +77,8 @@ class CheckpointWriter:
         of a model that is sharded each writes its part, else rank 0 all.
 
         Args:
-            held_out_loss: of these weights, where it was measured; the least of all is the best.
+            cost: of these weights on rows that they were not trained on, where it was measured; the
+                least of all is the best.
             progress: of the run so far.
         """
         self.wait()
@@ -94,7 +97,7 @@ class CheckpointWriter:
         about = {
             "step": step,
             "run_digest": self._run_digest,
-            "held_out_loss": held_out_loss,
+            "cost": cost,
             **asdict(progress or Progress()),
         }
         group = self._group if sharded else None
@@ -122,7 +125,7 @@ def _write(
     group: dist.ProcessGroup | None,
 ) -> None:
     """`group` has the ranks that write parts of the same checkpoint."""
-    own = files.join(folder, f"step-{about['step']:08d}")
+    own = checkpoint_at(folder, about["step"]).folder
     digests = {}
     for name, values in tensors.items():
         data = save({key: value.contiguous() for key, value in values.items()})
@@ -153,14 +156,19 @@ def latest_checkpoint(folder: str) -> Checkpoint | None:
 
 
 def best_checkpoint(folder: str) -> Checkpoint | None:
-    """The whole checkpoint with the least held-out loss, the earliest of equals; None if it was
-    measured for none."""
+    """The whole checkpoint with the least cost, the earliest of equals; None if it was measured for
+    none."""
     best, least = None, float("inf")
     for checkpoint in _whole_checkpoints(folder):
-        loss = files.read_json(files.join(checkpoint.folder, LAST_FILE)).get("held_out_loss")
-        if loss is not None and loss < least:
-            best, least = checkpoint, loss
+        cost = files.read_json(files.join(checkpoint.folder, LAST_FILE)).get("cost")
+        if cost is not None and cost < least:
+            best, least = checkpoint, cost
     return best
+
+
+def checkpoint_at(folder: str, step: int) -> Checkpoint:
+    """The checkpoint after `step`, whether or not it is there."""
+    return Checkpoint(files.join(folder, f"step-{step:08d}"), step)
 
 
 def read_progress(checkpoint: Checkpoint) -> Progress:

@@ -30,6 +30,10 @@ class OptimizerConfig:
     """Added to the root of the second moment."""
     max_grad_norm: float = 1.0
     """The whole gradient is scaled down to this L2 norm; 0 leaves it as it is."""
+    layer_decay: float = 1.0
+    """A layer's learning rate is so many times that of the one above it, the uppermost one's so
+    many times that of the heads (Howard and Ruder 2018; Clark et al. 2020 take 0.8 for base); 1
+    moves all alike."""
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Algorithm):
@@ -42,6 +46,10 @@ class OptimizerConfig:
         for name in ("weight_decay", "max_grad_norm"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"optimizer.{name}: wanted 0 or more, got {getattr(self, name)}")
+        if not 0 < self.layer_decay <= 1:
+            raise ConfigError(
+                f"optimizer.layer_decay: wanted above 0 and up to 1, got {self.layer_decay}"
+            )
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(

@@ -1,5 +1,6 @@
 """The optimizer, and the learning rate of every step."""
 
+import re
 from typing import Any
 
 import torch
@@ -9,22 +10,46 @@ from torch.distributed.tensor import DTensor
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.parallel import norms, own_part
 
+_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Matrices and embeddings with decay, vectors (biases, LayerNorms) without.
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, layer_decay: float = 1.0
+) -> list[dict[str, Any]]:
+    """Matrices and embeddings with decay, vectors (biases, LayerNorms) without; where layers learn
+    more slowly, two such groups for each, whose `lr_scale` multiplies the learning rate.
 
     Source: google-research/bert, optimization.py, `exclude_from_weight_decay`.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    layers = 1 + max((int(match[1]) for match in map(_LAYER.match, trained) if match), default=-1)
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    for name, parameter in trained.items():
+        below = 0 if layer_decay == 1.0 else _layers_below_head(name, layers)
+        groups.setdefault((below, parameter.ndim < 2), []).append(parameter)
     return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": parameters,
+            "weight_decay": 0.0 if is_vector else weight_decay,
+            "lr_scale": layer_decay**below,
+        }
+        for (below, is_vector), parameters in sorted(groups.items(), key=lambda item: item[0])
     ]
+
+
+def _layers_below_head(name: str, layers: int) -> int:
+    """How many layers a parameter lies below the heads and the pooler: 1 is the uppermost layer,
+    `layers` + 1 what comes before the first."""
+    if match := _LAYER.match(name):
+        return layers - int(match[1])
+    if name.startswith("encoder.convolution."):  # it stands beside the first layer
+        return layers
+    return layers + 1 if name.startswith(("encoder.embeddings.", "encoder.shared.")) else 0
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019) in torch's fused form, or LAMB."""
-    groups = parameter_groups(model, config.weight_decay)
+    groups = parameter_groups(model, config.weight_decay, config.layer_decay)
     betas = (config.beta1, config.beta2)
     if config.name == "lamb":
         return Lamb(groups, lr=config.lr, betas=betas, eps=config.eps)

@@ -11,7 +11,7 @@ from bert_core.data.docstrings import docstrings_of, opening
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import PairsConfig
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
-from pipelines import prepare, pretrain, vocab
+from pipelines import finetune, prepare, pretrain, vocab
 from pipelines.finetune import FinetuneConfig
 from pipelines.prepare import PrepareConfig
 from pipelines.pretrain import PretrainConfig
@@ -149,3 +149,10 @@ def pretrained(prepared: Small) -> Small:
     """With pretrain/ too."""
     pretrain.run(prepared.pretrain(prepared.folder / "pretrain"))
     return prepared
+
+
+@pytest.fixture(scope="session")
+def finetuned(pretrained: Small) -> Small:
+    """With finetune/ too."""
+    finetune.run(pretrained.finetune(pretrained.folder / "finetune"))
+    return pretrained

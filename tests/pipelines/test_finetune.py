@@ -17,16 +17,12 @@ from bert_core.errors import ConfigError, CorpusError
 from bert_core.predictor import Predictor
 from pipelines import evaluate, finetune, publish
 from pipelines.evaluate import EvaluateConfig
+from pipelines.finetune import FinetuneConfig, SelectionConfig, divided
 from pipelines.publish import PublishConfig
 from pipelines.sources import LabelledConfig
+from pipelines.training import read_records
 
 pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module")
-def finetuned(pretrained: Any) -> Any:
-    finetune.run(pretrained.finetune(pretrained.folder / "finetune"))
-    return pretrained
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +69,76 @@ def test_one_worker_gives_the_accuracies_of_none(finetuned: Any, tmp_path: Path)
     config = finetuned.finetune(tmp_path / "one")
     one = finetune.run(replace(config, num_workers=1)).counts["seeds"]
     assert one == finetune.run(finetuned.finetune(finetuned.folder / "finetune")).counts["seeds"]
+
+
+@pytest.fixture(scope="module")
+def selecting(pretrained: Any, tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
+    """A run that has no rest until it has found nothing better twice."""
+    return replace(
+        pretrained.finetune(tmp_path_factory.mktemp("selecting") / "out"),
+        selection=SelectionConfig(share=0.25, every_epochs=1 / 3, patience=2),
+        epochs=30.0,
+        layer_decay=0.9,
+    )
+
+
+def test_the_weights_that_do_best_on_training_rows_kept_out_are_taken(
+    selecting: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("killed before the bundle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetune, "write_bundle", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            finetune.run(selecting)
+    folder = Path(selecting.output)
+    written = sorted(path.stat().st_mtime_ns for path in folder.glob("checkpoints/*/*/*"))
+    counts = finetune.run(selecting).counts
+    again = sorted(path.stat().st_mtime_ns for path in folder.glob("checkpoints/*/*/*"))
+    assert again == written, "what had stopped early was trained on"
+    assert (counts["train_rows"], counts["selection_rows"]) == (24, 8)
+    records = read_records(folder)
+    slots = counts["steps"] + 2
+    for index, seed in enumerate(counts["seeds"]):
+        measured = {
+            step - index * slots: numbers["selection/task/accuracy"]
+            for step, numbers in records.items()
+            if step // slots == index and "selection/task/accuracy" in numbers
+        }
+        best = max(measured.values())
+        assert seed["selection_accuracy"] == best
+        assert seed["steps"] == min(step for step, value in measured.items() if value == best)
+        assert max(measured) == seed["steps"] + 2, "it went on after two that were no better"
+    scored = [step for step, numbers in records.items() if "held_out/loss" in numbers]
+    assert scored == [slots - 1, 2 * slots - 1], "published rows are scored once a seed"
+
+
+def test_what_selects_is_no_row_that_is_trained_on_and_the_same_for_every_seed(
+    selecting: FinetuneConfig,
+) -> None:
+    rows = [{"text": str(number)} for number in range(40)]
+    parts = divided(rows, selecting.selection)
+    assert len(parts["selection"]) == 10
+    texts = {name: {row["text"] for row in part} for name, part in parts.items()}
+    assert not texts["train"] & texts["selection"]
+    assert divided(rows, selecting.selection) == parts
+    assert divided(rows, replace(selecting.selection, seed=1)) != parts
+    assert divided(rows, SelectionConfig()) == {"train": rows}
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_two_workers_select_too(selecting: FinetuneConfig, tmp_path: Path) -> None:
+    config = replace(selecting, output=str(tmp_path / "two"), num_workers=2, seeds=(0,))
+    counts = finetune.run(config).counts
+    assert counts["seeds"][0]["steps"] < counts["steps"]
+
+
+def test_a_metric_that_cannot_select_is_named(selecting: FinetuneConfig, tmp_path: Path) -> None:
+    selection = replace(selecting.selection, metric="bleu")
+    config = replace(selecting, output=str(tmp_path / "out"), selection=selection)
+    with pytest.raises(ConfigError, match=r"selection.metric: wanted one of loss, accuracy.*bleu"):
+        finetune.run(config)
 
 
 def test_from_scratch_takes_fresh_weights(finetuned: Any, tmp_path: Path) -> None:
@@ -159,6 +225,7 @@ def test_an_evaluation_of_another_bundle_is_refused(evaluated: Any, tmp_path: Pa
         ({"warmup_share": 2.0}, "warmup_share: wanted 0 to 1, got 2"),
         ({"rows_per_class": 0}, "rows_per_class: wanted at least 1, got 0"),
         ({"max_length": 4}, "max_length: wanted at least 8, got 4"),
+        ({"layer_decay": 1.5}, "layer_decay: wanted above 0 and up to 1, got 1.5"),
     ],
 )
 def test_settings_out_of_range_are_refused(
@@ -168,12 +235,28 @@ def test_settings_out_of_range_are_refused(
         replace(small.finetune(Path("x")), **change)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"share": 1.0}, "selection.share: wanted at least 0 and below 1, got 1"),
+        ({"every_epochs": 0.0}, "selection.every_epochs: wanted above 0, got 0"),
+        ({"share": 0.1, "patience": -1}, "selection.patience: wanted 0 or more, got -1"),
+        ({"patience": 2}, "patience: wanted 0 without rows to measure on, got 2: give selection"),
+    ],
+)
+def test_a_selection_that_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SelectionConfig(**given)
+
+
 def test_rows_that_are_missing_or_too_few_are_refused(pretrained: Any, tmp_path: Path) -> None:
     config = pretrained.finetune(tmp_path / "out")
     nowhere = LabelledConfig(source=str(tmp_path / "no.jsonl"))
     with pytest.raises(CorpusError, match=r"no.jsonl: wanted a file of labelled rows"):
         finetune.run(replace(config, train=nowhere))
-    with pytest.raises(CorpusError, match="wanted at least batch_size = 64 rows, got 32"):
+    with pytest.raises(
+        CorpusError, match="wanted at least batch_size = 64 rows to train on, got 32"
+    ):
         finetune.run(replace(config, batch_size=64))
     with pytest.raises(ConfigError, match="max_length: wanted at most 512"):
         finetune.run(replace(config, max_length=1024, output=str(tmp_path / "long")))

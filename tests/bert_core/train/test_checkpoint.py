@@ -49,10 +49,10 @@ def save_checkpoint(
     *,
     run_digest: str = RUN,
     keep: int = 2,
-    held_out_loss: float | None = None,
+    cost: float | None = None,
 ) -> Checkpoint:
     with CheckpointWriter(folder, run_digest=run_digest, keep=keep) as writer:
-        writer.save(step, model, optimizer, held_out_loss)
+        writer.save(step, model, optimizer, cost)
         writer.wait()
     return Checkpoint(files.join(folder, f"step-{step:08d}"), step)
 
@@ -218,10 +218,8 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
     model, optimizer = trained(0)
     folder = str(tmp_path)
-    for step, loss in enumerate([3.0, None, 1.0, 2.0, 1.0, None, 4.0, None]):
-        save_checkpoint(
-            folder, step, model, optimizer, run_digest="run", keep=2, held_out_loss=loss
-        )
+    for step, cost in enumerate([3.0, None, 1.0, 2.0, 1.0, None, 4.0, None]):
+        save_checkpoint(folder, step, model, optimizer, run_digest="run", keep=2, cost=cost)
     best = best_checkpoint(folder)
     assert best is not None
     assert best.step == 2, "the earliest of equals"

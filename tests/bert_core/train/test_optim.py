@@ -1,5 +1,7 @@
 """AdamW as the paper of BERT sets it, with decay on matrices alone, and LAMB."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -45,6 +47,27 @@ def test_frozen_parameters_are_left_out(model: ObjectiveModel) -> None:
     groups = parameter_groups(model, 0.01)
     encoder = {id(parameter) for parameter in model.encoder.parameters()}
     assert not any(id(parameter) in encoder for group in groups for parameter in group["params"])
+
+
+def test_a_layer_learns_more_slowly_than_the_one_above_it() -> None:
+    config = replace(CONFIG, num_hidden_layers=3)
+    model = ObjectiveModel(config, [objective(config) for objective in PRETRAINING.values()])
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, 0.01, layer_decay=0.5)
+    scales = {
+        names[id(parameter)]: (group["lr_scale"], group["weight_decay"])
+        for group in groups
+        for parameter in group["params"]
+    }
+    assert scales.keys() == set(names.values())
+    for name, (scale, decay) in scales.items():
+        part = ".".join(name.split(".")[1:3]) if name.startswith("encoder.layers") else ""
+        of_layer = {"layers.2": 0.5, "layers.1": 0.25, "layers.0": 0.125}
+        expected = 0.0625 if name.startswith("encoder.embeddings") else of_layer.get(part, 1.0)
+        assert scale == expected, name
+        assert decay == (0.0 if dict(model.named_parameters())[name].ndim < 2 else 0.01)
+    alike = parameter_groups(model, 0.01)
+    assert [group["lr_scale"] for group in alike] == [1.0, 1.0]
 
 
 def test_settings_reach_the_optimizer(model: ObjectiveModel) -> None:
