@@ -7,6 +7,7 @@ in one block whatever their size.
 import bz2
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import pairwise
@@ -173,21 +174,58 @@ def read_block(block: Block) -> Iterator[Document]:
     Raises: CorpusError naming file and place, also if a file is gone or was replaced.
     """
     for extent in block.extents:
-        path = extent.file.path
-        try:
-            if (size_bytes := files.size_bytes(path)) != extent.file.size_bytes:
-                raise CorpusError(
-                    f"{path}: wanted the {extent.file.size_bytes:,} bytes that were there when the "
-                    f"run began, got {size_bytes:,}: leave the corpus alone while it is read, and "
-                    "run again"
-                )
+        with _unchanged(extent.file):
             read = _read_row_group if extent.file.format == "parquet" else _read
             yield from read(extent, block)
-        except FileNotFoundError as error:
+
+
+def read_lines(block: Block) -> Iterator[tuple[str, int, bytes]]:
+    """The lines of a block's files that are not blank, each with its file and its byte there.
+
+    Raises: as `read_block`.
+    """
+    for extent in block.extents:
+        with _unchanged(extent.file):
+            for offset, data in _pieces(extent, block):
+                for line in data.splitlines(keepends=True):
+                    if line.strip():
+                        yield extent.file.path, offset, line
+                    offset += len(line)
+
+
+def read_row_groups(block: Block) -> Iterator[tuple[str, pa.Table]]:
+    """The row groups of a block's Parquet files, and where each stands, for a message.
+
+    Raises: as `read_block`.
+    """
+    for extent in block.extents:
+        path = extent.file.path
+        with _unchanged(extent.file), parquet.open_parquet(path) as opened:
+            try:
+                table = opened.read_row_group(extent.start)
+            except (pa.ArrowInvalid, OSError) as error:
+                raise damaged(path, "Parquet file", error) from error
+            yield f"{path}, row group {extent.start}", table
+
+
+@contextmanager
+def _unchanged(file: CorpusFile) -> Iterator[None]:
+    """Read the file that was there when the run began.
+
+    Raises: CorpusError if it is gone or has another size.
+    """
+    try:
+        if (size_bytes := files.size_bytes(file.path)) != file.size_bytes:
             raise CorpusError(
-                f"{path}: was there when the run began, now there is no such file: put it back and "
-                "run again, what is finished stays"
-            ) from error
+                f"{file.path}: wanted the {file.size_bytes:,} bytes that were there when the run "
+                f"began, got {size_bytes:,}: leave the corpus alone while it is read, and run again"
+            )
+        yield
+    except FileNotFoundError as error:
+        raise CorpusError(
+            f"{file.path}: was there when the run began, now there is no such file: put it back "
+            "and run again, what is finished stays"
+        ) from error
 
 
 def _read(extent: Extent, block: Block) -> Iterator[Document]:

@@ -93,6 +93,13 @@ def disconnect() -> None:
         _started = None
 
 
+def has_gpus(count: int) -> bool:
+    """Whether the cluster that this process is connected to has a GPU for each of `count`."""
+    import ray
+
+    return ray.cluster_resources().get("GPU", 0) >= count
+
+
 def child_environment() -> dict[str, str]:
     """Environment of a child process that is to start a cluster, whatever this one is part of."""
     return {**os.environ, "RAY_ADDRESS": "local"}

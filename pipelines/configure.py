@@ -36,6 +36,7 @@ STAGES = {
     "finetune": Command("pipelines.finetune", "FinetuneConfig", "bundle + labelled rows → bundle"),
     "evaluate": Command("pipelines.evaluate", "EvaluateConfig", "bundle + labelled rows → metrics"),
     "publish": Command("pipelines.publish", "PublishConfig", "bundle → MLflow registry"),
+    "predict": Command("pipelines.predict", "PredictConfig", "bundle + rows → rows with answers"),
 }
 COMMANDS = {
     "serve": Command("serve.config", "ServeConfig", "answer requests over HTTP"),

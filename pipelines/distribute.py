@@ -17,7 +17,11 @@ IN_FLIGHT = 3  # items that an actor has, the one in hand included
 
 
 def run_tasks(
-    work: Callable[[Item], Any], items: Sequence[Item], config: StageConfig
+    work: Callable[[Item], Any],
+    items: Sequence[Item],
+    config: StageConfig,
+    *,
+    use_gpu: bool = False,
 ) -> Generator[tuple[int, Any], None, None]:
     """Do `work` on every item, and yield (position, result) as each is finished, in any order.
 
@@ -29,6 +33,7 @@ def run_tasks(
 
     Args:
         work: gives something that JSON can hold; what it writes is on storage all workers see.
+        use_gpu: whether each worker gets a GPU, where the cluster has enough of them.
     Raises: what `work` raises, if it is a RaybertError; the first one ends the whole.
     """
     if not items:
@@ -52,6 +57,7 @@ def run_tasks(
             _Answering,  # type: ignore[arg-type]  # a class is right, Ray's stub knows functions only
             fn_constructor_args=(work, items),
             num_cpus=config.threads_per_worker,
+            num_gpus=1 if use_gpu and cluster.has_gpus(config.least_workers) else None,
             allow_out_of_order_execution=False,
             # An actor has its next item at hand: with tasks a CPU rests 0.2 s after each.
             compute=ray.data.ActorPoolStrategy(

@@ -23,6 +23,7 @@ from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.predictor import Predictor
+    from bert_core.tasks.base import Task
 
 PREDICTIONS = "predictions.parquet"
 ANSWER = "answer"
@@ -78,12 +79,10 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     if main not in metrics:
         raise ConfigError(f"metric: wanted one of {', '.join(metrics)}, got {main!r}")
     ranges = intervals(task.metrics, columns)
-    cells = [task.cells(answer) for answer in answers]
     table = pa.table(
         {
             **{name: [row.get(name) for row in rows] for name in _names(rows)},
-            **{f"predicted_{name}": [cell[name] for cell in cells] for name in cells[0]},
-            ANSWER: [json.dumps(answer) for answer in answers],
+            **answer_columns(task, answers),
         }
     )
     sink = pa.BufferOutputStream()
@@ -108,6 +107,20 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     return Result(outputs={PREDICTIONS: Output.of(path)}, counts=counts, artifacts=artifacts)
 
 
+def answer_columns(
+    task: "Task", answers: Sequence[Any], prefix: str = "predicted_", answer: str = ANSWER
+) -> dict[str, pa.Array]:
+    """The best of each answer in columns whose names begin with `prefix`, and the whole as JSON."""
+    cells = [task.cells(each) for each in answers]
+    return {
+        **{
+            f"{prefix}{name}": pa.array([cell[name] for cell in cells], kind)
+            for name, kind in task.cell_types.items()
+        },
+        answer: pa.array([json.dumps(each) for each in answers], pa.string()),
+    }
+
+
 def _names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
@@ -120,7 +133,7 @@ def predict_rows(folder: Path, rows: Sequence[Row], config: StageConfig) -> tupl
     tokens = 0
     work = partial(_predict, folder.absolute(), config.threads_per_worker)
     with meter("predicting", len(rows), "rows") as progress:
-        for index, (found, count) in run_tasks(work, tasks, config):
+        for index, (found, count) in run_tasks(work, tasks, config, use_gpu=True):
             answers[index] = found
             tokens += count
             progress.add(len(found))
@@ -136,8 +149,8 @@ def _predict(folder: Path, threads: int, rows: Sequence[Row]) -> tuple[list[Any]
 
 
 @lru_cache(maxsize=2)
-def predictor_of(folder: Path, threads: int) -> "Predictor":
+def predictor_of(folder: Path, threads: int, task: str | None = None) -> "Predictor":
     """The model, loaded once a process."""
     from bert_core.predictor import Predictor
 
-    return Predictor(folder, threads=threads)
+    return Predictor(folder, threads=threads, task=task)

@@ -42,7 +42,8 @@ class CorpusConfig:
     licenses: tuple[str, ...] = field(default=(), metadata=REMARK)
     """For every source its licence, for the data card; a hub data set says its own."""
     document_boundary: Boundary = "blank_line"
-    """In text files: a document ends at a `blank_line`, before a `heading`, or with its `file`."""
+    """In text files: a document ends at a `blank_line`, with its `line` or its `file`, or before a
+    `heading`."""
     text_column: str = "text"
     """In JSONL and Parquet: the column that holds a document."""
     errors: Errors = "fail"

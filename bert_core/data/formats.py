@@ -14,13 +14,14 @@ import pyarrow.parquet as pq
 
 from bert_core.errors import CorpusError
 
-Boundary = Literal["blank_line", "heading", "file"]
+Boundary = Literal["blank_line", "line", "heading", "file"]
 Errors = Literal["fail", "skip"]
 
 # Where one document of a text file ends and the next begins; `heading` is WikiText's ` = Title = `
 # and the first two levels of Markdown.
 BOUNDARIES: dict[Boundary, re.Pattern[bytes]] = {
     "blank_line": re.compile(rb"\n[ \t\r]*\n"),
+    "line": re.compile(rb"\n"),
     "heading": re.compile(rb"\n(?= = [^=\n][^\n]* = *\r?\n|##? )"),
 }
 

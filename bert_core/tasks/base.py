@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
@@ -63,6 +64,8 @@ class Task(ABC):
     """Whether its head is one that pretraining trains."""
     examples: ClassVar[list[Any]]
     """One input or more, as a caller sends them: shown in docs, and asked to see a model ready."""
+    cell_types: ClassVar[Mapping[str, pa.DataType]]
+    """Names and types of `cells`."""
 
     labels: list[str]
     """The labels; a label's place is its id."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import MASK, OTHER_NAMES, Tokenizer
@@ -57,6 +58,7 @@ class FillMask(Task):
     pretrained = True
     parameters = FillMaskParameters
     examples: ClassVar = ["The capital of France is [MASK]."]
+    cell_types: ClassVar = {"words": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
 
     def build_objective(self, config: EncoderConfig) -> MaskedLanguageModeling:
         return MaskedLanguageModeling(config)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
@@ -52,6 +53,9 @@ class MultipleChoice(Task):
     examples: ClassVar = [
         {"text": "She opened the umbrella because", "choices": ["it rained.", "it was a fish."]}
     ]
+    cell_types: ClassVar = {
+        "label": pa.int64(), "choice": pa.string(), "score": pa.float64(),
+    }  # fmt: skip
 
     @classmethod
     def from_huggingface(cls, entries: Mapping[str, Any], labels: list[str]) -> "MultipleChoice":

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class NextSentence(Task):
     pretrained = True
     parameters = CuttingParameters
     examples: ClassVar = [{"text": "The ship left the port.", "text_pair": "It sailed west."}]
+    cell_types: ClassVar = {"label": pa.string(), "score": pa.float64()}
 
     def __init__(self, labels: Sequence[str] = (), options: Options | None = None) -> None:
         super().__init__(LABELS, options)

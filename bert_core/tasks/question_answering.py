@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
@@ -95,6 +96,9 @@ class QuestionAnswering(Task):
     examples: ClassVar = [
         {"question": "Where is the tower?", "context": "The Eiffel Tower stands in Paris."}
     ]
+    cell_types: ClassVar = {
+        "answer": pa.string(), "score": pa.float64(), "start": pa.int64(), "end": pa.int64(),
+    }  # fmt: skip
 
     chosen: QuestionAnsweringOptions
 

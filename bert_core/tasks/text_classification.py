@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
@@ -77,6 +78,7 @@ class TextClassification(Task):
     parameters = TextClassificationParameters
     options = TextClassificationOptions
     examples: ClassVar = ["A text to be labelled."]
+    cell_types: ClassVar = {"label": pa.string(), "score": pa.float64()}
 
     chosen: TextClassificationOptions
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Float
 
 from bert_core.data.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ class TextRegression(Task):
     lower_is_better = frozenset({"mse"})
     parameters = CuttingParameters
     examples: ClassVar = [{"text": "A plane takes off.", "text_pair": "A plane is taking off."}]
+    cell_types: ClassVar = {"score": pa.float64()}
 
     def __init__(self, labels: Sequence[str] = (), options: Options | None = None) -> None:
         super().__init__(labels or ["score"], options)

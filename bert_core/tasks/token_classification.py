@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
@@ -23,6 +24,11 @@ from bert_core.tasks.rows import Row
 OUTSIDE = "O"
 Strategy = Literal["simple", "none"]
 Spans = Int[np.ndarray, "words 2"]
+ENTITY = [
+    ("entity_group", pa.string()), ("entity", pa.string()), ("score", pa.float64()),
+    ("word", pa.string()), ("start", pa.int64()), ("end", pa.int64()),
+]  # fmt: skip
+"""Of an answer: an entity has its group, a word by itself its tag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,7 @@ class TokenClassification(Task):
     parameters = TokenClassificationParameters
     options = TokenClassificationOptions
     examples: ClassVar = ["The Eiffel Tower is in Paris."]
+    cell_types: ClassVar = {"entities": pa.list_(pa.struct(ENTITY))}
 
     chosen: TokenClassificationOptions
 

@@ -234,7 +234,7 @@ def test_a_file_that_changed_since_the_run_began_is_told(tmp_path: Path) -> None
         ({"licenses": ("MIT",) * 3}, "corpus.licenses: wanted one for each of the 2 sources, got"),
         ({"weights": (1.0, 0.0)}, "corpus.weights: wanted numbers above 0 and up to 100, got (1.0"),
         ({"weights": (1.0, 101.0)}, "got (1.0, 101.0): leave a source out instead of giving it no"),
-        ({"document_boundary": "page"}, "corpus.document_boundary: wanted one of blank_line, hea"),
+        ({"document_boundary": "page"}, "corpus.document_boundary: wanted one of blank_line, line"),
         ({"errors": "ignore"}, "corpus.errors: wanted one of fail, skip, got 'ignore'"),
         ({"held_out_share": 1.0}, "corpus.held_out_share: wanted at least 0 and below 1, got 1.0"),
     ],

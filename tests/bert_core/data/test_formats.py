@@ -76,8 +76,10 @@ def test_a_byte_that_is_no_utf8_is_named_with_its_file_and_place(boundary: Bound
 def test_a_document_that_is_no_utf8_can_be_passed_over(boundary: Boundary) -> None:
     data = "# é\n\n".encode() + b"# caf\xe9\n\n" + "# 海\n\n".encode()
     found = list(text_documents(data, boundary, "a.txt", errors="skip"))
-    wanted: list[str | None] = ["# é\n\n", None, "# 海\n\n"]
-    assert [text for text in found if text != ""] == ([None] if boundary == "file" else wanted)
+    by_line: list[str | None] = ["# é\n", "\n", None, "\n", "# 海\n", "\n"]
+    by_document: list[str | None] = ["# é\n\n", None, "# 海\n\n"]
+    wanted = {"file": [None], "line": by_line}.get(boundary, by_document)
+    assert [text for text in found if text != ""] == wanted
 
 
 def test_a_line_that_is_no_object_can_be_passed_over() -> None:

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import transformers
@@ -128,7 +129,11 @@ def test_every_row_gets_an_answer_that_json_can_hold(task: Task) -> None:
     answers = task.decode(rows, windows, scores_of(model_of(task), windows, TOKENIZER.pad_id))
     assert len(answers) == len(rows)
     assert json.loads(json.dumps(answers)) == answers
-    assert {tuple(task.cells(answer)) for answer in answers} == {tuple(task.cells(answers[0]))}
+    cells = [task.cells(answer) for answer in answers]
+    assert {tuple(each) for each in cells} == {tuple(task.cell_types)}
+    for name, kind in task.cell_types.items():
+        column = pa.array([each[name] for each in cells], kind)
+        assert column.null_count == 0 or name in ("start", "end")
     assert isinstance(task.parameters(), Parameters)
 
 

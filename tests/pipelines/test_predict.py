@@ -1,0 +1,191 @@
+"""Rows of any number through a model: every one is there again, answered or put aside."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert_core.errors import ConfigError, CorpusError
+from bert_core.predictor import Predictor
+from pipelines import predict
+from pipelines.predict import PredictConfig
+
+pytestmark = pytest.mark.ray
+
+TEXTS = [
+    f"Return the number {number} of bytes{' and more' * (number % 7)}." for number in range(50)
+]
+
+
+@pytest.fixture
+def config(finetuned: Any, tmp_path: Path) -> PredictConfig:
+    return PredictConfig(
+        output=str(tmp_path / "out"),
+        model=str(finetuned.folder / "finetune" / "bundle"),
+        source=str(tmp_path / "rows.jsonl"),
+        part_bytes=1000,
+        num_workers=0,
+        tracking_uri=finetuned.tracking_uri,
+    )
+
+
+@pytest.fixture
+def answers(config: PredictConfig) -> list[Any]:
+    return Predictor(config.model, device="cpu").predict(TEXTS)
+
+
+def lines_of(folder: str | Path) -> list[dict[str, Any]]:
+    paths = sorted(Path(folder).glob("*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def test_lines_come_back_in_order_with_their_columns_and_an_answer(
+    config: PredictConfig, answers: list[Any]
+) -> None:
+    rows = [{"n": n, "text": text, "über": [n, None]} for n, text in enumerate(TEXTS)]
+    Path(str(config.source)).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    counts = predict.run(config).counts
+    assert counts["parts"] > 3
+    assert (counts["rows"], counts["rejected"]) == (50, 0)
+    found = lines_of(f"{config.output}/rows")
+    assert [{name: row[name] for name in rows[0]} for row in found] == rows
+    for row, answer in zip(found, answers, strict=True):
+        assert row["predicted_label"] == answer[0]["label"]
+        assert row["predicted_score"] == pytest.approx(answer[0]["score"], abs=1e-5)
+        assert [one["label"] for one in row["answer"]] == [one["label"] for one in answer]
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_tables_keep_their_types_and_workers_change_nothing(
+    config: PredictConfig, answers: list[Any], tmp_path: Path
+) -> None:
+    table = pa.table(
+        {
+            "id": pa.array(range(50), pa.int16()),
+            "body": pa.array(TEXTS, pa.large_string()).dictionary_encode(),
+            "when": pa.array(range(50), pa.timestamp("us")),
+        }
+    )
+    (tmp_path / "tables").mkdir()
+    for number in range(2):
+        part = table.slice(25 * number, 25)
+        pq.write_table(part, tmp_path / "tables" / f"{number}.parquet", row_group_size=10)
+    config = replace(config, source=str(tmp_path / "tables"), columns={"text": "body"})
+    predict.run(config)
+    two = replace(config, output=str(tmp_path / "two"), num_workers=2)
+    assert predict.run(two).outputs == predict.run(config).outputs
+    found = pq.read_table(Path(config.output, "rows"))
+    assert found.select(["id", "when"]).equals(table.select(["id", "when"]))
+    assert found["body"].to_pylist() == TEXTS
+    assert found["predicted_label"].to_pylist() == [answer[0]["label"] for answer in answers]
+    whole = [json.loads(each)[0]["label"] for each in found["answer"].to_pylist()]
+    assert whole == found["predicted_label"].to_pylist()
+
+
+def test_lines_of_text_are_rows(config: PredictConfig, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("\ufeff" + "\n\n".join(TEXTS) + "\n", encoding="utf-8")
+    predict.run(replace(config, source=str(tmp_path / "rows.txt")))
+    assert [row["text"] for row in lines_of(f"{config.output}/rows")] == TEXTS
+
+
+def test_rows_that_cannot_be_answered_are_put_aside_with_the_reason(
+    config: PredictConfig,
+) -> None:
+    lines = [
+        b'{"text": "Return a list."}',
+        b'{"text": 7}',
+        b"not json",
+        b'{"body": "no text"}',
+        b'{"text": "\xff"}',
+        b"[1]",
+        b'{"text": "Half a pair \\ud800."}',
+        b'{"text": "Taken.", "answer": "mine"}',
+        b'{"text": "Close the file."}',
+    ]
+    Path(str(config.source)).write_bytes(b"\n".join(lines))
+    counts = predict.run(replace(config, part_bytes=1_000_000)).counts
+    assert (counts["rows"], counts["rejected"]) == (2, 7)
+    assert counts["rejected_unreadable"] + counts["rejected_without_the_input"] == 7
+    kept = [row["text"] for row in lines_of(f"{config.output}/rows")]
+    assert kept == ["Return a list.", "Close the file."]
+    aside = lines_of(f"{config.output}/rejected")
+    assert Counter(row["kind"] for row in aside) == {"unreadable": 4, "without_the_input": 3}
+    at = {row["where"].rpartition("byte ")[2]: row["reason"] for row in aside}
+    assert "wanted text, got a number (7)" in at["27"]
+    assert "text (text), text_pair (text), text is missing" in at["48"].replace(" and", ",")
+
+
+def test_what_is_not_to_be_cut_is_put_aside(config: PredictConfig) -> None:
+    rows = [{"text": "short"}, {"text": "long " * 1000}, {"text": "short again"}]
+    Path(str(config.source)).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    strict = replace(config, parameters={"truncation": False, "top_k": 1}, part_bytes=1_000_000)
+    predict.run(strict)
+    (aside,) = lines_of(f"{config.output}/rejected")
+    assert aside["kind"] == "not_taken"
+    assert aside["row"] == rows[1]
+    assert "wanted at most 512 tokens" in aside["reason"]
+    assert [len(row["answer"]) for row in lines_of(f"{config.output}/rows")] == [1, 1]
+    cutting = replace(config, output=f"{config.output}-2", parameters={"top_k": 1})
+    assert predict.run(cutting).counts["rejected"] == 0
+
+
+def test_a_run_that_was_killed_goes_on_with_the_parts_that_are_missing(
+    config: PredictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(str(config.source)).write_text("".join(f"{json.dumps({'text': t})}\n" for t in TEXTS))
+    made: list[int] = []
+    make = predict._make_part
+
+    def killed(config: Any, folder: Any, item: Any) -> Any:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(item[0])
+        return make(config, folder, item)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(predict, "_make_part", killed)
+        with pytest.raises(KeyboardInterrupt):
+            predict.run(config)
+    first = {path: path.stat().st_mtime_ns for path in Path(config.output, "rows").iterdir()}
+    assert len(first) == 2
+    counts = predict.run(config).counts
+    assert counts["rows"] == 50
+    assert all(path.stat().st_mtime_ns == written for path, written in first.items())
+    whole = replace(config, output=f"{config.output}-whole")
+    assert predict.run(whole).outputs == predict.run(config).outputs
+
+
+def test_a_pretrained_model_fills_masks(finetuned: Any, config: PredictConfig) -> None:
+    rows = [{"text": "Return the [MASK]."}, {"text": "no mask"}, {"text": "[MASK] a [MASK]."}]
+    Path(str(config.source)).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    model = str(finetuned.folder / "pretrain" / "bundle")
+    counts = predict.run(replace(config, model=model, part_bytes=1_000_000)).counts
+    assert (counts["rows"], counts["rejected_not_taken"]) == (2, 1)
+    assert [len(row["predicted_words"]) for row in lines_of(f"{config.output}/rows")] == [1, 2]
+
+
+def test_what_would_put_every_row_aside_is_refused(config: PredictConfig, tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    table = pa.table({"body": TEXTS, "answer": TEXTS})
+    pq.write_table(table, path)
+    tables = replace(config, source=str(path))
+    with pytest.raises(CorpusError, match="wanted no column 'answer', where answers go"):
+        predict.run(tables)
+    tables = replace(tables, answer_column="whole")
+    with pytest.raises(CorpusError, match="wanted a column 'text', there are: body, answer"):
+        predict.run(tables)
+    with pytest.raises(ConfigError, match="columns: wanted names of the fields text, text_pair"):
+        predict.run(replace(tables, columns={"txet": "body"}))
+    with pytest.raises(ConfigError, match=r'parameters: wanted .* got "topk": did you mean top_k'):
+        predict.run(replace(tables, columns={"text": "body"}, parameters={"topk": 1}))
+    (tmp_path / "rows.txt").write_text("a line")
+    with pytest.raises(CorpusError, match="wanted rows in Parquet, or in JSONL and text, not both"):
+        predict.run(replace(tables, source=(str(path), str(tmp_path / "rows.txt"))))
+    (tmp_path / "rows.jsonl").write_text('{"body": "x"}\n')
+    with pytest.raises(CorpusError, match=r"wanted rows to answer, got none \(1 without_the_input"):
+        predict.run(config)
