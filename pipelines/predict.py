@@ -186,13 +186,19 @@ def _check_files(config: PredictConfig, task: "Task") -> None:
             f"{odd[0].path}: wanted rows in Parquet, or in JSONL and text, not both, among "
             f"{len(found):,} files: predict them one after the other"
         )
-    for file in tables:
-        _check_schema(config, file, needed)
+    schemas = [_checked_schema(config, file, needed) for file in tables]
+    for file, schema in zip(tables, schemas, strict=True):
+        if not schema.equals(schemas[0]):
+            raise CorpusError(
+                f"{file.path}: wanted the columns and types of {tables[0].path}, since both may "
+                "become one file, got others: predict them one after the other"
+            )
 
 
-def _check_schema(config: PredictConfig, file: CorpusFile, needed: set[str]) -> None:
+def _checked_schema(config: PredictConfig, file: CorpusFile, needed: set[str]) -> pa.Schema:
     with parquet.open_parquet(file.path) as opened:
-        there = opened.schema_arrow.names
+        schema = opened.schema_arrow
+    there = schema.names
     _check_free(config, there, file.path)
     absent = sorted(needed.difference(there))
     if absent:
@@ -206,6 +212,7 @@ def _check_schema(config: PredictConfig, file: CorpusFile, needed: set[str]) -> 
             f"{file.path}: wanted each column once, got {twice[0]!r} {there.count(twice[0])} "
             "times: write the file again with names of their own"
         )
+    return schema
 
 
 def _check_free(config: PredictConfig, names: Iterable[str], where: str) -> None:
@@ -279,7 +286,7 @@ def _write_tables(sink: BinaryIO, answering: "_Answering", block: Block) -> None
     writer: pq.ParquetWriter | None = None
     for where, table in read_row_groups(block):
         wanted = [name for name in table.column_names if name in answering.columns.values()]
-        for start in range(0, len(table), ROWS_AT_ONCE):
+        for start in range(0, max(1, len(table)), ROWS_AT_ONCE):  # of no rows the columns too
             few = table.slice(start, ROWS_AT_ONCE)
             rows = [
                 _Read(f"{where}, row {start + place + 1:,}", columns, place)

@@ -87,6 +87,22 @@ def test_tables_keep_their_types_and_workers_change_nothing(
     assert whole == found["predicted_label"].to_pylist()
 
 
+def test_tables_without_rows_and_with_other_columns(config: PredictConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    table = pa.table({"text": TEXTS[:3]})
+    pq.write_table(table, folder / "0.parquet")
+    pq.write_table(table.slice(0, 0), folder / "1.parquet")
+    small = replace(config, source=str(folder), part_bytes=1)
+    assert predict.run(small).counts["rows"] == 3
+    found = pq.read_table(Path(config.output, "rows"))
+    assert found["text"].to_pylist() == TEXTS[:3]
+    pq.write_table(pa.table({"text": TEXTS, "n": range(50)}), folder / "2.parquet")
+    other = replace(small, output=f"{config.output}-2")
+    with pytest.raises(CorpusError, match=r"2.parquet: wanted the columns and types of .*0.parque"):
+        predict.run(other)
+
+
 def test_lines_of_text_are_rows(config: PredictConfig, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("\ufeff" + "\n\n".join(TEXTS) + "\n", encoding="utf-8")
     predict.run(replace(config, source=str(tmp_path / "rows.txt")))
