@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.harness import Comparison, compare, main
+from benchmarks.harness import Planned, compare, main
 from bert_core.batches import pack, pad
 from bert_core.data.docstrings import docstrings_of
 from bert_core.data.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ ONLY_EAGER = ("deberta-base", "deberta-v3-base")  # transformers has no SDPA for
 QUICK = ("bert-mini", "bert-base", "deberta-v3-base")
 
 
-def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
+def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     torch.manual_seed(0)
     rows = _rows()
     generator = np.random.default_rng(0)

@@ -35,6 +35,14 @@ class Comparison:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A comparison that is not made yet."""
+
+    name: str
+    make: Callable[[], Comparison]
+
+
 def compare(
     name: str,
     ours: Callable[[], float],
@@ -43,13 +51,24 @@ def compare(
     unit: str,
     rounds: int,
     **settings: Any,
-) -> Comparison:
+) -> Planned:
     """Run both `rounds` times in turn, each first in every other round; a round before warms up.
 
     Args:
         ours: does the work once and gives its rate, higher is better.
         peer: the same work.
     """
+    return Planned(name, lambda: _compared(name, ours, peer, unit, rounds, settings))
+
+
+def _compared(
+    name: str,
+    ours: Callable[[], float],
+    peer: Callable[[], float],
+    unit: str,
+    rounds: int,
+    settings: dict[str, Any],
+) -> Comparison:
     ours(), peer()
     pairs = []
     for index in range(rounds):
@@ -68,19 +87,24 @@ def compare(
     )
 
 
-def main(benchmark: Callable[[int, bool], Iterable[Comparison]], module: str) -> None:
-    """`python -m benchmarks.<name> [--quick] [--json FILE]`.
+def main(benchmark: Callable[[int, bool], Iterable[Planned | Comparison]], module: str) -> None:
+    """`python -m benchmarks.<name> [--quick] [--only NAME …] [--json FILE]`.
 
     Args:
-        benchmark: given the number of rounds and whether to be quick, yields each comparison.
+        benchmark: given the number of rounds and whether to be quick, yields each comparison; one
+            that is only planned is made before the next is asked for.
     """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}")
     parser.add_argument("--quick", action="store_true", help="under five minutes on two cores")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="make no other comparisons")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
     arguments = parser.parse_args()
     found = []
     print(f"{'name':<40}{'ours':>14}{'peer':>14}  {'unit':<12}{'ratio':>7}", flush=True)
-    for one in benchmark(QUICK_ROUNDS if arguments.quick else ROUNDS, arguments.quick):
+    for planned in benchmark(QUICK_ROUNDS if arguments.quick else ROUNDS, arguments.quick):
+        if arguments.only and planned.name not in arguments.only:
+            continue
+        one = planned.make() if isinstance(planned, Planned) else planned
         print(
             f"{one.name:<40}{one.ours:>14,.0f}{one.peer:>14,.0f}  {one.unit:<12}{one.ratio:>7.2f}"
             f"  {one.settings.get('what', '')}",

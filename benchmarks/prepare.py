@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import Comparison, compare, main
+from benchmarks.harness import Comparison, Planned, compare, main
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.data.wordpiece import BulkWordPiece
@@ -32,7 +32,7 @@ WORKERS = 2
 BLOCK_BYTES = 4 << 20  # small, so that two workers have as much to do each
 
 
-def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
+def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with tempfile.TemporaryDirectory() as scratch:
         corpora = _corpora(QUICK_BYTES if quick else None)
@@ -75,10 +75,14 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
             fixed_cost_s=prepare.fixed_s,
             **settings,
         )
-        words = sum(len(text.split()) for text in texts)
-        words_per_s = scaling.peer * words / prepare.tokens
-        hours = {"core_hours_for_3_3e9_words": round(PAPER_WORDS / words_per_s / 3600, 2)}
-        yield replace(scaling, settings=scaling.settings | {"words": words} | hours)
+
+        def with_hours() -> Comparison:
+            made, words = scaling.make(), sum(len(text.split()) for text in texts)
+            words_per_s = made.peer * words / prepare.tokens
+            hours = {"core_hours_for_3_3e9_words": round(PAPER_WORDS / words_per_s / 3600, 2)}
+            return replace(made, settings=made.settings | {"words": words} | hours)
+
+        yield Planned(scaling.name, with_hours)
 
 
 def _corpora(most_bytes: int | None) -> dict[str, list[str]]:
@@ -111,7 +115,7 @@ def _tokenizer(texts: list[str]) -> Tokenizer:
     return Tokenizer.from_vocabulary(vocabulary, lowercase=True)
 
 
-def _wordpiece(name: str, texts: list[str], tokenizer: Tokenizer, rounds: int) -> Comparison:
+def _wordpiece(name: str, texts: list[str], tokenizer: Tokenizer, rounds: int) -> Planned:
     column = pa.array(texts)
 
     def ours() -> float:

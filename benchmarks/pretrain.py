@@ -13,6 +13,8 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 import transformers
-from transformers import BertForPreTraining, Trainer, TrainerCallback, TrainingArguments
+from transformers import BertForPreTraining
 
-from benchmarks.harness import Comparison, compare, main
+from benchmarks.harness import Planned, compare, main
+from benchmarks.peer import SETTINGS, WARM_UP, TimedTrainer, training_arguments
 from bert_core.batches import RankBatches, ShardSource
 from bert_core.data.docstrings import docstrings_of
 from bert_core.data.documents import split_sentences
@@ -33,7 +36,7 @@ from bert_core.data.rows import RowMaker
 from bert_core.data.shards import ShardRows
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
-from bert_core.model.attention import packs
+from bert_core.model.attention import packing
 from bert_core.model.hf import encoder_config_to_huggingface
 from bert_core.model.size import training_flops
 from bert_core.model.variants import VARIANTS
@@ -44,14 +47,12 @@ from bert_core.train.hardware import peak_flops
 from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer
 
-WARM_UP = 2
-"""Steps that are not timed: compiled in them, and memory is there."""
 VOCAB_SIZE = 30_522
 CPU_TOKENS, GPU_TOKENS = 4096, 65_536
 """Tokens of a micro-batch: what caches like, and what fills a GPU."""
 
 
-def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
+def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     texts = _texts()
     vocabulary = train_vocabulary(texts, vocab_size=VOCAB_SIZE, lowercase=True)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
@@ -74,10 +75,10 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
         pair = _Pair(variant, tokenizer, rows, 32, steps, precision)
         yield _compare(name, pair, rounds if variant == "bert-mini" else min(rounds, 3))
     if importlib.util.find_spec("ray"):
-        yield from _on_ray(texts, min(rounds, 3), steps=4 if quick else 8)
+        yield from _on_ray(texts, min(rounds, 3), steps=4 if quick else 12)
 
 
-def _compare(name: str, pair: "_Pair", rounds: int) -> Comparison:
+def _compare(name: str, pair: "_Pair", rounds: int) -> Planned:
     return compare(
         name,
         pair.ours,
@@ -125,8 +126,7 @@ class _Pair:
             "attention_dropout": self._config.attention.dropout,
             "micro_batch_tokens": self._tokens,
             "compile": on_gpu,
-            "peer_settings": "Trainer, SDPA, fused AdamW, group_by_length, padded to the longest"
-            + (", torch_compile" if on_gpu else ""),
+            "peer_settings": SETTINGS + (", torch_compile" if on_gpu else ""),
         }
 
     def ours(self) -> float:
@@ -134,7 +134,7 @@ class _Pair:
         source = ShardSource(
             lambda _: self._rows,
             self._pad_id,
-            packed=packs(self._config, self._device, self._precision),
+            packed_from=packing(self._config, self._device, self._precision),
         )
         order = GlobalOrder([len(self._rows)], seed=0)
         batches = RankBatches(source, order, self.size, self._tokens)
@@ -164,40 +164,28 @@ class _Pair:
         torch.manual_seed(0)
         entries = encoder_config_to_huggingface(self._config)
         model = BertForPreTraining(transformers.BertConfig(**entries))
-        clock = _Clock(self._wait)
         examples = _Examples(self._rows, self.size * (self._steps + WARM_UP))
         on_gpu = self._device.type == "cuda"
         with tempfile.TemporaryDirectory() as folder:
-            arguments = TrainingArguments(
-                output_dir=folder,
-                per_device_train_batch_size=self.size,
-                max_steps=self._steps + WARM_UP,
-                optim="adamw_torch_fused",
-                learning_rate=1e-4,
-                warmup_steps=10,
-                bf16=self._precision == "bf16",
-                torch_compile=on_gpu,
-                use_cpu=not on_gpu,
-                train_sampling_strategy="group_by_length",
-                length_column_name="length",
-                remove_unused_columns=False,
-                dataloader_num_workers=2 if on_gpu else 0,
-                report_to=[],
-                save_strategy="no",
-                logging_strategy="no",
-                disable_tqdm=True,
-            )
-            trainer = _Counting(
+            trainer = TimedTrainer(
                 model=model,
-                args=arguments,
+                args=training_arguments(
+                    folder,
+                    rows=self.size,
+                    steps=self._steps + WARM_UP,
+                    precision=self._precision,
+                    learning_rate=1e-4,
+                    warmup_steps=10,
+                    torch_compile=on_gpu,
+                    dataloader_num_workers=2 if on_gpu else 0,
+                ),
                 train_dataset=examples,
                 data_collator=_Padded(self._pad_id),
-                callbacks=[clock],
             )
             trainer.train()
-        lengths = torch.cat(trainer.lengths[WARM_UP:]).cpu().numpy()
-        work = training_flops(self._config, lengths, int(sum(trainer.predictions[WARM_UP:])))
-        return self._rate(int(lengths.sum()), work, clock.ended - clock.began)
+        lengths = trainer.timed_lengths
+        work = training_flops(self._config, lengths, trainer.timed_labels)
+        return self._rate(int(lengths.sum()), work, trainer.seconds)
 
     def _model(self) -> ObjectiveModel:
         torch.manual_seed(0)
@@ -211,37 +199,6 @@ class _Pair:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-
-
-class _Clock(TrainerCallback):
-    """When the Trainer has warmed up and when it ends."""
-
-    def __init__(self, wait: Any) -> None:
-        self._wait = wait
-        self.began = self.ended = 0.0
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == WARM_UP:
-            self._wait()
-            self.began = time.perf_counter()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._wait()
-        self.ended = time.perf_counter()
-
-
-class _Counting(Trainer):
-    """Keeps what its batches held, without waiting for a GPU."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.lengths: list[torch.Tensor] = []
-        self.predictions: list[torch.Tensor] = []
-
-    def training_step(self, model: Any, inputs: Any, *more: Any, **named: Any) -> torch.Tensor:
-        self.lengths.append(inputs["attention_mask"].sum(1))
-        self.predictions.append((inputs["labels"] >= 0).sum())
-        return super().training_step(model, inputs, *more, **named)
 
 
 class _Examples(torch.utils.data.Dataset):
@@ -291,9 +248,9 @@ class _Padded:
 ROWS = 256  # of a step, as in the paper; a worker of two has half
 
 
-def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Comparison]:
+def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Planned]:
     """The stage itself, by what it records: after start-up, without evaluation."""
-    from pipelines import cluster, prepare, pretrain, vocab
+    from pipelines import cluster, prepare, vocab
     from pipelines.pretrain import PretrainConfig
     from pipelines.sources import CorpusConfig
 
@@ -316,24 +273,25 @@ def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Comparison]:
         )
 
         def rate(workers: int) -> float:
-            output = str(folder / f"run-{time.monotonic_ns()}")
-            done = pretrain.run(
-                PretrainConfig(
-                    output=output,
-                    shards=shards,
-                    tokenizer=words,
-                    variant="bert-mini",
-                    global_batch_size=ROWS,
-                    micro_batch_tokens=CPU_TOKENS,
-                    held_out_rows=64,
-                    log_every_steps=2,
-                    checkpoint_every_steps=1000,
-                    threads_per_worker=1,
-                    loop=LoopConfig(max_steps=steps, precision="bf16"),
-                    **common | {"num_workers": workers},
-                )
+            config = PretrainConfig(
+                output=str(folder / f"run-{time.monotonic_ns()}"),
+                shards=shards,
+                tokenizer=words,
+                variant="bert-mini",
+                global_batch_size=ROWS,
+                micro_batch_tokens=CPU_TOKENS,
+                held_out_rows=64,
+                log_every_steps=2,
+                checkpoint_every_steps=1000,
+                threads_per_worker=1,
+                loop=LoopConfig(max_steps=steps, precision="bf16"),
+                **common | {"num_workers": workers},
             )
-            return float(done.counts["tokens_per_s"])
+            if workers:
+                return _pretrained(config)
+            # As Ray's workers are: kernels are made for each new shape, in every process again.
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+                return fresh.submit(_pretrained, config).result()
 
         settings = {"variant": "bert-mini", "rows_per_step": ROWS, "threads_per_worker": 1}
         try:
@@ -343,7 +301,7 @@ def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Comparison]:
                 lambda: rate(0),
                 unit="tokens/s",
                 rounds=rounds,
-                what="one worker on Ray Train, against the loop in this process",
+                what="one worker on Ray Train, against the loop in a process without Ray",
                 **settings,
             )
             yield compare(
@@ -357,6 +315,13 @@ def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Comparison]:
             )
         finally:
             cluster.disconnect()
+
+
+def _pretrained(config: Any) -> float:
+    """Tokens a second of the stage."""
+    from pipelines import pretrain
+
+    return float(pretrain.run(config).counts["tokens_per_s"])
 
 
 def _texts() -> list[str]:

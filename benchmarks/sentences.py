@@ -17,7 +17,7 @@ from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
 
-from benchmarks.harness import Comparison, compare, main
+from benchmarks.harness import Comparison, Planned, compare, main
 from bert_core.data.documents import clean, split_sentences
 
 Splitter = Callable[[str], Iterable[str]]
@@ -35,7 +35,7 @@ class Annotated:
     """How many characters stand before each end, white space not counted; with the last one."""
 
 
-def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
+def benchmark(rounds: int, quick: bool) -> Iterator[Planned | Comparison]:
     folder = os.environ.get("RAYBERT_DATA")
     if not folder:
         raise SystemExit("set RAYBERT_DATA to the folder that holds ud_ewt and classic_books")
@@ -67,7 +67,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Comparison]:
 
 def _speed(
     data: Path, splitters: dict[str, Splitter], rounds: int, most_bytes: int
-) -> Iterator[Comparison]:
+) -> Iterator[Planned]:
     paths = sorted((data / "classic_books").rglob("*.md"))
     books, size_bytes = [], 0
     for path in paths:
