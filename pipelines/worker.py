@@ -42,6 +42,7 @@ from bert_core.train.hardware import peak_flops, peak_memory_bytes
 from bert_core.train.loop import DivergedError, Rise, Step, Totals, training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
+from pipelines import cluster
 from pipelines.stage import STARTED
 from pipelines.training import CHECKPOINTS, DIVERGED, Records, Report, TrainingConfig, record_all
 from tracking.runs import RunRecorder
@@ -139,6 +140,7 @@ class RecordingCallback(UserCallback):
             self._hand_over()
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        cluster.count_nodes_anew()
         self._hand_over()
 
     def _hand_over(self) -> None:
