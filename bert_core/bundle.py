@@ -2,8 +2,9 @@
 
 `config.json`, `model.safetensors` and the tokenizer's files are Hugging Face's layout under its own
 names; `raybert.json` adds what it has no place for: task, metrics, lineage, and the sha256 of every
-other file. A folder without `raybert.json`, as transformers writes it, is a bundle too, unverified.
-Folders are local: fetching one from elsewhere is for `tracking.resolve`.
+other file. Heads that transformers does not know are in `objective.safetensors`, which it ignores.
+A folder without `raybert.json`, as transformers writes it, is a bundle too, unverified. Folders are
+local: fetching one from elsewhere is for `tracking.resolve`.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,14 @@ from bert_core.tasks.registry import TASKS
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "raybert.json"
+OBJECTIVE = "objective.safetensors"
 # Where weights are in folders of others: in parts, or as torch itself saved them.
 WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"
 # What counts in a folder that holds no record of its own.
 _FOREIGN = (
     CONFIG,
     WEIGHTS,
+    OBJECTIVE,
     "tokenizer.json",
     "vocab.txt",
     "tokenizer_config.json",
@@ -94,29 +97,31 @@ def save_bundle(
         )
     config = model.encoder.config
     _check_vocabulary(folder, config, tokenizer, ConfigError)
+    ours = {name for name, part in _objectives(model) if not part.in_transformers}
     entries = encoder_config_to_huggingface(config) | {
-        "architectures": [architecture(config, frozenset(model.objectives))],
+        "architectures": [architecture(config, frozenset(model.objectives) - ours)],
         "dtype": "float32",
     }
     special = {"cls": tokenizer.cls_id, "sep": tokenizer.sep_id}
     token_ids = LAYOUTS[config.family].token_ids
     entries |= {entry: special[token] for entry, token in token_ids.items()}
-    for objective in model.objectives.values():
+    for _, objective in _objectives(model):
         if task is not None and isinstance(objective, Classification):
             entries["problem_type"] = objective.problem_type
     labels = _labels(model, task)
     if labels:
         entries["id2label"] = {str(index): label for index, label in enumerate(labels)}
         entries["label2id"] = {label: index for index, label in enumerate(labels)}
-    state = {
-        name: tensor.detach().float().cpu()
-        for name, tensor in to_huggingface(model.state_dict(), config).items()
-    }
+    whole = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
+    heads = {name: tensor for name, tensor in whole.items() if _part(name) in ours}
+    state = to_huggingface({k: v for k, v in whole.items() if k not in heads}, config)
     partial = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         partial.mkdir(parents=True)
         files.write_json(str(partial / CONFIG), entries)
         save_file(state, partial / WEIGHTS, metadata={"format": "pt"})
+        if heads:
+            save_file(heads, partial / OBJECTIVE, metadata={"format": "pt"})
         segments = config.embeddings.type_vocab_size > 1
         tokenizer.save(partial, config.max_length, segments=segments)
         record = {
@@ -148,6 +153,8 @@ def load_bundle(folder: str | Path) -> Bundle:
         config = encoder_config_from_huggingface(entries)
         name = _class_name(entries)
         state = from_huggingface(_read_weights(folder), config, name)
+        if (folder / OBJECTIVE).is_file():
+            state |= load_file(folder / OBJECTIVE)
     except (FormatError, SafetensorError) as error:
         raise FormatError(
             f"{folder}: wanted an encoder in Hugging Face layout, it cannot be read: {error}: "
@@ -210,6 +217,12 @@ def build_model(
     taken = {name: bundle.state[name] for name in wanted if _part(name) not in fresh}
     model.load_state_dict(taken, strict=False)
     return model
+
+
+def _objectives(model: ObjectiveModel) -> Iterator[tuple[str, Objective]]:
+    for name, part in model.objectives.items():
+        assert isinstance(part, Objective)
+        yield name, part
 
 
 def _part(name: str) -> str:

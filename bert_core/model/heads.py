@@ -1,12 +1,14 @@
 """What turns vectors into scores: one small class a head."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from bert_core.model.dropout import Dropout
 from bert_core.model.layers import Transform, initialise
+from bert_core.model.rows import Rows
 from bert_core.model.variants import EncoderConfig
 
 
@@ -58,3 +60,42 @@ class TokenHead(LinearHead):
 
     def forward(self, vectors: Float[Tensor, "*items hidden"]) -> Float[Tensor, "*items labels"]:
         return super().forward(vectors if self.transform is None else self.transform(vectors))
+
+
+class RecurrentHead(nn.Module):
+    """Scores of labels for tokens by what stands on both sides of them: an LSTM of two layers each
+    way, `hidden_size` wide in both together, then a linear map (Devlin et al. 2018, section 5.3).
+    """
+
+    def __init__(self, config: EncoderConfig, size: int, num_labels: int) -> None:
+        """`size` is the width of what it reads."""
+        super().__init__()
+        self.dropout = Dropout(config.classifier_dropout)
+        self.lstm = nn.LSTM(
+            size, config.hidden_size // 2, num_layers=2, batch_first=True, bidirectional=True
+        )
+        self.linear = nn.Linear(config.hidden_size // 2 * 2, num_labels)
+        initialise(self.linear, config)
+
+    def forward(
+        self, vectors: Float[Tensor, "*tokens size"], rows: Rows
+    ) -> Float[Tensor, "*tokens labels"]:
+        blocks = []
+        for block, mask in zip(rows.blocks(self.dropout(vectors)), rows.masks(), strict=True):
+            with torch.autocast(block.device.type, enabled=False):  # there is none in bf16 on a CPU
+                blocks.append(self._read(block.to(self.linear.weight.dtype), mask))
+        return self.linear(self.dropout(rows.joined(blocks)))
+
+    def _read(
+        self, block: Float[Tensor, "rows seq size"], mask: Bool[Tensor, "rows seq"] | None
+    ) -> Float[Tensor, "rows seq hidden"]:
+        """Both ways through each row, whose end is where its padding begins."""
+        if mask is None:
+            return self.lstm(block)[0]
+        packed = pack_padded_sequence(
+            block, mask.sum(1).cpu(), batch_first=True, enforce_sorted=False
+        )
+        read, _ = pad_packed_sequence(
+            self.lstm(packed)[0], batch_first=True, total_length=block.shape[1]
+        )
+        return read

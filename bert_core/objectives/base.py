@@ -55,6 +55,12 @@ class Objective(nn.Module, ABC):
     """Entry of the batch that names the tokens that are scored; None where a row has one score."""
     chooses: bool = True
     """Whether its part counts what is correct."""
+    reads_layers: ClassVar[bool] = False
+    """Whether it reads what every layer gave (`Encoded.layers`)."""
+    trains_encoder: ClassVar[bool] = True
+    """Whether the encoder learns from it, or stays as it is."""
+    in_transformers: ClassVar[bool] = True
+    """Whether a class of transformers has its head."""
 
     @abstractmethod
     def logits(
@@ -102,6 +108,14 @@ class ObjectiveModel(nn.Module):
             encoder_config, pooler=any(objective.needs_pooler for objective in objectives)
         )
         self.objectives = nn.ModuleDict({objective.name: objective for objective in objectives})
+        self.frozen = bool(objectives) and not any(each.trains_encoder for each in objectives)
+        """Whether the encoder stays as it is: it gets no gradient, and drops nothing."""
+        self.encoder.requires_grad_(not self.frozen)
+
+    def train(self, mode: bool = True) -> "ObjectiveModel":
+        super().train(mode)
+        self.encoder.train(mode and not self.frozen)
+        return self
 
     def forward(self, batch: Batch) -> dict[str, Part]:
         """Each objective's part, by name."""
@@ -113,7 +127,13 @@ class ObjectiveModel(nn.Module):
         words = self._word_embeddings
         return {part.name: part.logits(own, batch, words) for part, own in self._encoded(batch)}
 
-    def encode(self, batch: Batch, places: Int[Tensor, "chosen"] | None = None) -> Encoded:
+    def encode(
+        self,
+        batch: Batch,
+        places: Int[Tensor, "chosen"] | None = None,
+        *,
+        all_layers: bool = False,
+    ) -> Encoded:
         """The encoder's output alone; with `places` that of the tokens there."""
         return self.encoder(
             batch["input_ids"],
@@ -121,6 +141,7 @@ class ObjectiveModel(nn.Module):
             batch.get("attention_mask"),
             batch.get("offsets"),
             places=places,
+            all_layers=all_layers,
         )
 
     def outputs(self, batch: Batch) -> int | None:
@@ -137,7 +158,7 @@ class ObjectiveModel(nn.Module):
         asked = [part.places(batch) for part in self._parts]
         chosen = [places for places in asked if places is not None]
         if not chosen or len(chosen) < len(asked):
-            encoded = self.encode(batch)
+            encoded = self.encode(batch, all_layers=any(part.reads_layers for part in self._parts))
             hiddens = [taken(encoded.hidden, places) for places in asked]
         else:
             encoded = self.encode(batch, torch.cat(chosen))

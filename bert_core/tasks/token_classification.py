@@ -17,6 +17,7 @@ from bert_core.data.windows import Pieces, Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.entities import breaks, entities_of, entity_metrics
 from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.feature_based import FeatureBasedTokenClassification
 from bert_core.objectives.token_classification import TokenClassification as TokenObjective
 from bert_core.tasks.base import Columns, Options, Parameters, Task
 from bert_core.tasks.rows import Row
@@ -69,6 +70,10 @@ class TokenClassificationOptions(Options):
     """Pieces that two windows of a long text share, at most half of one."""
     entities: bool | None = None
     """Whether tags are of entities (`B-`, `I-`, also `E-` and `S-`, `O`); None looks at them."""
+
+    feature_based: bool = False
+    """Whether the encoder stays as it is, and an LSTM reads its last four layers (Devlin et al.
+    2018, section 5.3); else all of it is fine-tuned."""
 
     def __post_init__(self) -> None:
         if self.stride < 0:
@@ -134,8 +139,11 @@ class TokenClassification(Task):
             )
         return cls(labels, options)
 
-    def build_objective(self, config: EncoderConfig) -> TokenObjective:
-        return TokenObjective(config, len(self.labels))
+    def build_objective(
+        self, config: EncoderConfig
+    ) -> TokenObjective | FeatureBasedTokenClassification:
+        kind = FeatureBasedTokenClassification if self.chosen.feature_based else TokenObjective
+        return kind(config, len(self.labels))
 
     def encode(
         self,

@@ -143,9 +143,7 @@ def training_steps(
                 group["lr"] = lr * group.get("lr_scale", 1.0)
             optimizer.zero_grad(set_to_none=True)
             loss_sums, correct, counts = _backward(trained, micro_batches, index, config)
-            limit = max_grad_norm or float("inf")
-            norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
-            grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+            grad_norm = _clipped(model, max_grad_norm)
             if not math.isfinite(grad_norm):
                 raise DivergedError(
                     f"step {index + 1}: wanted a finite gradient, its norm is {grad_norm}: "
@@ -167,12 +165,7 @@ def training_steps(
                 waited_s=waited_s,
                 tokens=int(lengths.sum()),
                 padded_tokens=sum(batch["input_ids"].numel() for batch in micro_batches),
-                flops=training_flops(
-                    model.encoder.config,
-                    lengths,
-                    counts.get("mlm", 0),
-                    _outputs(model, micro_batches),
-                ),
+                flops=_flops(model, micro_batches, lengths, counts.get("mlm", 0)),
                 loss_sums=loss_sums,
                 correct=correct,
                 counts=counts,
@@ -180,6 +173,17 @@ def training_steps(
             if place >= config.max_steps:
                 return
             began = time.perf_counter()
+
+
+def _clipped(model: nn.Module, most: float) -> float:
+    """The norm of the whole gradient, which is scaled down to `most` where it is above; not by 1,
+    as torch's own clipping does it, which is one more pass over all gradients."""
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    whole = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if 0 < most < whole:
+        nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
+    return whole
 
 
 def _backward(
@@ -290,7 +294,7 @@ def evaluation_scores(
     config: LoopConfig,
     *,
     budget_tokens: int,
-    packed: bool = False,
+    packed_from: float = 1.0,
 ) -> list[np.ndarray]:
     """`scores.scores_of` of all windows, each computed by one rank, dropout off. Collective."""
     part = part_of_rank(len(windows), *rank_of_world())
@@ -302,7 +306,7 @@ def evaluation_scores(
             windows[part.start : part.stop],
             pad_id,
             budget_tokens=budget_tokens,
-            packed=packed,
+            packed_from=packed_from,
         )
     model.train()
     return joined_over_ranks(own)
@@ -313,9 +317,13 @@ def autocast(device: torch.device, config: LoopConfig) -> AbstractContextManager
     return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
 
 
-def _outputs(model: ObjectiveModel, micro_batches: list[Batch]) -> int | None:
-    counts = [model.outputs(batch) for batch in micro_batches]
-    return None if None in counts else sum(count for count in counts if count is not None)
+def _flops(
+    model: ObjectiveModel, micro_batches: list[Batch], lengths: np.ndarray, predictions: int
+) -> int:
+    asked = [model.outputs(batch) for batch in micro_batches]
+    outputs = None if None in asked else sum(count for count in asked if count is not None)
+    flops = training_flops(model.encoder.config, lengths, predictions, outputs)
+    return flops // 3 if model.frozen else flops  # then there is no backward pass
 
 
 def _sum_counts(counts: list[dict[str, int]]) -> dict[str, int]:

@@ -30,6 +30,7 @@ from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.tasks.base import Task
 from bert_core.tasks.text_classification import TextClassification
+from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
 
 ALPHABET = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 VOCABULARY = [*SPECIAL_TOKENS, *ALPHABET, *(f"##{letter}" for letter in ALPHABET), "!", ",", "海"]
@@ -103,6 +104,33 @@ def test_transformers_loads_a_pretrained_bundle_with_equal_logits(tmp_path: Path
     torch.testing.assert_close(
         logits["nsp"], expected["seq_relationship_logits"], atol=1e-5, rtol=0
     )
+
+
+def test_a_head_that_transformers_lacks_is_in_a_file_that_it_ignores(tmp_path: Path) -> None:
+    task = TokenClassification(["B-sea", "O"], TokenClassificationOptions(feature_based=True))
+    torch.manual_seed(0)
+    model = ObjectiveModel(CONFIG, [task.build_objective(CONFIG)]).eval()
+    folder = tmp_path / "bundle"
+    save_bundle(folder, model, TOKENIZER, task=task, metrics={}, lineage={})
+    heads = load_file(folder / "objective.safetensors")
+    assert {name.split(".")[1] for name in heads} == {"feature_based_token_classification"}
+    assert not [name for name in load_file(folder / "model.safetensors") if "objectives" in name]
+    encoder, info = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert all("pooler" in name for name in info["missing_keys"]), "which this model does without"
+    assert not info["unexpected_keys"]
+    batch = padded_batch() | {"token_positions": torch.arange(7)}
+    hidden = forward_of(encoder.eval(), batch)["last_hidden_state"]
+    real = batch["attention_mask"].bool()
+    torch.testing.assert_close(model.encode(batch).hidden[real], hidden[real], atol=1e-5, rtol=0)
+    bundle = load_bundle(folder)
+    assert isinstance(bundle.task, TokenClassification)
+    assert bundle.task.chosen == task.chosen
+    again = build_model(bundle, [bundle.task.build_objective(CONFIG)], require_heads=True).eval()
+    (name,) = model.objectives
+    assert torch.equal(again.logits(batch)[name], model.logits(batch)[name])
+    save_file({k: v + 1 for k, v in heads.items()}, folder / "objective.safetensors")
+    with pytest.raises(FormatError, match=r"objective\.safetensors: wanted sha256"):
+        load_bundle(folder)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from bert_core.bundle import load_bundle
 from bert_core.predictor import Predictor
 from bert_core.tasks.registry import TASKS
 from pipelines import evaluate, finetune, publish
@@ -88,6 +90,28 @@ FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "question-answering": ("squad.json", json.dumps(SQUAD), {"format": "squad"}),
 }
+
+
+@pytest.mark.drill
+def test_tags_are_learned_from_the_features_of_an_encoder_that_stays_as_it_is(
+    pretrained: Any, tmp_path: Path
+) -> None:
+    name, text, said = FILES["token-classification"]
+    (tmp_path / name).write_text(text)
+    rows = LabelledConfig(source=str(tmp_path / name), **said)
+    config = replace(
+        pretrained.finetune(tmp_path / "finetune"),
+        task="token-classification", options={"feature_based": True}, train=rows, held_out=rows,
+        rows_per_class=None, seeds=(0,), epochs=20.0, batch_size=8, lr=1e-2,
+    )  # fmt: skip
+    counts = finetune.run(config).counts
+    assert counts["f1_mean"] > 0.8 > counts["baseline_f1"]
+    before = load_bundle(config.model).state
+    after = load_bundle(tmp_path / "finetune" / "bundle").state
+    encoder = [name for name in after if name.startswith("encoder.")]
+    assert all(torch.equal(after[name], before[name]) for name in encoder)
+    answer = Predictor(tmp_path / "finetune" / "bundle", device="cpu").predict([LINES[1]])
+    assert [(each["word"], each["entity_group"]) for each in answer[0]] == [("Open", "verb")]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -14,6 +14,7 @@ from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, cross_entropy
 from bert_core.objectives.classification import Classification
+from bert_core.objectives.feature_based import FeatureBasedTokenClassification
 from bert_core.objectives.multiple_choice import MultipleChoice
 from bert_core.objectives.registry import PRETRAINING
 from bert_core.objectives.span import Span
@@ -32,9 +33,11 @@ CONFIG = encoder_config_from_huggingface(
         "initializer_range": 0.2,
     }
 )
+FEATURES = FeatureBasedTokenClassification.name
 OBJECTIVES: dict[str, Callable[[EncoderConfig], Objective]] = PRETRAINING | {
     "classification": lambda config: Classification(config, 3),
     "token_classification": lambda config: TokenClassification(config, 3),
+    FEATURES: lambda config: FeatureBasedTokenClassification(config, 3),
 }
 POSITIONS = {"mlm_positions": "mlm_labels", "token_positions": "token_labels"}
 
@@ -85,7 +88,8 @@ def _parts(rows: int) -> tuple[slice, slice]:
 
 
 def gradient(model: ObjectiveModel) -> Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])  # type: ignore[union-attr]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.cat([parameter.grad.flatten() for parameter in trained])  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -133,7 +137,15 @@ def test_choices_of_a_question_compete_with_each_other() -> None:
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize(
     "names",
-    [("mlm",), ("mlm", "nsp"), ("sop",), ("classification",), ("token_classification",), ("span",)],
+    [
+        ("mlm",),
+        ("mlm", "nsp"),
+        ("sop",),
+        ("classification",),
+        ("token_classification",),
+        ("span",),
+        (FEATURES,),
+    ],
 )
 def test_micro_batches_add_up_to_the_whole_gradient(names: tuple[str, ...], rows: int) -> None:
     batch, gradients = batch_of(), []
@@ -153,6 +165,36 @@ def test_every_parameter_gets_a_gradient(names: tuple[str, ...]) -> None:
     torch.stack([part.sum for part in model(batch).values()]).sum().backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
     assert (model.encoder.pooler is None) == (names == ("mlm",))
+
+
+def test_an_encoder_that_gives_features_alone_stays_as_it_is() -> None:
+    config = CONFIG.adapted(hidden_dropout_prob=0.5, attention_dropout=0.5)
+    torch.manual_seed(0)
+    model = ObjectiveModel(config, [FeatureBasedTokenClassification(config, 3)]).train()
+    batch = batch_of()
+    seen = [model.encode(batch, all_layers=True).layers[-1] for _ in range(2)]
+    assert torch.equal(*seen)  # it drops nothing
+    model(batch)[FEATURES].sum.backward()
+    without = {name for name, each in model.named_parameters() if each.grad is None}
+    assert without == {name for name, _ in model.named_parameters() if name.startswith("encoder.")}
+
+
+@pytest.mark.parametrize("row_by_row", [0, 1000])
+def test_features_are_read_the_same_where_rows_lie_end_to_end(
+    row_by_row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bert_core.model.rows.ROW_BY_ROW", row_by_row)
+    model, batch = model_of(FEATURES).eval(), batch_of()
+    real = batch["attention_mask"].bool()
+    flat = real.flatten().cumsum(0) - 1
+    packed = {
+        "input_ids": batch["input_ids"][real],
+        "token_type_ids": batch["token_type_ids"][real],
+        "offsets": torch.cat([torch.zeros(1, dtype=torch.int64), real.sum(1).cumsum(0)]),
+        "token_positions": flat[batch["token_positions"]],
+    }
+    wanted = model.logits(batch)[FEATURES]
+    torch.testing.assert_close(model.logits(packed)[FEATURES], wanted)
 
 
 def test_a_batch_without_masked_positions_gives_zero_and_zero_gradients() -> None:

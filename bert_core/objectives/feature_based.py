@@ -1,0 +1,40 @@
+"""One label a token, from an encoder that stays as it is (Devlin et al. 2018, section 5.3)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bert_core.model.encoder import Encoded
+from bert_core.model.heads import RecurrentHead
+from bert_core.model.rows import taken
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import Batch, Objective
+
+LAYERS = 4
+"""The last so many layers are read, or all: the best of what the paper's table 7 compares."""
+
+
+class FeatureBasedTokenClassification(Objective):
+    """Say which of `num_labels` each token at `token_positions` has; only the head is trained."""
+
+    name = "feature_based_token_classification"
+    needs_pooler = False
+    label_key = "token_labels"
+    position_key = "token_positions"
+    reads_layers = True
+    trains_encoder = False
+    in_transformers = False
+
+    def __init__(self, config: EncoderConfig, num_labels: int) -> None:
+        super().__init__()
+        self._layers = min(LAYERS, config.num_hidden_layers)
+        self.head = RecurrentHead(config, self._layers * config.hidden_size, num_labels)
+
+    def places(self, batch: Batch) -> None:
+        """All: what stands around a token counts."""
+
+    def logits(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "items labels"]:
+        vectors = torch.cat(encoded.layers[-self._layers :], dim=-1)
+        return taken(self.head(vectors, encoded.rows), batch[self.position_key])
