@@ -1,8 +1,8 @@
 """Rows to tensors: end to end, or padded; the only place where padding is made.
 
 Rows of a batch are cut into micro-batches of like length by a budget of tokens, each padded to a
-multiple of 8 (the vector width that kernels like). What a batch holds is decided before, by
-`data.order`.
+multiple of 8 (the vector width that kernels like), or laid end to end where more than the share
+`packed_from` would be padding. What a batch holds is decided before, by `data.order`.
 """
 
 import queue
@@ -38,7 +38,7 @@ def pad(
     segment 1.
     """
     lengths = np.array([len(row) for row in rows])
-    width = -(-int(lengths.max()) // PAD_MULTIPLE) * PAD_MULTIPLE
+    width = _width(lengths)
     input_ids = np.full((len(rows), width), pad_id, dtype=np.int64)
     for index, row in enumerate(rows):
         input_ids[index, : len(row)] = row
@@ -73,10 +73,18 @@ def pack(
     }
 
 
+def _width(lengths: Integer[np.ndarray, "rows"]) -> int:
+    return -(-int(lengths.max()) // PAD_MULTIPLE) * PAD_MULTIPLE
+
+
 def _laid_out(
-    rows: Sequence[np.ndarray], pad_id: int, segment_b_start: np.ndarray | None, *, packed: bool
+    rows: Sequence[np.ndarray], pad_id: int, segment_b_start: np.ndarray, packed_from: float
 ) -> Batch:
-    return pack(rows, segment_b_start) if packed else pad(rows, pad_id, segment_b_start)
+    lengths = np.array([len(row) for row in rows])
+    padding = 1 - lengths.sum() / (len(rows) * _width(lengths))
+    if padding >= packed_from:
+        return pack(rows, segment_b_start)
+    return pad(rows, pad_id, segment_b_start)
 
 
 def _starts(batch: Batch, rows: int) -> Integer[np.ndarray, "rows"]:
@@ -226,14 +234,14 @@ class ShardSource:
 
     `open_shard` maps a shard by its number; it is called for every row, so it should remember.
     `masker` draws the masks of shards that have none, from (`seed`, epoch, shard, row) alone.
-    `packed` lays rows end to end, which a GPU's kernel computes on without padding.
+    `packed_from` is the share of padding from which rows lie end to end; 1 always pads.
     """
 
     open_shard: Callable[[int], ShardRows]
     pad_id: int
     masker: Masker | None = None
     seed: int = 0
-    packed: bool = False
+    packed_from: float = 1.0
 
     def lengths(self, samples: Samples) -> Integer[np.ndarray, "samples"]:
         return np.array([shard.length(row) for shard, row in self._rows(samples)], dtype=np.int64)
@@ -257,7 +265,7 @@ class ShardSource:
             input_ids = np.split(masked.input_ids, offsets[1:-1])
             row_of = np.searchsorted(offsets, masked.positions, side="right") - 1
             places, labels = masked.positions - offsets[row_of], masked.labels
-        batch = _laid_out(input_ids, self.pad_id, segments, packed=self.packed)
+        batch = _laid_out(input_ids, self.pad_id, segments, self.packed_from)
         return batch | {
             "mlm_positions": torch.from_numpy(places + _starts(batch, len(rows))[row_of]),
             "mlm_labels": torch.from_numpy(labels.astype(np.int64)),
@@ -269,11 +277,15 @@ class ShardSource:
             yield self.open_shard(int(shard)), int(row)
 
 
-def collate(windows: Sequence[Window], pad_id: int, *, packed: bool = False) -> Batch:
-    """Inputs of the windows' sequences, one after the other, and what is to be scored and right."""
+def collate(windows: Sequence[Window], pad_id: int, packed_from: float = 1.0) -> Batch:
+    """Inputs of the windows' sequences, one after the other, and what is to be scored and right.
+
+    Args:
+        packed_from: share of padding from which sequences lie end to end; 1 always pads.
+    """
     ids = [each for window in windows for each in window.ids]
     segments = np.array([each for window in windows for each in window.segment_b_start])
-    batch = _laid_out(ids, pad_id, segments, packed=packed)
+    batch = _laid_out(ids, pad_id, segments, packed_from)
     starts = _starts(batch, len(ids))
     for name in windows[0].positions:
         assert len(ids) == len(windows)  # such windows have one sequence
@@ -295,10 +307,10 @@ class WindowSource:
 
     windows: Sequence[Window]
     pad_id: int
-    packed: bool = False
+    packed_from: float = 1.0
 
     def lengths(self, samples: Samples) -> Integer[np.ndarray, "samples"]:
         return np.array([self.windows[row].tokens for row in samples.rows], dtype=np.int64)
 
     def collate(self, samples: Samples) -> Batch:
-        return collate([self.windows[row] for row in samples.rows], self.pad_id, packed=self.packed)
+        return collate([self.windows[row] for row in samples.rows], self.pad_id, self.packed_from)

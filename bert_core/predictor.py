@@ -12,6 +12,7 @@ from bert_core.batches import PAD_MULTIPLE
 from bert_core.bundle import Bundle, build_model, load_bundle
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError, InputError
+from bert_core.model.attention import packing
 from bert_core.scores import scores_of
 from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.fill_mask import FillMask
@@ -45,6 +46,7 @@ class Predictor:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         objective = self.task.build_objective(bundle.encoder_config)
         self.model = build_model(bundle, [objective], require_heads=True).to(self.device).eval()
+        self._packed_from = packing(bundle.encoder_config, self.device, "fp32")
         # The model holds its own copy of the weights: theirs would double the memory.
         self.bundle = replace(bundle, state={})
         # A whole number of `pad`'s steps, so that padding never passes the last position.
@@ -91,7 +93,8 @@ class Predictor:
 
     def forward(self, windows: Sequence[Window]) -> list[np.ndarray]:
         """Scores of each window before softmax, fp32."""
-        return scores_of(self.model, windows, self.bundle.tokenizer.pad_id)
+        pad_id = self.bundle.tokenizer.pad_id
+        return scores_of(self.model, windows, pad_id, packed_from=self._packed_from)
 
     def decode(
         self,

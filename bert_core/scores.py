@@ -19,7 +19,7 @@ def scores_of(
     pad_id: int,
     *,
     budget_tokens: int = BUDGET_TOKENS,
-    packed: bool = False,
+    packed_from: float = 1.0,
 ) -> list[np.ndarray]:
     """The scores of each window in fp32, in order; the model has one objective.
 
@@ -35,7 +35,7 @@ def scores_of(
         lengths = np.array([window.tokens for window in windows], dtype=np.int64)
         for group in buckets(lengths, budget_tokens):
             chosen = [windows[place] for place in group]
-            batch = collate(chosen, pad_id, packed=packed)
+            batch = collate(chosen, pad_id, packed_from)
             batch = {entry: tensor.to(device) for entry, tensor in batch.items()}
             found = model.logits(batch)[name].float().cpu().numpy()
             if key is None:

@@ -380,19 +380,19 @@ def worker(
     from bert_core.batches import RankBatches, WindowSource
     from bert_core.bundle import load_bundle
     from bert_core.data.order import GlobalOrder
-    from bert_core.model.attention import packs
+    from bert_core.model.attention import packing
     from bert_core.train.checkpoint import load_weights
     from bert_core.train.loop import evaluate, evaluation_scores
     from pipelines.worker import Place, Training, chosen_checkpoint, train
 
     place = Place.here(config)
     bundle = load_bundle(folder)
-    packed = packs(bundle.encoder_config, place.device, config.precision)
+    packed_from = packing(bundle.encoder_config, place.device, config.precision)
 
     def batches(split: str, seed: int) -> RankBatches:
         windows = sets[split].windows
         return RankBatches(
-            source=WindowSource(windows, bundle.tokenizer.pad_id, packed),
+            source=WindowSource(windows, bundle.tokenizer.pad_id, packed_from),
             order=GlobalOrder([len(windows)], seed=seed),
             global_batch_size=config.batch_size if split == TRAIN else 256,
             micro_batch_tokens=config.micro_batch_tokens,
@@ -408,7 +408,7 @@ def worker(
             bundle.tokenizer.pad_id,
             loop,
             budget_tokens=config.micro_batch_tokens,
-            packed=packed,
+            packed_from=packed_from,
         )
         metrics = task.metrics(task.compare(rows, task.decode(rows, windows, scores)))
         return evaluate(model, batches(split, 0).once(), loop) | {

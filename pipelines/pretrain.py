@@ -341,7 +341,7 @@ def batches(
     """A rank's batches of one split; shards are mapped when their window comes."""
     from bert_core.batches import RankBatches, ShardSource
     from bert_core.data.order import GlobalOrder
-    from bert_core.model.attention import packs
+    from bert_core.model.attention import packing
 
     infos = shards.split(split)
 
@@ -355,7 +355,7 @@ def batches(
             tokenizer.pad_id,
             shards.masker,
             config.loop.seed,
-            packs(config.encoder(tokenizer), place.device, config.loop.precision),
+            packing(config.encoder(tokenizer), place.device, config.loop.precision),
         ),
         order=GlobalOrder(
             [info.rows for info in infos], seed=config.loop.seed, window=config.window_shards

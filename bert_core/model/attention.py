@@ -156,11 +156,20 @@ def _attended(
     return dropout(weights, drop) @ value
 
 
-def packs(config: EncoderConfig, device: torch.device, precision: str) -> bool:
-    """Whether an encoder is faster on rows end to end: where the kernel for them can be used."""
+PACKED_FROM = 0.1
+"""Share of padding from which a CPU is faster on rows end to end: what attends has to be cut up."""
+
+
+def packing(config: EncoderConfig, device: torch.device, precision: str) -> float:
+    """The share of padding in a batch from which an encoder is faster on rows end to end.
+
+    0, always, where a GPU's kernel for them can be used; 1, never, on a GPU where it cannot.
+    """
+    if device.type == "cpu":
+        return PACKED_FROM
     fused = issubclass(ATTENTION[type(config.attention)], SelfAttention)
     undropped = not config.attention.dropout
-    return fused and undropped and device.type == "cuda" and precision == "bf16"
+    return 0.0 if fused and undropped and device.type == "cuda" and precision == "bf16" else 1.0
 
 
 def _runs_unpadded(tensor: Tensor, dropout: float) -> bool:

@@ -14,6 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+ROW_BY_ROW = 48
+"""Tokens of a row, in the mean, from which a CPU computes on one at a time: on shorter ones calls
+cost more than padding."""
+
 
 class Rows(ABC):
     """The layout of a batch."""
@@ -102,8 +106,12 @@ class Packed(Rows):
     ) -> None:
         self.offsets, self.bound = offsets, bound
         self._tokens = len(input_ids)
-        # A CPU computes a row at a time, nothing on padding; a GPU wants them all at once.
-        self._row_by_row = offsets.device.type == "cpu"
+
+    @cached_property
+    def _row_by_row(self) -> bool:
+        """Whether each row is a block, without padding; a GPU wants all at once."""
+        long = self._tokens >= ROW_BY_ROW * (len(self.offsets) - 1)
+        return self.offsets.device.type == "cpu" and long
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -115,8 +123,7 @@ class Packed(Rows):
         return max(self.lengths)
 
     def positions(self) -> Int[Tensor, "tokens"]:
-        starts = self.offsets[:-1].repeat_interleave(self.offsets.diff(), output_size=self._tokens)
-        return torch.arange(self._tokens, device=starts.device) - starts
+        return torch.arange(self._tokens, device=self.offsets.device) - self._each(self.starts())
 
     def starts(self) -> Int[Tensor, "batch"]:
         return self.offsets[:-1]
@@ -127,21 +134,30 @@ class Packed(Rows):
     def blocks(self, tokens: Float[Tensor, "tokens *size"]) -> Sequence[Tensor]:
         if self._row_by_row:
             return [row[None] for row in tokens.split(self.lengths)]
-        padded = tokens.new_zeros(*self._real.shape, *tokens.shape[1:])
-        return [padded.index_put((self._real,), tokens)]
+        rows = len(self.lengths)
+        padded = tokens.new_zeros(rows * self.longest, *tokens.shape[1:])
+        return [padded.index_copy(0, self._places, tokens).unflatten(0, (rows, self.longest))]
 
     def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
         if self._row_by_row:
             return torch.cat([block[0] for block in blocks])
-        return blocks[0][self._real]
+        return taken(blocks[0], self._places)
 
     def masks(self) -> Sequence[Tensor | None]:
-        return [None] * len(self.lengths) if self._row_by_row else [self._real]
+        if self._row_by_row:
+            return [None] * len(self.lengths)
+        places = torch.arange(self.longest, device=self.offsets.device)
+        return [places < self.offsets.diff()[:, None]]
 
     @cached_property
-    def _real(self) -> Tensor:
-        places = torch.arange(self.longest, device=self.offsets.device)
-        return places < self.offsets.diff()[:, None]
+    def _places(self) -> Int[Tensor, "tokens"]:
+        """Where each token stands in the block of all rows, which is as wide as the longest."""
+        rows = torch.arange(len(self.lengths), device=self.offsets.device)
+        return self._each(rows * self.longest) + self.positions()
+
+    def _each(self, of_rows: Int[Tensor, "batch"]) -> Int[Tensor, "tokens"]:
+        """What each row has, for each of its tokens."""
+        return of_rows.repeat_interleave(self.offsets.diff(), output_size=self._tokens)
 
 
 def taken(

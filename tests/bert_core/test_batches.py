@@ -129,7 +129,7 @@ def test_rows_end_to_end_are_the_rows_that_are_padded() -> None:
     assert batch["offsets"].tolist() == [0, 3, 12]
     assert row_lengths(batch).sum() == 12
     samples = ORDER.samples(0, 9)
-    packed = ShardSource(SHARDS.__getitem__, PAD, packed=True).collate(samples)
+    packed = ShardSource(SHARDS.__getitem__, PAD, packed_from=0.0).collate(samples)
     padded = SOURCE.collate(samples)
     real = mask_of(padded).bool()
     assert torch.equal(packed["input_ids"], padded["input_ids"][real])
@@ -138,6 +138,16 @@ def test_rows_end_to_end_are_the_rows_that_are_padded() -> None:
     assert torch.equal(packed["mlm_positions"], flat[padded["mlm_positions"]])
     for name in ("mlm_labels", "next_sentence_label"):
         assert torch.equal(packed[name], padded[name])
+
+
+@pytest.mark.parametrize(("lengths", "packed"), [((16, 15), False), ((16, 12), True)])
+def test_rows_lie_end_to_end_from_a_share_of_padding_on(
+    lengths: tuple[int, ...], packed: bool
+) -> None:
+    windows = [window(place, [CLS] * length) for place, length in enumerate(lengths)]
+    batch = collate(windows, PAD, packed_from=0.1)  # of 32 places 1 and 4 would be padding
+    assert ("offsets" in batch) == packed
+    assert row_lengths(batch).tolist() == list(lengths)
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 127])
@@ -332,15 +342,15 @@ def test_a_labelled_set_is_collated_with_its_labels() -> None:
     assert [seen[label] for label in range(11)] == ids
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_tokens_that_are_scored_keep_their_places_and_labels(packed: bool) -> None:
+@pytest.mark.parametrize("packed_from", [0.0, 1.0])
+def test_tokens_that_are_scored_keep_their_places_and_labels(packed_from: float) -> None:
     ids = [[CLS, *range(5, 5 + n), SEP] for n in (3, 9, 1)]
     places = [np.array([1, 3]), np.array([2, 8, 9]), np.array([1])]
     windows = [
         window(n, row, positions={"token_positions": at}, labels={"token_labels": at * 10})
         for n, (row, at) in enumerate(zip(ids, places, strict=True))
     ]
-    batch = collate(windows, PAD, packed=packed)
+    batch = collate(windows, PAD, packed_from)
     scored = batch["input_ids"].flatten()[batch["token_positions"]]
     assert scored.tolist() == [row[at] for row, its in zip(ids, places, strict=True) for at in its]
     assert batch["token_labels"].tolist() == np.concatenate([at * 10 for at in places]).tolist()

@@ -203,6 +203,10 @@ def scrambled(model: Model) -> Model:
     return model
 
 
+ROW_BY_ROW = "bert_core.model.rows.ROW_BY_ROW"
+"""Set to 0, each row that lies end to end is a block of its own; set high, all rows are one."""
+
+
 def batches() -> tuple[Batch, Batch]:
     """The same rows, padded and end to end; ids are never [PAD]'s, 0 or 1, nor is padding more."""
     generator = torch.Generator().manual_seed(3)
@@ -278,7 +282,7 @@ def load_into_theirs(model: nn.Module, state: dict[str, Tensor], config: Encoder
 
 @pytest.mark.parametrize(("kind", "objectives"), CASES)
 def test_outputs_hidden_states_gradients_and_names_equal_transformers(
-    kind: str, objectives: tuple[str, ...]
+    kind: str, objectives: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs, config = ours_of(kind, objectives), theirs_of(kind, objectives), config_of(kind)
     load_into_theirs(theirs, ours.state_dict(), config)
@@ -291,7 +295,8 @@ def test_outputs_hidden_states_gradients_and_names_equal_transformers(
     expected = forward_of(KINDS[kind], theirs, padded, objectives == ("multiple_choice",))
     hidden_states = [one.flatten(0, -3) for one in expected.hidden_states]
     scores = logits_of(expected, objectives, real)
-    for batch in (padded, packed):
+    for batch, row_by_row in ((padded, 0), (packed, 0), (packed, 1000)):
+        monkeypatch.setattr(ROW_BY_ROW, row_by_row)
         encoded = ours.encoder(
             batch["input_ids"],
             batch["token_type_ids"],
@@ -312,7 +317,8 @@ def test_outputs_hidden_states_gradients_and_names_equal_transformers(
     if not objectives:
         return
     wanted = gradients(theirs, loss_of(scores))
-    for batch in (padded, packed):
+    for batch, row_by_row in ((padded, 0), (packed, 0), (packed, 1000)):
+        monkeypatch.setattr(ROW_BY_ROW, row_by_row)
         ours.zero_grad()
         found = to_huggingface(gradients(ours, loss_of(ours_logits(ours, batch, real))), config)
         assert found.keys() == wanted.keys()
@@ -320,8 +326,12 @@ def test_outputs_hidden_states_gradients_and_names_equal_transformers(
             torch.testing.assert_close(found[name], gradient, atol=1e-4, rtol=0, msg=name)
 
 
+@pytest.mark.parametrize("row_by_row", [0, 1000])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_the_same_at_any_padding_and_in_any_company(kind: str) -> None:
+def test_a_row_is_the_same_at_any_padding_and_in_any_company(
+    kind: str, row_by_row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ROW_BY_ROW, row_by_row)
     config = config_of(kind)
     torch.manual_seed(1)
     encoder = scrambled(Encoder(config)).eval()
