@@ -1,0 +1,260 @@
+"""Fine-tuning against transformers' Trainer, and batch prediction against its `pipeline`.
+
+Rows are sentences of SST-2 at their real lengths, from the folder that RAYBERT_DATA names. The
+model has MiniLM's shape (6 layers × 384) and fresh weights, which are as fast as any; what a model
+learns either way is measured in `tasks`. Both sides fine-tune with the same rows a step, precision
+and dropout, the Trainer with rows grouped by length. Both predict the same rows in fp32 on the same
+cores; ours with all that the stage does, its files read and written, on a Ray that is up.
+"""
+
+import importlib.util
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
+
+from benchmarks.harness import Planned, compare, main
+from benchmarks.peer import SETTINGS, WARM_UP, TimedTrainer, training_arguments
+from bert_core.batches import RankBatches, WindowSource
+from bert_core.bundle import save_bundle
+from bert_core.data.labelled_formats import labelled_records
+from bert_core.data.order import GlobalOrder
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.vocabulary import train_vocabulary
+from bert_core.data.windows import Window
+from bert_core.model.attention import packing
+from bert_core.model.hf import encoder_config_to_huggingface
+from bert_core.model.variants import VARIANTS, AttentionConfig, EncoderConfig, FeedForwardConfig
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.tasks.rows import labelled
+from bert_core.tasks.text_classification import TextClassification
+from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
+from bert_core.train.loop import training_steps
+from bert_core.train.optim import build_optimizer
+
+ROWS = 32  # of a step: the paper's larger batch
+LONGEST = 128
+BUDGET_TOKENS = 16_384
+MINILM: dict[str, Any] = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "attention": AttentionConfig(num_heads=12),
+    "feed_forward": FeedForwardConfig(intermediate_size=1536),
+}
+
+
+def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
+    rows = _sst2()
+    task = TextClassification.from_rows(rows)
+    texts = [row["text"] for row in rows]
+    vocabulary = train_vocabulary(texts, vocab_size=30_522, lowercase=True)
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
+    windows = task.encode(rows, tokenizer, LONGEST, labelled=True)
+    for precision in ("bf16", "fp32"):
+        pair = _Training(task, windows, tokenizer, steps=20 if quick else 60, precision=precision)
+        yield compare(
+            "finetune_sst2_vs_trainer" if precision == "bf16" else "finetune_sst2_fp32_vs_trainer",
+            pair.ours,
+            pair.trainer,
+            unit="tokens/s",
+            rounds=rounds,
+            what=f"MiniLM's shape, {ROWS} rows a step",
+            **pair.settings,
+        )
+    if importlib.util.find_spec("ray"):
+        yield from _predicting(task, tokenizer, texts[: 8_192 if quick else 32_768], min(rounds, 3))
+
+
+class _Training:
+    """The same rows into a model of each kind."""
+
+    def __init__(
+        self,
+        task: TextClassification,
+        windows: list[Window],
+        tokenizer: Tokenizer,
+        steps: int,
+        precision: Precision,
+    ) -> None:
+        self._task, self._tokenizer, self._precision = task, tokenizer, precision
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._config = _minilm()
+        self._steps = steps + WARM_UP
+        order = np.random.default_rng(0).permutation(len(windows))[: ROWS * self._steps]
+        self._windows = [windows[place] for place in order]
+        lengths = [window.tokens for window in self._windows]
+        self.settings = {
+            "rows_per_step": ROWS,
+            "steps": steps,
+            "mean_length": round(float(np.mean(lengths)), 1),
+            "longest": max(lengths),
+            "precision": precision,
+            "threads": torch.get_num_threads(),
+            "hidden_dropout": self._config.hidden_dropout_prob,
+            "attention_dropout": self._config.attention.dropout,
+            "micro_batch_tokens": BUDGET_TOKENS,
+            "peer_settings": SETTINGS,
+        }
+
+    def ours(self) -> float:
+        torch.manual_seed(0)
+        model = ObjectiveModel(self._config, [self._task.build_objective(self._config)])
+        model.to(self._device)
+        optimizer = OptimizerConfig(lr=5e-5)
+        packed_from = packing(self._config, self._device, self._precision)
+        source = WindowSource(self._windows, self._tokenizer.pad_id, packed_from)
+        order = GlobalOrder([len(self._windows)], seed=0)
+        steps = training_steps(
+            model,
+            RankBatches(source, order, ROWS, BUDGET_TOKENS).from_step(0),
+            build_optimizer(model, optimizer),
+            ScheduleConfig(warmup_steps=10).learning_rate(optimizer.lr, self._steps),
+            LoopConfig(max_steps=self._steps, precision=self._precision),
+            max_grad_norm=optimizer.max_grad_norm,
+        )
+        began, tokens = 0.0, 0
+        for step in steps:  # each waits for its gradient's norm, so for a GPU too
+            if step.index > WARM_UP:
+                tokens += step.tokens
+            elif step.index == WARM_UP:
+                began = time.perf_counter()
+        return tokens / (time.perf_counter() - began)
+
+    def trainer(self) -> float:
+        torch.manual_seed(0)
+        entries = encoder_config_to_huggingface(self._config)
+        model = BertForSequenceClassification(BertConfig(**entries))  # of two labels, as a rule
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = TimedTrainer(
+                model=model,
+                args=training_arguments(
+                    folder,
+                    rows=ROWS,
+                    steps=self._steps,
+                    precision=self._precision,
+                    learning_rate=5e-5,
+                    warmup_steps=10,
+                ),
+                train_dataset=_Examples(self._windows),
+                data_collator=self._padded,
+            )
+            trainer.train()
+        return int(trainer.timed_lengths.sum()) / trainer.seconds
+
+    def _padded(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        ids = [torch.from_numpy(one["input_ids"].astype(np.int64)) for one in examples]
+        pad = torch.nn.utils.rnn.pad_sequence
+        return {
+            "input_ids": pad(ids, batch_first=True, padding_value=self._tokenizer.pad_id),
+            "attention_mask": pad([one * 0 + 1 for one in ids], batch_first=True),
+            "labels": torch.tensor([one["label"] for one in examples]),
+        }
+
+
+class _Examples(torch.utils.data.Dataset):
+    """Windows as the Trainer takes them."""
+
+    def __init__(self, windows: list[Window]) -> None:
+        self._windows = windows
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        window = self._windows[index]
+        label = int(window.labels["labels"])
+        return {"input_ids": window.ids[0], "label": label, "length": window.tokens}
+
+
+def _predicting(
+    task: TextClassification, tokenizer: Tokenizer, texts: list[str], rounds: int
+) -> Iterator[Planned]:
+    from pipelines import cluster, predict
+
+    cores = torch.get_num_threads()
+    torch.manual_seed(0)
+    config = _minilm()
+    model = ObjectiveModel(config, [task.build_objective(config)])
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        save_bundle(folder / "bundle", model, tokenizer, task=task, metrics={}, lineage={})
+        pq.write_table(
+            pa.table({"text": texts}), folder / "rows.parquet", row_group_size=len(texts) // 16
+        )
+        cluster.connect(address=None, num_cpus=cores)
+
+        def ours() -> float:
+            began = time.perf_counter()
+            predict.run(
+                predict.PredictConfig(
+                    output=str(folder / f"run-{time.monotonic_ns()}"),
+                    model=str(folder / "bundle"),
+                    source=str(folder / "rows.parquet"),
+                    part_bytes=100_000,
+                    num_workers=cores,
+                    tracking_uri=f"sqlite:///{folder}/mlflow.db",
+                )
+            )
+            return len(texts) / (time.perf_counter() - began)
+
+        answer = pipeline(
+            "text-classification",
+            model=BertForSequenceClassification.from_pretrained(folder / "bundle"),
+            tokenizer=PreTrainedTokenizerFast.from_pretrained(folder / "bundle"),
+            device="cpu",
+        )
+
+        def theirs() -> float:
+            began = time.perf_counter()
+            answered = answer(texts, batch_size=32, truncation=True)
+            assert len(answered) == len(texts)
+            return len(texts) / (time.perf_counter() - began)
+
+        try:
+            yield compare(
+                "predict_vs_pipeline",
+                ours,
+                theirs,
+                unit="rows/s",
+                rounds=rounds,
+                what=f"{len(texts):,} rows, {cores} cores",
+                rows=len(texts),
+                workers=cores,
+                precision="fp32",
+                peer_settings="pipeline(batch_size=32) in one process, a thread a core",
+            )
+        finally:
+            cluster.disconnect()
+
+
+def _minilm() -> EncoderConfig:
+    """all-MiniLM-L6-v2's encoder, with BERT's dropout."""
+    return replace(VARIANTS["bert-base"].config, **MINILM)
+
+
+def _sst2() -> list[dict[str, Any]]:
+    folder = os.environ.get("RAYBERT_DATA")
+    if not folder:
+        raise SystemExit("RAYBERT_DATA: wanted the folder that holds sst2/train.tsv, it is not set")
+    path = Path(folder) / "sst2" / "train.tsv"
+    records, columns = labelled_records(path.read_bytes(), str(path), "sst2")
+    shapes = TextClassification.shapes(TextClassification.options())
+    return labelled(records, shapes, columns, str(path))
+
+
+if __name__ == "__main__":
+    main(benchmark, "finetune")

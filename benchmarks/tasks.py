@@ -1,0 +1,344 @@
+"""What models learn: every task fine-tuned by `raybert finetune` and by transformers' Trainer.
+
+    python -m benchmarks.tasks --model FOLDER [--only NAME …] [--json FILE]
+
+Both start from the same checkpoint and see the same rows, cut into the same windows, with the same
+hyperparameters, epochs and seeds; the answers of both are read off and scored by the same code. A
+fixed part of each set, drawn by seed 0, keeps a line below twenty minutes on two cores.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import Trainer
+
+from benchmarks.harness import made
+from benchmarks.peer import training_arguments
+from bert_core.batches import buckets, collate
+from bert_core.bundle import Bundle, load_bundle
+from bert_core.data.windows import Window
+from bert_core.tasks.base import Task
+from bert_core.tasks.registry import TASKS
+from pipelines import finetune
+from pipelines.finetune import FinetuneConfig
+from pipelines.sources import LabelledConfig, read_labelled
+
+SEEDS = (0, 1, 2)
+THREADS = 2
+BATCH = 32
+SHARE_OF_WARM_UP = 0.1
+MOST_TOKENS = 8192
+"""Of one forward pass of what is scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A set, how much of it, and what both train with."""
+
+    name: str
+    task: str
+    train: tuple[str, str | None]
+    """File below the data folder, and its format."""
+    held_out: tuple[str, str | None]
+    rows: int
+    held_out_rows: int = 1000
+    epochs: float = 2.0
+    lr: float = 5e-5
+    max_length: int = 128
+    columns: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+TWO = {"text": "sentence1", "text_pair": "sentence2"}
+LINES = (
+    Line(
+        name="SST-2", task="text-classification", rows=6000, epochs=1,
+        train=("sst2/train.tsv", "sst2"), held_out=("sst2/dev.tsv", "sst2"),
+    ),
+    Line(
+        name="CoLA", task="text-classification", rows=4000,
+        train=("cola/in_domain_train.tsv", "cola"), held_out=("cola/in_domain_dev.tsv", "cola"),
+    ),
+    Line(
+        name="MRPC", task="text-classification", rows=1200,
+        train=("mrpc/msr_paraphrase_train.txt", "mrpc"),
+        held_out=("mrpc/msr_paraphrase_test.txt", "mrpc"),
+    ),
+    Line(
+        name="RTE", task="text-classification", rows=1000, columns=TWO,
+        train=("rte/train.parquet", None), held_out=("rte/validation.parquet", None),
+    ),
+    Line(
+        name="STS-B", task="text-regression", rows=2000,
+        train=("stsb/sts-train.csv", "sts_benchmark"),
+        held_out=("stsb/sts-dev.csv", "sts_benchmark"),
+    ),
+    Line(
+        name="Banking77", task="text-classification", rows=3000, epochs=3, lr=3e-4,
+        columns={"label": "category"},
+        train=("banking77/train.csv", None), held_out=("banking77/test.csv", None),
+    ),
+    Line(
+        name="CLINC150", task="text-classification", rows=4000, epochs=3, lr=3e-4,
+        options={"out_of_scope": "oos"}, held_out_rows=1500,
+        train=("clinc150/data_full.json", "clinc_train"),
+        held_out=("clinc150/data_full.json", "clinc_test"),
+    ),
+    Line(
+        name="WNUT-17", task="token-classification", rows=3394, lr=2e-4,
+        train=("wnut17/wnut17train.conll", "conll"),
+        held_out=("wnut17/emerging.dev.conll", "conll"),
+    ),
+    Line(
+        name="UD EWT", task="token-classification", rows=3000, lr=2e-4,
+        train=("ud_ewt/en_ewt-ud-train.conllu", "conllu"),
+        held_out=("ud_ewt/en_ewt-ud-dev.conllu", "conllu"),
+    ),
+    Line(
+        name="SQuADShifts", task="question-answering", rows=700, held_out_rows=500, lr=2e-4,
+        max_length=256,
+        train=("squadshifts/amazon_reviews_v1.0.json", "squad"),
+        held_out=("squadshifts/reddit_v1.0.json", "squad"),
+    ),
+)  # fmt: skip
+
+
+def benchmark(model: str, lines: Sequence[Line]) -> Iterator[dict[str, Any]]:
+    """A line of the table for each set."""
+    data = Path(os.environ["RAYBERT_DATA"])
+    torch.set_num_threads(THREADS)
+    for line in lines:
+        with tempfile.TemporaryDirectory() as scratch:
+            yield _compared(line, model, data, Path(scratch))
+
+
+def _compared(line: Line, model: str, data: Path, scratch: Path) -> dict[str, Any]:
+    ours = _config(line, model, data, scratch)
+    began = time.monotonic()
+    counts = finetune.run(ours).counts
+    middle = time.monotonic()
+    theirs = [_trainer(line, ours, seed, scratch) for seed in SEEDS]
+    main = counts["primary_metric"]
+    scores = {
+        "ours": [each[main] for each in counts["seeds"]],
+        "trainer": [each[main] for each in theirs],
+    }
+    means = {name: float(np.mean(values)) for name, values in scores.items()}
+    spread = float(np.sqrt(sum(np.var(its, ddof=1) for its in scores.values()) / len(SEEDS)))
+    difference = means["ours"] - means["trainer"]
+    return {
+        "name": line.name,
+        "metric": main,
+        **{f"{name}_mean": mean for name, mean in means.items()},
+        "difference": difference,
+        "standard_errors": abs(difference) / spread if spread else 0.0 if not difference else None,
+        "baseline": counts.get(f"baseline_{main}"),
+        **scores,
+        "minutes": [(middle - began) / 60, (time.monotonic() - middle) / 60],
+        "settings": {
+            "train": ours.train.source.rsplit("/", 1)[-1],
+            "train_file": line.train[0],
+            "held_out_file": line.held_out[0],
+            "train_rows": counts["train_rows"],
+            "held_out_rows": counts["held_out_rows"],
+            "epochs": line.epochs,
+            "batch_size": BATCH,
+            "lr": line.lr,
+            "max_length": line.max_length,
+            "precision": ours.precision,
+            "seeds": list(SEEDS),
+        },
+        "made": made(),
+    }
+
+
+def _config(line: Line, model: str, data: Path, scratch: Path) -> FinetuneConfig:
+    """The stage's config; a part of either set is drawn and written as a table of its fields."""
+    kind = TASKS[line.task]
+    options = kind.options_of(line.options)
+
+    def part(split: str, source: tuple[str, str | None], most: int) -> LabelledConfig:
+        path, written_as = source
+        config = LabelledConfig(source=str(data / path), format=written_as, columns=line.columns)
+        rows = read_labelled(config, "train", kind.shapes(options))
+        chosen = np.sort(np.random.default_rng(0).permutation(len(rows))[:most])
+        target = scratch / f"{split}.jsonl"
+        lines = (json.dumps({k: v for k, v in rows[n].items() if v is not None}) for n in chosen)
+        target.write_text("".join(f"{each}\n" for each in lines))
+        return LabelledConfig(source=str(target))
+
+    return FinetuneConfig(
+        output=str(scratch / "finetune"),
+        model=model,
+        task=line.task,
+        options=line.options,
+        train=part("train", line.train, line.rows),
+        held_out=part("held_out", line.held_out, line.held_out_rows),
+        max_length=line.max_length,
+        epochs=line.epochs,
+        batch_size=BATCH,
+        lr=line.lr,
+        warmup_share=SHARE_OF_WARM_UP,
+        seeds=SEEDS,
+        num_workers=0,
+        threads_per_worker=THREADS,
+        tracking_uri=f"sqlite:///{scratch}/mlflow.db",
+    )
+
+
+def _trainer(line: Line, config: FinetuneConfig, seed: int, scratch: Path) -> dict[str, float]:
+    """What the Trainer's model comes to on the held-out rows."""
+    bundle = load_bundle(config.model)
+    kind = TASKS[line.task]
+    options = kind.options_of(line.options)
+    assert config.held_out is not None
+    rows, scored = (
+        read_labelled(source, "train", kind.shapes(options))
+        for source in (config.train, config.held_out)
+    )
+    task = kind.from_rows(rows, options)
+    windows = task.encode(rows, bundle.tokenizer, line.max_length, labelled=True)
+    steps = config.steps(len(windows))
+    transformers.set_seed(seed)
+    model = _theirs(config.model, task)
+    trainer = Trainer(
+        model=model,
+        args=training_arguments(
+            str(scratch / f"trainer-{seed}"),
+            rows=BATCH,
+            steps=steps,
+            precision=config.precision,
+            learning_rate=line.lr,
+            warmup_steps=round(SHARE_OF_WARM_UP * steps),
+            weight_decay=config.weight_decay,
+            adam_epsilon=config.optimizer.eps,
+            seed=seed,
+        ),
+        train_dataset=_Examples(windows),
+        data_collator=_Padded(bundle.tokenizer.pad_id),
+    )
+    trainer.train()
+    asked = task.encode(scored, bundle.tokenizer, line.max_length, labelled=True)
+    scores = _scores(model.eval(), asked, bundle, config.precision)
+    return task.metrics(task.compare(scored, task.decode(scored, asked, scores)))
+
+
+def _theirs(folder: str, task: Task) -> Any:
+    classes: dict[str, tuple[Any, dict[str, Any]]] = {
+        "text-classification": (
+            transformers.AutoModelForSequenceClassification,
+            {"num_labels": len(task.labels), "problem_type": "single_label_classification"},
+        ),
+        "text-regression": (
+            transformers.AutoModelForSequenceClassification,
+            {"num_labels": 1, "problem_type": "regression"},
+        ),
+        "token-classification": (
+            transformers.AutoModelForTokenClassification,
+            {"num_labels": len(task.labels)},
+        ),
+        "question-answering": (transformers.AutoModelForQuestionAnswering, {}),
+    }
+    kind, settings = classes[task.name]
+    return kind.from_pretrained(folder, **settings)
+
+
+class _Examples(torch.utils.data.Dataset):
+    """Windows as the Trainer takes them; -100 where a token is not scored."""
+
+    def __init__(self, windows: list[Window]) -> None:
+        self._windows = windows
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        window = self._windows[index]
+        (ids,), (second,) = window.ids, window.segment_b_start
+        example: dict[str, Any] = {
+            "input_ids": torch.from_numpy(ids.astype(np.int64)),
+            "token_type_ids": (torch.arange(len(ids)) >= second).long(),
+            "length": len(ids),
+        }
+        labels = {name: torch.from_numpy(value) for name, value in window.labels.items()}
+        if "token_labels" in labels:
+            everywhere = torch.full((len(ids),), -100)
+            everywhere[window.positions["token_positions"]] = labels["token_labels"]
+            return example | {"labels": everywhere}
+        return example | {name: value[0] for name, value in labels.items()}
+
+
+class _Padded:
+    """Collates examples to the longest of a batch."""
+
+    def __init__(self, pad_id: int) -> None:
+        self._fills = {"input_ids": pad_id, "token_type_ids": 0, "labels": -100}
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        pad = torch.nn.utils.rnn.pad_sequence
+        batch = {}
+        for name in examples[0].keys() - {"length"}:
+            values = [example[name] for example in examples]
+            batch[name] = (
+                pad(values, batch_first=True, padding_value=self._fills[name])
+                if values[0].ndim
+                else torch.stack(values)
+            )
+        masks = [torch.ones(example["length"], dtype=torch.long) for example in examples]
+        return batch | {"attention_mask": pad(masks, batch_first=True)}
+
+
+def _scores(
+    model: Any, windows: Sequence[Window], bundle: Bundle, precision: str
+) -> list[np.ndarray]:
+    """The scores of each window as a task decodes them."""
+    scores: list[np.ndarray] = [np.empty(0)] * len(windows)
+    lengths = np.array([window.tokens for window in windows])
+    with torch.inference_mode(), torch.autocast("cpu", enabled=precision == "bf16"):
+        for group in buckets(lengths, MOST_TOKENS):
+            chosen = [windows[place] for place in group]
+            batch = collate(chosen, bundle.tokenizer.pad_id)
+            names = ("input_ids", "token_type_ids", "attention_mask")
+            output = model(**{name: batch[name] for name in names if name in batch})
+            if "start_logits" in output:
+                found = torch.stack([output.start_logits, output.end_logits], -1)
+            else:
+                found = output.logits
+            for place, window, its in zip(group, chosen, found.float().numpy(), strict=True):
+                places = window.positions.get("token_positions")
+                scores[place] = its if places is None else its[places]
+    return scores
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tasks")
+    parser.add_argument("--model", required=True, help="folder of the checkpoint to start from")
+    parser.add_argument("--only", nargs="*", default=[], help="names of the sets, all if not given")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
+    chosen = parser.parse_args()
+    lines = [line for line in LINES if not chosen.only or line.name in chosen.only]
+    found = []
+    for one in benchmark(chosen.model, lines):
+        print(
+            f"{one['name']:<14}{one['metric']:<12}{one['ours_mean']:>8.3f}{one['trainer_mean']:>8.3f}"
+            f"  {one['standard_errors'] or 0:.1f} standard errors, "
+            f"{one['minutes'][0]:.1f} and {one['minutes'][1]:.1f} minutes",
+            flush=True,
+        )
+        found.append(one)
+        if chosen.json:  # after every line: there are hours of them
+            chosen.json.write_text(json.dumps(found, indent=2, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()
