@@ -44,6 +44,11 @@ SETTINGS = {
     # of 60 s a lost node costs 72 s. `count_nodes_anew` makes it look where workers failed.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "5",
     "TOKENIZERS_PARALLELISM": "false",
+    # Ray Tune's tables and logs beside ours, and a handler that takes Ctrl-C for a good end.
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
 
 # Set while a cluster is started, so that its processes inherit it and are found by it.

@@ -34,6 +34,7 @@ STAGES = {
     "prepare": Command("pipelines.prepare", "PrepareConfig", "corpus → masked shards"),
     "pretrain": Command("pipelines.pretrain", "PretrainConfig", "shards → pretrained bundle"),
     "finetune": Command("pipelines.finetune", "FinetuneConfig", "bundle + labelled rows → bundle"),
+    "tune": Command("pipelines.tune", "TuneConfig", "bundle + labelled rows → best of many"),
     "evaluate": Command("pipelines.evaluate", "EvaluateConfig", "bundle + labelled rows → metrics"),
     "publish": Command("pipelines.publish", "PublishConfig", "bundle → MLflow registry"),
     "predict": Command("pipelines.predict", "PredictConfig", "bundle + rows → rows with answers"),

@@ -19,6 +19,7 @@ from pipelines.stage import INPUT, Result, run_stage
 from pipelines.training import (
     BUNDLE,
     CHECKPOINTS,
+    Records,
     Report,
     TrainingConfig,
     curves,
@@ -72,12 +73,16 @@ class SelectionConfig:
                 "give selection.share, 0.1 for a tenth of the training rows"
             )
 
+    def metric_of(self, task: "Task") -> tuple[str, int]:
+        """The metric, and the sign by which a lower number of it is better."""
+        metric = self.metric or task.primary_metric
+        return metric, 1 if metric == "loss" or metric in task.lower_is_better else -1
+
     def cost(self, task: "Task") -> Callable[[dict[str, float]], float]:
         """What is lower for better weights, of what `measure` of the worker gives."""
-        metric = self.metric or task.primary_metric
+        metric, sign = self.metric_of(task)
         if metric == "loss":
             return itemgetter("loss")
-        sign = 1 if metric in task.lower_is_better else -1
 
         def of(measured: dict[str, float]) -> float:
             if f"{TASK}{metric}" not in measured:
@@ -102,8 +107,9 @@ class FinetuneConfig(TrainingConfig):
     """What the task is told, by name: `{multi_label = true}`."""
     train: LabelledConfig = field(default_factory=LabelledConfig)
     """Rows to train on."""
-    held_out: LabelledConfig = field(default_factory=LabelledConfig)
-    """Rows to measure on, once, when training is done; they select nothing."""
+    held_out: LabelledConfig | None = None
+    """Rows to measure on, once, when training is done, where they are given; they select
+    nothing."""
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     """Which weights are taken."""
     rows_per_class: int | None = None
@@ -164,8 +170,36 @@ class FinetuneConfig(TrainingConfig):
         return max(1, round(self.selection.every_epochs * rows / self.batch_size))
 
 
-def run(config: FinetuneConfig) -> Manifest:
-    """Fine-tune a bundle for a task, and write the bundle of the first seed."""
+@dataclass(frozen=True)
+class Measurement:
+    """What a model in training came to on the rows that select."""
+
+    seed: int
+    """Which of the seeds it is of, by its place."""
+    number: int
+    """Which of this seed's measurements it is, from 1."""
+    step: int
+    """Of this seed."""
+    share: float
+    """How much of the whole training is behind it."""
+    cost: float
+    """The lowest is best."""
+
+
+def run(config: FinetuneConfig, watch: Callable[[Measurement], None] | None = None) -> Manifest:
+    """Fine-tune a bundle for a task, and write the bundle of the first seed.
+
+    Args:
+        watch: shown every measurement on the rows that select; needs `num_workers` 0.
+    """
+    folder, inputs = inputs_of(config)
+    return run_stage(
+        "finetune", config, inputs, lambda digest: _finetune(config, folder, digest, watch)
+    )
+
+
+def inputs_of(config: FinetuneConfig) -> tuple[Path, list[DatasetInput]]:
+    """Where the bundle to start from lies on this machine, and everything that is read."""
     from bert_core.bundle import bundle_digest
     from bert_core.tasks.registry import TASKS
     from tracking.resolve import resolve
@@ -176,36 +210,52 @@ def run(config: FinetuneConfig) -> Manifest:
     inputs = [
         DatasetInput("model", bundle_digest(folder), config.model),
         labelled_input("train", config.train, "train"),
-        labelled_input("held_out", config.held_out, "held_out"),
     ]
-    return run_stage("finetune", config, inputs, lambda digest: _finetune(config, folder, digest))
+    if config.held_out is not None:
+        inputs.append(labelled_input("held_out", config.held_out, "held_out"))
+    return folder, inputs
 
 
-def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
+def _finetune(
+    config: FinetuneConfig,
+    folder: Path,
+    digest: str,
+    watch: Callable[[Measurement], None] | None,
+) -> Result:
     from bert_core.bundle import bundle_digest, load_bundle
     from bert_core.train.checkpoint import checkpoint_at
 
     bundle = load_bundle(folder)
     task, sets = _read(config, bundle)
-    train, held_out = sets[TRAIN].rows, sets[HELD_OUT].rows
+    train = sets[TRAIN].rows
     remarks = task.remarks(train)
     for name, count in remarks.items():
         if count:
             say(f"finetune: {count:,} {name.replace('_', ' ')} in {config.train.source}")
     steps = config.steps(len(sets[TRAIN].windows))
     total = _records_before(len(config.seeds), steps)
+    between, cost = config.steps_between(len(sets[TRAIN].windows)), config.selection.cost(task)
+
+    def measured(records: Records) -> None:
+        assert watch is not None
+        for record, numbers in records:
+            if selecting := _with_prefix(f"{SELECTION}/", numbers):
+                seed, step = divmod(record, _records_before(1, steps))
+                share = (seed * steps + step) / (len(config.seeds) * steps)
+                watch(Measurement(seed, -(-step // between), step, share, cost(selecting)))
+
     fit(
         partial(worker, folder, task, sets),
         config,
         digest,
         LoopConfig(max_steps=total),
         "fine-tuning",
+        None if watch is None else measured,
     )
     records = read_records(config.local_folder)
     seeds = [_measured(records, index, steps) for index in range(len(config.seeds))]
     taken = round(seeds[0]["steps"])
     values = {name: np.array([each[name] for each in seeds]) for name in seeds[0]}
-    main = task.primary_metric
     outputs = write_bundle(
         config,
         digest,
@@ -216,29 +266,34 @@ def _finetune(config: FinetuneConfig, folder: Path, digest: str) -> Result:
         lineage={"parent": bundle_digest(folder), "from_scratch": config.from_scratch},
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), taken),
     )
-    say(
-        f"finetune: {main} {values[main].mean():.1%} on {len(held_out):,} held-out rows, mean of "
-        f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, "
-        f"bundle in {files.join(config.output, BUNDLE)}"
-    )
+    say(f"finetune: {_came_to(task, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
     counts = {
         **remarks,
-        "train_rows": len(train),
-        **({"selection_rows": len(sets[SELECTION].rows)} if SELECTION in sets else {}),
-        "held_out_rows": len(held_out),
+        **{f"{name}_rows": len(each.rows) for name, each in sets.items()},
         "labels": len(task.labels),
         "steps": steps,
         "seeds": [{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
         "tokens_per_s": median_speed(records),
-        "primary_metric": main,
+        "primary_metric": task.primary_metric,
         **{f"{name}_mean": float(each.mean()) for name, each in values.items()},
         **{
             f"{name}_std": float(each.std(ddof=1)) if len(seeds) > 1 else 0.0
             for name, each in values.items()
         },
-        **_baseline(task, held_out),
+        **(_baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}),
     }
     return Result(outputs=outputs, counts=counts, artifacts=curves(config))
+
+
+def _came_to(task: "Task", sets: "dict[str, LabelledSet]", values: dict[str, np.ndarray]) -> str:
+    """What there is to say of all seeds: on held-out rows, else on those that selected."""
+    main = task.primary_metric
+    for name, key in ((HELD_OUT, main), (SELECTION, f"{SELECTION}_{main}")):
+        if name in sets:
+            seeds = f"{len(values[key])} seed{'s' if len(values[key]) > 1 else ''}"
+            rows = f"{len(sets[name].rows):,} {name.replace('_', '-')} rows"
+            return f"{main} {values[key].mean():.1%} on {rows}, mean of {seeds}, "
+    return ""
 
 
 @dataclass(frozen=True)
@@ -250,7 +305,7 @@ class LabelledSet:
 
 
 def _read(config: FinetuneConfig, bundle: "Bundle") -> tuple["Task", dict[str, LabelledSet]]:
-    """The task with the labels of the training rows, and both sets.
+    """The task with the labels of the training rows, and the sets that there are.
 
     Raises: ConfigError or CorpusError naming what does not fit the task.
     """
@@ -261,10 +316,9 @@ def _read(config: FinetuneConfig, bundle: "Bundle") -> tuple["Task", dict[str, L
     shapes = kind.shapes(options)
     read = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
     task = kind.from_rows(read, options)
-    parts = {
-        **divided(read, config.selection),
-        HELD_OUT: read_labelled(config.held_out, "held_out", shapes),
-    }
+    parts = divided(read, config.selection)
+    if config.held_out is not None:
+        parts[HELD_OUT] = read_labelled(config.held_out, "held_out", shapes)
     if len(parts[TRAIN]) < config.batch_size:
         kept = f", of which {len(parts[SELECTION])} select" if SELECTION in parts else ""
         raise CorpusError(
@@ -446,6 +500,7 @@ def worker(
         taken = chosen_checkpoint(checkpoints, place.rank)
         model = build_model(config, bundle, task, seed)
         load_weights(taken, model, run_digest=digest)
-        scored = measure(HELD_OUT, loop, model.to(place.device))
+        model.to(place.device)
+        scored = measure(HELD_OUT, loop, model) if HELD_OUT in sets else {}
         result = {f"{HELD_OUT}/{name}": value for name, value in scored.items()}
         report([(first_record + steps + 1, result | {STEPS: float(taken.step)})], True)

@@ -28,7 +28,7 @@ from bert_core.manifest import (
     write_manifest,
 )
 from pipelines.report import say
-from tracking.runs import DatasetInput, RunRecorder, send_backlog, tracking_uri
+from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, send_backlog, tracking_uri
 from tracking.spool import await_release
 
 STARTED = "started.json"
@@ -63,6 +63,8 @@ class StageConfig:
     """MLflow store; that of MLFLOW_TRACKING_URI, or runs/mlflow.db, where this is not given."""
     experiment: str = "raybert"
     """MLflow experiment that the run is filed under."""
+    parent_run: str | None = None
+    """Id of the MLflow run that this one is a part of."""
 
     def __post_init__(self) -> None:
         if isinstance(self.num_workers, int):
@@ -100,17 +102,22 @@ class StageConfig:
         return local or Path("runs/remote") / hashlib.sha256(self.output.encode()).hexdigest()[:12]
 
 
+def operational_fields(kind: type[StageConfig]) -> set[str]:
+    """Names of the fields that say how a stage runs, not what it makes."""
+    return {
+        field.name
+        for each in kind.__mro__
+        if each.__dict__.get("operational")
+        for field in fields(each)
+    }
+
+
 def determining_fields(config: StageConfig) -> dict[str, Any]:
     """The fields that determine a stage's output, as they come back from its manifest.
 
     Left out are operational ones, and where an input lies: what counts of it is its digest.
     """
-    operational = {
-        field.name
-        for kind in type(config).__mro__
-        if kind.__dict__.get("operational")
-        for field in fields(kind)
-    }
+    operational = operational_fields(type(config))
     values = {k: v for k, v in _without_inputs(config).items() if k not in operational}
     return json.loads(json.dumps(values, ensure_ascii=False))
 
@@ -219,7 +226,12 @@ def _open_run(
         run_name=f"{stage} {Path(config.output).name}",
         params=params,
         inputs=inputs,
-        tags={"stage": stage, "output": config.output, "code_version": code_version()},
+        tags={
+            "stage": stage,
+            "output": config.output,
+            "code_version": code_version(),
+            **({PARENT_TAG: config.parent_run} if config.parent_run else {}),
+        },
     )
 
 

@@ -94,30 +94,47 @@ Worker = Callable[[Any, str, Report], None]
 """Trains as one rank: given the stage's config, its digest, and where to report to."""
 
 
-def fit(worker: Worker, config: TrainingConfig, digest: str, loop: LoopConfig, title: str) -> None:
+def fit(
+    worker: Worker,
+    config: TrainingConfig,
+    digest: str,
+    loop: LoopConfig,
+    title: str,
+    watch: Callable[[Records], None] | None = None,
+) -> None:
     """Run `worker` on every rank until it returns, through lost workers and restarts.
 
     The Ray Train controller, or this process where `num_workers` is 0, records what is reported
     into the run of `config.local_folder`.
+
+    Args:
+        watch: shown what is reported, once it is recorded; needs `num_workers` 0.
     """
+    assert watch is None or config.num_workers == 0
     # Ray Train gives every worker a folder of its own.
     config = with_absolute_paths(config)
     with _progress(config.local_folder, loop, title):
         if config.num_workers == 0:
             recorder = RunRecorder.open(config.local_folder, uri=tracking_uri(config.tracking_uri))
+
+            def report(records: Records, last: bool) -> bool:
+                record_all(recorder, records)
+                if watch is not None:
+                    watch(records)
+                return False  # nobody takes the node of this process with a notice
+
             try:
-                worker(config, digest, lambda records, last: record_all(recorder, records))
+                worker(config, digest, report)
             finally:
                 recorder.close("RUNNING")
         else:
             _fit_on_ray(worker, config, digest)
 
 
-def record_all(recorder: RunRecorder, records: Records) -> bool:
-    """Record all points. Gives False: nobody takes the node of this process with a notice."""
+def record_all(recorder: RunRecorder, records: Records) -> None:
+    """Record all points."""
     for step, metrics in records:
         recorder.record(step, metrics)
-    return False
 
 
 def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
@@ -128,7 +145,7 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
     from pipelines.worker import RecordingCallback, Trainer, on_ray
 
     resources = ray.cluster_resources()
-    _check_resources(config, resources)
+    check_cpus(resources, config.least_workers, config.threads_per_worker)
     use_gpu = cluster.has_gpus(config.least_workers)
     storage = files.join(config.output, "ray")
     callback = RecordingCallback(config.local_folder, tracking_uri(config.tracking_uri))
@@ -165,13 +182,14 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
         raise DivergedError(files.read_bytes(diverged).decode())
 
 
-def _check_resources(config: TrainingConfig, resources: Mapping[str, float]) -> None:
-    cpus = config.least_workers * config.threads_per_worker
+def check_cpus(resources: Mapping[str, float], workers: int, threads: int) -> None:
+    """Raises: ResourceError if a cluster of these resources has not the CPUs for all workers."""
+    cpus = workers * threads
     if resources.get("CPU", 0) < cpus:
         raise ResourceError(
-            f"training: wanted {cpus} CPUs ({config.least_workers} workers of "
-            f"{config.threads_per_worker} threads), the cluster has "
-            f"{resources.get('CPU', 0):g}: lower num_workers or threads_per_worker, or add nodes"
+            f"training: wanted {cpus} CPUs ({workers} workers of {threads} threads), the cluster "
+            f"has {resources.get('CPU', 0):g}: lower num_workers or threads_per_worker, or add "
+            "nodes"
         )
 
 

@@ -97,14 +97,19 @@ def check_storage(output: str, rank: int) -> None:
     Raises: ResourceError if this node cannot write to `output`, or what the driver wrote there is
         not there.
     """
+    check_shared(output)
+    probe = files.join(output, CHECKPOINTS, f"probe-{rank}")
+    files.write_bytes(probe, b"")
+    files.remove(probe)
+
+
+def check_shared(output: str) -> None:
+    """Raises: ResourceError if what the driver wrote to `output` is not there on this node."""
     if not files.exists(files.join(output, STARTED)):
         raise ResourceError(
             f"{output}: wanted a place that all nodes share, {socket.gethostname()} finds nothing "
             "there of what the driver wrote: give a folder that is mounted on all, or a URI"
         )
-    probe = files.join(output, CHECKPOINTS, f"probe-{rank}")
-    files.write_bytes(probe, b"")
-    files.remove(probe)
 
 
 def check_agreement(checkpoints: str, step: int) -> None:

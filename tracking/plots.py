@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -28,6 +29,8 @@ COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
 SMOOTH_BEYOND = 100
 # Up to so many points each is marked: a line between two alone says little.
 MARKED_UP_TO = 40
+# Up to so many values an axis of trials has a place for each, alike far apart.
+PLACES_UP_TO = 6
 # Beyond so many classes the squares are too small for numbers.
 NUMBERS_UP_TO = 25
 
@@ -174,6 +177,76 @@ def plot_lengths(
     axes.set_ylabel(y_label)
     axes.yaxis.set_major_formatter(FuncFormatter(_short_number))
     return _save(figure, Path(path))
+
+
+def plot_parallel_coordinates(
+    columns: Mapping[str, Sequence[float]], path: str | Path, *, lower_is_better: bool = False
+) -> Path:
+    """Draw every trial as a line across an axis a parameter; the best one is orange.
+
+    Args:
+        columns: parameter → its value in every trial, one trial at least. The last column is what
+            the trials came to, which shades the lines: the better, the darker.
+    """
+    figure, axes = _figure(1.6 + 1.8 * len(columns), 4.2)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.set_yticks([])
+    axes.set_xlim(-0.15, len(columns) - 0.6)
+    axes.set_xticks(range(len(columns)), list(columns))
+    axes.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False, length=0)
+    heights = np.empty((len(columns), len(columns[next(iter(columns))])))
+    for index, values in enumerate(columns.values()):
+        found = index == len(columns) - 1
+        heights[index], ticks = _axis(np.array(values, dtype=float), places=not found)
+        axes.axvline(index, color="#9aa5b1", linewidth=1.0, zorder=0)
+        for height, label in ticks:
+            axes.plot([index - 0.02, index + 0.02], [height, height], color="#9aa5b1", linewidth=1)
+            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
+            axes.text(index + 0.04, height, label, fontsize=9, va="center", bbox=box, zorder=3)
+    goodness = 1 - heights[-1] if lower_is_better else heights[-1].copy()
+    order = np.argsort(goodness, kind="stable")
+    # Those with the same value lie beside each other there, not on each other.
+    aside = np.linspace(-0.03, 0.03, len(order)) if len(order) > 1 else 0.0
+    for height, values in zip(heights[:-1], columns.values(), strict=False):
+        if len(set(values)) <= PLACES_UP_TO:
+            height[order] += aside
+    along = np.linspace(0, 1, 32)
+    bend = along**2 * (3 - 2 * along)
+    x = (np.arange(len(columns) - 1)[:, None] + along).ravel()
+    for trial in order:
+        start, step = heights[:-1, trial], np.diff(heights[:, trial])
+        y = (start[:, None] + step[:, None] * bend).ravel()
+        if trial == order[-1]:
+            axes.plot(x, y, color=COLOURS[1], linewidth=2.6)
+        else:
+            axes.plot(x, y, color=colormaps["Blues"](0.3 + 0.65 * goodness[trial]), linewidth=1.3)
+    return _save(figure, Path(path))
+
+
+def _axis(
+    values: Float[np.ndarray, "trials"], *, places: bool
+) -> tuple[Float[np.ndarray, "trials"], list[tuple[float, str]]]:
+    """Heights from 0 to 1 of values on an axis of their own, and its ticks.
+
+    Args:
+        places: whether few different values lie alike far apart.
+    """
+    different = np.unique(values)
+    low, high = different[0], different[-1]
+    if low == high:
+        return np.full(len(values), 0.5), [(0.5, _short_number(low))]
+    if places and len(different) <= PLACES_UP_TO:
+        marks = different
+        heights = np.searchsorted(different, values) / (len(different) - 1)
+        at = np.linspace(0, 1, len(different))
+    else:
+        log = places and low > 0 and high > 10 * low
+        marks = np.geomspace(low, high, 5) if log else np.linspace(low, high, 5)
+        scaled = np.log(values) if log else values
+        heights = (scaled - scaled.min()) / np.ptp(scaled)
+        at = np.linspace(0, 1, 5)
+    return heights, [(float(h), _short_number(float(m))) for h, m in zip(at, marks, strict=True)]
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:

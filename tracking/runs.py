@@ -29,6 +29,8 @@ KEY_CHARACTERS = 250
 PARAM_CHARACTERS = 6000
 TAG_CHARACTERS = 8000
 DIGEST_CHARACTERS = 36
+# The tag by which MLflow files a run under another: mlflow/utils/mlflow_tags.py.
+PARENT_TAG = "mlflow.parentRunId"
 _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 

@@ -141,6 +141,19 @@ def test_a_metric_that_cannot_select_is_named(selecting: FinetuneConfig, tmp_pat
         finetune.run(config)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_without_held_out_rows_nothing_is_scored_on_them(
+    finetuned: Any, tmp_path: Path, share: float
+) -> None:
+    config = replace(finetuned.finetune(tmp_path / "out"), held_out=None, epochs=0.5)
+    done = finetune.run(replace(config, selection=SelectionConfig(share=share)))
+    assert done.inputs.keys() == {"model", "train"}
+    assert not {"held_out_rows", "accuracy_mean", "baseline_accuracy"} & done.counts.keys()
+    assert ("selection_accuracy_mean" in done.counts) == bool(share)
+    assert not any("held_out/loss" in each for each in read_records(tmp_path / "out").values())
+    assert Predictor(tmp_path / "out" / "bundle", device="cpu").predict(["Open a file."])
+
+
 def test_from_scratch_takes_fresh_weights(finetuned: Any, tmp_path: Path) -> None:
     config = replace(finetuned.finetune(tmp_path / "scratch"), from_scratch=True, epochs=0.5)
     finetune.run(config)

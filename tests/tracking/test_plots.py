@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from tracking.plots import plot_confusion, plot_curves, plot_lengths
+from tracking.plots import (
+    plot_confusion,
+    plot_curves,
+    plot_lengths,
+    plot_parallel_coordinates,
+)
 
 
 def write_metrics(folder: Path, rows: int) -> Path:
@@ -75,3 +80,41 @@ def test_lengths_by_powers_of_two_are_bars_above_a_tick_each(tmp_path: Path) -> 
 
 def test_lengths_are_drawn(tmp_path: Path) -> None:
     assert is_drawn(plot_lengths({5: 10, 128: 1000}, tmp_path / "lengths.png"))
+
+
+GRID = {
+    "lr": [2e-5, 2e-5, 3e-5, 3e-5, 5e-5, 5e-5],
+    "epochs": [2.0, 3.0, 2.0, 3.0, 2.0, 3.0],
+    "accuracy": [0.8, 0.82, 0.83, 0.84, 0.83, 0.81],
+}
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_trials_are_lines_and_the_best_one_ends_at_its_score_in_orange(
+    tmp_path: Path, lower_is_better: bool
+) -> None:
+    path = tmp_path / "plots" / "trials.png"
+    picture = imread(plot_parallel_coordinates(GRID, path, lower_is_better=lower_is_better))
+    assert path.exists()
+    orange = np.array([0xD9, 0x62, 0x2B]) / 255
+    rows, columns = np.nonzero(np.abs(picture[..., :3] - orange).max(axis=2) < 0.02)
+    last = rows[columns == columns.max()].mean() / len(picture)
+    assert last > 0.85 if lower_is_better else last < 0.25
+    # It begins at 3e-5, in the middle of three places, or at 2e-5, the lowest.
+    first = rows[columns == columns.min()].mean() / len(picture)
+    assert first > 0.85 if lower_is_better else 0.4 < first < 0.7
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"lr": [1e-3], "loss": [0.4]},
+        {"lr": list(np.geomspace(1e-5, 1e-3, 40)), "batch_size": [8.0, 16.0] * 20}
+        | {"accuracy": [0.5] * 40},
+        {"lr": list(np.linspace(1e-4, 2e-4, 9)), "accuracy": list(np.arange(9.0))},
+    ],
+)
+def test_few_trials_many_and_equal_ones_are_drawn(
+    tmp_path: Path, columns: dict[str, list[float]]
+) -> None:
+    assert is_drawn(plot_parallel_coordinates(columns, tmp_path / "trials.png"))
