@@ -8,6 +8,7 @@ on from its newest checkpoint. What Ray Tune writes for a restart of its own is 
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -73,8 +74,7 @@ def run_trials(
         elif left:
             _run_on_tune(trials, left, config, watcher)
     for trial in trials:
-        if state_of(trial) == "stopped":
-            _clear_up(trial)
+        _clear_up(trial)
     return [outcome_of(trial) for trial in trials]
 
 
@@ -130,11 +130,14 @@ def _stop(trial: FinetuneConfig, state: State, why: str) -> None:
 
 
 def _clear_up(trial: FinetuneConfig) -> None:
-    """What a trial that was ended from outside has left, since its process could not."""
+    """Do what the process of a trial could not, where it was ended from outside."""
     files.remove(files.join(trial.output, CHECKPOINTS))
-    if (trial.local_folder / METRICS).exists():
-        uri = tracking_uri(trial.tracking_uri)
-        RunRecorder.open(trial.local_folder, uri=uri).close("KILLED")
+    state = state_of(trial)
+    # One that diverged has said so; a process that does not end does not hold up the sweep.
+    if state != "diverged" and (trial.local_folder / METRICS).exists():
+        with suppress(errors.ResourceError):
+            recorder = RunRecorder.open(trial.local_folder, uri=tracking_uri(trial.tracking_uri))
+            recorder.close("FINISHED" if state == "finished" else "KILLED")
 
 
 def _run_on_tune(
