@@ -1,34 +1,39 @@
-"""Bundle + labelled rows → metrics with intervals, a picture, and a prediction for every row."""
+"""Bundle + labelled rows → metrics with intervals, by class, calibration, what went most wrong, and
+a prediction for every row.
+"""
 
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_core import files
 from bert_core.errors import ConfigError
-from bert_core.manifest import Manifest, Output
+from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row
 from pipelines.distribute import run_tasks
 from pipelines.report import meter, say
-from pipelines.sources import LabelledConfig, labelled_input, read_labelled
-from pipelines.stage import INPUT, Result, StageConfig, run_stage
+from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_of
+from pipelines.stage import INPUT, Result, StageConfig, local_outputs, run_stage
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
+    from bert_core.metrics.calibration import Reliability
     from bert_core.predictor import Predictor
-    from bert_core.tasks.base import Task
+    from bert_core.tasks.base import Columns, Task
 
-PREDICTIONS = "predictions.parquet"
+PREDICTIONS, CLASSES, WORST = "predictions.parquet", "classes.json", "worst.jsonl"
+CALIBRATION = "calibration.json"
+PICTURE, CALIBRATION_PICTURE = "answers.png", "calibration.png"
 ANSWER = "answer"
 """Column of the predictions that holds the whole answer, as JSON."""
-PICTURE = "answers.png"
 ROWS_PER_TASK = 512
 
 
@@ -43,6 +48,13 @@ class EvaluateConfig(StageConfig):
     metric: str | None = None
     """The metric that decides whether a model is not worse than the champion; the task's own where
     this is not given."""
+    worst: int = 50
+    """Most rows in `worst.jsonl`: of those answered wrong, the most wrong and most certain ones."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.worst < 0:
+            raise ConfigError(f"worst: wanted 0 or more, got {self.worst}")
 
 
 def run(config: EvaluateConfig) -> Manifest:
@@ -61,7 +73,6 @@ def run(config: EvaluateConfig) -> Manifest:
 
 def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     from bert_core.metrics.bootstrap import intervals
-    from tracking.plots import plot_answers
 
     task = predictor_of(folder, config.threads_per_worker).task
     if config.metric in task.lower_is_better:
@@ -70,6 +81,8 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
             "another, or leave it out"
         )
     rows = read_labelled(config.held_out, "held_out", task.shapes(task.chosen))
+    with rows_of(config.held_out.source):
+        baseline = task.baseline(rows)  # first, as it finds labels that the task does not know
     began = time.monotonic()
     answers, tokens = predict_rows(folder, rows, config)
     seconds = time.monotonic() - began
@@ -79,6 +92,40 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     if main not in metrics:
         raise ConfigError(f"metric: wanted one of {', '.join(metrics)}, got {main!r}")
     ranges = intervals(task.metrics, columns)
+    fit = _reliability(task, rows, answers)
+    paths = _write(config, task, rows, answers, columns, fit)
+    low, high = ranges[main]
+    say(
+        f"evaluate: {main} {metrics[main]:.1%} ({low:.1%} to {high:.1%}) on {len(rows):,} rows, "
+        f"predictions in {files.join(config.output, PREDICTIONS)}"
+    )
+    counts = {
+        "source": config.held_out.source,
+        "rows": len(rows),
+        "wrong_rows": int((task.faults(columns) > 0).sum()),
+        "primary_metric": main,
+        **metrics,
+        **{f"{name}_low": low for name, (low, _) in ranges.items()},
+        **{f"{name}_high": high for name, (_, high) in ranges.items()},
+        **{f"baseline_{name}": value for name, value in baseline.items()},
+        **({} if fit is None else _calibration(fit)),
+        "tokens_per_s": tokens / seconds,
+    }
+    return Result(outputs=local_outputs(config, paths), counts=counts, artifacts=paths)
+
+
+def _write(
+    config: EvaluateConfig,
+    task: "Task",
+    rows: Sequence[Row],
+    answers: Sequence[Any],
+    columns: "Columns",
+    fit: "Reliability | None",
+) -> list[Path]:
+    """Every file there is to write of this task, in the run's folder on this machine."""
+    from tracking.plots import plot_answers, plot_reliability
+
+    folder = config.local_folder
     table = pa.table(
         {
             **{name: [row.get(name) for row in rows] for name in _names(rows)},
@@ -87,24 +134,60 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     )
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
-    path = files.join(config.output, PREDICTIONS)
-    files.write_bytes(path, sink.getvalue())
-    picture = plot_answers(columns, task.labels, config.local_folder / PICTURE)
-    low, high = ranges[main]
-    say(
-        f"evaluate: {main} {metrics[main]:.1%} ({low:.1%} to {high:.1%}) on {len(rows):,} rows, "
-        f"predictions in {path}"
+    files.write_bytes(str(folder / PREDICTIONS), sink.getvalue())
+    worst = "".join(
+        json.dumps(each, ensure_ascii=False) + "\n"
+        for each in worst_rows(task, rows, answers, columns, config.worst)
     )
-    counts = {
-        "rows": len(rows),
-        "primary_metric": main,
-        **metrics,
-        **{f"{name}_low": low for name, (low, _) in ranges.items()},
-        **{f"{name}_high": high for name, (_, high) in ranges.items()},
-        "tokens_per_s": tokens / seconds,
+    files.write_bytes(str(folder / WORST), worst.encode())
+    written = [folder / PREDICTIONS, folder / WORST]
+    classes = task.by_class(columns)
+    if classes is not None:
+        files.write_json(str(folder / CLASSES), classes)
+        written.append(folder / CLASSES)
+    if fit is not None:
+        files.write_json(str(folder / CALIBRATION), _calibration(fit) | {"bins": fit.table})
+        written.append(folder / CALIBRATION)
+        written.append(plot_reliability(fit, folder / CALIBRATION_PICTURE))
+    picture = plot_answers(columns, task.labels, folder / PICTURE)
+    return [*written, *([] if picture is None else [picture])]
+
+
+def _reliability(task: "Task", rows: Sequence[Row], answers: Sequence[Any]) -> "Reliability | None":
+    from bert_core.metrics.calibration import reliability
+
+    claims = task.claims(rows, answers)
+    return None if claims is None or not len(claims[0]) else reliability(*claims)
+
+
+def _calibration(fit: "Reliability") -> dict[str, float]:
+    return {
+        "expected_calibration_error": fit.expected_calibration_error,
+        "brier_score": fit.brier_score,
     }
-    artifacts = [] if picture is None else [picture]
-    return Result(outputs={PREDICTIONS: Output.of(path)}, counts=counts, artifacts=artifacts)
+
+
+def worst_rows(
+    task: "Task", rows: Sequence[Row], answers: Sequence[Any], columns: "Columns", most: int
+) -> list[dict[str, Any]]:
+    """What went most wrong: rows by fault, of equal fault by confidence; none that is right."""
+    faults, confidence = task.faults(columns), task.confidence(answers)
+    certainty = np.zeros(len(rows)) if confidence is None else confidence
+    order = [place for place in np.lexsort((-certainty, -faults)) if faults[place] > 0]
+    names = [[one.name for one in fields(shape)] for shape in task.shapes(task.chosen)]
+    return [
+        {
+            "row": int(place) + 1,
+            "fault": float(faults[place]),
+            **({} if confidence is None else {"confidence": float(confidence[place])}),
+            **{
+                what: {name: rows[place][name] for name in its if rows[place].get(name) is not None}
+                for what, its in zip(("input", "wanted"), names, strict=True)
+            },
+            "answer": task.cells(answers[place]),
+        }
+        for place in order[:most]
+    ]
 
 
 def answer_columns(

@@ -14,7 +14,7 @@ from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest
 from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
 from pipelines.report import say
-from pipelines.sources import LabelledConfig, labelled_input, read_labelled
+from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_of
 from pipelines.stage import INPUT, Result, run_stage
 from pipelines.training import (
     BUNDLE,
@@ -194,7 +194,7 @@ def run(config: FinetuneConfig, watch: Callable[[Measurement], None] | None = No
     """
     folder, inputs = inputs_of(config)
     return run_stage(
-        "finetune", config, inputs, lambda digest: _finetune(config, folder, digest, watch)
+        "finetune", config, inputs, lambda digest: _finetune(config, folder, inputs, digest, watch)
     )
 
 
@@ -219,10 +219,11 @@ def inputs_of(config: FinetuneConfig) -> tuple[Path, list[DatasetInput]]:
 def _finetune(
     config: FinetuneConfig,
     folder: Path,
+    inputs: list[DatasetInput],
     digest: str,
     watch: Callable[[Measurement], None] | None,
 ) -> Result:
-    from bert_core.bundle import bundle_digest, load_bundle
+    from bert_core.bundle import load_bundle
     from bert_core.train.checkpoint import checkpoint_at
 
     bundle = load_bundle(folder)
@@ -263,7 +264,13 @@ def _finetune(
         bundle.tokenizer,
         task=task,
         metrics={name: value for name, value in seeds[0].items() if name != "steps"},
-        lineage={"parent": bundle_digest(folder), "from_scratch": config.from_scratch},
+        lineage={
+            "stage": "finetune",
+            "data": _data(config, bundle, inputs, sets),
+            "parent": bundle.digest,
+            "parent_lineage": bundle.lineage,
+            "from_scratch": config.from_scratch,
+        },
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), taken),
     )
     say(f"finetune: {_came_to(task, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
@@ -280,7 +287,11 @@ def _finetune(
             f"{name}_std": float(each.std(ddof=1)) if len(seeds) > 1 else 0.0
             for name, each in values.items()
         },
-        **(_baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}),
+        **(
+            {f"baseline_{k}": v for k, v in task.baseline(sets[HELD_OUT].rows).items()}
+            if HELD_OUT in sets
+            else {}
+        ),
     }
     return Result(outputs=outputs, counts=counts, artifacts=curves(config))
 
@@ -294,6 +305,25 @@ def _came_to(task: "Task", sets: "dict[str, LabelledSet]", values: dict[str, np.
             rows = f"{len(sets[name].rows):,} {name.replace('_', '-')} rows"
             return f"{main} {values[key].mean():.1%} on {rows}, mean of {seeds}, "
     return ""
+
+
+def _data(
+    config: FinetuneConfig,
+    bundle: "Bundle",
+    inputs: list[DatasetInput],
+    sets: "dict[str, LabelledSet]",
+) -> list[dict[str, Any]]:
+    """The vocabulary and the labelled sets, for the lineage."""
+    tokenizer, sources = bundle.tokenizer, {TRAIN: config.train, HELD_OUT: config.held_out}
+    return [
+        {"name": "vocabulary", "digest": tokenizer.digest, "tokens": tokenizer.vocab_size},
+        *(
+            {"name": each.name, "digest": each.digest, "source": source.source}
+            | {"rows": len(sets[each.name].rows)}
+            for each in inputs
+            if (source := sources.get(each.name)) is not None
+        ),
+    ]
 
 
 @dataclass(frozen=True)
@@ -315,7 +345,8 @@ def _read(config: FinetuneConfig, bundle: "Bundle") -> tuple["Task", dict[str, L
     options = kind.options_of(config.options)
     shapes = kind.shapes(options)
     read = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
-    task = kind.from_rows(read, options)
+    with rows_of(config.train.source):
+        task = kind.from_rows(read, options)
     parts = divided(read, config.selection)
     if config.held_out is not None:
         parts[HELD_OUT] = read_labelled(config.held_out, "held_out", shapes)
@@ -326,10 +357,14 @@ def _read(config: FinetuneConfig, bundle: "Bundle") -> tuple["Task", dict[str, L
             f"train on, got {len(read)}{kept}: lower batch_size, or add rows"
         )
     longest = _longest(config, bundle)
-    return task, {
-        name: LabelledSet(rows, task.encode(rows, bundle.tokenizer, longest, labelled=True))
-        for name, rows in parts.items()
-    }
+    sets = {}
+    for name, rows in parts.items():
+        source = config.held_out if name == HELD_OUT else config.train
+        assert source is not None
+        with rows_of(f"{source.source} ({name})"):
+            windows = task.encode(rows, bundle.tokenizer, longest, labelled=True)
+        sets[name] = LabelledSet(rows, windows)
+    return task, sets
 
 
 def divided(rows: list[dict], config: SelectionConfig) -> dict[str, list[dict]]:
@@ -364,12 +399,6 @@ def _measured(records: dict[int, dict[str, float]], index: int, steps: int) -> d
 
 def _with_prefix(prefix: str, record: dict[str, float]) -> dict[str, float]:
     return {k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)}
-
-
-def _baseline(task: "Task", rows: list[dict[str, Any]]) -> dict[str, float]:
-    columns = task.constant(rows)
-    metrics = {} if columns is None else task.metrics(columns)
-    return {f"baseline_{name}": value for name, value in metrics.items()}
 
 
 def few_per_class(rows: list[dict[str, Any]], most: int | None, seed: int = 0) -> list[dict]:

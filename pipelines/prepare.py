@@ -174,6 +174,7 @@ def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
     files.remove(folder)
     tokenizer = _tokenizer(config.tokenizer)
     counts = {
+        "source": ", ".join(config.corpus.sources),
         **encoded,
         **rows,
         "corpus_bytes": size_bytes,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from bert_core.data.pairs import LABELS
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardRows, ShardSet
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
-from bert_core.manifest import Manifest
+from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.language_model import unigram_baseline
 from bert_core.model.variants import VARIANTS, EncoderConfig
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
@@ -245,10 +245,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
         build_model(config, shards, tokenizer),
         tokenizer,
         metrics=measured,
-        lineage={
-            "shards": [input_digest(phase.shards, "prepare") for phase in config.phases],
-            "vocabulary": shards.tokenizer_digest,
-        },
+        lineage={"stage": "pretrain", "data": _data(config, tokenizer)},
     )
     say(
         f"pretrain: held-out MLM loss {before['held_out/mlm_loss']:.3f} → "
@@ -256,6 +253,22 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
     return Result(outputs=outputs, counts=counts, artifacts=curves(config))
+
+
+def _data(config: PretrainConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The vocabulary, and the corpus and shards of each phase, for the lineage."""
+    data: list[dict[str, Any]] = [
+        {"name": "vocabulary", "digest": tokenizer.digest, "tokens": tokenizer.vocab_size}
+    ]
+    for phase in config.phases:
+        made = read_manifest(phase.shards)
+        counts = {
+            name: {one: made.counts[one] for one in its if one in made.counts}
+            for name, its in (("corpus", ("source", "documents", "tokens")), ("shards", ("rows",)))
+        }
+        data.append({"name": "corpus", "digest": made.inputs["corpus"], **counts["corpus"]})
+        data.append({"name": "shards", "digest": made.digest, **counts["shards"]})
+    return data
 
 
 def _unigram(config: PretrainConfig, shards: ShardSet) -> dict[str, float]:

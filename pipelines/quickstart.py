@@ -27,7 +27,7 @@ from bert_core.manifest import Manifest
 from pipelines import cluster, docstrings
 from pipelines.card import CARD
 from pipelines.configure import CONFIGS, STAGES, parse
-from pipelines.evaluate import PICTURE
+from pipelines.evaluate import CALIBRATION_PICTURE, PICTURE
 from pipelines.html_report import Section, write_report
 from pipelines.report import console, say
 from pipelines.sources import LabelledConfig, read_labelled
@@ -200,7 +200,10 @@ def _report(done: dict[str, Manifest], seconds: float) -> None:
             Section("In figures", rows=rows),
             Section("Pretraining", pictures=sorted((stages / "pretrain" / "plots").glob("*.png"))),
             Section("Fine-tuning", pictures=sorted((stages / "finetune" / "plots").glob("*.png"))),
-            Section("Evaluation", pictures=[stages / "evaluate" / PICTURE]),
+            Section(
+                "Evaluation",
+                pictures=[stages / "evaluate" / name for name in (PICTURE, CALIBRATION_PICTURE)],
+            ),
             Section("Data", markdown=stages / "shards" / CARD),
         ],
     )

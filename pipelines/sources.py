@@ -4,6 +4,8 @@ How files are cut into blocks and read is for `pipelines.blocks`.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -213,6 +215,15 @@ def read_labelled(
     path = labelled_file(config, split)
     records, columns = labelled_records(files.read_bytes(path), path, config.format)
     return labelled(records, shapes, columns | config.columns, path)
+
+
+@contextmanager
+def rows_of(source: str) -> Iterator[None]:
+    """Name the file, or what is read, in an error that says what is wrong with a row of it."""
+    try:
+        yield
+    except CorpusError as error:
+        raise CorpusError(f"{source}, {error}") from error
 
 
 def labelled_input(

@@ -268,6 +268,18 @@ def _clear_what_others_left(config: StageConfig, stage: str, digest: str) -> Non
     files.write_json(marker, {"stage": stage, "digest": digest})
 
 
+def local_outputs(config: StageConfig, paths: Sequence[Path]) -> dict[str, Output]:
+    """Files in the run's folder on this machine as outputs; put into `output` where it is away."""
+    outputs = {}
+    for path in paths:
+        name = path.relative_to(config.local_folder).as_posix()
+        target = files.join(config.output, name)
+        if files.local_path(target) != path.absolute():
+            files.write_bytes(target, path.read_bytes())
+        outputs[name] = Output.of(target)
+    return outputs
+
+
 def input_digest(folder: str, stage: str) -> str:
     """The digest that an earlier stage's finished folder counts by."""
     manifest = read_manifest(folder)

@@ -22,7 +22,13 @@ from bert_core.manifest import Output
 from bert_core.train.config import LoopConfig
 from pipelines import cluster
 from pipelines.report import meter
-from pipelines.stage import StageConfig, code_version, with_absolute_paths
+from pipelines.stage import (
+    StageConfig,
+    code_version,
+    determining_fields,
+    local_outputs,
+    with_absolute_paths,
+)
 from tracking.runs import RunRecorder, tracking_uri
 
 if TYPE_CHECKING:
@@ -274,6 +280,7 @@ def write_bundle(
 
     Args:
         model: of the right shape; its weights are replaced.
+        lineage: of what it was made; the config and digest of the stage are added.
         checkpoint: None takes the newest.
     """
     from bert_core.bundle import save_bundle
@@ -290,12 +297,11 @@ def write_bundle(
         tokenizer,
         task=task,
         metrics=metrics,
-        lineage={**lineage, "stage_digest": digest, "code_version": code_version()},
+        lineage={
+            **lineage,
+            "config": determining_fields(config),
+            "stage_digest": digest,
+            "code_version": code_version(),
+        },
     )
-    outputs = {}
-    for path in sorted(local.iterdir()):
-        target = files.join(config.output, BUNDLE, path.name)
-        if files.local_path(target) != path.absolute():
-            files.write_bytes(target, path.read_bytes())
-        outputs[f"{BUNDLE}/{path.name}"] = Output.of(target)
-    return outputs
+    return local_outputs(config, sorted(local.iterdir()))

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -15,6 +16,8 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from bert_core.metrics.calibration import Reliability
 
 # File name → (axis label, what a metric's name holds to be drawn there). The first fit counts.
 CURVES = {
@@ -31,8 +34,10 @@ SMOOTH_BEYOND = 100
 MARKED_UP_TO = 40
 # Up to so many values an axis of trials has a place for each, alike far apart.
 PLACES_UP_TO = 6
-# Beyond so many classes the squares are too small for numbers.
-NUMBERS_UP_TO = 25
+# Beyond so many labels their names, and numbers in the squares, are too small to read.
+LABELS_UP_TO = 30
+LABEL_UP_TO = 32
+"""Characters of a label's name."""
 
 
 def plot_curves(metrics: str | Path, folder: str | Path) -> list[Path]:
@@ -93,26 +98,85 @@ def _plot_kind(kind: str, curves: dict[str, list[tuple[int, float]]], path: Path
 def plot_confusion(
     labels: Sequence[str], matrix: Int[np.ndarray, "true predicted"], path: str | Path
 ) -> Path:
-    """Draw counts of true (rows) against predicted labels; the shade is the share of the row."""
+    """Draw counts of true (rows) against predicted labels; the shade is the share of the row.
+
+    Of more labels than can be read those with most errors are drawn, and all others as one.
+    """
+    labels, matrix, note = readable(labels, matrix)
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    side = min(4.0 + 0.42 * len(labels), 16.0)
+    side = 3.0 + 0.42 * len(labels)
     figure, axes = _figure(side + 0.8, side)
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(labels)), labels)
+    shown = [
+        label if len(label) <= LABEL_UP_TO else f"{label[: LABEL_UP_TO - 1]}…" for label in labels
+    ]
+    axes.set_xticks(range(len(labels)), shown, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(labels)), shown)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
-    if len(labels) <= NUMBERS_UP_TO:
-        for (row, column), count in np.ndenumerate(matrix):
-            if count:
-                colour = "white" if share[row, column] > 0.6 else "#222222"
-                axes.text(
-                    column, row, f"{count}", ha="center", va="center", fontsize=9, color=colour
-                )
+    axes.set_title(note, loc="left", fontsize=11)
+    for (row, column), count in np.ndenumerate(matrix):
+        if count:
+            colour = "white" if share[row, column] > 0.6 else "#222222"
+            text = f"{count}" if count < 10_000 else _short_number(float(count))
+            axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
     figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label="share of the true label")
+    return _save(figure, Path(path))
+
+
+def readable(
+    labels: Sequence[str], matrix: Int[np.ndarray, "true predicted"]
+) -> tuple[list[str], Int[np.ndarray, "shown shown"], str]:
+    """The labels and counts to draw, in their order, and what to say of those left out."""
+    if len(labels) <= LABELS_UP_TO:
+        return list(labels), matrix, ""
+    errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
+    kept = np.sort(np.argsort(-errors, kind="stable")[: LABELS_UP_TO - 1])
+    places = np.full(len(labels), len(kept))
+    places[kept] = np.arange(len(kept))
+    merged = np.zeros((len(kept) + 1, len(kept) + 1), dtype=np.int64)
+    np.add.at(merged, np.ix_(places, places), matrix)
+    note = f"{len(kept)} of {len(labels)} labels: those with most errors"
+    return [*(labels[place] for place in kept), "all others"], merged, note
+
+
+def plot_reliability(fit: Reliability, path: str | Path) -> Path:
+    """Draw what share is right of what is given a probability, and how much is given it.
+
+    The diagonal is where both are the same (Guo et al. 2017, figure 1).
+    """
+    figure = Figure(figsize=(5.4, 6.0), layout="constrained")
+    shares, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    filled = fit.counts > 0
+    left, widths = fit.edges[:-1][filled], np.diff(fit.edges)[filled]
+    bars: dict[str, Any] = {
+        "align": "edge",
+        "color": COLOURS[0],
+        "edgecolor": "white",
+        "linewidth": 0.8,
+    }
+    shares.bar(left, fit.accuracy[filled], widths, label="share that is right", **bars)
+    shares.plot([0, 1], [0, 1], "--", color=COLOURS[5], linewidth=1.2, label="as it says")
+    shares.plot(
+        fit.confidence[filled], fit.accuracy[filled], "o", color=COLOURS[1], ms=4,
+        label="at the mean probability",
+    )  # fmt: skip
+    shares.set_ylim(0, 1)
+    shares.set_ylabel("share that is right")
+    shares.set_title(
+        f"expected calibration error {fit.expected_calibration_error:.3f}", loc="left", fontsize=11
+    )
+    shares.legend(frameon=False, loc="upper left")
+    counts.bar(left, fit.counts[filled], widths, **bars)
+    counts.set_ylabel("how many")
+    counts.yaxis.set_major_formatter(FuncFormatter(_short_number))
+    counts.set_xlabel("probability given")
+    counts.set_xlim(0, 1)
+    for axes in (shares, counts):
+        _style(axes)
     return _save(figure, Path(path))
 
 
@@ -252,10 +316,14 @@ def _axis(
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
+    _style(axes)
+    return figure, axes
+
+
+def _style(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e4e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
-    return figure, axes
 
 
 def _draw_curve(

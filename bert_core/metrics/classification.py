@@ -4,6 +4,8 @@ scikit-learn is imported where it is used: a server that only answers pays neith
 its memory.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Int
 
@@ -57,3 +59,41 @@ def multi_label_metrics(
         "micro_f1": float(f1_score(labels, predicted, average="micro", zero_division=0)),
         "macro_f1": float(f1_score(labels, predicted, average="macro", zero_division=0)),
     }
+
+
+def by_label(
+    predicted: Int[np.ndarray, "rows *labels"],
+    labels: Int[np.ndarray, "rows *labels"],
+    names: Sequence[str],
+) -> dict[str, dict[str, float]]:
+    """`precision`, `recall`, `f1` and `support` (rows that have it) of each label by itself.
+
+    What has nothing to divide by is 0.
+
+    Args:
+        predicted: a label's id a row, or 0 and 1 a label; so are `labels`.
+    """
+    from sklearn.metrics import precision_recall_fscore_support
+
+    found = {}
+    for index, name in enumerate(names):
+        given, wanted = (
+            ids == index if ids.ndim == 1 else ids[:, index] > 0 for ids in (predicted, labels)
+        )
+        precision, recall, f1, _ = precision_recall_fscore_support(
+            wanted, given, average="binary", zero_division=0
+        )
+        found[name] = {
+            "precision": float(precision),
+            "recall": float(recall),
+            "f1": float(f1),
+            "support": int(wanted.sum()),
+        }
+    return found
+
+
+def wrong_labels(
+    predicted: Int[np.ndarray, "rows *labels"], labels: Int[np.ndarray, "rows *labels"]
+) -> Int[np.ndarray, "rows"]:
+    """How many labels of each row are wrong; where a row has one, 1 or 0."""
+    return (predicted != labels).reshape(len(labels), -1).sum(axis=1)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Bool, Float, Num
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
@@ -60,6 +61,8 @@ class Task(ABC):
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     """The metrics that do not decide between two models, since a lower one is better."""
+    pipeline_tag: ClassVar[str] = ""
+    """Hugging Face's pipeline that answers as it does, where that has another name."""
     pretrained: ClassVar[bool] = False
     """Whether its head is one that pretraining trains."""
     examples: ClassVar[list[Any]]
@@ -157,6 +160,45 @@ class Task(ABC):
         None where there is no such answer.
         """
         return None
+
+    def baseline(self, rows: Sequence[Row]) -> dict[str, float]:
+        """The metrics of `constant`; none where there is none."""
+        columns = self.constant(rows)
+        return {} if columns is None else self.metrics(columns)
+
+    def by_class(self, columns: Columns) -> dict[str, dict[str, float]] | None:
+        """`precision`, `recall`, `f1` and `support` (rows or other items that are of it) of every
+        class; None where there are no classes.
+        """
+        return None
+
+    def faults(self, columns: Columns) -> Num[np.ndarray, "rows"]:
+        """How wrong the answer to each row is: 0 where it is right.
+
+        Where a task does not say, what the row alone lacks of 1 in the primary metric.
+        """
+        (rows,) = {len(column) for column in columns.values()}
+        alone = (
+            self.metrics({name: column[row : row + 1] for name, column in columns.items()})
+            for row in range(rows)
+        )
+        return np.array([1.0 - metrics[self.primary_metric] for metrics in alone])
+
+    def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"] | None:
+        """The probability that each answer gives to itself; None where answers give none."""
+        return None
+
+    def claims(
+        self, rows: Sequence[Row], answers: Sequence[Any]
+    ) -> tuple[Float[np.ndarray, "claims"], Bool[np.ndarray, "claims"]] | None:
+        """Each probability that calibration looks at, and whether what it is given to is right.
+
+        Where a task does not say, that of each row's answer. None where answers give none.
+        """
+        confidence = self.confidence(answers)
+        if confidence is None:
+            return None
+        return confidence, self.faults(self.compare(rows, answers)) == 0
 
     @abstractmethod
     def cells(self, answer: Any) -> dict[str, Any]:

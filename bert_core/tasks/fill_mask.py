@@ -137,6 +137,11 @@ class FillMask(Task):
     def metrics(self, columns: Columns) -> dict[str, float]:
         return masked_word_metrics(columns["right"], columns["log_share"], columns["masks"])
 
+    def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
+        """The product over the masks of the share of each one's best candidate."""
+        best = ([one[0]["score"] for one in _by_mask(answer)] for answer in answers)
+        return np.array([np.prod(scores) for scores in best])
+
 
 @dataclass(frozen=True, slots=True)
 class _Masks:

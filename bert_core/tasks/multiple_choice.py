@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window, ids_of, joined
 from bert_core.errors import CorpusError, InputError
-from bert_core.metrics.classification import single_label_metrics
+from bert_core.metrics.classification import single_label_metrics, wrong_labels
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.multiple_choice import MultipleChoice as ChoiceObjective
 from bert_core.tasks.base import Columns, CuttingParameters, Task
@@ -124,6 +124,12 @@ class MultipleChoice(Task):
     def metrics(self, columns: Columns) -> dict[str, float]:
         metrics = single_label_metrics(columns["predicted"], columns["label"], num_labels=0)
         return {"accuracy": metrics["accuracy"]}
+
+    def faults(self, columns: Columns) -> Int[np.ndarray, "rows"]:
+        return wrong_labels(columns["predicted"], columns["label"])
+
+    def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
+        return np.array([answer[0]["score"] for answer in answers])
 
 
 def _label_ids(rows: Sequence[Row]) -> Int[np.ndarray, "rows"]:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import CorpusError
-from bert_core.metrics.classification import single_label_metrics
+from bert_core.metrics.classification import by_label, single_label_metrics, wrong_labels
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
@@ -48,6 +48,7 @@ class NextSentence(Task):
     inputs = SentencePair
     target = IsNext
     primary_metric = "accuracy"
+    pipeline_tag = "text-classification"
     pretrained = True
     parameters = CuttingParameters
     examples: ClassVar = [{"text": "The ship left the port.", "text_pair": "It sailed west."}]
@@ -106,6 +107,15 @@ class NextSentence(Task):
 
     def metrics(self, columns: Columns) -> dict[str, float]:
         return single_label_metrics(columns["predicted"], columns["label"], num_labels=2)
+
+    def by_class(self, columns: Columns) -> dict[str, dict[str, float]]:
+        return by_label(columns["predicted"], columns["label"], self.labels)
+
+    def faults(self, columns: Columns) -> Int[np.ndarray, "rows"]:
+        return wrong_labels(columns["predicted"], columns["label"])
+
+    def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
+        return np.array([answer[0]["score"] for answer in answers])
 
 
 def _label_ids(rows: Sequence[Row]) -> Int[np.ndarray, "rows"]:

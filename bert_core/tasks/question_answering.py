@@ -253,6 +253,9 @@ class QuestionAnswering(Task):
     def metrics(self, columns: Columns) -> dict[str, float]:
         return squad_metrics(columns)
 
+    def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
+        return np.array([answer["score"] for answer in answers])
+
     def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
         misplaced = sum(not _stands(row["context"], one) for row in rows for one in row["answers"])
         return {"answers_not_where_they_are_said_to_be": misplaced}

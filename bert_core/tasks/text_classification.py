@@ -11,7 +11,12 @@ from jaxtyping import Float, Int
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import CorpusError, InputError
-from bert_core.metrics.classification import multi_label_metrics, single_label_metrics
+from bert_core.metrics.classification import (
+    by_label,
+    multi_label_metrics,
+    single_label_metrics,
+    wrong_labels,
+)
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.classification import Classification
 from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
@@ -193,6 +198,19 @@ class TextClassification(Task):
             num_labels=len(self.labels),
             out_of_scope=None if outside is None else self._ids[outside],
         )
+
+    def by_class(self, columns: Columns) -> dict[str, dict[str, float]]:
+        return by_label(columns["predicted"], columns["label"], self.labels)
+
+    def faults(self, columns: Columns) -> Int[np.ndarray, "rows"]:
+        return wrong_labels(columns["predicted"], columns["label"])
+
+    def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
+        """Of several labels a text, the product over all that there are, as they are scored."""
+        if not self.chosen.multi_label:
+            return np.array([answer[0]["score"] for answer in answers])
+        scores = np.array([[one["score"] for one in answer] for answer in answers])
+        return np.maximum(scores, 1 - scores).prod(axis=1)
 
     def _label_ids(self, rows: Sequence[Row]) -> Int[np.ndarray, "rows *labels"]:
         """The label's id, or for each label whether a row has it."""

@@ -38,6 +38,7 @@ class TextRegression(Task):
     inputs = TextInput
     target = Score
     primary_metric = "correlation"
+    pipeline_tag = "text-classification"
     lower_is_better = frozenset({"mse"})
     parameters = CuttingParameters
     examples: ClassVar = [{"text": "A plane takes off.", "text_pair": "A plane is taking off."}]
@@ -103,3 +104,6 @@ class TextRegression(Task):
 
     def metrics(self, columns: Columns) -> dict[str, float]:
         return correlations(columns["predicted"], columns["label"])
+
+    def faults(self, columns: Columns) -> Float[np.ndarray, "rows"]:
+        return np.abs(columns["predicted"] - columns["label"])

@@ -4,13 +4,13 @@ The first piece of a word is scored for all of it. A text that is longer than th
 is read in windows that overlap; a word is scored where it has most around it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Pieces, Window, joined, pieces_of, slices
@@ -25,6 +25,8 @@ from bert_core.tasks.rows import Row
 OUTSIDE = "O"
 Strategy = Literal["simple", "none"]
 Spans = Int[np.ndarray, "words 2"]
+Mark = tuple[str, int, int]
+"""Type or tag, first character, and the one after the last."""
 ENTITY = [
     ("entity_group", pa.string()), ("entity", pa.string()), ("score", pa.float64()),
     ("word", pa.string()), ("start", pa.int64()), ("end", pa.int64()),
@@ -122,6 +124,9 @@ class TokenClassification(Task):
         self.chosen = options
         self.primary_metric = "f1" if options.entities else "accuracy"
         self._ids = {label: index for index, label in enumerate(self.labels)}
+        types = {tag.partition("-")[2] for tag in self.labels} - {""}
+        kinds = sorted(types) if options.entities else self.labels
+        self._types = {kind: place for place, kind in enumerate(kinds)}
 
     @classmethod
     def shapes(cls, options: TokenClassificationOptions | None = None) -> tuple[type, type]:
@@ -223,40 +228,59 @@ class TokenClassification(Task):
         return tags, shares
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        if not self.chosen.entities:
-            right, total = [], []
-            for row, answer in zip(rows, answers, strict=True):
-                starts = _text_of(row["tokens"])[1][:, 0].tolist()
-                at = {one["start"]: one["entity"] for one in answer}
-                predicted = [at.get(start, OUTSIDE) for start in starts]
-                right.append(sum(map(str.__eq__, predicted, row["tags"])))
-                total.append(len(row["tags"]))
-            return {"correct": np.array(right), "wanted": np.array(total)}
-        columns: dict[str, list[Any]] = {
-            name: [] for name in ("correct", "predicted", "wanted", "surfaces", "wanted_surfaces")
-        }
+        """Of each row `correct`, `predicted` and `wanted` entities (else words), by their type.
+
+        The last type stands for those that training rows do not have.
+        """
+        columns: dict[str, list[Any]] = {"correct": [], "predicted": [], "wanted": []}
+        if self.chosen.entities:
+            columns |= {"surfaces": [], "wanted_surfaces": []}
         for row, answer in zip(rows, answers, strict=True):
             text, spans = _text_of(row["tokens"])
-            wanted = {
+            wanted, found = self._wanted(row, spans), self._found(answer, spans)
+            columns["correct"].append(self._by_type(found & wanted))
+            columns["predicted"].append(self._by_type(found))
+            columns["wanted"].append(self._by_type(wanted))
+            if self.chosen.entities:
+                for name, those in (("surfaces", found), ("wanted_surfaces", wanted)):
+                    columns[name].append({(kind, text[start:end]) for kind, start, end in those})
+        return {name: _column(values) for name, values in columns.items()}
+
+    def _wanted(self, row: Row, spans: Spans) -> set[Mark]:
+        if self.chosen.entities:
+            return {
                 (one.type, int(spans[one.first, 0]), int(spans[one.end - 1, 1]))
                 for one in entities_of(row["tags"])
             }
-            found = {(one["entity_group"], one["start"], one["end"]) for one in answer}
-            columns["correct"].append(len(found & wanted))
-            columns["predicted"].append(len(found))
-            columns["wanted"].append(len(wanted))
-            for name, those in (("surfaces", found), ("wanted_surfaces", wanted)):
-                columns[name].append({(kind, text[start:end]) for kind, start, end in those})
-        return {name: _column(values) for name, values in columns.items()}
+        return {
+            (tag, start, end) for tag, (start, end) in zip(row["tags"], spans.tolist(), strict=True)
+        }
+
+    def _found(self, answer: list[dict[str, Any]], spans: Spans) -> set[Mark]:
+        found = {self._mark(one) for one in answer}
+        if not self.chosen.entities:
+            # What an answer leaves out is outside.
+            starts = {start for _, start, _ in found}
+            found |= {(OUTSIDE, start, end) for start, end in spans.tolist() if start not in starts}
+        return found
+
+    def _mark(self, one: Mapping[str, Any]) -> Mark:
+        return one["entity_group" if self.chosen.entities else "entity"], one["start"], one["end"]
+
+    def _by_type(self, marks: set[Mark]) -> Int[np.ndarray, "types"]:
+        counts = np.zeros(len(self._types) + 1, dtype=np.int64)
+        for kind, _, _ in marks:
+            counts[self._types.get(kind, -1)] += 1
+        return counts
 
     def constant(self, rows: Sequence[Row]) -> Columns:
         if self.chosen.entities:
             return self.compare(rows, [[] for _ in rows])
         tags = [tag for row in rows for tag in row["tags"]]
         usual = max(sorted(set(tags)), key=tags.count)
-        starts = [_text_of(row["tokens"])[1][:, 0].tolist() for row in rows]
+        words = [_text_of(row["tokens"])[1].tolist() for row in rows]
         return self.compare(
-            rows, [[{"entity": usual, "start": start} for start in its] for its in starts]
+            rows, [[{"entity": usual, "start": a, "end": b} for a, b in its] for its in words]
         )
 
     def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
@@ -276,6 +300,36 @@ class TokenClassification(Task):
         }
         different = entity_metrics({name: np.array([count]) for name, count in counts.items()})
         return {**entity_metrics(columns), "surface_f1": different["f1"]}
+
+    def by_class(self, columns: Columns) -> dict[str, dict[str, float]]:
+        """Of each type of entity, or each tag."""
+        names = ("correct", "predicted", "wanted")
+        return {
+            kind: {
+                **entity_metrics({name: columns[name][:, place] for name in names}),
+                "support": int(columns["wanted"][:, place].sum()),
+            }
+            for kind, place in self._types.items()
+        }
+
+    def faults(self, columns: Columns) -> Int[np.ndarray, "rows"]:
+        """How many entities, or words, are wrong; one in the place of another counts once."""
+        correct, predicted, wanted = (
+            columns[name].sum(axis=1) for name in ("correct", "predicted", "wanted")
+        )
+        return np.maximum(predicted, wanted) - correct
+
+    def claims(
+        self, rows: Sequence[Row], answers: Sequence[Any]
+    ) -> tuple[Float[np.ndarray, "claims"], Bool[np.ndarray, "claims"]]:
+        """The score of each entity, or word, of the answers."""
+        scores: list[float] = []
+        right: list[bool] = []
+        for row, answer in zip(rows, answers, strict=True):
+            wanted = self._wanted(row, _text_of(row["tokens"])[1])
+            scores.extend(one["score"] for one in answer)
+            right.extend(self._mark(one) in wanted for one in answer)
+        return np.array(scores, dtype=np.float64), np.array(right, dtype=bool)
 
     def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
         if not self.chosen.entities:

@@ -5,11 +5,14 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from bert_core.metrics.calibration import reliability
 from tracking.plots import (
     plot_confusion,
     plot_curves,
     plot_lengths,
     plot_parallel_coordinates,
+    plot_reliability,
+    readable,
 )
 
 
@@ -44,11 +47,36 @@ def test_nothing_recorded_draws_nothing(tmp_path: Path) -> None:
     assert plot_curves(write_metrics(tmp_path, 0), tmp_path) == []
 
 
-@pytest.mark.parametrize("classes", [2, 30])
+@pytest.mark.parametrize("classes", [2, 30, 150])
 def test_a_confusion_matrix_is_drawn_also_with_an_empty_row(tmp_path: Path, classes: int) -> None:
     matrix = np.diag(np.arange(classes))
     labels = [f"label {index}" for index in range(classes)]
     assert is_drawn(plot_confusion(labels, matrix, tmp_path / "confusion.png"))
+
+
+def test_of_more_labels_than_can_be_read_those_with_most_errors_are_drawn_and_none_is_lost() -> (
+    None
+):
+    matrix = np.diag(np.full(150, 7))
+    matrix[140, 3], matrix[5, 6] = 20, 1
+    labels, drawn, note = readable([f"{n}" for n in range(150)], matrix)
+    assert (len(labels), drawn.shape) == (30, (30, 30))
+    assert {"3", "5", "6", "140"} <= set(labels)
+    assert labels[:-1] == sorted(labels[:-1], key=int)
+    assert labels[-1] == "all others"
+    assert drawn.sum() == matrix.sum()
+    assert drawn[labels.index("140"), labels.index("3")] == 20
+    assert drawn[-1, -1] == 121 * 7
+    assert note == "29 of 150 labels: those with most errors"
+    assert readable(["a", "b"], np.eye(2, dtype=int))[0] == ["a", "b"]
+
+
+@pytest.mark.parametrize("rows", [1, 2000])
+def test_calibration_is_drawn(tmp_path: Path, rows: int) -> None:
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.2, 1, rows)
+    fit = reliability(confidence, rng.uniform(size=rows) < confidence**2)
+    assert is_drawn(plot_reliability(fit, tmp_path / "calibration.png"))
 
 
 @pytest.mark.parametrize(

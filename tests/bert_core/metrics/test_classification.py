@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from bert_core.metrics.classification import multi_label_metrics, single_label_metrics
+from bert_core.metrics.classification import (
+    by_label,
+    multi_label_metrics,
+    single_label_metrics,
+    wrong_labels,
+)
 
 
 def drawn(labels: int, rows: int = 200) -> tuple[np.ndarray, np.ndarray]:
@@ -61,3 +66,42 @@ def test_several_labels_are_counted_one_by_one() -> None:
     assert metrics["accuracy"] == 0.5
     assert metrics["micro_f1"] == pytest.approx(2 * 3 / (4 + 3))
     assert metrics["macro_f1"] == pytest.approx((2 / 3 + 1 + 1) / 3)
+
+
+def test_a_label_by_itself_has_precision_recall_f1_and_its_rows() -> None:
+    predicted, labels = np.array([0, 0, 1, -1]), np.array([0, 1, 1, 1])
+    assert by_label(predicted, labels, ["ham", "spam", "none"]) == {
+        "ham": {"precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "support": 1},
+        "spam": {"precision": 1.0, "recall": pytest.approx(1 / 3), "f1": 0.5, "support": 3},
+        "none": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 0},
+    }
+    assert wrong_labels(predicted, labels).tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_mean_f1_of_all_labels_is_macro_f1(count: int) -> None:
+    predicted, labels = drawn(count + 1)
+    figures = by_label(predicted, labels, [f"{n}" for n in range(count + 1)])
+    mean = np.mean([each["f1"] for each in figures.values()])
+    metrics = single_label_metrics(predicted, labels, num_labels=count + 1)
+    assert mean == pytest.approx(metrics["macro_f1"])
+
+
+def test_of_several_labels_a_row_each_is_by_itself_also_where_there_is_one() -> None:
+    predicted = np.array([[1, 0], [1, 1], [0, 0]])
+    labels = np.array([[1, 1], [0, 1], [0, 0]])
+    figures = by_label(predicted, labels, ["a", "b"])
+    assert figures["a"] == {
+        "precision": 0.5,
+        "recall": 1.0,
+        "f1": pytest.approx(2 / 3),
+        "support": 1,
+    }
+    assert figures["b"] == {
+        "precision": 1.0,
+        "recall": 0.5,
+        "f1": pytest.approx(2 / 3),
+        "support": 2,
+    }
+    assert by_label(predicted[:, :1], labels[:, :1], ["a"]) == {"a": figures["a"]}
+    assert wrong_labels(predicted, labels).tolist() == [1, 1, 0]

@@ -19,9 +19,10 @@ from bert_core.model.hf import architecture, encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.scores import scores_of
-from bert_core.tasks.base import Parameters, Task
+from bert_core.tasks.base import Columns, Parameters, Task
 from bert_core.tasks.registry import TASKS
 from bert_core.tasks.rows import Row, labelled
+from bert_core.tasks.text_regression import TextRegression
 
 LONG = "sea sea the tree " * 20
 ROWS: dict[str, list[Row]] = {
@@ -149,6 +150,52 @@ def test_metrics_hold_for_any_selection_of_rows(task: Task) -> None:
         assert low <= high
     baseline = task.constant(rows)
     assert baseline is None or task.metrics(baseline).keys() == metrics.keys()
+
+
+def test_what_an_evaluation_tells_holds_for_any_selection_of_rows(task: Task) -> None:
+    rows, windows = ROWS[task.name], windows_of(task)
+    answers = task.decode(rows, windows, scores_of(model_of(task), windows, TOKENIZER.pad_id))
+    columns = task.compare(rows, answers)
+    faults = task.faults(columns)
+    assert faults.shape == (len(rows),)
+    assert (faults >= 0).all()
+    last = {name: column[-1:] for name, column in columns.items()}
+    assert task.faults(last).tolist() == faults[-1:].tolist()
+    classes = task.by_class(columns)
+    for figures in (classes or {}).values():
+        assert list(figures) == ["precision", "recall", "f1", "support"]
+        assert all(0 <= figures[name] <= 1 for name in list(figures)[:3])
+    assert task.baseline(rows).keys() in (set(), task.metrics(columns).keys())
+
+
+def test_probabilities_are_of_every_row_or_of_what_is_in_the_answers(task: Task) -> None:
+    rows, windows = ROWS[task.name], windows_of(task)
+    answers = task.decode(rows, windows, scores_of(model_of(task), windows, TOKENIZER.pad_id))
+    confidence, claims = task.confidence(answers), task.claims(rows, answers)
+    assert confidence is None or confidence.shape == (len(rows),)
+    if claims is not None:
+        scores, right = claims
+        assert scores.shape == right.shape
+        assert ((scores > 0) & (scores <= 1)).all()
+
+
+class Plain(TextRegression):
+    """A task that says nothing of itself beyond what it must, with a metric of rows."""
+
+    faults = Task.faults
+    primary_metric = "closeness"
+
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        return {"closeness": float(np.exp(-np.abs(columns["predicted"] - columns["label"])).mean())}
+
+
+def test_a_task_that_does_not_say_what_a_fault_is_has_what_its_metric_lacks() -> None:
+    rows = ROWS["text-regression"]
+    answers = [{"score": row["score"] + add} for row, add in zip(rows, (0, 1, 2), strict=True)]
+    faults = Plain().faults(Plain().compare(rows, answers))
+    np.testing.assert_allclose(faults, 1 - np.exp([0.0, -1.0, -2.0]), atol=1e-12)
+    assert Plain().by_class({}) is None
+    assert Plain().claims(rows, answers) is None
 
 
 def test_its_objective_and_its_class_at_hugging_face_exist(task: Task) -> None:

@@ -66,7 +66,9 @@ def test_what_is_scored_comes_back_as_entities_with_their_characters(
     scores = scored(windows, [row["tags"]])
     answers = TASK.decode([row], windows, scores)
     columns = TASK.compare([row], answers)
-    assert columns["correct"] == columns["predicted"] == columns["wanted"] == len(answers[0])
+    counts = [columns[name].sum() for name in ("correct", "predicted", "wanted")]
+    assert counts == [len(answers[0])] * 3
+    assert TASK.faults(columns).tolist() == [0]
     text = " ".join(row["tokens"])
     assert all(text[one["start"] : one["end"]] == one["word"] for one in answers[0])
     plain = TokenClassificationParameters(aggregation_strategy="none", ignore_labels=[])
@@ -116,8 +118,21 @@ def test_tags_that_are_of_no_entities_are_counted_one_by_one() -> None:
     task = TokenClassification.from_rows(rows)
     assert (task.chosen.entities, task.primary_metric) == (False, "accuracy")
     tags = ["DET", "VERB", "VERB"]
-    answers = [[{"entity": tag, "start": 2 * place} for place, tag in enumerate(tags)]]
-    assert task.metrics(task.compare(rows, answers)) == {"accuracy": pytest.approx(2 / 3)}
+    answers = [
+        [
+            {"entity": tag, "start": 2 * place, "end": 2 * place + 1, "score": 0.9}
+            for place, tag in enumerate(tags)
+        ]
+    ]
+    columns = task.compare(rows, answers)
+    assert task.metrics(columns) == {"accuracy": pytest.approx(2 / 3)}
+    assert task.faults(columns).tolist() == [1]
+    assert task.claims(rows, answers)[1].tolist() == [True, False, True]
+    assert task.by_class(columns) == {
+        "DET": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 1},
+        "NOUN": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1},
+        "VERB": {"precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "support": 1},
+    }
     assert task.metrics(task.constant(rows)) == {"accuracy": pytest.approx(1 / 3)}
     assert task.remarks(rows) == {}
 
@@ -131,10 +146,33 @@ def test_different_entities_count_once_in_the_surface_score() -> None:
     assert metrics["surface_f1"] == 1.0
 
 
+def test_each_type_of_entity_has_its_own_figures_and_an_unknown_one_counts_as_wrong() -> None:
+    rows: list[dict[str, Any]] = [
+        {"tokens": ["a", "b", "c"], "tags": ["B-per", "O", "B-loc"]},
+        {"tokens": ["a"], "tags": ["O"]},
+    ]
+    answers = [
+        [
+            {"entity_group": kind, "start": start, "end": start + 1, "score": score}
+            for kind, start, score in (("per", 0, 0.8), ("per", 2, 0.6), ("org", 4, 0.7))
+        ],
+        [],
+    ]
+    columns = TASK.compare(rows, answers)
+    assert TASK.by_class(columns) == {
+        "loc": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1},
+        "per": {"precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "support": 1},
+    }
+    assert TASK.metrics(columns)["precision"] == pytest.approx(1 / 3)
+    assert TASK.faults(columns).tolist() == [2, 0]
+    scores, right = TASK.claims(rows, answers)
+    assert (scores.tolist(), right.tolist()) == ([0.8, 0.6, 0.7], [True, False, False])
+
+
 def test_tags_that_break_their_scheme_are_counted_not_lost() -> None:
     rows = [{"tokens": ["a", "b"], "tags": ["O", "I-per"]}]
     assert TASK.remarks(rows) == {"tags_that_break_their_scheme": 1}
-    assert TASK.compare(rows, [[]])["wanted"].tolist() == [1]
+    assert TASK.compare(rows, [[]])["wanted"].sum() == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""Whether probabilities are what they say: of what is given 0.8, is eight in ten right? Pure.
+
+Source: Guo et al. 2017, section 2: what is given a probability falls into bins of equal width, each
+without its lower end, and their gaps count by their share of all. The sum of squared differences is
+Brier's (1950), of the answer alone: other labels' probabilities do not enter.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+BINS = 15
+"""As there."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """What was said and what came, bin by bin."""
+
+    edges: Float[np.ndarray, "edges"]
+    """From 0 to 1, one more than there are bins."""
+    counts: Int[np.ndarray, "bins"]
+    """How many fell into each bin."""
+    confidence: Float[np.ndarray, "bins"]
+    """The mean probability in each; NaN in one that is empty."""
+    accuracy: Float[np.ndarray, "bins"]
+    """The share that is right in each; NaN in one that is empty."""
+    brier_score: float
+    """Mean of (probability − 1 or 0)² over all."""
+
+    @property
+    def expected_calibration_error(self) -> float:
+        """Mean over all of the gap, between probability and share, of their bins."""
+        filled = self.counts > 0
+        gaps = np.abs(self.confidence - self.accuracy)[filled]
+        return float((gaps * self.counts[filled]).sum() / self.counts.sum())
+
+    @property
+    def table(self) -> list[dict[str, float]]:
+        """A bin that is not empty each: `above` and `up_to`, `count`, `confidence`, `accuracy`."""
+        return [
+            {
+                "above": float(self.edges[place]),
+                "up_to": float(self.edges[place + 1]),
+                "count": int(self.counts[place]),
+                "confidence": float(self.confidence[place]),
+                "accuracy": float(self.accuracy[place]),
+            }
+            for place in np.flatnonzero(self.counts)
+        ]
+
+
+def reliability(
+    confidence: Float[np.ndarray, "claims"], right: Bool[np.ndarray, "claims"], bins: int = BINS
+) -> Reliability:
+    """How well probabilities of at least one thing fit what came.
+
+    Args:
+        confidence: from 0 to 1; 0 falls into the first bin.
+        right: whether each came true.
+    """
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    place = np.digitize(confidence, edges[1:-1], right=True)
+    counts = np.bincount(place, minlength=bins)
+
+    def means(values: Float[np.ndarray, "claims"]) -> Float[np.ndarray, "bins"]:
+        sums = np.bincount(place, weights=values, minlength=bins)
+        return np.divide(sums, counts, out=np.full(bins, np.nan), where=counts > 0)
+
+    return Reliability(
+        edges=edges,
+        counts=counts,
+        confidence=means(confidence),
+        accuracy=means(right.astype(np.float64)),
+        brier_score=float(np.mean((confidence - right) ** 2)),
+    )
