@@ -3,21 +3,27 @@
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_core import files
 from bert_core.errors import ConfigError
-from bert_core.manifest import Manifest, Output, read_manifest
+from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.bootstrap import not_worse
-from pipelines.evaluate import ANSWER, PREDICTIONS, predict_rows, predictor_of
+from pipelines.evaluate import ANSWER, CLASSES, PREDICTIONS, predict_rows, predictor_of
 from pipelines.report import say
-from pipelines.stage import INPUT, Result, StageConfig, input_digest, run_stage
+from pipelines.stage import INPUT, Result, StageConfig, input_digest, local_outputs, run_stage
 from tracking.runs import DatasetInput, tracking_uri
 
-PUBLICATION = "publication.json"
+if TYPE_CHECKING:
+    from bert_core.tasks.base import Task
+
+PUBLICATION, MODEL_CARD = "publication.json", "model_card.md"
 EXAMPLES = 2
+USUAL = 120
+"""Characters of the input that the model card shows, about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +60,7 @@ def run(config: PublishConfig) -> Manifest:
 
 def _publish(config: PublishConfig, folder: Path) -> Result:
     from tracking import registry
+    from tracking.model_card import model_card
     from tracking.resolve import resolve
     from tracking.spool import read_run
 
@@ -61,10 +68,11 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
     evaluation = read_manifest(config.evaluation)
     data = files.read_bytes(files.join(config.evaluation, PREDICTIONS))
     rows = pq.read_table(pa.BufferReader(data)).to_pylist()
-    task = predictor_of(folder, config.threads_per_worker).task
+    predictor = predictor_of(folder, config.threads_per_worker)
+    task = predictor.task
     names = [one.name for one in fields(task.inputs)]
     present = registry.champion(config.name, uri=uri)
-    verdict = None
+    verdict, not_compared = None, ""
     if present is not None:
         champion_folder = resolve(f"models:/{config.name}/{present.version}", uri=uri)
         other = predictor_of(champion_folder, config.threads_per_worker).task
@@ -77,9 +85,8 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
                 task.compare(rows, theirs),
             )
         else:
-            say(
-                f"publish: version {present.version} is for {other.name} {other.chosen}, this "
-                f"bundle for {task.name} {task.chosen}: they are not compared"
+            not_compared = (
+                f"it is for {_told(other)}, this bundle for {_told(task)}, so they are not compared"
             )
     recorded = read_run(config.local_folder)
     publication = registry.publish(
@@ -97,15 +104,42 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         experiment=config.experiment,
         run_id=recorded.run_id if recorded else None,
         verdict=verdict,
+        not_compared=not_compared,
         force=config.force,
     )
-    path = files.join(config.output, PUBLICATION)
-    files.write_json(path, asdict(publication))
     version = publication.version
+    shown = min(
+        rows, key=lambda row: abs(len(json.dumps([row.get(name) for name in names])) - USUAL)
+    )
+    card = model_card(
+        publication,
+        predictor,
+        evaluation,
+        _classes(config.evaluation, evaluation),
+        {name: shown[name] for name in names if shown.get(name) is not None},
+        json.loads(shown[ANSWER]),
+    )
+    registry.describe(version, card, uri=uri)
+    written = [config.local_folder / PUBLICATION, config.local_folder / MODEL_CARD]
+    files.write_json(str(written[0]), asdict(publication))
+    files.write_bytes(str(written[1]), card.encode())
     say(f"publish: models:/{version.name}/{version.version}. {publication.why}")
     counts = {
         "version": version.version,
         "is_champion": publication.is_champion,
         "why": publication.why,
     }
-    return Result(outputs={PUBLICATION: Output.of(path)}, counts=counts)
+    return Result(
+        outputs=local_outputs(config, written),
+        counts=counts,
+        artifacts=[config.local_folder / MODEL_CARD],
+    )
+
+
+def _told(task: "Task") -> str:
+    return f"{task.name} {json.dumps(asdict(task.chosen))}"
+
+
+def _classes(folder: str, evaluation: Manifest) -> dict[str, dict[str, float]] | None:
+    """The evaluation's figures by class, where it has them."""
+    return files.read_json(files.join(folder, CLASSES)) if CLASSES in evaluation.outputs else None

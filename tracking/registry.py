@@ -33,6 +33,8 @@ PATH_TAG = "raybert.path"
 """Where the bundle lies in the model that MLflow keeps: MLflow names it after its folder."""
 TASK_TAG = "raybert.task"
 METRIC_TAG = "metric."
+CARD = "README.md"
+DESCRIPTION_CHARACTERS = 5000
 MODEL_CODE = Path(__file__).with_name("model.py")
 # What answering needs besides raybert, which is on no index.
 REQUIREMENTS = (
@@ -87,6 +89,7 @@ def publish(
     experiment: str = "raybert",
     run_id: str | None = None,
     verdict: Verdict | None = None,
+    not_compared: str = "",
     force: bool = False,
 ) -> Publication:
     """Register a bundle and let it be the champion if it is not worse than the present one.
@@ -99,6 +102,7 @@ def publish(
         input_example: a few inputs; the bundle must answer them before it is registered.
         run_id: the MLflow run that publishes.
         verdict: of this bundle beside the present champion, on rows that selected neither.
+        not_compared: a clause that says why there is none.
         force: move the alias whatever the scores say.
     Raises: ConfigError for an impossible name; FormatError if the bundle is damaged or has no
         task; ResourceError if MLflow does not answer.
@@ -128,14 +132,41 @@ def publish(
                 **{f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()},
             }
             version = _register(client, name, model_id, run_id, tags)
-        is_champion, why = _decide(version, before, verdict, force=force)
+        is_champion, why = _decide(version, before, verdict, not_compared, force=force)
         if is_champion and before != version:
             client.set_registered_model_alias(name, CHAMPION, version.version)
     return Publication(version, is_new, is_champion, why)
 
 
+def describe(version: Version, card: str, *, uri: str) -> None:
+    """Give a version its model card: as its description, and as README.md beside the bundle.
+
+    A registry holds descriptions of 5,000 characters: what is longer is cut, at a line's end.
+    Raises: ResourceError if MLflow does not answer.
+    """
+    from tracking.model_card import without_front_matter
+
+    with as_default(uri) as client:
+        found = client.get_model_version(version.name, version.version)
+        with tempfile.TemporaryDirectory() as scratch:
+            readme = Path(scratch) / CARD
+            readme.write_text(card, encoding="utf-8")
+            model_id = str(found.source).removeprefix("models:/")
+            client.log_model_artifact(model_id, str(readme), found.tags[PATH_TAG])
+        text = without_front_matter(card)
+        if len(text) > DESCRIPTION_CHARACTERS:
+            rest = f"\n\n… the rest is in {found.tags[PATH_TAG]}/{CARD} of its files."
+            text = text[: DESCRIPTION_CHARACTERS - len(rest)].rpartition("\n")[0] + rest
+        client.update_model_version(version.name, version.version, description=text)
+
+
 def _decide(
-    new: Version, before: Version | None, verdict: Verdict | None, *, force: bool
+    new: Version,
+    before: Version | None,
+    verdict: Verdict | None,
+    not_compared: str,
+    *,
+    force: bool,
 ) -> tuple[bool, str]:
     """Whether the alias is to point to `new`, and why."""
     if before is None:
@@ -145,6 +176,11 @@ def _decide(
     compared = "" if verdict is None else f", the difference is {verdict}"
     if force:
         return True, f"version {new.version} is the champion by force{compared}"
+    if not_compared:
+        return False, (
+            f"version {before.version} stays the champion: {not_compared}; --force makes version "
+            f"{new.version} the champion all the same"
+        )
     if verdict is None:
         return False, (
             f"version {before.version} stays the champion: nothing compares version {new.version} "

@@ -1,8 +1,11 @@
 """From a pretrained bundle to the registry: fine-tune, evaluate, publish, predict."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import ModelCard, ModelCardData
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from bert_core import files
 from bert_core.bundle import load_bundle
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError
+from bert_core.manifest import read_manifest
 from bert_core.predictor import Predictor
 from pipelines import evaluate, finetune, publish
 from pipelines.evaluate import EvaluateConfig
@@ -21,6 +28,8 @@ from pipelines.finetune import FinetuneConfig, SelectionConfig, divided
 from pipelines.publish import PublishConfig
 from pipelines.sources import LabelledConfig
 from pipelines.training import read_records
+from tracking.resolve import resolve
+from tracking.server import connect
 
 pytestmark = pytest.mark.ray
 
@@ -176,6 +185,34 @@ def test_evaluation_has_every_row_once_and_in_order_and_its_accuracy_is_theirs(
     assert (folder / "answers.png").stat().st_size > 1000
 
 
+def test_an_evaluation_tells_what_went_most_wrong(evaluated: Any, tmp_path: Path) -> None:
+    folder = evaluated.folder / "evaluate"
+    table = pq.read_table(folder / "predictions.parquet").to_pylist()
+    counts = evaluate.run(evaluation(evaluated, folder)).counts
+    wrong = [row for row in table if row["predicted_label"] != row["label"]]
+    lines = [json.loads(line) for line in (folder / "worst.jsonl").read_text().splitlines()]
+    assert counts["wrong_rows"] == len(wrong)
+    assert len(lines) == min(50, len(wrong))
+    surest = sorted((row["predicted_score"] for row in wrong), reverse=True)
+    assert [line["confidence"] for line in lines] == surest[: len(lines)]
+    for line in lines:
+        row = table[line["row"] - 1]
+        assert line["fault"] == 1
+        assert (line["input"], line["wanted"]) == ({"text": row["text"]}, {"label": row["label"]})
+        assert line["answer"] == {"label": row["predicted_label"], "score": row["predicted_score"]}
+    classes = json.loads((folder / "classes.json").read_text())
+    assert {label: figures["support"] for label, figures in classes.items()} == Counter(
+        row["label"] for row in table
+    )
+    usual = max(figures["support"] for figures in classes.values())
+    assert counts["baseline_accuracy"] == pytest.approx(usual / len(table))
+    few = replace(evaluation(evaluated, tmp_path / "few"), worst=3)
+    evaluate.run(few)
+    assert (tmp_path / "few" / "worst.jsonl").read_text().splitlines() == [
+        json.dumps(line, ensure_ascii=False) for line in lines[:3]
+    ]
+
+
 @pytest.mark.usefixtures("local_ray")
 def test_evaluation_on_workers_is_the_same(evaluated: Any, tmp_path: Path) -> None:
     evaluate.run(replace(evaluation(evaluated, tmp_path / "two"), num_workers=2))
@@ -213,6 +250,80 @@ print(model.predict(["Return the number of bytes."]).to_dict("records")[0]["labe
     predictor = Predictor(evaluated.folder / "finetune" / "bundle", device="cpu")
     best = predictor.predict(["Return the number of bytes."])[0][0]
     assert done.stdout.strip().splitlines()[-1] == best["label"]
+
+
+def test_a_version_carries_the_card_of_its_model(evaluated: Any, tmp_path: Path) -> None:
+    bundle, folder = evaluated.folder / "finetune" / "bundle", evaluated.folder / "evaluate"
+    config = PublishConfig(
+        output=str(tmp_path / "publish"), model=str(bundle), evaluation=str(folder),
+        name="carded", num_workers=0, tracking_uri=evaluated.tracking_uri,
+    )  # fmt: skip
+    why = publish.run(config).counts["why"]
+    text = (
+        resolve("models:/carded@champion", uri=evaluated.tracking_uri) / "README.md"
+    ).read_text()
+    assert text == (tmp_path / "publish" / "model_card.md").read_text()
+    version = connect(evaluated.tracking_uri).get_model_version("carded", "1")
+    described = version.description or ""
+    assert described.startswith("# carded, version 1\n")
+    assert described[:4000] in text
+    data = ModelCardData(**ModelCard(text).data.to_dict())
+    counts = read_manifest(str(folder)).counts
+    assert {each.metric_type: each.metric_value for each in data.eval_results or []} == {
+        name: counts[name] for name in ("accuracy", "macro_f1", "matthews", "f1")
+    }
+    row = (
+        f"| accuracy | {counts['accuracy']:.4g} | {counts['accuracy_low']:.4g} to "
+        f"{counts['accuracy_high']:.4g} | {counts['baseline_accuracy']:.4g} |"
+    )
+    assert row in text
+    assert f"{why[0].upper()}{why[1:]}." in text
+    assert "They are the rows that it was trained on" in text
+    shards = read_manifest(str(evaluated.folder / "shards"))
+    made_of = [
+        ("corpus", shards.inputs["corpus"], f"{shards.counts['documents']:,} documents"),
+        ("vocabulary", Tokenizer.load(str(evaluated.folder / "vocab")).digest, "1,000 tokens"),
+        ("shards", shards.digest, f"{shards.counts['rows']:,} rows"),
+        ("train", files.sha256_of(evaluated.rows.source), "32 rows"),
+        ("model", load_bundle(bundle).lineage["parent"], "pretrained by raybert"),
+        ("**this model**", load_bundle(bundle).digest, "fine-tuned by raybert"),
+    ]
+    for name, digest, fact in made_of:
+        (line,) = {line for line in text.splitlines() if line.startswith(f"| {name} | `{digest}`")}
+        assert fact in line
+    recipes = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    tuned, first = (tomllib.loads(recipe) for recipe in recipes)
+    assert tuned["lr"] == 1e-3
+    assert tuned["seeds"] == [0, 1]
+    assert first["variant"] == "bert-tiny"
+
+
+def test_a_champion_of_another_task_stays_and_is_not_compared(
+    evaluated: Any, tmp_path: Path
+) -> None:
+    config = PublishConfig(
+        output=str(tmp_path / "publish"), model=str(evaluated.folder / "finetune" / "bundle"),
+        evaluation=str(evaluated.folder / "evaluate"), name="of-two-tasks", num_workers=0,
+        tracking_uri=evaluated.tracking_uri,
+    )  # fmt: skip
+    publish.run(config)
+    told = {"out_of_scope": "late"}
+    other = replace(evaluated.finetune(tmp_path / "other"), options=told, seeds=(0,), epochs=0.5)
+    finetune.run(other)
+    measured = replace(evaluation(evaluated, tmp_path / "evaluate"), model=f"{other.output}/bundle")
+    evaluate.run(measured)
+    second = replace(
+        config, output=str(tmp_path / "second"), model=measured.model, evaluation=measured.output
+    )
+    counts = publish.run(second).counts
+    assert not counts["is_champion"]
+    assert counts["why"] == (
+        "version 1 stays the champion: it is for text-classification "
+        '{"multi_label": false, "out_of_scope": null}, this bundle for text-classification '
+        '{"multi_label": false, "out_of_scope": "late"}, so they are not compared; --force makes '
+        "version 2 the champion all the same"
+    )
+    assert counts["why"][1:] in (tmp_path / "second" / "model_card.md").read_text()
 
 
 def test_an_evaluation_of_another_bundle_is_refused(evaluated: Any, tmp_path: Path) -> None:
@@ -260,6 +371,24 @@ def test_settings_out_of_range_are_refused(
 def test_a_selection_that_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SelectionConfig(**given)
+
+
+def test_a_row_that_the_task_cannot_take_is_named_with_its_file(
+    evaluated: Any, tmp_path: Path
+) -> None:
+    rows = LabelledConfig(source=str(tmp_path / "dev.jsonl"))
+    Path(rows.source).write_text(
+        '{"text": "a", "label": "late"}\n{"text": "b", "label": "never"}\n'
+    )
+    unknown = r"row 2: its label 'never' is not one of the training rows', which are early, late:"
+    config = replace(evaluated.finetune(tmp_path / "finetune"), held_out=rows)
+    with pytest.raises(CorpusError, match=rf"dev\.jsonl \(held_out\), {unknown}"):
+        finetune.run(config)
+    with pytest.raises(CorpusError, match=rf"dev\.jsonl, {unknown}"):
+        evaluate.run(replace(evaluation(evaluated, tmp_path / "evaluate"), held_out=rows))
+    Path(rows.source).write_text('{"text": "a", "label": "late"}\n' * 2)
+    with pytest.raises(CorpusError, match=r"dev\.jsonl, training rows: wanted at least two labels"):
+        finetune.run(replace(config, train=rows))
 
 
 def test_rows_that_are_missing_or_too_few_are_refused(pretrained: Any, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Every task from labelled rows to the registry: the stages know nothing of any of them."""
 
 import json
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,20 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
 from bert_core.bundle import load_bundle
+from bert_core.manifest import Output, read_manifest
 from bert_core.predictor import Predictor
+from bert_core.tasks.base import Task
 from bert_core.tasks.registry import TASKS
 from pipelines import evaluate, finetune, publish
 from pipelines.evaluate import EvaluateConfig
 from pipelines.publish import PublishConfig
 from pipelines.sources import LabelledConfig
-from tracking.server import as_default
+from tracking.resolve import resolve
+from tracking.server import as_default, connect
+from tracking.spool import read_run
 
 pytestmark = pytest.mark.ray
 
@@ -114,6 +120,60 @@ def test_tags_are_learned_from_the_features_of_an_encoder_that_stays_as_it_is(
     assert [(each["word"], each["entity_group"]) for each in answer[0]] == [("Open", "verb")]
 
 
+def check_files(folder: Path, task: Task, table: list[dict[str, Any]], uri: str) -> None:
+    """An evaluation's files: those that the manifest and MLflow have, and what is in them."""
+    manifest = read_manifest(str(folder))
+    for name, output in manifest.outputs.items():
+        assert Output.of(str(folder / name)) == output
+    recorded = read_run(folder)
+    assert recorded is not None
+    stored = {each.path for each in connect(uri).list_artifacts(recorded.run_id or "")}
+    assert manifest.outputs.keys() <= stored
+    rows = [{k: v for k, v in row.items() if v is not None} for row in table]
+    answers = [json.loads(row["answer"]) for row in table]
+    columns = task.compare(rows, answers)
+    wrong = [json.loads(line) for line in (folder / "worst.jsonl").read_text().splitlines()]
+    faults = task.faults(columns)
+    assert len(wrong) == manifest.counts["wrong_rows"] == (faults > 0).sum()
+    assert [each["fault"] for each in wrong] == sorted(faults[faults > 0], reverse=True)
+    for each in wrong:
+        row = rows[each["row"] - 1]
+        assert each["input"] | each["wanted"] == {k: row[k] for k in each["input"] | each["wanted"]}
+        assert each["answer"] == task.cells(json.loads(row["answer"]))
+    classes = task.by_class(columns)
+    assert ("classes.json" in manifest.outputs) == (classes is not None)
+    if classes is not None:
+        assert json.loads((folder / "classes.json").read_text()) == classes
+    claims = task.claims(rows, answers)
+    count = 0 if claims is None else len(claims[0])
+    assert {"calibration.json", "calibration.png"} & manifest.outputs.keys() == (
+        {"calibration.json", "calibration.png"} if count else set()
+    )
+    if count:
+        calibration = json.loads((folder / "calibration.json").read_text())
+        assert sum(row["count"] for row in calibration["bins"]) == count
+        error = calibration["expected_calibration_error"]
+        assert error == manifest.counts["expected_calibration_error"]
+        assert 0 <= error <= 1
+
+
+def check_card(reference: str, task: Task, measured: dict[str, Any], uri: str) -> None:
+    """The model card of a version: read by Hugging Face's library, and its example run."""
+    folder = resolve(reference, uri=uri)
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.library_name == "transformers"
+    assert card.data.pipeline_tag == (task.pipeline_tag or task.name)
+    values = {each.metric_type: each.metric_value for each in card.data.eval_results or []}
+    assert task.primary_metric in values
+    assert values == {name: measured[name] for name in values}
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
+    lines: dict[str, Any] = {}
+    with as_default(uri):
+        exec(code.replace("model.predict", "answer = model.predict"), lines)
+    shown = json.loads(re.findall(r"```json\n(.*?)```", card.text, flags=re.DOTALL)[0])
+    assert list(lines["answer"].columns) == list(shown)
+
+
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.drill
 def test_a_task_goes_all_the_way(task: str, pretrained: Any, tmp_path: Path) -> None:
@@ -139,6 +199,7 @@ def test_a_task_goes_all_the_way(task: str, pretrained: Any, tmp_path: Path) -> 
     assert measured[main] == pytest.approx(counts[f"{main}_mean"], abs=0.35)
     table = pq.read_table(tmp_path / "evaluate" / "predictions.parquet").to_pylist()
     predictor = Predictor(bundle, device="cpu")
+    check_files(tmp_path / "evaluate", predictor.task, table, pretrained.tracking_uri)
     names = [one.name for one in fields(predictor.task.inputs)]
     inputs = [{one: row[one] for one in names if row.get(one) is not None} for row in table]
     for row, answer in zip(table, predictor.predict(inputs), strict=True):
@@ -159,6 +220,7 @@ def test_a_task_goes_all_the_way(task: str, pretrained: Any, tmp_path: Path) -> 
         answers = model.predict(pd.DataFrame(inputs[:2]))
     cells = [predictor.task.cells(answer) for answer in predictor.predict(inputs[:2])]
     assert list(answers.columns) == list(cells[0])
+    check_card(f"models:/walked-{task}@champion", predictor.task, measured, pretrained.tracking_uri)
     other = replace(tuned, output=str(tmp_path / "other"), seeds=(1,), epochs=0.5)
     finetune.run(other)
     again = replace(evaluation, output=str(tmp_path / "evaluate-2"), model=f"{other.output}/bundle")

@@ -8,7 +8,8 @@ import pytest
 
 from bert_core.errors import ConfigError, FormatError
 from bert_core.metrics.bootstrap import Verdict, not_worse
-from tracking.registry import Publication, champion, publish
+from tracking.registry import Publication, champion, describe, publish
+from tracking.resolve import resolve
 from tracking.runs import RunRecorder
 from tracking.server import connect
 
@@ -98,6 +99,24 @@ def test_a_version_shows_its_run_metrics_signature_and_example(
     assert model.signature.outputs is not None
     assert model.signature.outputs.input_names() == ["label", "score"]
     assert model.saved_input_example_info is not None
+
+
+def test_a_card_lies_beside_the_bundle_and_describes_its_version(
+    store: str, name: str, bundles: list[Path]
+) -> None:
+    version = publish_at(store, name, bundles[0]).version
+    short = "---\ntags:\n- a\n---\n\n# A model\n\nIt answers.\n"
+    long = short + "".join(f"line {number}\n" for number in range(1000))
+    for card in (short, long):
+        describe(version, card, uri=store)
+        folder = resolve(f"models:/{name}/1", uri=store)
+        assert (folder / "README.md").read_text() == card
+    description = connect(store).get_model_version(name, "1").description or ""
+    assert description.startswith("# A model\n\nIt answers.\nline 0\n")
+    assert len(description) <= 5000
+    *lines, empty, note = description.splitlines()
+    assert lines[-1] == f"line {len(lines) - 4}"
+    assert (empty, note) == ("", "… the rest is in artifacts/0/README.md of its files.")
 
 
 def test_publishing_leaves_mlflows_own_uri_as_it_was(

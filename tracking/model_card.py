@@ -1,0 +1,240 @@
+"""The card of a registered version: what it answers, how well, and what it was made from.
+
+In the form that Hugging Face wants of the README.md beside a model. (The card of data, beside
+shards, is that of `pipelines.card`.)
+"""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bert_core.manifest import Manifest
+from bert_core.tasks.rows import Row
+from tracking.registry import Publication
+
+if TYPE_CHECKING:
+    from bert_core.bundle import Bundle
+    from bert_core.predictor import Predictor
+    from bert_core.tasks.base import Task
+
+Classes = Mapping[str, Mapping[str, float]]
+
+SHOWN_LABELS, SHOWN_CLASSES = 20, 20
+ORIGINS = {
+    "pretrain": "pretrained by raybert",
+    "finetune": "fine-tuned by raybert",
+    None: "not made by raybert",
+}
+
+
+def model_card(
+    publication: Publication,
+    predictor: "Predictor",
+    evaluation: Manifest,
+    classes: Classes | None,
+    example: Row,
+    answer: Any,
+) -> str:
+    """The card as Markdown behind YAML that `huggingface_hub.ModelCard` reads.
+
+    Args:
+        publication: of the bundle; says why the alias points where it does.
+        predictor: of the bundle.
+        evaluation: of `raybert evaluate` for this bundle.
+        classes: its figures by class, where the task has classes.
+        example: an input, which the model gives `answer`.
+    """
+    task, bundle, version = predictor.task, predictor.bundle, publication.version
+    parts = [
+        f"---\n{_front_matter(version.name, task, bundle, evaluation)}\n---",
+        f"# {version.name}, version {version.version}",
+        _what(predictor),
+        "## Use",
+        _use(publication, task, bundle, example, answer),
+        "## How well it answers",
+        _evaluated(bundle, evaluation),
+        _metrics(evaluation.counts),
+        *([] if classes is None else [_by_class(classes)]),
+        "## Whether it was the champion when it was published",
+        f"{publication.why[:1].upper()}{publication.why[1:]}.",
+        "## What it was made from",
+        _lineage(bundle),
+        "## Recipe",
+        *_recipes(bundle.lineage),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def without_front_matter(card: str) -> str:
+    """The text that a person reads."""
+    return card.split("\n---\n", 1)[1].lstrip()
+
+
+def _front_matter(name: str, task: "Task", bundle: "Bundle", evaluation: Manifest) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    counts = evaluation.counts
+    pipeline = task.pipeline_tag or task.name
+    source = str(counts.get("source", "held-out rows"))
+    measured = [
+        EvalResult(
+            task_type=pipeline,
+            dataset_type=source,
+            dataset_name=source,
+            dataset_revision=evaluation.inputs.get("held_out"),
+            metric_type=metric,
+            metric_name=f"{metric}, 95 % interval {_interval(counts, metric)}",
+            metric_value=counts[metric],
+        )
+        for metric in _measured(counts)
+    ]
+    data = ModelCardData(
+        model_name=name,
+        library_name="transformers",
+        pipeline_tag=pipeline,
+        tags=["raybert", bundle.encoder_config.family, task.name],
+        metrics=_measured(counts),
+        eval_results=measured,
+    )
+    return data.to_yaml()
+
+
+def _what(predictor: "Predictor") -> str:
+    task = predictor.task
+    millions = sum(weight.numel() for weight in predictor.model.parameters()) / 1e6
+    sentence = (
+        f"Answers `{task.name}`: an encoder of the family "
+        f"{predictor.bundle.encoder_config.family} with its head, {millions:,.1f} M parameters."
+    )
+    if not task.labels:
+        return sentence
+    more = len(task.labels) - SHOWN_LABELS
+    names = ", ".join(f"`{label}`" for label in task.labels[:SHOWN_LABELS])
+    return f"{sentence} Its labels: {names}{f' and {more} more' if more > 0 else ''}."
+
+
+def _use(
+    publication: Publication, task: "Task", bundle: "Bundle", example: Row, answer: Any
+) -> str:
+    from bert_core.model.hf import architecture
+
+    version = publication.version
+    kind = architecture(bundle.encoder_config, frozenset({task.objective}))
+    best = json.dumps(task.cells(answer), ensure_ascii=False)
+    return (
+        "Where raybert is installed, and MLflow's tracking URI is that of this registry:\n\n"
+        "```python\nimport mlflow\nimport pandas as pd\n\n"
+        f'model = mlflow.pyfunc.load_model("models:/{version.name}/{version.version}")\n'
+        f"model.predict(pd.DataFrame([{dict(example)!r}]))\n```\n\n"
+        f"The answer, on the machine that measured it:\n\n```json\n{best}\n```\n\n"
+        f"`raybert serve` answers over HTTP; `transformers.{kind}` loads the folder of this file."
+    )
+
+
+def _evaluated(bundle: "Bundle", evaluation: Manifest) -> str:
+    counts, digest = evaluation.counts, evaluation.inputs.get("held_out", "")
+    trained = {each["digest"] for each in bundle.lineage.get("data", ()) if each["name"] == "train"}
+    warning = (
+        " **They are the rows that it was trained on**: on others it does worse."
+        if digest in trained
+        else ""
+    )
+    return (
+        f"Measured on {counts['rows']:,} rows of {counts.get('source', 'a file')} (sha256 "
+        f"`{digest}`).{warning} Intervals are of 95 %, by bootstrap over these rows; the baseline "
+        "is the best answer that does not look at the input. The metric that decides is "
+        f"{counts['primary_metric']}."
+    )
+
+
+def _metrics(counts: Mapping[str, Any]) -> str:
+    lines = ["| metric | value | interval | baseline |", "|---|---|---|---|"]
+    for name in _measured(counts):
+        baseline = counts.get(f"baseline_{name}")
+        shown = "–" if baseline is None else _number(baseline)
+        lines.append(f"| {name} | {_number(counts[name])} | {_interval(counts, name)} | {shown} |")
+    lines.extend(
+        f"| {name.replace('_', ' ')} | {_number(counts[name])} | – | – |"
+        for name in ("expected_calibration_error", "brier_score")
+        if name in counts
+    )
+    return "\n".join(lines)
+
+
+def _measured(counts: Mapping[str, Any]) -> list[str]:
+    """The metrics of the task: those that have an interval."""
+    return [name for name in counts if f"{name}_low" in counts]
+
+
+def _interval(counts: Mapping[str, Any], name: str) -> str:
+    return f"{_number(counts[f'{name}_low'])} to {_number(counts[f'{name}_high'])}"
+
+
+def _by_class(classes: Classes) -> str:
+    shown = sorted(classes, key=lambda label: (-classes[label]["support"], label))
+    lines = ["| class | precision | recall | F1 | rows or items |", "|---|---|---|---|---|"]
+    for label in shown[:SHOWN_CLASSES]:
+        figures = classes[label]
+        values = " | ".join(_number(figures[name]) for name in ("precision", "recall", "f1"))
+        lines.append(f"| {_cell(label)} | {values} | {figures['support']:,} |")
+    if len(shown) > SHOWN_CLASSES:
+        lines.append(f"\n{len(shown) - SHOWN_CLASSES} more are in the evaluation's `classes.json`.")
+    return "\n".join(lines)
+
+
+def _lineage(bundle: "Bundle") -> str:
+    lines = ["| what | digest | of it |", "|---|---|---|"]
+    shown = set()  # the vocabulary is that of the model before
+    for digest, lineage in _chain(bundle.digest, bundle.lineage):
+        for each in lineage.get("data", ()):
+            if (each["name"], each["digest"]) in shown:
+                continue
+            shown.add((each["name"], each["digest"]))
+            facts = [each["source"]] if "source" in each else []
+            facts += [f"{v:,} {k}" for k, v in each.items() if isinstance(v, int)]
+            lines.append(f"| {each['name']} | `{each['digest']}` | {_cell(', '.join(facts))} |")
+        how = ORIGINS.get(lineage.get("stage"), "made by raybert")
+        if lineage.get("from_scratch"):
+            how += ", from random weights: of the model above it has the shape and the words alone"
+        if "code_version" in lineage:
+            how += f" ({lineage['code_version']})"
+        name = "**this model**" if digest == bundle.digest else "model"
+        lines.append(f"| {name} | `{digest}` | {how} |")
+    return "\n".join(lines)
+
+
+def _chain(digest: str, lineage: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Digest and lineage of every model on the way to this one, the first one first."""
+    parent = lineage.get("parent")
+    before = [] if parent is None else _chain(parent, lineage.get("parent_lineage", {}))
+    return [*before, (digest, lineage)]
+
+
+def _recipes(lineage: Mapping[str, Any]) -> list[str]:
+    """The fields that determined each stage, the last stage first."""
+    parts = []
+    for _, each in reversed(_chain("", lineage)):
+        if "config" in each:
+            fields = "\n".join(_toml(each["config"]))
+            parts.append(f"`raybert {each['stage']}`:\n\n```toml\n{fields}\n```")
+    return parts or ["It is not known."]
+
+
+def _toml(config: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """A line a field; TOML has no word for nothing, so what is not set has none."""
+    lines = []
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            lines.extend(_toml(value, f"{prefix}{name}."))
+        elif value is not None:
+            lines.append(f"{prefix}{name} = {json.dumps(value, ensure_ascii=False)}")
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _cell(text: str) -> str:
+    """Text in a cell of a table, which a bar or a line's end would break."""
+    return text.replace("|", "\\|").replace("\n", " ")
