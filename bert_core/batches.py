@@ -183,12 +183,17 @@ class RankBatches:
     micro_batch_tokens: int
     rank: int = 0
     world_size: int = 1
+    group_rows: int = 1
+    """Rows that follow each other and have one loss together: no rank or micro-batch divides them.
+    `groups` of a batch counts the rows of each; a global batch may end with a smaller one."""
 
     def __post_init__(self) -> None:
-        if self.global_batch_size < self.world_size:
+        if -(-self.global_batch_size // self.group_rows) < self.world_size:
+            what = "row" if self.group_rows == 1 else f"group of {self.group_rows} rows"
+            smaller = "" if self.group_rows == 1 else " or the task's group_size"
             raise ConfigError(
-                f"global_batch_size: wanted at least a row for each of {self.world_size} workers, "
-                f"got {self.global_batch_size}: raise it, or lower num_workers"
+                f"global_batch_size: wanted at least a {what} for each of {self.world_size} "
+                f"workers, got {self.global_batch_size}: raise it, or lower num_workers{smaller}"
             )
 
     def from_step(self, step: int) -> Iterator[list[Batch]]:
@@ -204,11 +209,22 @@ class RankBatches:
             yield self._mine(start, min(self.global_batch_size, rows - start))
 
     def _mine(self, start: int, count: int) -> list[Batch]:
-        part = part_of_rank(count, self.rank, self.world_size)
-        samples = self.order.samples(start + part.start, part.stop - part.start)
+        size = self.group_rows
+        part = part_of_rank(-(-count // size), self.rank, self.world_size)
+        first, end = part.start * size, min(part.stop * size, count)
+        samples = self.order.samples(start + first, end - first)
+        lengths = self.source.lengths(samples)
+        if size == 1:
+            return [
+                self.source.collate(samples.take(bucket))
+                for bucket in buckets(lengths, self.micro_batch_tokens)
+            ]
+        groups = np.split(np.arange(end - first), range(size, end - first, size))
+        longest = np.array([lengths[one].max() * len(one) for one in groups if len(one)], np.int64)
         return [
-            self.source.collate(samples.take(bucket))
-            for bucket in buckets(self.source.lengths(samples), self.micro_batch_tokens)
+            self.source.collate(samples.take(np.concatenate([groups[one] for one in bucket])))
+            | {"groups": torch.tensor([len(groups[one]) for one in bucket])}
+            for bucket in buckets(longest, self.micro_batch_tokens)
         ]
 
 
@@ -286,9 +302,9 @@ def collate(windows: Sequence[Window], pad_id: int, packed_from: float = 1.0) ->
     ids = [each for window in windows for each in window.ids]
     segments = np.array([each for window in windows for each in window.segment_b_start])
     batch = _laid_out(ids, pad_id, segments, packed_from)
-    starts = _starts(batch, len(ids))
+    ends = np.cumsum([len(window.ids) for window in windows])
+    starts = np.split(_starts(batch, len(ids)), ends[:-1])
     for name in windows[0].positions:
-        assert len(ids) == len(windows)  # such windows have one sequence
         places = [
             window.positions[name] + start for window, start in zip(windows, starts, strict=True)
         ]

@@ -39,6 +39,7 @@ from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.tasks.base import Task
+from bert_core.tasks.feature_extraction import MODULES, POOLING, SETTINGS, FeatureExtraction
 from bert_core.tasks.registry import TASKS
 
 FORMAT_VERSION = 1
@@ -55,6 +56,9 @@ _FOREIGN = (
     "vocab.txt",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    MODULES,
+    POOLING,
+    SETTINGS,
 )
 
 
@@ -124,13 +128,15 @@ def save_bundle(
             save_file(heads, partial / OBJECTIVE, metadata={"format": "pt"})
         segments = config.embeddings.type_vocab_size > 1
         tokenizer.save(partial, config.max_length, segments=segments)
+        for path, value in ({} if task is None else task.files(config)).items():
+            files.write_json(str(partial / path), value)
         record = {
             "format_version": FORMAT_VERSION,
             "task": None if task is None else task.name,
             **({"labels": None} if task is None else task.record),
             "metrics": metrics,
             "lineage": lineage,
-            "files": _sha256s(partial, sorted(path.name for path in partial.iterdir())),
+            "files": _sha256s(partial, names_in(partial)),
         }
         files.write_json(str(partial / RECORD), record)
         _sync(partial)
@@ -163,7 +169,9 @@ def load_bundle(folder: str | Path) -> Bundle:
     tokenizer = Tokenizer.load(folder)
     _check_vocabulary(folder, config, tokenizer, FormatError)
     if record is None:
-        task = _foreign_task(objectives_of(config, name), entries, state)
+        heads = objectives_of(config, name)
+        bare = name == f"{LAYOUTS[config.family].title}Model"
+        task = _vector_task(folder, bare=bare) or _foreign_task(heads, entries, state)
     else:
         task = _recorded_task(folder, record)
     if task is None:
@@ -252,7 +260,7 @@ def _check_vocabulary(
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, wanted: type = dict) -> Any:
     if not path.is_file():
         raise FormatError(
             f"{path}: wanted this file, there is none: give the folder of a bundle, or of a model "
@@ -264,9 +272,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise FormatError(
             f"{path}: wanted JSON, it cannot be read ({error}): copy it again"
         ) from error
-    if not isinstance(value, dict):
+    if not isinstance(value, wanted):
+        kind = "object" if wanted is dict else "list"
         raise FormatError(
-            f"{path}: wanted a JSON object, found {type(value).__name__}: copy it again"
+            f"{path}: wanted a JSON {kind}, found {type(value).__name__}: copy it again"
         )
     return value
 
@@ -391,6 +400,18 @@ def _foreign_task(
     return next(filter(None, (task.from_huggingface(entries, labels) for task in known)), None)
 
 
+def _vector_task(folder: Path, *, bare: bool) -> Task | None:
+    """The task of a folder that sentence-transformers wrote, or of an encoder without a head."""
+
+    def read(name: str) -> Any:
+        wanted = list if name == MODULES else dict
+        return _read_json(folder / name, wanted) if (folder / name).is_file() else None
+
+    if (folder / MODULES).is_file():
+        return FeatureExtraction.from_modules(read)
+    return FeatureExtraction() if bare else None
+
+
 def _class_name(entries: dict[str, Any]) -> str:
     """The class of transformers that a folder is of; nothing where it does not say."""
     named = entries.get("architectures") or [""]
@@ -399,8 +420,14 @@ def _class_name(entries: dict[str, Any]) -> str:
     return named[0]
 
 
+def names_in(folder: Path) -> list[str]:
+    """The files of a bundle, sorted, by their paths in it."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
 def _sync(folder: Path) -> None:
     """Force a folder's files to the disk, so that the rename never shows empty ones."""
-    for path in folder.iterdir():
-        with open(path, "rb") as file:
+    for name in names_in(folder):
+        with open(folder / name, "rb") as file:
             os.fsync(file.fileno())

@@ -1,6 +1,6 @@
 """Inputs in, answers out: what evaluation, batch prediction, registry and server all call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from bert_core.batches import PAD_MULTIPLE
 from bert_core.bundle import Bundle, build_model, load_bundle
 from bert_core.data.windows import Window
-from bert_core.errors import FormatError, InputError
+from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.model.attention import packing
 from bert_core.scores import scores_of
 from bert_core.tasks.base import Parameters, Task
@@ -29,20 +29,24 @@ class Predictor:
         device: str | None = None,
         threads: int | None = None,
         task: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         """Load the bundle.
 
         Args:
-            task: name of a task of `TASKS` whose head pretraining has trained; None takes the
-                bundle's own, and of one that was only pretrained `fill-mask`.
+            task: name of a task of `TASKS` whose head pretraining has trained, or that needs none;
+                None takes the bundle's own, and of one that was only pretrained `fill-mask`.
+            options: of a task that needs no head, by name; others keep those they were trained for.
             device: torch's name of it; None takes the GPU where there is one.
             threads: CPU threads of the whole process, since torch has one pool; None leaves them.
-        Raises: FormatError if the bundle is damaged or was not trained for the task.
+        Raises: FormatError if the bundle is damaged or was not trained for the task; ConfigError
+            if the options are not right.
         """
         bundle = load_bundle(folder)
         if threads is not None:
             torch.set_num_threads(threads)
-        self.task = _task_of(bundle, task, folder)
+        self.task = _task_of(bundle, task, options or {}, folder)
+        bundle = replace(bundle, encoder_config=self.task.encoder_config(bundle.encoder_config))
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         objective = self.task.build_objective(bundle.encoder_config)
         self.model = build_model(bundle, [objective], require_heads=True).to(self.device).eval()
@@ -87,7 +91,7 @@ class Predictor:
                 raise InputError(
                     f"inputs[{window.row}]: wanted at most {self.max_length} tokens with the "
                     f"special ones, as long as the model's positions go, got {longest}: set the "
-                    "parameter truncation to have it cut there, or split the text"
+                    f"parameter {parameters.cut_by} to have it cut there, or split the text"
                 )
         return windows
 
@@ -107,13 +111,25 @@ class Predictor:
         return self.task.decode(rows, windows, scores, parameters)
 
 
-def _task_of(bundle: Bundle, name: str | None, folder: str | Path) -> Task:
-    if bundle.task is not None and name in (None, bundle.task.name):
+def _task_of(
+    bundle: Bundle, name: str | None, options: Mapping[str, Any], folder: str | Path
+) -> Task:
+    name = bundle.task.name if name is None and bundle.task is not None else name
+    if name is not None and name in TASKS and TASKS[name].headless:
+        own = bundle.task.record["options"] if bundle.task and bundle.task.name == name else {}
+        return TASKS[name](options=TASKS[name].options_of(own | dict(options)))
+    if options:
+        raise ConfigError(
+            f"options: wanted none, since a model for {name or FillMask.name} keeps those that it "
+            f"was trained for, got {', '.join(options)}: leave them out"
+        )
+    if bundle.task is not None and name == bundle.task.name:
         return bundle.task
     parts = {one.split(".")[1] for one in bundle.state if one.startswith("objectives.")}
     able = [one for one, kind in TASKS.items() if kind.pretrained and kind.objective in parts]
     if bundle.task is None and (name or FillMask.name) in able:
         return TASKS[name or FillMask.name]([])
+    able += [one for one, kind in TASKS.items() if kind.headless]
     came = "only pretrained (or for a task that is not known here)"
     if bundle.task is not None:
         came = f"for {bundle.task.name}"

@@ -4,7 +4,7 @@ a prediction for every row.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from pathlib import Path
@@ -36,6 +36,8 @@ ANSWER = "answer"
 """Column of the predictions that holds the whole answer, as JSON."""
 ROWS_PER_TASK = 512
 
+Named = tuple[tuple[str, Any], ...]
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(StageConfig):
@@ -45,6 +47,10 @@ class EvaluateConfig(StageConfig):
     """Fine-tuned bundle: a folder, a URI, or models:/name@alias."""
     held_out: LabelledConfig = field(default_factory=LabelledConfig)
     """Rows that the model has not been trained on."""
+    task: str | None = None
+    """What to ask a model for that was not fine-tuned, as for `predict`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the task is told, where it needs no head, as for `predict`."""
     metric: str | None = None
     """The metric that decides whether a model is not worse than the champion; the task's own where
     this is not given."""
@@ -74,7 +80,8 @@ def run(config: EvaluateConfig) -> Manifest:
 def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     from bert_core.metrics.bootstrap import intervals
 
-    task = predictor_of(folder, config.threads_per_worker).task
+    asked = (config.task, named(config.options))
+    task = predictor_of(folder, config.threads_per_worker, *asked).task
     if config.metric in task.lower_is_better:
         raise ConfigError(
             f"metric: wanted one that is better when it is higher, got {config.metric!r}: give "
@@ -84,11 +91,11 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     with rows_of(config.held_out.source):
         baseline = task.baseline(rows)  # first, as it finds labels that the task does not know
     began = time.monotonic()
-    answers, tokens = predict_rows(folder, rows, config)
+    answers, tokens = predict_rows(folder, rows, config, *asked)
     seconds = time.monotonic() - began
     columns = task.compare(rows, answers)
     metrics = task.metrics(columns)
-    main = config.metric or task.primary_metric
+    main = config.metric or task.main_metric(metrics)
     if main not in metrics:
         raise ConfigError(f"metric: wanted one of {', '.join(metrics)}, got {main!r}")
     ranges = intervals(task.metrics, columns)
@@ -193,14 +200,15 @@ def worst_rows(
 def answer_columns(
     task: "Task", answers: Sequence[Any], prefix: str = "predicted_", answer: str = ANSWER
 ) -> dict[str, pa.Array]:
-    """The best of each answer in columns whose names begin with `prefix`, and the whole as JSON."""
+    """The best of each answer in columns whose names begin with `prefix`, and the whole as JSON,
+    unless its column has no name."""
     cells = [task.cells(each) for each in answers]
     return {
         **{
             f"{prefix}{name}": pa.array([cell[name] for cell in cells], kind)
             for name, kind in task.cell_types.items()
         },
-        answer: pa.array([json.dumps(each) for each in answers], pa.string()),
+        **({answer: pa.array(map(json.dumps, answers), pa.string())} if answer else {}),
     }
 
 
@@ -208,13 +216,19 @@ def _names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def predict_rows(folder: Path, rows: Sequence[Row], config: StageConfig) -> tuple[list[Any], int]:
+def predict_rows(
+    folder: Path,
+    rows: Sequence[Row],
+    config: StageConfig,
+    task: str | None = None,
+    options: Named = (),
+) -> tuple[list[Any], int]:
     """The model's answer to every row, in order, and how many tokens went through it."""
     starts = range(0, len(rows), ROWS_PER_TASK)
     tasks = [rows[start : start + ROWS_PER_TASK] for start in starts]
     answers: list[list[Any]] = [[] for _ in tasks]
     tokens = 0
-    work = partial(_predict, folder.absolute(), config.threads_per_worker)
+    work = partial(_predict, folder.absolute(), config.threads_per_worker, task, options)
     with meter("predicting", len(rows), "rows") as progress:
         for index, (found, count) in run_tasks(work, tasks, config, use_gpu=True):
             answers[index] = found
@@ -223,17 +237,26 @@ def predict_rows(folder: Path, rows: Sequence[Row], config: StageConfig) -> tupl
     return [answer for part in answers for answer in part], tokens
 
 
-def _predict(folder: Path, threads: int, rows: Sequence[Row]) -> tuple[list[Any], int]:
-    predictor = predictor_of(folder, threads)
+def _predict(
+    folder: Path, threads: int, name: str | None, options: Named, rows: Sequence[Row]
+) -> tuple[list[Any], int]:
+    predictor = predictor_of(folder, threads, name, options)
     task = predictor.task
     windows = task.encode(rows, predictor.bundle.tokenizer, predictor.max_length)
     answers = task.decode(rows, windows, predictor.forward(windows))
     return answers, sum(window.tokens for window in windows)
 
 
+def named(options: Mapping[str, Any]) -> Named:
+    """Options as `predictor_of` can remember them."""
+    return tuple(sorted(options.items()))
+
+
 @lru_cache(maxsize=2)
-def predictor_of(folder: Path, threads: int, task: str | None = None) -> "Predictor":
+def predictor_of(
+    folder: Path, threads: int, task: str | None = None, options: Named = ()
+) -> "Predictor":
     """The model, loaded once a process."""
     from bert_core.predictor import Predictor
 
-    return Predictor(folder, threads=threads, task=task)
+    return Predictor(folder, threads=threads, task=task, options=dict(options))

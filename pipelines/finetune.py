@@ -1,7 +1,7 @@
 """Bundle + labelled rows → fine-tuned bundle, on Ray Train, with as many seeds as are asked for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -73,22 +73,22 @@ class SelectionConfig:
                 "give selection.share, 0.1 for a tenth of the training rows"
             )
 
-    def metric_of(self, task: "Task") -> tuple[str, int]:
-        """The metric, and the sign by which a lower number of it is better."""
-        metric = self.metric or task.primary_metric
-        return metric, 1 if metric == "loss" or metric in task.lower_is_better else -1
+    def sign(self, task: "Task") -> int:
+        """What the metric is multiplied by, so that a lower number is better."""
+        return 1 if self.metric == "loss" or self.metric in task.lower_is_better else -1
 
     def cost(self, task: "Task") -> Callable[[dict[str, float]], float]:
         """What is lower for better weights, of what `measure` of the worker gives."""
-        metric, sign = self.metric_of(task)
-        if metric == "loss":
+        if self.metric == "loss":
             return itemgetter("loss")
 
         def of(measured: dict[str, float]) -> float:
-            if f"{TASK}{metric}" not in measured:
-                names = ", ".join(_with_prefix(TASK, measured))
+            scores = _with_prefix(TASK, measured)
+            metric = self.metric or task.main_metric(scores)
+            if metric not in scores:
+                names = ", ".join(scores)
                 raise ConfigError(f"selection.metric: wanted one of loss, {names}, got {metric!r}")
-            return sign * measured[f"{TASK}{metric}"]
+            return self.sign(task) * scores[metric]
 
         return of
 
@@ -257,6 +257,7 @@ def _finetune(
     seeds = [_measured(records, index, steps) for index in range(len(config.seeds))]
     taken = round(seeds[0]["steps"])
     values = {name: np.array([each[name] for each in seeds]) for name in seeds[0]}
+    main = task.main_metric({name.removeprefix(f"{SELECTION}_") for name in values})
     outputs = write_bundle(
         config,
         digest,
@@ -273,7 +274,7 @@ def _finetune(
         },
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), taken),
     )
-    say(f"finetune: {_came_to(task, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
+    say(f"finetune: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
     counts = {
         **remarks,
         **{f"{name}_rows": len(each.rows) for name, each in sets.items()},
@@ -281,7 +282,7 @@ def _finetune(
         "steps": steps,
         "seeds": [{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
         "tokens_per_s": median_speed(records),
-        "primary_metric": task.primary_metric,
+        "primary_metric": main,
         **{f"{name}_mean": float(each.mean()) for name, each in values.items()},
         **{
             f"{name}_std": float(each.std(ddof=1)) if len(seeds) > 1 else 0.0
@@ -296,9 +297,8 @@ def _finetune(
     return Result(outputs=outputs, counts=counts, artifacts=curves(config))
 
 
-def _came_to(task: "Task", sets: "dict[str, LabelledSet]", values: dict[str, np.ndarray]) -> str:
+def _came_to(main: str, sets: "dict[str, LabelledSet]", values: dict[str, np.ndarray]) -> str:
     """What there is to say of all seeds: on held-out rows, else on those that selected."""
-    main = task.primary_metric
     for name, key in ((HELD_OUT, main), (SELECTION, f"{SELECTION}_{main}")):
         if name in sets:
             seeds = f"{len(values[key])} seed{'s' if len(values[key]) > 1 else ''}"
@@ -445,6 +445,7 @@ def build_model(
     from bert_core.objectives.base import ObjectiveModel
 
     torch.manual_seed(seed)
+    bundle = replace(bundle, encoder_config=task.encoder_config(bundle.encoder_config))
     objective = task.build_objective(bundle.encoder_config)
     if config.from_scratch:
         return ObjectiveModel(bundle.encoder_config, [objective])
@@ -481,6 +482,7 @@ def worker(
             micro_batch_tokens=config.micro_batch_tokens,
             rank=place.rank,
             world_size=place.world_size,
+            group_rows=task.group_rows,
         )
 
     def measure(split: str, loop: LoopConfig, model: "ObjectiveModel") -> dict[str, float]:

@@ -25,7 +25,7 @@ from bert_core.tasks.rows import Row, as_row
 from pipelines import parquet
 from pipelines.blocks import Block, plan_blocks, read_lines, read_row_groups
 from pipelines.distribute import run_tasks
-from pipelines.evaluate import ANSWER, answer_columns, predictor_of
+from pipelines.evaluate import ANSWER, answer_columns, named, predictor_of
 from pipelines.report import meter, say
 from pipelines.sources import CorpusConfig, CorpusFile, corpus_files, corpus_input
 from pipelines.stage import INPUT, Result, StageConfig, run_stage
@@ -54,14 +54,19 @@ class PredictConfig(StageConfig):
     """Field of the task → the column that holds it, where that has another name:
     `{text = "body"}`."""
     task: str | None = None
-    """What to ask a model that was only pretrained: `fill-mask` where this is not given."""
+    """What to ask a model for that was not fine-tuned: `fill-mask` where this is not given, or
+    `feature-extraction` for vectors, which any model makes."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the task is told, where it needs no head: `{pooling = "cls", layer = 8}`."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """What the task is told with every row, as a request to the server would: `{top_k = 3}`. A text
-    that is too long is cut, unless `truncation` is false here: then its row is put aside."""
+    that is too long is cut, unless `truncation` (`truncate` for vectors) is false here: then its
+    row is put aside."""
     prefix: str = "predicted_"
     """Begins the names of the columns that hold the best of an answer."""
     answer_column: str = ANSWER
-    """Name of the column that holds the whole answer; in Parquet it is JSON."""
+    """Name of the column that holds the whole answer; in Parquet it is JSON. An empty name leaves
+    it out, as of vectors, which the best of an answer holds whole."""
     part_bytes: int = 16_000_000
     """Bytes of input that become one part, about; a row group of Parquet is never cut."""
 
@@ -71,8 +76,8 @@ class PredictConfig(StageConfig):
             raise ConfigError("source: wanted a path or a URI, got none")
         if self.part_bytes < 1:
             raise ConfigError(f"part_bytes: wanted at least 1, got {self.part_bytes}")
-        if not (self.answer_column and self.prefix):
-            raise ConfigError("answer_column and prefix: wanted names, got an empty string")
+        if not self.prefix:
+            raise ConfigError("prefix: wanted the beginning of a name, got an empty string")
 
     @property
     def corpus(self) -> CorpusConfig:
@@ -96,7 +101,7 @@ def run(config: PredictConfig) -> Manifest:
 
 
 def _predict(config: PredictConfig, folder: Path) -> Result:
-    task = predictor_of(folder, config.threads_per_worker, config.task).task
+    task = _predictor(config, folder).task
     _parameters(config, task)
     _check_files(config, task)
     blocks = plan_blocks(config.corpus, config.part_bytes)
@@ -142,12 +147,16 @@ def _predict(config: PredictConfig, folder: Path) -> Result:
     return Result(outputs=outputs, counts=counts)
 
 
+def _predictor(config: PredictConfig, folder: Path) -> "Predictor":
+    return predictor_of(folder, config.threads_per_worker, config.task, named(config.options))
+
+
 def _parameters(config: PredictConfig, task: "Task") -> "Parameters | None":
     """None, which cuts what is too long, where the user has nothing to say."""
     if not config.parameters:
         return None
     kind = task.parameters
-    usual = {"truncation": True} if "truncation" in _names(kind) else {}
+    usual = {} if kind.cut_by is None else {kind.cut_by: True}
     try:
         return kind(**as_row(kind, usual | config.parameters, "parameters"))
     except InputError as error:
@@ -232,7 +241,7 @@ def _record_of(config: PredictConfig, number: int) -> str:
 def _make_part(config: PredictConfig, folder: Path, item: tuple[int, Block]) -> dict[str, Any]:
     """Answer the rows of one block and write them; what is written last says that it is whole."""
     number, block = item
-    answering = _Answering(config, predictor_of(folder, config.threads_per_worker, config.task))
+    answering = _Answering(config, _predictor(config, folder))
     is_table = block.extents[0].file.format == "parquet"
     paths = [f"{ROWS}/part-{number:05d}.{'parquet' if is_table else 'jsonl'}"]
     with files.writing(files.join(config.output, paths[0])) as sink:
@@ -386,7 +395,8 @@ class _Answering:
         for answer in self._answers:
             cells = self._task.cells(answer)
             best = {f"{self.config.prefix}{name}": value for name, value in cells.items()}
-            yield best | {self.config.answer_column: answer}
+            name = self.config.answer_column
+            yield best | ({name: answer} if name else {})
 
     def arrays(self) -> dict[str, pa.Array]:
         """The same of all of them, as Arrow has them."""

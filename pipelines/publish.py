@@ -76,7 +76,7 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
     if present is not None:
         champion_folder = resolve(f"models:/{config.name}/{present.version}", uri=uri)
         other = predictor_of(champion_folder, config.threads_per_worker).task
-        if (other.name, other.chosen) == (task.name, task.chosen):
+        if task.is_comparable(other):
             theirs, _ = predict_rows(champion_folder, rows, config)
             verdict = not_worse(
                 str(evaluation.counts["primary_metric"]),

@@ -283,7 +283,7 @@ def write_bundle(
         lineage: of what it was made; the config and digest of the stage are added.
         checkpoint: None takes the newest.
     """
-    from bert_core.bundle import save_bundle
+    from bert_core.bundle import names_in, save_bundle
     from bert_core.train.checkpoint import latest_checkpoint, load_weights
 
     checkpoint = checkpoint or latest_checkpoint(files.join(config.output, CHECKPOINTS))
@@ -304,4 +304,4 @@ def write_bundle(
             "code_version": code_version(),
         },
     )
-    return local_outputs(config, sorted(local.iterdir()))
+    return local_outputs(config, [local / name for name in names_in(local)])

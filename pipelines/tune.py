@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_core import files
 from bert_core.errors import ConfigError, RaybertError
-from bert_core.manifest import Manifest, Output
+from bert_core.manifest import Manifest, Output, read_manifest
 from pipelines import cluster
 from pipelines.configure import nearest
 from pipelines.finetune import FinetuneConfig, inputs_of
@@ -246,9 +246,11 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
         parent_run=parent,
     )
     kind = TASKS[config.task]
-    metric, sign = config.selection.metric_of(kind(options=kind.options_of(config.options)))
-    outcomes = trials.run_trials(made, absolute, f"best {metric}", sign)
+    sign = config.selection.sign(kind(options=kind.options_of(config.options)))
+    outcomes = trials.run_trials(made, absolute, "best score", sign)
     best = _best(outcomes)
+    trained = read_manifest(made[best].output)
+    metric = config.selection.metric or str(trained.counts["primary_metric"])
     table = _table(config, outcomes, sign)
     outputs = _copy_bundle(made[best], config)
     path = files.join(config.output, TRIALS)

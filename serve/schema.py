@@ -1,6 +1,7 @@
 """Bodies in Hugging Face's inference schema, checked by the task's own dataclass.
 
-`{"inputs": …, "parameters": {…}}`: an input of the task, or a list of them. Other keys are refused.
+`{"inputs": …, "parameters": {…}}`: an input of the task, or a list of them; parameters may stand
+beside the inputs where Hugging Face's schema has them there. Other keys are refused.
 Which path takes a body is for `serve.api`.
 """
 
@@ -80,13 +81,15 @@ class Shapes:
         one_text = [{"type": "string"}] if len(single.get("required", ())) <= 1 else []
         kinds = [*one_text, single]
         several = {"type": "array", "items": {"anyOf": kinds}, "minItems": 1}
+        parameters = self._checked.model_json_schema()
         schema = {
             "type": "object",
             "required": ["inputs"],
             "additionalProperties": False,
             "properties": {
                 "inputs": {"anyOf": [*kinds, several]},
-                "parameters": self._checked.model_json_schema(),
+                "parameters": parameters,
+                **(parameters["properties"] if self._task.parameters_beside else {}),
             },
         }
         content = {"application/json": {"schema": schema, "example": self._example}}
@@ -109,7 +112,8 @@ class Shapes:
             ) from error
         if not isinstance(request, dict):
             raise RequestError(f"the body: wanted a JSON object, got {shown(request)}: {way_out}")
-        unknown = sorted(request.keys() - {"inputs", "parameters"})
+        beside = self._checked.model_fields if self._task.parameters_beside else ()
+        unknown = sorted(request.keys() - {"inputs", "parameters", *beside})
         if unknown:
             raise RequestError(
                 f'the body: wanted the keys "inputs" and "parameters", got {_short(unknown[0])} '
@@ -125,14 +129,15 @@ class Shapes:
             as_row(self._task.inputs, each, f"inputs[{place}]" if several else "inputs")
             for place, each in enumerate(inputs if several else [inputs])
         ]
-        return PredictRequest(rows, self._parse_parameters(request))
+        own = {name: request[name] for name in beside if name in request}
+        return PredictRequest(rows, self._parse_parameters(request.get("parameters"), own))
 
-    def _parse_parameters(self, request: dict[str, Any]) -> Parameters | None:
-        values = request.get("parameters")
-        if values is None:
+    def _parse_parameters(self, values: Any, beside: dict[str, Any]) -> Parameters | None:
+        if values is None and not beside:
             return None
-        if not isinstance(values, dict):
+        if values is not None and not isinstance(values, dict):
             raise RequestError(f"parameters: wanted a JSON object, got {shown(values)}")
+        values = beside | (values or {})
         names = list(self._checked.model_fields)
         for name in values:
             if name not in names:

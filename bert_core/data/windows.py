@@ -26,7 +26,8 @@ class Window:
     segment_b_start: tuple[int, ...]
     """Where segment 1 begins in each; its length where there is none."""
     positions: Mapping[str, Int[np.ndarray, "_"]] = field(default_factory=dict)
-    """Entry of the batch → which tokens of the only sequence are scored, ascending."""
+    """Entry of the batch → which tokens of the only sequence are scored, ascending; of several
+    sequences one token each."""
     labels: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Entry of the batch → what is right, (items, …); nothing where that is not known."""
     origin: Any = None

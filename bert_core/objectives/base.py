@@ -26,7 +26,9 @@ absent where all are 1. End to end: `input_ids`, `token_type_ids` (T,) and `offs
 Labels: `mlm_positions`, `mlm_labels` (M,) and `token_positions`, `token_labels` (N,), positions
 counting along the flattened tokens; `next_sentence_label`, `sentence_order_label` (B,), 0 = is
 next, in order; `labels` (B,), or one a question, whose rows `choices` (Q,) counts;
-`start_positions`, `end_positions` (B,), within the row.
+`start_positions`, `end_positions` (B,), within the row. Vectors (V,): `vector_starts` and
+`vector_ends`, the tokens that each is the mean of; `similarities`, `texts` (equal texts have equal
+numbers), of rows that `choices` counts and `groups` (G,) joins.
 """
 
 

@@ -4,7 +4,7 @@ A new task is one file and an entry in `registry.TASKS`; stages, server and bund
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -32,10 +32,15 @@ class Options:
 class Parameters:
     """What a caller may choose about an answer; each task adds its own fields."""
 
+    cut_by: ClassVar[str | None] = None
+    """Name of the field that asks to cut what is too long; None where nothing is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CuttingParameters(Parameters):
     """The same of a task that has one window a row."""
+
+    cut_by: ClassVar[str | None] = "truncation"
 
     truncation: bool = False
     """Whether to cut a text that is longer than the model's positions; else it is refused."""
@@ -65,6 +70,12 @@ class Task(ABC):
     """Hugging Face's pipeline that answers as it does, where that has another name."""
     pretrained: ClassVar[bool] = False
     """Whether its head is one that pretraining trains."""
+    headless: ClassVar[bool] = False
+    """Whether it needs no head, so that any encoder answers it."""
+    parameters_beside: ClassVar[bool] = False
+    """Whether Hugging Face's schema has its parameters beside the inputs too."""
+    group_rows: int = 1
+    """Training rows that follow each other and have one loss together."""
     examples: ClassVar[list[Any]]
     """One input or more, as a caller sends them: shown in docs, and asked to see a model ready."""
     cell_types: ClassVar[Mapping[str, pa.DataType]]
@@ -102,6 +113,14 @@ class Task(ABC):
     def shapes(cls, options: Any = None) -> tuple[type, type]:
         """Dataclasses of the fields of labelled rows: of the input, and of what is right."""
         return cls.inputs, cls.target
+
+    def encoder_config(self, config: EncoderConfig) -> EncoderConfig:
+        """The encoder that it uses, of a model's. Raises: ConfigError if the model has none."""
+        return config
+
+    def files(self, config: EncoderConfig) -> dict[str, Any]:
+        """What a bundle has beside the usual files: path in it → JSON value."""
+        return {}
 
     @abstractmethod
     def build_objective(self, config: EncoderConfig) -> Objective:
@@ -148,7 +167,15 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self, columns: Columns) -> dict[str, float]:
-        """Every metric by name, `primary_metric` among them; at least one row."""
+        """Every metric by name, the main one among them; at least one row."""
+
+    def main_metric(self, metrics: Collection[str]) -> str:
+        """The one that decides where none is named, of rows that have these metrics."""
+        return self.primary_metric
+
+    def is_comparable(self, other: "Task") -> bool:
+        """Whether metrics tell which is better of two models, this task's and the other's."""
+        return (self.name, self.chosen) == (other.name, other.chosen)
 
     def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
         """What is odd in rows that are used all the same, counted by name."""

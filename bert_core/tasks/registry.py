@@ -1,6 +1,7 @@
 """The tasks there are, under Hugging Face's names of pipelines where it has one."""
 
 from bert_core.tasks.base import Task
+from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.multiple_choice import MultipleChoice
 from bert_core.tasks.next_sentence import NextSentence
@@ -19,5 +20,6 @@ TASKS: dict[str, type[Task]] = {
         MultipleChoice,
         NextSentence,
         FillMask,
+        FeatureExtraction,
     )
 }

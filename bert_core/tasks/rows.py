@@ -9,7 +9,7 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bert_core.errors import CorpusError, InputError
 
@@ -122,7 +122,7 @@ def _short(value: Any) -> str:
 
 
 def _hints(shapes: Sequence[type]) -> dict[str, Any]:
-    return {name: hint for shape in shapes for name, hint in get_type_hints(shape).items()}
+    return {one.name: get_type_hints(shape)[one.name] for shape in shapes for one in fields(shape)}
 
 
 def _optional(shapes: Sequence[type]) -> set[str]:
@@ -142,7 +142,10 @@ def _fits(value: Any, hint: Any) -> bool:
     for one in _alternatives(hint):
         if one is Any:
             return True
-        if get_origin(one) is list:
+        if get_origin(one) is Literal:
+            if value in get_args(one):
+                return True
+        elif get_origin(one) is list:
             (item,) = get_args(one)
             if isinstance(value, list | tuple) and all(_fits(each, item) for each in value):
                 return True
@@ -186,6 +189,8 @@ def _kind(hint: Any) -> str:
         (item,) = get_args(one)
         kind = _kind(item)
         return "a list of " + {"text": "texts", "an object": "objects"}.get(kind, kind)
+    if get_origin(one) is Literal:
+        return f"one of {', '.join(map(str, get_args(one)))}"
     return "an object" if dict in (one, get_origin(one)) else _KINDS.get(one, "a value")
 
 

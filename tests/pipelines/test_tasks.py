@@ -94,6 +94,11 @@ FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
         ),
         {},
     ),
+    "feature-extraction": (
+        "belongs.jsonl",
+        "".join(json.dumps({"text": line, "passage": f"So {line}"}) + "\n" for line in LINES),
+        {"columns": {"text_pair": "passage"}},
+    ),
     "question-answering": ("squad.json", json.dumps(SQUAD), {"format": "squad"}),
 }
 

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
+from bert_core.bundle import load_bundle, save_bundle
+from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
+from bert_core.tasks.feature_extraction import FeatureExtraction
 from serve import api
 from serve.model import Card, Model, ServedModel
 
@@ -292,3 +295,54 @@ def test_concurrent_requests_get_their_own_answers(ask: Caller, bundle: Path) ->
         assert [each["label"] for each in answers[0]] == [each["label"] for each in wanted]
         scores = [each["score"] for each in answers[0]]
         np.testing.assert_allclose(scores, [each["score"] for each in wanted], atol=1e-6)
+
+
+def test_vectors_are_served_as_hugging_faces_client_asks_for_them(
+    bundle: Path, tmp_path: Path, runner: asyncio.Runner
+) -> None:
+    from huggingface_hub.inference._providers import get_provider_helper
+
+    tokenizer = load_bundle(bundle).tokenizer
+    config = load_bundle(bundle).encoder_config
+    task = FeatureExtraction()
+    embedder = ObjectiveModel(config, [task.build_objective(config)])
+    save_bundle(tmp_path / "vectors", embedder, tokenizer, task=task, metrics={}, lineage={})
+    model = Model(
+        "docs", tmp_path / "vectors", device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0
+    )
+    ask = Caller(runner, api.create_model_app(model, alone=True))
+    predictor = Predictor(tmp_path / "vectors", device="cpu")
+    try:
+        long = "Open a socket. " * 90
+        parameters: dict[str, Any] = {
+            "normalize": True,
+            "truncate": True,
+            "truncation_direction": "left",
+        }
+        helper = get_provider_helper("hf-inference", "feature-extraction", "http://x")
+        request = helper.prepare_request(
+            inputs=["Parse a string.", long], parameters=parameters, headers={}, model="http://x",
+            api_key=None,
+        )  # fmt: skip
+        assert request.json == {"inputs": ["Parse a string.", long], **parameters}
+        status, answers = ask.predict(request.json)
+        assert status == 200
+        wanted = predictor.predict(["Parse a string.", long], task.parameters(**parameters))
+        np.testing.assert_allclose(answers, wanted, atol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(answers, axis=1), 1, atol=1e-6)
+        body = {"inputs": "Parse a string.", "parameters": {"per_token": True}, "normalize": True}
+        status, [tokens] = ask.predict(body)
+        assert (status, len(tokens)) == (200, len(tokenizer.encode(["Parse a string."], None)[0]))
+        for odd, message in (
+            ({"prompt_name": "query"}, 'got "prompt_name" too'),
+            ({"normalize": "yes"}, "parameters.normalize: Input should be a valid boolean"),
+        ):
+            status, came = ask.predict({"inputs": "a", **odd})
+            assert status == 422
+            assert message in came["error"]
+        _, spec = ask("GET", "/openapi.json")
+        content = spec["paths"]["/predict"]["post"]["requestBody"]["content"]
+        fields = set(content["application/json"]["schema"]["properties"])
+        assert {"inputs", "parameters", "normalize", "truncate"} <= fields
+    finally:
+        runner.run(model.close())

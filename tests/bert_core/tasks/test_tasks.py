@@ -21,7 +21,7 @@ from bert_core.predictor import Predictor
 from bert_core.scores import scores_of
 from bert_core.tasks.base import Columns, Parameters, Task
 from bert_core.tasks.registry import TASKS
-from bert_core.tasks.rows import Row, labelled
+from bert_core.tasks.rows import Row, as_row, labelled
 from bert_core.tasks.text_regression import TextRegression
 
 LONG = "sea sea the tree " * 20
@@ -49,6 +49,11 @@ ROWS: dict[str, list[Row]] = {
     "next-sentence-prediction": [
         {"text": "the sea", "text_pair": "is blue", "label": "IsNext"},
         {"text": LONG, "text_pair": LONG, "label": "NotNext"},
+    ],
+    "feature-extraction": [
+        {"text": "the sea is blue", "text_pair": "sea", "negatives": ["a tree", LONG]},
+        {"text": "a tree", "text_pair": LONG},
+        {"text": "the sea is blue", "text_pair": "blue"},
     ],
     "fill-mask": [
         {"text": "the [MASK] is blue", "words": ["sea"]},
@@ -219,6 +224,13 @@ def test_unknown_options_are_refused_by_name(task: Task) -> None:
     with pytest.raises(ConfigError, match=r'options: wanted .*, got "colour"'):
         task.options_of({"colour": "blue"})
     assert task.options_of({}) == task.options()
+
+
+def test_parameters_are_taken_by_name(task: Task) -> None:
+    kind = task.parameters
+    given = {} if kind.cut_by is None else {kind.cut_by: True}
+    assert as_row(kind, given, "parameters") == given
+    assert {one.name for one in fields(kind)} >= given.keys()
 
 
 def test_its_fields_have_docstrings_and_names_of_their_own(task: Task) -> None:

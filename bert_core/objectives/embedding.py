@@ -1,0 +1,98 @@
+"""Vectors of texts, trained so that texts that belong together lie near each other."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from bert_core.model.encoder import Encoded
+from bert_core.objectives.base import Batch, Objective, Part, cross_entropy
+
+Loss = Literal["contrastive", "cosine"]
+
+
+class Embedding(Objective):
+    """A vector is the mean of a run of tokens; there is no head, so any encoder has it.
+
+    A row is a text and those that it is compared with, its sequences in this order. `cosine`: the
+    squared error of each cosine (Reimers and Gurevych 2019, section 3). `contrastive`: softmax over
+    the cosines, divided by `temperature`, with all texts that the rows of its group are compared
+    with, where the row's own first one is right (van den Oord et al. 2018, section 2.3; negatives
+    of other rows as in Henderson et al. 2017, section 4.4). A group is what the batch says, the
+    same for any number of workers and any micro-batch.
+    """
+
+    name = "embedding"
+    needs_pooler = False
+    label_key = "similarities"
+    position_key = "vector_starts"
+
+    def __init__(self, loss: Loss = "contrastive", temperature: float = 0.05) -> None:
+        super().__init__()
+        self.loss, self.temperature = loss, temperature
+        self.chooses = loss == "contrastive"
+
+    def places(self, batch: Batch) -> Int[Tensor, "tokens"]:
+        """All tokens of the runs, one run after the other."""
+        starts, ends = batch["vector_starts"], batch["vector_ends"]
+        lengths = ends - starts
+        before = lengths.cumsum(0) - lengths
+        shifts = (starts - before).repeat_interleave(lengths)
+        return shifts + torch.arange(len(shifts), device=shifts.device)
+
+    def logits(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "items hidden"]:
+        """A vector for each run of tokens from `vector_starts` up to `vector_ends`."""
+        wide = encoded.hidden.to(torch.promote_types(encoded.hidden.dtype, torch.float32))
+        lengths = batch["vector_ends"] - batch["vector_starts"]
+        return torch.segment_reduce(wide, "mean", lengths=lengths)
+
+    def counts(self, batch: Batch) -> int:
+        rows = len(batch["choices"])
+        return rows if self.loss == "contrastive" else len(batch["similarities"]) - rows
+
+    def forward(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Part:
+        vectors = functional.normalize(self.logits(encoded, batch, word_embeddings), dim=-1)
+        sizes = batch["choices"]
+        firsts = sizes.cumsum(0) - sizes
+        row_of = _counted(sizes)
+        others = (torch.arange(len(row_of), device=sizes.device) != firsts[row_of]).nonzero()[:, 0]
+        anchors, compared = vectors.index_select(0, firsts), vectors.index_select(0, others)
+        row_of = row_of[others]
+        if self.loss == "cosine":
+            cosines = (anchors.index_select(0, row_of) * compared).sum(-1)
+            errors = (cosines - batch["similarities"][others]).square()
+            return Part(errors.sum(), len(errors), None)
+        with torch.autocast(vectors.device.type, enabled=False):  # bf16 has three digits
+            scores = anchors @ compared.mT / self.temperature  # (rows, compared)
+        right = sizes.sub(1).cumsum(0) - sizes.sub(1)
+        ruled_out = self._ruled_out(batch, firsts, others, row_of, right)
+        return cross_entropy(scores.masked_fill(ruled_out, float("-inf")), right)
+
+    def _ruled_out(
+        self,
+        batch: Batch,
+        firsts: Int[Tensor, "rows"],
+        others: Int[Tensor, "compared"],
+        row_of: Int[Tensor, "compared"],
+        right: Int[Tensor, "rows"],
+    ) -> Bool[Tensor, "rows compared"]:
+        """What a row is not told from: texts of other groups, its own, and whatever else its group
+        says is right for it, wherever that stands again."""
+        group = _counted(batch["groups"])
+        anchor, compared = batch["texts"][firsts], batch["texts"][others]
+        alike = (anchor[:, None] == anchor) & (group[:, None] == group)  # (rows, rows)
+        is_right = compared[right][:, None] == compared  # (rows, compared)
+        right_too = (alike.float() @ is_right.float() > 0) | (anchor[:, None] == compared)
+        right_too[torch.arange(len(right), device=right.device), right] = False
+        return right_too | (group[:, None] != group[row_of])
+
+
+def _counted(sizes: Int[Tensor, "groups"]) -> Int[Tensor, "members"]:
+    """Which group each member is of."""
+    return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)

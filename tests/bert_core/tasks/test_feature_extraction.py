@@ -1,0 +1,286 @@
+"""Vectors beside transformers' own, losses beside their formulas, other libraries' files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+
+from bert_core.batches import collate
+from bert_core.bundle import load_bundle, save_bundle
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.errors import ConfigError, CorpusError, FormatError, InputError
+from bert_core.model.hf import encoder_config_from_huggingface
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.objectives.classification import Classification
+from bert_core.predictor import Predictor
+from bert_core.tasks.feature_extraction import (
+    FeatureExtraction,
+    FeatureExtractionOptions,
+    FeatureExtractionParameters,
+)
+from bert_core.tasks.rows import labelled
+from bert_core.tasks.text_classification import TextClassification
+
+WORDS = ["the", "sea", "is", "blue", "tree", "a", "green", "deep"]
+TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
+SIZES: dict[str, Any] = {
+    "vocab_size": TOKENIZER.vocab_size,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 32,
+    "max_position_embeddings": 24,
+    "initializer_range": 0.5,
+}
+CONFIG = encoder_config_from_huggingface(SIZES)
+TEXTS = ["the sea is blue", "a tree", "", "the deep sea is green and a tree is not"]
+PAIRS: list[dict[str, Any]] = [
+    {"text": "the sea", "text_pair": "blue", "negatives": ["tree", "green"]},
+    {"text": "a tree", "text_pair": "green tree"},
+    {"text": "deep", "text_pair": "the deep blue sea"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder that transformers wrote, without a head."""
+    path = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    BertModel(BertConfig(**SIZES)).save_pretrained(path)
+    TOKENIZER.save(path, 24)
+    return path
+
+
+def theirs(folder: Path, text: str) -> list[Tensor]:
+    """transformers' vectors of every token, before the first layer and after each."""
+    model = AutoModel.from_pretrained(folder).eval()
+    inputs = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    with torch.inference_mode():
+        output = model(**inputs, output_hidden_states=True)
+    return [hidden[0] for hidden in output.hidden_states]
+
+
+def close(ours: Any, wanted: Tensor) -> None:
+    np.testing.assert_allclose(np.array(ours), wanted.numpy(), atol=1e-5)
+
+
+def test_an_encoder_without_a_head_gives_the_mean_of_its_tokens_at_once(folder: Path) -> None:
+    predictor = Predictor(folder, device="cpu")
+    assert predictor.task.name == "feature-extraction"
+    unit = FeatureExtractionParameters(normalize=True)
+    for text, ours, scaled in zip(
+        TEXTS, predictor.predict(TEXTS), predictor.predict(TEXTS, unit), strict=True
+    ):
+        mean = theirs(folder, text)[-1].mean(0)
+        close(ours, mean)
+        close(scaled, mean / mean.norm())
+
+
+@pytest.mark.parametrize("layer", [1, 2, None])
+def test_the_first_token_and_any_layer_can_be_asked_for(folder: Path, layer: int | None) -> None:
+    options = {"pooling": "cls", "layer": layer, "normalize": True}
+    predictor = Predictor(folder, device="cpu", task="feature-extraction", options=options)
+    for text, ours in zip(TEXTS, predictor.predict(TEXTS), strict=True):
+        vector = theirs(folder, text)[layer or 3][0]
+        close(ours, vector / vector.norm())
+
+
+def test_every_token_has_a_vector_where_that_is_asked_for(folder: Path) -> None:
+    predictor = Predictor(folder, device="cpu")
+    answers = predictor.predict(TEXTS, FeatureExtractionParameters(per_token=True))
+    for text, ours in zip(TEXTS, answers, strict=True):
+        close(ours, theirs(folder, text)[-1])
+    with pytest.raises(InputError, match=r"inputs\[1\]: wanted one text, for a vector a token"):
+        predictor.predict(
+            ["a", {"text": "a", "text_pair": "b"}], FeatureExtractionParameters(per_token=True)
+        )
+
+
+def test_vectors_and_tokens_of_many_rows_go_through_the_model_together(folder: Path) -> None:
+    """As in a server, where requests with other parameters meet."""
+    predictor = Predictor(folder, device="cpu")
+    each = FeatureExtractionParameters(per_token=True)
+    rows = predictor.rows([*TEXTS, {"text": TEXTS[0], "text_pair": TEXTS[1]}])
+    windows = [*predictor.encode(rows), *predictor.encode(rows[:2], each)]
+    scores = predictor.forward(windows)
+    alone = predictor.predict(TEXTS)
+    close([one[0] for one in scores[:4]], torch.tensor(alone))
+    close(scores[4], torch.tensor(alone[:2]))
+    close(scores[5], theirs(folder, TEXTS[0])[-1])
+
+
+def test_a_long_text_is_refused_or_cut_at_either_end(folder: Path) -> None:
+    predictor = Predictor(folder, device="cpu")
+    long = " ".join(["sea"] * 22 + ["tree"] * 22)
+    with pytest.raises(InputError, match="set the parameter truncate to have it cut there"):
+        predictor.predict([long])
+    for side, word in (("right", "sea"), ("left", "tree")):
+        cut = FeatureExtractionParameters(truncate=True, truncation_direction=side)  # type: ignore[arg-type]
+        close(predictor.predict([long], cut), torch.tensor(predictor.predict([f"{word} " * 22])))
+
+
+def test_a_model_of_another_task_gives_vectors_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    task = TextClassification(["ham", "spam"])
+    model = ObjectiveModel(CONFIG, [Classification(CONFIG, 2)])
+    save_bundle(tmp_path / "bundle", model, TOKENIZER, task=task, metrics={}, lineage={})
+    predictor = Predictor(tmp_path / "bundle", device="cpu", task="feature-extraction")
+    [vector] = predictor.predict(["the sea"])
+    close(vector, theirs(tmp_path / "bundle", "the sea")[-1].mean(0))
+    with pytest.raises(ConfigError, match="options: wanted none, since a model for text-class"):
+        Predictor(tmp_path / "bundle", options={"pooling": "cls"})
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_what_a_bundle_writes_for_sentence_transformers_is_read_again(
+    pooling: Any, normalize: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    options = FeatureExtractionOptions(pooling=pooling, normalize=normalize, max_length=8, layer=2)
+    task = FeatureExtraction(options=options)
+    model = ObjectiveModel(
+        task.encoder_config(CONFIG), [task.build_objective(task.encoder_config(CONFIG))]
+    )
+    path = tmp_path / "bundle"
+    save_bundle(path, model, TOKENIZER, task=task, metrics={}, lineage={})
+    modules = json.loads((path / "modules.json").read_text())
+    assert [one["path"] for one in modules] == ["", "1_Pooling", "2_Normalize"][: 2 + normalize]
+    says = json.loads((path / "1_Pooling" / "config.json").read_text())
+    assert says["word_embedding_dimension"] == 24
+    assert [name for name, chosen in says.items() if chosen is True] == [
+        f"pooling_mode_{'mean_tokens' if pooling == 'mean' else 'cls_token'}"
+    ]
+    ours = Predictor(path, device="cpu")
+    assert ours.task.record == task.record
+    assert "1_Pooling/config.json" in json.loads((path / "raybert.json").read_text())["files"]
+    (path / "raybert.json").unlink()  # as a folder that sentence-transformers wrote
+    again = Predictor(path, device="cpu")
+    assert again.predict(TEXTS[:2]) == ours.predict(TEXTS[:2])
+    cut = FeatureExtractionParameters(truncate=True)
+    assert again.predict(["sea " * 30], cut) == again.predict(["sea " * 6])
+    digest = again.bundle.digest
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    assert load_bundle(path).task is None, "another pooling is not ours"
+    assert load_bundle(path).digest != digest
+    (path / "modules.json").write_text("{}")
+    with pytest.raises(FormatError, match=r"modules\.json: wanted a JSON list, found dict"):
+        load_bundle(path)
+
+
+def test_options_that_are_not_right_are_refused(folder: Path) -> None:
+    for options, message in (
+        ({"pooling": "max"}, r"options.pooling: wanted one of mean, cls, got text \(\"max\"\)"),
+        ({"layer": 0}, "layer: wanted at least 1, got 0"),
+        ({"layer": 4}, "options.layer: wanted at most 3, the layers that the model has, got 4"),
+        ({"group_size": 1}, "group_size: wanted at least 2, got 1"),
+        ({"temperature": 0.0}, "temperature: wanted above 0, got 0.0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Predictor(folder, task="feature-extraction", options=options)
+
+
+def loss_of(task: FeatureExtraction, rows: list[dict], groups: list[int]) -> tuple[Any, Any]:
+    """The part, and the vectors of each row's texts, scaled to length 1."""
+    torch.manual_seed(0)
+    model = ObjectiveModel(CONFIG, [task.build_objective(CONFIG)]).double().eval()
+    windows = task.encode(rows, TOKENIZER, 24, labelled=True)
+    batch = collate(windows, TOKENIZER.pad_id) | {"groups": torch.tensor(groups)}
+    vectors = model.logits(batch)["embedding"].detach()
+    unit = (vectors / vectors.norm(dim=1, keepdim=True)).split([len(one.ids) for one in windows])
+    return model(batch)["embedding"], unit
+
+
+def test_the_contrastive_loss_is_that_of_its_definition() -> None:
+    task = FeatureExtraction.from_rows(PAIRS)
+    part, vectors = loss_of(task, PAIRS, [2, 1])
+    wanted, right = torch.zeros(()), 0
+    for group in ([0, 1], [2]):
+        candidates = torch.cat([vectors[row][1:] for row in group])
+        place = 0
+        for row in group:
+            scores = candidates @ vectors[row][0] / 0.05
+            wanted = wanted - scores.log_softmax(0)[place]
+            right += int(scores.argmax() == place)
+            place += len(vectors[row]) - 1
+    torch.testing.assert_close(part.sum, wanted.double())
+    assert (part.count, int(part.correct)) == (3, right)
+
+
+def test_what_is_right_for_a_row_is_no_negative_of_it() -> None:
+    rows: list[dict[str, Any]] = [
+        {"text": "the sea", "text_pair": "blue"},
+        {"text": "deep", "text_pair": "blue"},  # the same text is right
+        {"text": "the sea", "text_pair": "green"},  # another is right for the same text
+        {"text": "tree", "text_pair": "the sea"},  # the text itself
+    ]
+    part, vectors = loss_of(FeatureExtraction.from_rows(rows), rows, [4])
+    # The right one first, then those that it is told from.
+    told_from = [[0], [1, 2, 3], [2], [3, 0, 1, 2]]
+    wanted = torch.zeros(()).double()
+    for row, places in enumerate(told_from):
+        scores = torch.stack([vectors[place][1] for place in places]) @ vectors[row][0] / 0.05
+        wanted = wanted - scores.log_softmax(0)[0]
+    torch.testing.assert_close(part.sum, wanted)
+
+
+def test_the_loss_of_scores_is_the_squared_error_of_the_cosine() -> None:
+    rows: list[dict[str, Any]] = [
+        {"text": "the sea", "text_pair": "blue", "score": 5.0},
+        {"text": "a tree", "text_pair": "sea", "score": 1.0},
+    ]
+    task = FeatureExtraction.from_rows(rows)
+    assert (task.chosen.loss, task.chosen.highest_score, task.group_rows) == ("cosine", 5.0, 1)
+    part, vectors = loss_of(task, rows, [2])
+    cosines = [float(each[0] @ each[1]) for each in vectors]
+    assert float(part.sum.detach()) == pytest.approx(
+        (cosines[0] - 1) ** 2 + (cosines[1] - 0.2) ** 2
+    )
+    assert (part.count, part.correct) == (2, None)
+
+
+def test_ranks_are_among_all_texts_that_rows_are_compared_with() -> None:
+    task = FeatureExtraction()
+    rows: list[dict[str, Any]] = [
+        {"text": "q", "text_pair": "north", "negatives": ["south"]},
+        {"text": "r", "text_pair": "east"},
+        {"text": "q", "text_pair": "east"},
+    ]
+    north, south, east = [0.0, 1.0], [0.0, -1.0], [2.0, 0.0]
+    answers = [[[1.0, 3.0], north, south], [[-1.0, 2.0], east], [[1.0, 3.0], east]]
+    columns = task.compare(rows, answers)
+    # For q: north before east before south; for r: north, then east (−0.4), then south.
+    assert columns["rank"].tolist() == [1, 2, 2]
+    found = task.metrics(columns)
+    assert (found["mrr"], found["recall_at_1"]) == pytest.approx(((1 + 1 / 2) / 2, 1 / 4))
+    baseline = task.constant(rows)
+    assert baseline is not None
+    assert baseline["rank"].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "a"}], "row 1: wanted a text_pair"),
+        (
+            [PAIRS[1], PAIRS[1] | {"score": 1.0}],
+            "row 2: wanted a score in every row or in none, row 1 has none",
+        ),
+        ([PAIRS[0] | {"score": 1.0}], "row 1: wanted a score or negatives, got both"),
+        ([PAIRS[1] | {"score": -1.0}], "wanted a score above 0, the highest is -1"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(rows: list[dict], message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        FeatureExtraction.from_rows(labelled(rows, FeatureExtraction.shapes(), {}, "rows"))
+
+
+def test_rows_for_another_loss_than_the_one_named_are_refused() -> None:
+    options = FeatureExtractionOptions(loss="cosine")
+    with pytest.raises(CorpusError, match="rows that have no score, which are for contrastive"):
+        FeatureExtraction.from_rows(PAIRS, options)
