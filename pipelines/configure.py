@@ -38,6 +38,7 @@ STAGES = {
     "evaluate": Command("pipelines.evaluate", "EvaluateConfig", "bundle + labelled rows → metrics"),
     "publish": Command("pipelines.publish", "PublishConfig", "bundle → MLflow registry"),
     "predict": Command("pipelines.predict", "PredictConfig", "bundle + rows → rows with answers"),
+    "search": Command("pipelines.search", "SearchConfig", "queries + vectors → nearest rows"),
 }
 COMMANDS = {
     "serve": Command("serve.config", "ServeConfig", "answer requests over HTTP"),

@@ -1,0 +1,250 @@
+"""Vectors of rows + vectors of queries → for every query the rows nearest to it, by cosine.
+
+Both are folders that `raybert predict` wrote, so any number of texts has been embedded by any
+number of workers. The search is exact: every query is compared with every row, some rows at a
+time, and a worker holds one part of the queries. A part of the queries becomes one file.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float, Int
+
+from bert_core import files
+from bert_core.errors import ConfigError, FormatError
+from bert_core.manifest import Manifest, Output, read_manifest
+from pipelines import parquet
+from pipelines.distribute import run_tasks
+from pipelines.predict import ROWS
+from pipelines.report import meter, say
+from pipelines.stage import INPUT, Result, StageConfig, input_digest, run_stage
+from tracking.runs import DatasetInput
+
+VECTOR = "vector"
+"""What the column of vectors is called behind the prefix of a prediction."""
+ROWS_AT_ONCE, QUERIES_AT_ONCE = 8192, 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(StageConfig):
+    """Which queries to look up among which rows."""
+
+    corpus: str = field(metadata=INPUT)
+    """Folder of `raybert predict` with the vectors of the rows to search."""
+    queries: str = field(metadata=INPUT)
+    """The same of the queries, made by the same model."""
+    top_k: int = 10
+    """How many rows to give for a query, the nearest first."""
+    columns: tuple[str, ...] = ()
+    """Columns of a row to give; all but its vector where none is named."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_k < 1:
+            raise ConfigError(f"top_k: wanted at least 1, got {self.top_k}")
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """A finished prediction of vectors: its files, and which of their columns it added."""
+
+    paths: list[str]
+    vector: str
+    answer: str
+
+    @classmethod
+    def of(cls, folder: str, manifest: Manifest) -> "Vectors":
+        names = sorted(name for name in manifest.outputs if name.startswith(f"{ROWS}/"))
+        config = manifest.config
+        return cls(
+            [files.join(folder, name) for name in names],
+            f"{config['prefix']}{VECTOR}",
+            config["answer_column"],
+        )
+
+    def matrices(self, paths: Sequence[str]) -> Iterator[Float[np.ndarray, "rows size"]]:
+        """The vectors of files, scaled to length 1, some rows at a time.
+
+        Raises: FormatError if a file has none.
+        """
+        for path in paths:
+            try:
+                for matrix in _matrices(path, self.vector):
+                    lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
+                    yield matrix / np.maximum(lengths, np.float32(1e-12))
+            except KeyError as error:
+                raise FormatError(
+                    f"{path}: wanted vectors in the column {self.vector!r}, there is none: predict "
+                    "with --task feature-extraction"
+                ) from error
+
+    def rows(self, paths: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+        """The rows of files as they were before the prediction, some at a time."""
+        for path in paths:
+            if path.endswith(".parquet"):
+                with parquet.open_parquet(path) as opened:
+                    own = [name for name in opened.schema_arrow.names if name not in self.added]
+                    for batch in opened.iter_batches(ROWS_AT_ONCE, columns=own):
+                        yield batch.to_pylist()
+            else:
+                for rows in _lines(path):
+                    yield [{k: v for k, v in row.items() if k not in self.added} for row in rows]
+
+    @property
+    def added(self) -> tuple[str, str]:
+        """The columns of the prediction."""
+        return self.vector, self.answer
+
+
+def _matrices(path: str, column: str) -> Iterator[Float[np.ndarray, "rows size"]]:
+    """Raises: KeyError if the file has no such column."""
+    if not path.endswith(".parquet"):
+        for rows in _lines(path):
+            yield np.array([row[column] for row in rows], dtype=np.float32)
+        return
+    with parquet.open_parquet(path) as opened:
+        if column not in opened.schema_arrow.names:
+            raise KeyError(column)
+        for batch in opened.iter_batches(ROWS_AT_ONCE, columns=[column]):
+            flat = batch.column(0).flatten().to_numpy(zero_copy_only=False)
+            yield flat.reshape(len(batch), -1)
+
+
+def _lines(path: str) -> Iterator[list[dict[str, Any]]]:
+    with files.open_stream(path) as lines:
+        while some := list(islice(lines, ROWS_AT_ONCE)):
+            yield list(map(json.loads, some))
+
+
+def run(config: SearchConfig) -> Manifest:
+    """Write every query with the rows that are nearest to it, in the order of the queries."""
+    inputs = [
+        DatasetInput(name, input_digest(folder, "predict"), folder)
+        for name, folder in (("corpus", config.corpus), ("queries", config.queries))
+    ]
+    corpus, queries = read_manifest(config.corpus), read_manifest(config.queries)
+    wanted, came = (
+        (one.inputs["model"][:6], one.config["task"], one.config["options"])
+        for one in (corpus, queries)
+    )
+    if corpus.inputs["model"] != queries.inputs["model"] or wanted != came:
+        raise ConfigError(
+            f"{config.queries}: wanted vectors by the model, task and options of {config.corpus}, "
+            f"{wanted}, got {came}: predict one of them again"
+        )
+    parts = Vectors.of(config.corpus, corpus), Vectors.of(config.queries, queries)
+    return run_stage("search", config, inputs, lambda _: _search(config, *parts))
+
+
+def _search(config: SearchConfig, corpus: Vectors, queries: Vectors) -> Result:
+    names: list[str] = []
+    asked = searched = 0
+    work = partial(_make_part, config, corpus, queries)
+    with meter("searching", len(queries.paths), "parts") as progress:
+        for _, part in run_tasks(work, list(enumerate(queries.paths)), config):
+            names.append(part["name"])
+            asked, searched = asked + part["queries"], part["rows"]
+            progress.add()
+    folder = files.join(config.output, ROWS)
+    say(f"search: {asked:,} queries among {searched:,} rows, in {folder}")
+    outputs = {name: Output.of(files.join(config.output, name)) for name in sorted(names)}
+    return Result(outputs=outputs, counts={"queries": asked, "rows": searched})
+
+
+def _make_part(
+    config: SearchConfig, corpus: Vectors, queries: Vectors, item: tuple[int, str]
+) -> dict[str, Any]:
+    number, path = item
+    vectors = list(queries.matrices([path]))
+    asked = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
+    scores, places, searched = _nearest(config, corpus, asked)
+    found = _rows_at(config, corpus, np.unique(places))
+    results = [
+        [{"score": score, "row": found[place]} for score, place in zip(*each, strict=True)]
+        for each in zip(scores.tolist(), places.tolist(), strict=True)
+    ]
+    is_table = path.endswith(".parquet")
+    name = f"{ROWS}/part-{number:05d}.{'parquet' if is_table else 'jsonl'}"
+    with files.writing(files.join(config.output, name)) as sink:
+        if is_table:
+            import pyarrow.parquet as pq
+
+            with parquet.open_parquet(path) as opened:
+                table = opened.read()
+            kept = table.drop_columns([one for one in queries.added if one in table.column_names])
+            pq.write_table(kept.append_column("results", pa.array(results)), sink)
+        else:
+            rows = (row for some in queries.rows([path]) for row in some)
+            for row, result in zip(rows, results, strict=True):
+                line = json.dumps(row | {"results": result}, ensure_ascii=False, default=str)
+                sink.write(f"{line}\n".encode())
+    return {"name": name, "queries": len(asked), "rows": searched}
+
+
+def _nearest(
+    config: SearchConfig, corpus: Vectors, queries: Float[np.ndarray, "queries size"]
+) -> tuple[Float[np.ndarray, "queries k"], Int[np.ndarray, "queries k"], int]:
+    """Cosines and places of the nearest rows, the nearest first, and how many rows there are.
+
+    Of rows that are equally near any may be left out.
+    """
+    scores = np.zeros((len(queries), 0), dtype=np.float32)
+    places = np.zeros((len(queries), 0), dtype=np.int64)
+    seen = 0
+    for rows in corpus.matrices(corpus.paths):
+        here = np.arange(seen, seen + len(rows))
+        seen += len(rows)
+        if len(queries) and rows.shape[1] != queries.shape[1]:
+            raise FormatError(
+                f"{config.corpus}: wanted vectors of {queries.shape[1]} numbers, as the queries "
+                f"have, got {rows.shape[1]}: predict both again"
+            )
+        chunks = range(0, len(queries), QUERIES_AT_ONCE)
+        best = []
+        for some in (slice(start, start + QUERIES_AT_ONCE) for start in chunks):
+            new = queries[some] @ rows.T
+            both = np.concatenate([scores[some], new], 1)
+            whose = np.concatenate([places[some], np.broadcast_to(here, new.shape)], 1)
+            best.append(best_of(both, whose, config.top_k))
+        if best:
+            scores, places = (np.concatenate(each) for each in zip(*best, strict=True))
+    return scores, places, seen
+
+
+def best_of(
+    scores: Float[np.ndarray, "queries rows"], places: Int[np.ndarray, "queries rows"], k: int
+) -> tuple[Float[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]:
+    """The `k` highest scores of each query with their places, the highest first."""
+    if scores.shape[1] > k:
+        kept = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+        scores, places = (np.take_along_axis(each, kept, 1) for each in (scores, places))
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(places, order, 1)
+
+
+def _rows_at(
+    config: SearchConfig, corpus: Vectors, places: Int[np.ndarray, "places"]
+) -> dict[int, dict[str, Any]]:
+    """The rows at these places of the whole, with the columns that are asked for.
+
+    Raises: ConfigError if a row has no such column.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    start = 0
+    for rows in corpus.rows(corpus.paths):
+        for place in places[(places >= start) & (places < start + len(rows))].tolist():
+            row = rows[place - start]
+            if absent := [name for name in config.columns if name not in row]:
+                raise ConfigError(
+                    f"columns: wanted some of {', '.join(row)}, got {absent[0]!r}: name columns "
+                    f"of the rows of {config.corpus}"
+                )
+            found[place] = {name: row[name] for name in config.columns or row}
+        start += len(rows)
+    return found
