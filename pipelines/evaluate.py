@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_core import files
+from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row
 from pipelines.distribute import run_tasks
-from pipelines.report import meter, say
+from pipelines.report import meter, say, tell_remarks
 from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_of
 from pipelines.stage import INPUT, Result, StageConfig, local_outputs, run_stage
 from tracking.runs import DatasetInput
@@ -34,6 +35,8 @@ CALIBRATION = "calibration.json"
 PICTURE, CALIBRATION_PICTURE = "answers.png", "calibration.png"
 ANSWER = "answer"
 """Column of the predictions that holds the whole answer, as JSON."""
+CUT = "rows_cut"
+"""Counts rows that are longer than the model takes them."""
 ROWS_PER_TASK = 512
 
 Named = tuple[tuple[str, Any], ...]
@@ -91,7 +94,8 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     with rows_of(config.held_out.source):
         baseline = task.baseline(rows)  # first, as it finds labels that the task does not know
     began = time.monotonic()
-    answers, tokens = predict_rows(folder, rows, config, *asked)
+    answered = predict_rows(folder, rows, config, *asked)
+    answers = answered.answers
     seconds = time.monotonic() - began
     columns = task.compare(rows, answers)
     metrics = task.metrics(columns)
@@ -99,6 +103,8 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     if main not in metrics:
         raise ConfigError(f"metric: wanted one of {', '.join(metrics)}, got {main!r}")
     ranges = intervals(task.metrics, columns)
+    remarks = task.remarks(rows) | {CUT: answered.cut}
+    tell_remarks("evaluate", remarks, config.held_out.source)
     fit = _reliability(task, rows, answers)
     paths = _write(config, task, rows, answers, columns, fit)
     low, high = ranges[main]
@@ -116,7 +122,8 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         **{f"{name}_high": high for name, (_, high) in ranges.items()},
         **{f"baseline_{name}": value for name, value in baseline.items()},
         **({} if fit is None else _calibration(fit)),
-        "tokens_per_s": tokens / seconds,
+        **remarks,
+        "tokens_per_s": answered.tokens / seconds,
     }
     return Result(outputs=local_outputs(config, paths), counts=counts, artifacts=paths)
 
@@ -216,35 +223,50 @@ def _names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
+@dataclass(frozen=True)
+class Answered:
+    """A model's answer to every row, in order."""
+
+    answers: list[Any]
+    tokens: int
+    """How many went through the model."""
+    cut: int
+    """Rows that are longer than the model's positions, of which only the beginning did."""
+
+
 def predict_rows(
     folder: Path,
     rows: Sequence[Row],
     config: StageConfig,
     task: str | None = None,
     options: Named = (),
-) -> tuple[list[Any], int]:
-    """The model's answer to every row, in order, and how many tokens went through it."""
+) -> Answered:
+    """Ask a model about every row."""
     starts = range(0, len(rows), ROWS_PER_TASK)
     tasks = [rows[start : start + ROWS_PER_TASK] for start in starts]
     answers: list[list[Any]] = [[] for _ in tasks]
-    tokens = 0
+    tokens = cut = 0
     work = partial(_predict, folder.absolute(), config.threads_per_worker, task, options)
     with meter("predicting", len(rows), "rows") as progress:
-        for index, (found, count) in run_tasks(work, tasks, config, use_gpu=True):
-            answers[index] = found
-            tokens += count
-            progress.add(len(found))
-    return [answer for part in answers for answer in part], tokens
+        for index, part in run_tasks(work, tasks, config, use_gpu=True):
+            answers[index] = part["answers"]
+            tokens += part["tokens"]
+            cut += part["cut"]
+            progress.add(len(part["answers"]))
+    return Answered([answer for part in answers for answer in part], tokens, cut)
 
 
 def _predict(
     folder: Path, threads: int, name: str | None, options: Named, rows: Sequence[Row]
-) -> tuple[list[Any], int]:
+) -> dict[str, Any]:
     predictor = predictor_of(folder, threads, name, options)
     task = predictor.task
     windows = task.encode(rows, predictor.bundle.tokenizer, predictor.max_length)
-    answers = task.decode(rows, windows, predictor.forward(windows))
-    return answers, sum(window.tokens for window in windows)
+    return {
+        "answers": task.decode(rows, windows, predictor.forward(windows)),
+        "tokens": sum(window.tokens for window in windows),
+        "cut": cut_rows(windows),
+    }
 
 
 def named(options: Mapping[str, Any]) -> Named:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_core import files
+from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest
 from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
-from pipelines.report import say
+from pipelines.evaluate import CUT
+from pipelines.report import say, tell_remarks
 from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_of
 from pipelines.stage import INPUT, Result, run_stage
 from pipelines.training import (
@@ -228,11 +230,7 @@ def _finetune(
 
     bundle = load_bundle(folder)
     task, sets = _read(config, bundle)
-    train = sets[TRAIN].rows
-    remarks = task.remarks(train)
-    for name, count in remarks.items():
-        if count:
-            say(f"finetune: {count:,} {name.replace('_', ' ')} in {config.train.source}")
+    remarks = _remarks(config, task, sets)
     steps = config.steps(len(sets[TRAIN].windows))
     total = _records_before(len(config.seeds), steps)
     between, cost = config.steps_between(len(sets[TRAIN].windows)), config.selection.cost(task)
@@ -324,6 +322,20 @@ def _data(
             if (source := sources.get(each.name)) is not None
         ),
     ]
+
+
+def _remarks(
+    config: FinetuneConfig, task: "Task", sets: "dict[str, LabelledSet]"
+) -> dict[str, int]:
+    """What is odd in the rows that are trained on and in those held out, counted and told of."""
+    remarks: dict[str, int] = {}
+    for split, source in ((TRAIN, config.train), (HELD_OUT, config.held_out)):
+        if source is not None:
+            rows, windows = sets[split].rows, sets[split].windows
+            found = task.remarks(rows) | {CUT: cut_rows(windows)}
+            tell_remarks("finetune", found, source.source)
+            remarks |= {f"{split}_{name}": count for name, count in found.items()}
+    return remarks
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         champion_folder = resolve(f"models:/{config.name}/{present.version}", uri=uri)
         other = predictor_of(champion_folder, config.threads_per_worker).task
         if task.is_comparable(other):
-            theirs, _ = predict_rows(champion_folder, rows, config)
+            theirs = predict_rows(champion_folder, rows, config).answers
             verdict = not_worse(
                 str(evaluation.counts["primary_metric"]),
                 task.metrics,

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -20,6 +20,13 @@ LINE_EVERY_S = 10.0
 
 # Resolved at every print, so that a captured or redirected stdout is honoured.
 console = Console(highlight=False, soft_wrap=True)
+
+
+def tell_remarks(stage: str, remarks: Mapping[str, int], source: str) -> None:
+    """A line for everything that is odd in rows which are used all the same."""
+    for name, count in remarks.items():
+        if count:
+            say(f"{stage}: {count:,} {name.replace('_', ' ')} in {source}")
 
 
 def say(text: str) -> None:

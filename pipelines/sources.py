@@ -6,7 +6,7 @@ How files are cut into blocks and read is for `pipelines.blocks`.
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from bert_core import files
@@ -15,10 +15,12 @@ from bert_core.data.labelled_formats import labelled_records
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.rows import labelled
 from pipelines import docstrings, hub, parquet
+from pipelines.report import say
 from pipelines.stage import INPUT, REMARK
 from tracking.runs import DatasetInput
 
 Format = Literal["text", "jsonl", "parquet", "wikipedia"]
+Split = Literal["train", "held_out"]
 DOCSTRINGS = "docstrings"
 _FORMATS: dict[str, Format] = {
     "txt": "text",
@@ -188,7 +190,8 @@ class LabelledConfig:
     """Which labelled rows to read."""
 
     source: str = field(default=DOCSTRINGS, metadata=INPUT)
-    """A file or URI; or `docstrings`: which library is it from."""
+    """A file, a folder, a glob or a URI of them (`hf://datasets/<owner>/<name>/data/train-*` of the
+    Hugging Face hub); or `docstrings`: which library is it from."""
     format: str | None = None
     """As whom the file is written: `raybert list formats` shows those there are; a .csv, .tsv,
     .jsonl or .parquet table by its ending where this is not given."""
@@ -197,24 +200,35 @@ class LabelledConfig:
     `{text = "sentence1", text_pair = "sentence2"}`."""
 
 
-def labelled_file(config: LabelledConfig, split: Literal["train", "held_out"]) -> str:
-    """The file that `config` means. Raises: CorpusError if there is none."""
-    path = docstrings.labelled_file(split) if config.source == DOCSTRINGS else config.source
-    if not files.exists(path):
-        raise CorpusError(f"{path}: wanted a file of labelled rows, there is none: check the path")
-    return path
+@dataclass(frozen=True, kw_only=True)
+class Unlabelled:
+    """What is right of rows that nobody has labelled: nothing is known."""
+
+
+def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
+    """The files that `config` means, sorted. Raises: CorpusError if there is none."""
+    if config.source == DOCSTRINGS:
+        return [docstrings.labelled_file(split)]
+    return files.find_files(config.source)
 
 
 def read_labelled(
-    config: LabelledConfig, split: Literal["train", "held_out"], shapes: tuple[type, type]
+    config: LabelledConfig, split: Split, shapes: tuple[type, type]
 ) -> list[dict[str, Any]]:
-    """Rows with the fields of a task's shapes, in the order of the file.
+    """Rows with the fields of a task's shapes, in the order of the files.
+
+    Lines that are broken in the set as it is published are left out, and told of.
 
     Raises: CorpusError naming a column that is missing or a row that does not fit.
     """
-    path = labelled_file(config, split)
-    records, columns = labelled_records(files.read_bytes(path), path, config.format)
-    return labelled(records, shapes, columns | config.columns, path)
+    rows: list[dict[str, Any]] = []
+    for path in labelled_files(config, split):
+        found, columns = labelled_records(files.read_bytes(path), path, config.format)
+        records = [record for record in found if record is not None]
+        if len(records) < len(found):
+            say(f"{path}: {len(found) - len(records):,} broken lines are left out")
+        rows += labelled(records, shapes, columns | config.columns, path)
+    return rows
 
 
 @contextmanager
@@ -226,9 +240,31 @@ def rows_of(source: str) -> Iterator[None]:
         raise CorpusError(f"{source}, {error}") from error
 
 
-def labelled_input(
-    name: str, config: LabelledConfig, split: Literal["train", "held_out"]
-) -> DatasetInput:
-    """A labelled set by name and sha256."""
-    path = labelled_file(config, split)
-    return DatasetInput(name, files.sha256_of(path), path)
+def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]:
+    """Rows with the fields of a task's input, one for every line of a test file, in their order.
+
+    Raises: CorpusError as `read_labelled` does, and if a line is broken.
+    """
+    path = config.source
+    if not files.exists(path):
+        raise CorpusError(f"{path}: wanted a file of rows, there is none: check the path")
+    found, columns = labelled_records(files.read_bytes(path), path, config.format)
+    records = [record for record in found if record is not None]
+    if len(records) < len(found):
+        raise CorpusError(
+            f"{path}: wanted as many columns in every line as its header has, "
+            f"{len(found) - len(records):,} lines have others: copy the file again"
+        )
+    names = {one.name for one in fields(shape)}
+    columns = {name: column for name, column in columns.items() if name in names}
+    return labelled(records, (shape, Unlabelled), columns | config.columns, path)
+
+
+def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetInput:
+    """A labelled set by name and sha256; of several files that over theirs, a line each."""
+    paths = labelled_files(config, split)
+    digests = [files.sha256_of(path) for path in paths]
+    digest = digests[0]
+    if len(digests) > 1:
+        digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return DatasetInput(name, digest, paths[0] if len(paths) == 1 else config.source)

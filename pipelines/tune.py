@@ -20,7 +20,7 @@ from pipelines import cluster
 from pipelines.configure import nearest
 from pipelines.finetune import FinetuneConfig, inputs_of
 from pipelines.report import say
-from pipelines.sources import labelled_file
+from pipelines.sources import LabelledConfig, labelled_files
 from pipelines.stage import (
     REMARK,
     Result,
@@ -241,7 +241,7 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
     absolute = with_absolute_paths(config)
     made = absolute.trials(
         model=str(folder.absolute()),
-        train=replace(config.train, source=files.absolute(labelled_file(config.train, "train"))),
+        train=replace(config.train, source=_source(config.train)),
         tracking_uri=tracking_uri(config.tracking_uri),
         parent_run=parent,
     )
@@ -278,6 +278,12 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
         **_score(config, parent),
     }
     return Result(outputs={TRIALS: Output.of(path), **outputs}, counts=counts, artifacts=[picture])
+
+
+def _source(rows: LabelledConfig) -> str:
+    """Where training rows lie, whatever folder a trial runs in."""
+    paths = labelled_files(rows, "train")
+    return files.absolute(paths[0] if len(paths) == 1 else rows.source)
 
 
 def _table(config: TuneConfig, outcomes: "Sequence[Outcome]", sign: int) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@
 loaded, so nothing is pickled. Whoever loads it needs raybert installed.
 """
 
-import math
 from dataclasses import fields
 from typing import Any
 
@@ -65,7 +64,7 @@ def _inputs(frame: pd.DataFrame, names: list[str]) -> list[Any]:
         )
     there = [name for name in names if name in frame.columns]
     if not there:
-        return frame[first].tolist()
+        return [None if _is_missing(value) else value for value in frame[first].tolist()]
     return [
         {name: _plain(value) for name, value in row.items() if not _is_missing(value)}
         for row in frame[there].to_dict("records")
@@ -73,7 +72,8 @@ def _inputs(frame: pd.DataFrame, names: list[str]) -> list[Any]:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    """Whether a cell is None, NaN, NaT or NA."""
+    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,8 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -50,14 +51,19 @@ def text_documents(
     Where `errors` is "skip", None stands for a document that is no UTF-8.
     Raises: CorpusError naming the byte where it is "fail".
     """
-    pieces = [data] if boundary == "file" else _split(data, BOUNDARIES[boundary])
-    for piece_offset, piece in _with_offsets(pieces, data):
+    for piece_offset, piece in text_pieces(data, boundary):
         try:
             yield decode_utf8(piece, source, offset + piece_offset)
         except CorpusError:
             if errors == "fail":
                 raise
             yield None
+
+
+def text_pieces(data: bytes, boundary: Boundary) -> Iterator[tuple[int, bytes]]:
+    """The documents of a text file as they lie, with what divides them, and the byte of each."""
+    pieces = [data] if boundary == "file" else _split(data, BOUNDARIES[boundary])
+    return _with_offsets(pieces, data)
 
 
 def _split(data: bytes, separator: re.Pattern[bytes]) -> list[bytes]:
@@ -94,7 +100,8 @@ def jsonl_rows(
 
 def _json_object(line: bytes, source: str, offset: int) -> dict:
     try:
-        row = json.loads(decode_utf8(line, source, offset).removeprefix("\ufeff"))
+        text = decode_utf8(line, source, offset).removeprefix("\ufeff")
+        row = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise CorpusError(
             f"{source}: wanted one JSON object a line, the line at byte {offset:,} "
@@ -108,6 +115,16 @@ def _json_object(line: bytes, source: str, offset: int) -> dict:
     return row
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises: JSONDecodeError if a name is there twice, of which `json` would keep the last."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise json.JSONDecodeError(f"the name {twice!r} is there twice", "", 0)
+    return made
+
+
 def column_of(row: dict, column: str, source: str) -> str:
     """The text in `column`. Raises: CorpusError listing the columns there are."""
     if not isinstance(row.get(column), str):
@@ -116,6 +133,16 @@ def column_of(row: dict, column: str, source: str) -> str:
             f"got {type(row.get(column)).__name__}; there are: {', '.join(map(str, row))}"
         )
     return row[column]
+
+
+def check_header(names: Sequence[str], source: str) -> None:
+    """Raises: CorpusError if a name is there twice: one of its columns would be lost."""
+    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
+    if twice is not None:
+        raise CorpusError(
+            f"{source}: wanted each column once, got {twice!r} {names.count(twice)} times: write "
+            "the file again with names of their own"
+        )
 
 
 def table_rows(data: bytes, source: str) -> list[dict]:
@@ -128,7 +155,9 @@ def table_rows(data: bytes, source: str) -> list[dict]:
         return [row for row in jsonl_rows(data, source) if row is not None]
     try:
         if suffix == "parquet":
-            return pq.read_table(pa.BufferReader(data)).to_pylist()
+            opened = pq.ParquetFile(pa.BufferReader(data))
+            check_header(opened.schema_arrow.names, source)
+            return opened.read().to_pylist()
         if suffix in ("csv", "tsv"):
             text = io.StringIO(decode_utf8(data, source).removeprefix("\ufeff"), newline="")
             reader = (
@@ -136,6 +165,7 @@ def table_rows(data: bytes, source: str) -> list[dict]:
                 if suffix == "tsv"
                 else csv.DictReader(text)
             )
+            check_header(reader.fieldnames or [], source)
             rows: list[dict[Any, Any]] = list(reader)
             for number, row in enumerate(rows, 1):
                 if None in row:

@@ -5,14 +5,15 @@ of them hold the fields of a task. What a task makes of records is for `bert_cor
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bert_core.data.formats import decode_utf8, table_rows
+from bert_core.data.formats import Errors, check_header, decode_utf8, table_rows
 from bert_core.errors import ConfigError, CorpusError
 
 Record = dict[str, Any]
+Reader = Callable[[bytes, str], Sequence[Record | None]]
 CONLLU_COLUMNS = (
     "id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc",
 )  # fmt: skip
@@ -22,8 +23,9 @@ CONLLU_COLUMNS = (
 class LabelledFormat:
     """How to read one kind of file."""
 
-    read: Callable[[bytes, str], list[Record]]
-    """Bytes and their source's name → records. Raises: CorpusError naming the line."""
+    read: Reader
+    """Bytes and their source's name → records; None stands for a line that is broken where the set
+    is published with such. Raises: CorpusError naming the line."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Field of the task → the column that holds it, where that has another name."""
     source: str
@@ -32,8 +34,8 @@ class LabelledFormat:
 
 def labelled_records(
     data: bytes, source: str, name: str | None
-) -> tuple[list[Record], dict[str, str]]:
-    """The records of a file, and which of their columns hold a task's fields.
+) -> tuple[Sequence[Record | None], dict[str, str]]:
+    """The records of a file (None for a broken line), and which columns hold a task's fields.
 
     Args:
         name: of `FORMATS`; None takes a table, told apart by the ending of `source`.
@@ -47,25 +49,36 @@ def labelled_records(
     return found.read(data, source), dict(found.columns)
 
 
-def _tsv(*names: str) -> Callable[[bytes, str], list[Record]]:
-    """Reader of tab-separated lines with literal quotes, whose header is `names` or its first."""
+def _tsv(*names: str, errors: Errors = "fail") -> Reader:
+    """Reader of tab-separated lines with literal quotes, whose header is `names` or its first line.
 
-    def read(data: bytes, source: str) -> list[Record]:
+    A first line that begins with `index` is a header whatever `names` are: GLUE's test files have
+    one. Where `errors` is "skip", None stands for a line with another number of columns.
+    """
+
+    def read(data: bytes, source: str) -> list[Record | None]:
         lines = decode_utf8(data, source).removeprefix("\ufeff").split("\n")
         rows = [
             (number, line.rstrip("\r").split("\t"))
             for number, line in enumerate(lines, 1)
             if line.strip()
         ]
-        header = list(names) or (rows.pop(0)[1] if rows else [])
+        named = bool(names) and not (rows and rows[0][1][0] == "index")
+        header = list(names) if named else (rows.pop(0)[1] if rows else [])
+        check_header(header, source)
+        records: list[Record | None] = []
         for number, row in rows:
             # Files without a header may have more columns than anyone named.
-            if len(row) < len(header) or (not names and len(row) > len(header)):
+            if len(row) >= len(header) if named else len(row) == len(header):
+                records.append(dict(zip(header, row, strict=False)))
+            elif errors == "skip":
+                records.append(None)
+            else:
                 raise CorpusError(
                     f"{source}, line {number}: wanted {len(header)} columns divided by tabs "
                     f"({', '.join(header)}), got {len(row)}: correct the line, or take it out"
                 )
-        return [dict(zip(header, row, strict=False)) for _, row in rows]
+        return records
 
     return read
 
@@ -141,7 +154,7 @@ def _squad(data: bytes, source: str) -> list[Record]:
     return records
 
 
-def _clinc(split: str) -> Callable[[bytes, str], list[Record]]:
+def _clinc(split: str) -> Reader:
     """Reader of one split of CLINC150's file, with its rows that are out of scope (`oos`)."""
 
     def read(data: bytes, source: str) -> list[Record]:
@@ -179,13 +192,15 @@ FORMATS: dict[str, LabelledFormat] = {
     "sst2": LabelledFormat(read=_tsv(), columns=_ONE, source=_GLUE),
     "mrpc": LabelledFormat(read=_tsv(), columns=_MSR, source="Microsoft Research, GLUE"),
     "stsb": LabelledFormat(read=_tsv(), columns=_TWO, source=_GLUE),
-    "qqp": LabelledFormat(read=_tsv(), columns=_QUORA, source=_GLUE),
+    # NOTE: some of its questions hold a line break, which makes two broken lines of one row.
+    "qqp": LabelledFormat(read=_tsv(errors="skip"), columns=_QUORA, source=_GLUE),
     "mnli": LabelledFormat(read=_tsv(), columns=_TWO | {"label": "gold_label"}, source=_GLUE),
     "qnli": LabelledFormat(
         read=_tsv(), columns={"text": "question", "text_pair": "sentence"}, source=_GLUE
     ),
     "rte": LabelledFormat(read=_tsv(), columns=_TWO, source=_GLUE),
     "wnli": LabelledFormat(read=_tsv(), columns=_TWO, source=_GLUE),
+    "ax": LabelledFormat(read=_tsv(), columns=_TWO, source=_GLUE),
     "sts_benchmark": LabelledFormat(read=_tsv(*_STS), columns=_TWO, source="STS benchmark"),
     "clinc_train": LabelledFormat(
         read=_clinc("train"), columns={"label": "intent"}, source="CLINC150"

@@ -32,6 +32,8 @@ class Window:
     """Entry of the batch → what is right, (items, …); nothing where that is not known."""
     origin: Any = None
     """What the task needs to read an answer off the scores, such as the characters of tokens."""
+    is_cut: bool = False
+    """Whether the row has more than its windows hold."""
 
     @property
     def tokens(self) -> int:
@@ -59,6 +61,8 @@ class Joined:
     """Where segment 1 begins; the length where there is none."""
     second_start: int
     """Where the second text begins; the length where there is none. The first begins at 1."""
+    is_cut: bool = False
+    """Whether the texts have more."""
 
 
 def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
@@ -92,15 +96,17 @@ def joined(
     if second is None:
         keep = None if max_length is None else max_length - 2
         ids = np.concatenate([head, first[:keep], tail]).astype(np.uint32)
-        return Joined(ids, len(ids), len(ids))
+        return Joined(ids, len(ids), len(ids), len(ids) < len(first) + 2)
     between = tail * tokenizer.separators
+    whole = len(first) + len(second)
     if max_length is not None:
         room = max_length - len(between) - 2
         keep_first, keep_second = _fitted(len(first), len(second), room)
         first, second = first[:keep_first], second[:keep_second]
     ids = np.concatenate([head, first, between, second, tail]).astype(np.uint32)
     second_start = 1 + len(first) + len(between)
-    return Joined(ids, second_start if tokenizer.has_segments else len(ids), second_start)
+    segment_b_start = second_start if tokenizer.has_segments else len(ids)
+    return Joined(ids, segment_b_start, second_start, len(first) + len(second) < whole)
 
 
 def _fitted(first: int, second: int, room: int) -> tuple[int, int]:
@@ -112,6 +118,11 @@ def _fitted(first: int, second: int, room: int) -> tuple[int, int]:
     if short + long > room:
         short, long = room // 2, room - room // 2
     return (long, short) if first > second else (short, long)
+
+
+def cut_rows(windows: Sequence[Window]) -> int:
+    """How many rows have more than their windows hold."""
+    return len({window.row for window in windows if window.is_cut})
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, InputError
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Objective
-from bert_core.tasks.rows import Row, as_row
+from bert_core.tasks.rows import Row, as_row, has_empty_text
 
 Columns = dict[str, np.ndarray]
 """What metrics are computed of, an entry a row in each: so any selection of rows has metrics."""
@@ -178,8 +178,8 @@ class Task(ABC):
         return (self.name, self.chosen) == (other.name, other.chosen)
 
     def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
-        """What is odd in rows that are used all the same, counted by name."""
-        return {}
+        """What is odd in labelled rows that are used all the same, counted by name."""
+        return {"rows_with_empty_text": sum(has_empty_text(self.inputs, row) for row in rows)}
 
     def constant(self, rows: Sequence[Row]) -> Columns | None:
         """`compare` of the best answer that does not look at the input: the baseline.

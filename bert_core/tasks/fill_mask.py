@@ -94,6 +94,7 @@ class FillMask(Task):
                     positions={"mlm_positions": positions},
                     labels={"mlm_labels": wanted} if labelled and wanted is not None else {},
                     origin=_Masks(tokenizer, sequence.ids, positions, wanted),
+                    is_cut=sequence.is_cut,
                 )
             )
         return windows

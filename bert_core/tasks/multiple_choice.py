@@ -86,6 +86,7 @@ class MultipleChoice(Task):
                     ids=tuple(pair.ids for pair in pairs),
                     segment_b_start=tuple(pair.segment_b_start for pair in pairs),
                     labels={} if labels is None else {"labels": labels[number : number + 1]},
+                    is_cut=any(pair.is_cut for pair in pairs),
                 )
             )
         return windows

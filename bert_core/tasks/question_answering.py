@@ -45,6 +45,15 @@ class Answers:
     id: str | None = None
     """The question's id."""
 
+    def __post_init__(self) -> None:
+        for one in self.answers:
+            text, start = one.get("text"), one.get("answer_start")
+            if not (isinstance(text, str) and text and isinstance(start, int)):
+                raise InputError(
+                    f"wanted answers with a text and its answer_start, got {one}: correct the "
+                    "row, or take it out"
+                )
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionAnsweringOptions(Options):
@@ -165,6 +174,7 @@ class QuestionAnswering(Task):
                         segment_b_start=(sequence.segment_b_start,),
                         labels=labels,
                         origin=(sequence.second_start, offsets),
+                        is_cut=len(asked) < len(question.ids),
                     )
                 )
         return windows
@@ -258,7 +268,7 @@ class QuestionAnswering(Task):
 
     def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
         misplaced = sum(not _stands(row["context"], one) for row in rows for one in row["answers"])
-        return {"answers_not_where_they_are_said_to_be": misplaced}
+        return {**super().remarks(rows), "answers_not_where_they_are_said_to_be": misplaced}
 
 
 def _stands(context: str, answer: Mapping[str, Any]) -> bool:
@@ -274,11 +284,6 @@ def _first_answer(row: Row, number: int) -> tuple[int, int] | None:
     if not row["answers"]:
         return None
     answer = row["answers"][0]
-    if not answer.get("text") or not isinstance(answer.get("answer_start"), int):
-        raise CorpusError(
-            f"row {number}: wanted answers with a text and its answer_start, got {answer}: correct "
-            "the row, or take it out"
-        )
     context, text, start = row["context"], answer["text"], answer["answer_start"]
     if not _stands(context, answer):
         places = [place for place in range(len(context)) if context.startswith(text, place)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from bert_core.errors import CorpusError, InputError
+from bert_core.errors import ConfigError, CorpusError, InputError
 
 Row = Mapping[str, Any]
 """One example: the fields of a task's input and, where it is labelled, of what is right."""
@@ -31,7 +31,8 @@ def labelled(
         shapes: of a task's input, and of what is right.
         columns: field → the column that holds it, where that has another name.
         source: what the records are of, for messages.
-    Raises: CorpusError naming the row and the column that is missing or holds something else.
+    Raises: CorpusError naming the row and the column that is missing or holds something else;
+        ConfigError if two fields are to have one column.
     """
     hints = _hints(shapes)
     unknown = sorted(columns.keys() - hints.keys())
@@ -40,14 +41,15 @@ def labelled(
             f"columns: wanted names of the fields {', '.join(hints)}, got {unknown[0]}: "
             'give field = "column"'
         )
+    column_of = own_columns(columns, shapes)
     if not records:
         raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
     optional, targets = _optional(shapes), _hints(shapes[1:])
     rows = []
     for number, record in enumerate(records, 1):
         row = {}
-        for name, hint in hints.items():
-            column = columns.get(name, name)
+        for name, column in column_of.items():
+            hint = hints[name]
             value = _converted(record.get(column), hint, is_target=name in targets)
             if (
                 name in optional
@@ -55,7 +57,8 @@ def labelled(
                 and (name not in columns or column in record)
             ):
                 continue
-            if value is None or not _fits(value, hint):
+            is_blank_label = name in targets and value == ""
+            if value is None or is_blank_label or not _fits(value, hint):
                 raise CorpusError(
                     f"{source}, row {number}: wanted {_kind(hint)} in the column {column!r}, got "
                     f"{shown(record.get(column))}; there are: {', '.join(map(str, record))}: "
@@ -66,10 +69,41 @@ def labelled(
             for name, value in row.items():
                 _check_unicode(value, name)
             shapes[0](**{name: value for name, value in row.items() if name not in targets})
+            shapes[1](**{name: value for name, value in row.items() if name in targets})
         except InputError as error:
             raise CorpusError(f"{source}, row {number}: {error}") from error
         rows.append(row)
     return rows
+
+
+def own_columns(columns: Mapping[str, str], shapes: Sequence[type]) -> dict[str, str]:
+    """Field of the shapes → the column to read it from.
+
+    A field that may be missing and is not named has none where another one is read from the column
+    of its name. Raises: ConfigError if two fields are to have one column, as a label as its text.
+    """
+    optional = _optional(shapes)
+    fields_of: dict[str, str] = {}
+    hints = _hints(shapes)
+    unnamed = [name for name in hints if name in optional and name not in columns]
+    for name in [name for name in hints if name not in unnamed]:
+        column = columns.get(name, name)
+        if column in fields_of:
+            raise ConfigError(
+                f"columns: wanted a column for each field, got {column!r} for "
+                f"{fields_of[column]} and {name}: name the right one for {name}"
+            )
+        fields_of[column] = name
+    read = {name: column for column, name in fields_of.items()}
+    read |= {name: name for name in unnamed if name not in fields_of}
+    return {name: read[name] for name in hints if name in read}
+
+
+def has_empty_text(shape: type, row: Row) -> bool:
+    """Whether some text of an input, or all of a list of them, is nothing but white space."""
+    values = [row[one.name] for one in fields(shape) if one.name in row]
+    texts = [[value] if isinstance(value, str) else value for value in values]
+    return any(isinstance(those, list) and not any(map(str.strip, those)) for those in texts)
 
 
 def as_row(shape: type, value: Any, where: str) -> dict[str, Any]:
@@ -172,7 +206,7 @@ def _converted(value: Any, hint: Any, *, is_target: bool) -> Any:
         return int(value)
     if not is_target:
         return value
-    if str in kinds and isinstance(value, bool | int | float):
+    if str in kinds and isinstance(value, bool | int | float) and math.isfinite(value):
         whole = isinstance(value, float) and value.is_integer()
         return str(int(value)) if whole else str(value)
     if list[str] in kinds and isinstance(value, list):

@@ -48,6 +48,7 @@ def text_windows(
                 ids=(sequence.ids,),
                 segment_b_start=(sequence.segment_b_start,),
                 labels={name: each[number : number + 1] for name, each in labels.items()},
+                is_cut=sequence.is_cut,
             )
         )
     return windows

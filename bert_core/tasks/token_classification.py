@@ -171,7 +171,7 @@ class TokenClassification(Task):
         ):
             spans = _spans_of(pieces) if one is None else one[1]
             firsts, words = _first_pieces(pieces.offsets, spans)
-            ids = self._tag_ids(rows[number], number + 1, len(spans)) if labelled else None
+            ids = self._tag_ids(rows[number], number + 1) if labelled else None
             for part in slices(len(pieces.ids), room, stride):
                 own = (firsts >= part.own_first) & (firsts < part.own_end)
                 sequence = joined(tokenizer, pieces.ids[part.first : part.end])
@@ -232,6 +232,8 @@ class TokenClassification(Task):
 
         The last type stands for those that training rows do not have.
         """
+        for number, row in enumerate(rows, 1):
+            _check_tags(row, number)
         columns: dict[str, list[Any]] = {"correct": [], "predicted": [], "wanted": []}
         if self.chosen.entities:
             columns |= {"surfaces": [], "wanted_surfaces": []}
@@ -332,16 +334,13 @@ class TokenClassification(Task):
         return np.array(scores, dtype=np.float64), np.array(right, dtype=bool)
 
     def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
-        if not self.chosen.entities:
-            return {}
-        return {"tags_that_break_their_scheme": sum(breaks(row["tags"]) for row in rows)}
+        found = super().remarks(rows)
+        if self.chosen.entities:
+            found["tags_that_break_their_scheme"] = sum(breaks(row["tags"]) for row in rows)
+        return found
 
-    def _tag_ids(self, row: Row, number: int, words: int) -> Int[np.ndarray, "words"]:
-        if len(row["tags"]) != words:
-            raise CorpusError(
-                f"row {number}: wanted a tag a word, got {len(row['tags'])} tags for {words} "
-                "words: correct the row, or take it out"
-            )
+    def _tag_ids(self, row: Row, number: int) -> Int[np.ndarray, "words"]:
+        _check_tags(row, number)
         unknown = next((tag for tag in row["tags"] if tag not in self._ids), None)
         if unknown is not None:
             raise CorpusError(
@@ -358,6 +357,14 @@ class _Words:
     text: str
     spans: Spans
     words: Int[np.ndarray, "scored"]
+
+
+def _check_tags(row: Row, number: int) -> None:
+    if len(row["tags"]) != len(row["tokens"]):
+        raise CorpusError(
+            f"row {number}: wanted a tag a word, got {len(row['tags'])} tags for "
+            f"{len(row['tokens'])} words: correct the row, or take it out"
+        )
 
 
 def _is_of_entity(tag: str) -> bool:

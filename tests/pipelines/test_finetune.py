@@ -394,7 +394,7 @@ def test_a_row_that_the_task_cannot_take_is_named_with_its_file(
 def test_rows_that_are_missing_or_too_few_are_refused(pretrained: Any, tmp_path: Path) -> None:
     config = pretrained.finetune(tmp_path / "out")
     nowhere = LabelledConfig(source=str(tmp_path / "no.jsonl"))
-    with pytest.raises(CorpusError, match=r"no.jsonl: wanted a file of labelled rows"):
+    with pytest.raises(CorpusError, match=r"no.jsonl: wanted a file, a folder or a glob"):
         finetune.run(replace(config, train=nowhere))
     with pytest.raises(
         CorpusError, match="wanted at least batch_size = 64 rows to train on, got 32"

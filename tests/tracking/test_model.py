@@ -61,3 +61,20 @@ def test_the_tasks_parameters_are_the_models(model: Any, bundles: list[Path]) ->
 def test_a_column_that_holds_something_else_is_refused_not_answered(model: Any) -> None:
     with pytest.raises(InputError, match="called inputs or text or text_pair, found 'label'"):
         model.predict(pd.DataFrame({"label": ["x"], "text": ["abc"]}))
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), pd.NA, pd.NaT])
+def test_a_cell_that_is_missing_is_no_text(model: Any, missing: Any) -> None:
+    for frame in (
+        pd.DataFrame({"text": ["abc", missing]}, dtype=object),
+        pd.DataFrame({"text": ["abc", missing], "text_pair": ["a", "b"]}, dtype=object),
+    ):
+        with pytest.raises(InputError, match=r"inputs\[1\]: wanted text .*, text is missing"):
+            model.predict(frame)
+    with pytest.raises(InputError, match=r"inputs\[1\]: wanted text, got nothing"):
+        model.predict(pd.DataFrame({"inputs": ["abc", missing]}, dtype=object))
+    alone = model.predict(pd.DataFrame({"text": ["abc", "fed cab"]}))
+    pair = pd.DataFrame({"text": ["abc", "fed cab"], "text_pair": [missing, missing]}, dtype=object)
+    pd.testing.assert_frame_equal(model.predict(pair), alone)
+    strings = pd.DataFrame({"text": pd.array(["abc", "fed cab"], dtype="string")})
+    pd.testing.assert_frame_equal(model.predict(strings), alone)

@@ -142,13 +142,10 @@ def test_an_answer_that_is_not_at_its_place_is_found_or_named() -> None:
     second, offsets = window.origin
     begin = int(window.labels["start_positions"][0]) - second
     assert offsets[begin, 0] == 6
-    assert TASK.remarks([row]) == {"answers_not_where_they_are_said_to_be": 1}
-    for answers, message in (
-        ([{"text": "gh", "answer_start": 0}], "row 1: wanted an answer that stands in the passage"),
-        ([{"text": "ab"}], "row 1: wanted answers with a text and its answer_start"),
-    ):
-        with pytest.raises(CorpusError, match=message):
-            TASK.encode([row | {"answers": answers}], TOKENIZER, 32, labelled=True)
+    assert TASK.remarks([row])["answers_not_where_they_are_said_to_be"] == 1
+    answers = [{"text": "gh", "answer_start": 0}]
+    with pytest.raises(CorpusError, match="row 1: wanted an answer that stands in the passage"):
+        TASK.encode([row | {"answers": answers}], TOKENIZER, 32, labelled=True)
 
 
 def test_an_answer_may_reach_into_the_white_space_around() -> None:

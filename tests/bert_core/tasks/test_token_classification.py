@@ -134,7 +134,7 @@ def test_tags_that_are_of_no_entities_are_counted_one_by_one() -> None:
         "VERB": {"precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "support": 1},
     }
     assert task.metrics(task.constant(rows)) == {"accuracy": pytest.approx(1 / 3)}
-    assert task.remarks(rows) == {}
+    assert task.remarks(rows) == {"rows_with_empty_text": 0}
 
 
 def test_different_entities_count_once_in_the_surface_score() -> None:
@@ -171,7 +171,7 @@ def test_each_type_of_entity_has_its_own_figures_and_an_unknown_one_counts_as_wr
 
 def test_tags_that_break_their_scheme_are_counted_not_lost() -> None:
     rows = [{"tokens": ["a", "b"], "tags": ["O", "I-per"]}]
-    assert TASK.remarks(rows) == {"tags_that_break_their_scheme": 1}
+    assert TASK.remarks(rows)["tags_that_break_their_scheme"] == 1
     assert TASK.compare(rows, [[]])["wanted"].sum() == 1
 
 

@@ -1,0 +1,308 @@
+"""Rows that are not what a task wants: refused by name or counted, never a silent wrong number."""
+
+import io
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert_core.data.formats import table_rows
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.data.windows import cut_rows
+from bert_core.errors import ConfigError, CorpusError, InputError
+from bert_core.tasks.base import Task
+from bert_core.tasks.question_answering import QuestionAnswering
+from bert_core.tasks.registry import TASKS
+from bert_core.tasks.rows import as_row, labelled
+from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
+from bert_core.tasks.text_regression import TextRegression
+from bert_core.tasks.token_classification import TokenClassification
+
+WORDS = ["the", "sea", "is", "blue", "tree", "a"]
+TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
+QUESTION = {"question": "is the sea blue", "context": "the sea is blue"}
+
+
+def parquet(names: list[str], columns: list[list[Any]]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns, names=names), sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "source"),
+    [
+        (b"text,label,text\na,1,b\n", "a.csv"),
+        (b"\xef\xbb\xbftext\tlabel\ttext\r\na\t1\tb\r\n", "a.tsv"),
+        (parquet(["text", "label", "text"], [["a"], ["1"], ["b"]]), "a.parquet"),
+    ],
+)
+def test_a_table_with_a_column_twice_is_refused(data: bytes, source: str) -> None:
+    with pytest.raises(CorpusError, match=rf"{source}: wanted each column once, got 'text' 2 time"):
+        table_rows(data, source)
+
+
+def test_columns_without_a_name_are_no_column_twice() -> None:
+    assert table_rows(b"text,label,,\na,1,,\n", "a.csv")[0]["text"] == "a"
+
+
+def test_an_object_with_a_name_twice_is_refused() -> None:
+    data = b'{"text": "a", "label": "x"}\n{"text": "b", "label": "x", "label": "y"}\n'
+    with pytest.raises(CorpusError, match=r"line at byte 28 is not JSON \(the name 'label' is the"):
+        table_rows(data, "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": "label"}, "got 'label' for text and label: name the right one for label"),
+        ({"text": "a", "text_pair": "a"}, "got 'a' for text and text_pair"),
+    ],
+)
+def test_two_fields_are_not_read_from_one_column(columns: dict[str, str], message: str) -> None:
+    record = {"text": "x", "label": "y", "a": "z"}
+    with pytest.raises(ConfigError, match=message):
+        labelled([record], TextClassification.shapes(), columns, "a")
+    # What a row may go without is not looked for in a column that another field is given.
+    record = {"text_pair": "x", "label": "y"}
+    (row,) = labelled([record], TextClassification.shapes(), {"text": "text_pair"}, "a")
+    assert row == {"text": "x", "label": "y"}
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("task", "record", "message"),
+    [
+        (TextClassification, {"text": "a", "label": None}, "in the column 'label', got nothing"),
+        (TextClassification, {"text": "a", "label": ""}, "text in the column 'label', got text"),
+        (
+            TextClassification,
+            {"text": "a", "label": NAN},
+            "in the column 'label', got a number",
+        ),
+        (
+            TextClassification,
+            {"text": None, "label": "x"},
+            "in the column 'text', got nothing",
+        ),
+        (
+            TextClassification,
+            {"text": NAN, "label": "x"},
+            "in the column 'text', got a number",
+        ),
+        (
+            TextRegression,
+            {"text": "a", "score": None},
+            "number in the column 'score', got noth",
+        ),
+        (TextRegression, {"text": "a", "score": ""}, "a number in the column 'score', got text"),
+        (TokenClassification, {"tokens": ["a"], "tags": [NAN]}, "a list of texts in the column"),
+        (
+            TokenClassification,
+            {"tokens": ["a"], "tags": [None]},
+            "a list of texts in the column",
+        ),
+        (TokenClassification, {"tokens": None, "tags": ["O"]}, "a list of texts in the column"),
+        (QuestionAnswering, QUESTION, "a list of objects in the column 'answers', got"),
+        (QuestionAnswering, QUESTION | {"answers": [{"text": "blue"}]}, "row 1: wanted answers wi"),
+        (
+            QuestionAnswering,
+            QUESTION | {"answers": [{"text": "", "answer_start": 0}]},
+            "row 1: wanted answers with a text and its answer_start, got {'text': ''",
+        ),
+        (
+            QuestionAnswering,
+            QUESTION | {"answers": [{"text": "blue", "answer_start": "11"}]},
+            "row 1: wanted answers with a text and its answer_start",
+        ),
+    ],
+)
+def test_a_cell_that_holds_nothing_is_named(task: type[Task], record: dict, message: str) -> None:
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        labelled([record], task.shapes(), {}, "a.parquet")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_file_without_rows_is_refused_for_every_task(name: str) -> None:
+    with pytest.raises(CorpusError, match="a: wanted labelled rows, the file holds none: give ano"):
+        labelled([], TASKS[name].shapes(), {}, "a")
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "message"),
+    [
+        (TextClassification, [{"text": "a", "label": "x"}] * 3, "two labels, found 1 (x)"),
+        (TextRegression, [{"text": "a", "score": 1.0}] * 3, "two different scores, found 3 rows"),
+        (TokenClassification, [{"tokens": ["a"], "tags": ["O"]}] * 3, "two tags, found 1 (O)"),
+    ],
+)
+def test_one_class_only_is_nothing_to_learn(
+    task: type[Task], rows: list[dict], message: str
+) -> None:
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        task.from_rows(rows)
+
+
+def test_held_out_rows_of_one_class_have_finite_metrics() -> None:
+    for task, rows, answers in (
+        (
+            TextClassification(["x", "y"]),
+            [{"text": "a", "label": "x"}] * 3,
+            [[{"label": label, "score": 1.0}] for label in "xyx"],
+        ),
+        (
+            TextRegression(),
+            [{"text": "a", "score": 2.0}] * 3,
+            [{"score": score} for score in (1.0, 2.0, 3.0)],
+        ),
+        (
+            TokenClassification(["B-x", "O"]),
+            [{"tokens": ["a"], "tags": ["O"]}] * 3,
+            [[], [], [{"entity_group": "x", "start": 0, "end": 1, "score": 1.0}]],
+        ),
+    ):
+        metrics = task.metrics(task.compare(rows, answers))
+        assert np.isfinite(list(metrics.values())).all()
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "message"),
+    [
+        (
+            TextClassification(["x", "y"], TextClassificationOptions(multi_label=True)),
+            {"text": "a", "labels": ["x", "z"]},
+            "row 1: its label 'z' is not one of the training rows', which are x, y: add such rows",
+        ),
+        (
+            TokenClassification(["B-x", "O"]),
+            {"tokens": ["a"], "tags": ["B-z"]},
+            "row 1: its tag 'B-z' is not one of the training rows', which are B-x, O: add such",
+        ),
+        (
+            TokenClassification(["B-x", "O"]),
+            {"tokens": ["a", "b"], "tags": ["O"]},
+            "row 1: wanted a tag a word, got 1 tags for 2 words: correct the row",
+        ),
+        (
+            TASKS["multiple-choice"](),
+            {"text": "a", "choices": ["b", "c"], "label": 2},
+            "row 1: wanted a label from 0 to 1, the place of a choice, got 2",
+        ),
+        (
+            TASKS["next-sentence-prediction"](),
+            {"text": "a", "text_pair": "b", "label": "1"},
+            "row 1: wanted the label IsNext or NotNext, got '1'",
+        ),
+        (
+            QuestionAnswering(),
+            QUESTION | {"answers": [{"text": "red", "answer_start": 0}]},
+            "row 1: wanted an answer that stands in the passage, 'red' does not",
+        ),
+    ],
+)
+def test_what_training_rows_lack_is_named(task: Task, row: dict, message: str) -> None:
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        task.encode([row], TOKENIZER, 32, labelled=True)
+
+
+@pytest.mark.parametrize("tags", [["O"], ["O", "O", "B-x"]])
+@pytest.mark.parametrize("labels", [["B-x", "O"], ["NOUN", "VERB"]])
+def test_tags_of_other_words_are_not_scored(tags: list[str], labels: list[str]) -> None:
+    task = TokenClassification(labels)
+    with pytest.raises(CorpusError, match=rf"row 2: wanted a tag a word, got {len(tags)} tags for"):
+        task.compare(
+            [{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a", "b"], "tags": tags}], [[], []]
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("text-classification", [{"text": "", "label": "x"}, {"text": " \n\u3000", "label": "x"}]),
+        ("text-classification", [{"text": "a", "text_pair": " ", "label": "x"}] * 2),
+        ("text-regression", [{"text": "", "score": 1.0}, {"text": " ", "score": 1.0}]),
+        ("token-classification", [{"tokens": [], "tags": []}, {"tokens": [" "], "tags": ["O"]}]),
+        ("question-answering", [QUESTION | {"context": "", "answers": []}] * 2),
+        ("question-answering", [QUESTION | {"question": " ", "answers": []}] * 2),
+        ("multiple-choice", [{"text": "", "choices": ["a", "b"], "label": 0}] * 2),
+        ("multiple-choice", [{"text": "a", "choices": ["", " "], "label": 0}] * 2),
+    ],
+)
+def test_rows_of_nothing_are_taken_and_counted(name: str, rows: list[dict]) -> None:
+    task = TASKS[name](["x", "O"])
+    assert task.remarks(rows)["rows_with_empty_text"] == 2
+    windows = task.encode(rows, TOKENIZER, 16, labelled=True)
+    assert {window.row for window in windows} == {0, 1}
+
+
+LONG = " ".join(random.Random(0).choices(WORDS, k=100_000))
+
+
+def test_of_a_hundred_thousand_words_every_one_is_tagged() -> None:
+    row = {"tokens": LONG.split(), "tags": ["O"] * 99_999 + ["B-x"]}
+    task = TokenClassification(["B-x", "O"])
+    windows = task.encode([row], TOKENIZER, 128, labelled=True)
+    labels = np.concatenate([window.labels["token_labels"] for window in windows])
+    assert len(labels) == 100_000
+    assert labels[-1] == 0
+    assert labels.sum() == 99_999
+    assert cut_rows(windows) == 0
+
+
+def test_an_answer_behind_a_hundred_thousand_words_is_found() -> None:
+    context = f"{LONG} the blue tree"
+    answer = {"text": "the blue tree", "answer_start": len(LONG) + 1}
+    row = QUESTION | {"context": context, "answers": [answer]}
+    windows = QuestionAnswering().encode([row], TOKENIZER, 128, labelled=True)
+    with_it = [window for window in windows if window.labels["start_positions"][0]]
+    assert len(windows) > 1000
+    assert with_it
+    second, offsets = with_it[-1].origin
+    begin, end = (int(with_it[-1].labels[f"{side}_positions"][0]) for side in ("start", "end"))
+    found = context[offsets[begin - second, 0] : offsets[end - second, 1]]
+    assert found == "the blue tree"
+    assert cut_rows(windows) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("text-classification", {"text": LONG}),
+        ("text-classification", {"text": "a", "text_pair": LONG}),
+        ("text-regression", {"text": LONG, "text_pair": LONG}),
+        ("next-sentence-prediction", {"text": LONG, "text_pair": "a"}),
+        ("multiple-choice", {"text": "a", "choices": ["b", LONG]}),
+        ("fill-mask", {"text": f"[MASK] {LONG}"}),
+        ("question-answering", {"question": LONG, "context": "a"}),
+    ],
+)
+def test_a_text_that_is_cut_is_counted(name: str, row: dict) -> None:
+    task = TASKS[name](["x", "y"])
+    short = {
+        key: [value[0], "a"] if isinstance(value, list) else "a [MASK]"
+        for key, value in row.items()
+    }
+    windows = task.encode([row, short, row], TOKENIZER, 32)
+    assert cut_rows(windows) == 2
+    assert max(len(ids) for window in windows for ids in window.ids) <= 32
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        (None, "nothing"),
+        (NAN, "a number (NaN)"),
+        (3, "a number (3)"),
+        (["a"], 'a list (["a"])'),
+        (b"a", "(\"b'a'\")"),
+    ],
+)
+def test_what_is_no_text_is_no_input(cell: Any, shown: str) -> None:
+    with pytest.raises(InputError, match=rf"row\.text: wanted text, got .*{re.escape(shown)}"):
+        as_row(TextClassification.inputs, {"text": cell}, "row")
