@@ -1,0 +1,129 @@
+"""GLUE: its sets, what counts of each, the score over all, and the files that its server takes.
+
+Source: Wang et al. 2019, and gluebenchmark.com (which files a submission has, and what they hold).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bert_core.errors import ConfigError
+
+LIKENESS = (0.0, 5.0)
+"""Least and highest of STS-B's numbers."""
+_YES_NO = ("0", "1")
+_ENTAILED = ("entailment", "not_entailment")
+_THREE = ("entailment", "neutral", "contradiction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueSet:
+    """A test set, and a file of a submission."""
+
+    file: str
+    """Its name in a submission."""
+    format: str
+    """Its name in `labelled_formats.FORMATS`."""
+    rows: int
+    """Rows of the test set as it is published."""
+    filler: str
+    """What stands for every row where no model answers: the most usual label."""
+    labels: tuple[str, ...] = ()
+    """Its labels as they are published; none where a row has a number."""
+    metrics: tuple[str, ...] = ()
+    """What counts of it, by our names; nothing of the diagnostic set, which has no share in it."""
+    task: str | None = None
+    """Of which task it is a part, where that has more than one set."""
+
+
+SETS: dict[str, GlueSet] = {
+    "cola": GlueSet(
+        file="CoLA.tsv", format="cola", rows=1063, labels=_YES_NO, filler="1",
+        metrics=("matthews",),
+    ),
+    "sst2": GlueSet(
+        file="SST-2.tsv", format="sst2", rows=1821, labels=_YES_NO, filler="1",
+        metrics=("accuracy",),
+    ),
+    "mrpc": GlueSet(
+        file="MRPC.tsv", format="mrpc", rows=1725, labels=_YES_NO, filler="1",
+        metrics=("f1", "accuracy"),
+    ),
+    "stsb": GlueSet(
+        file="STS-B.tsv", format="stsb", rows=1379, filler="2.500",
+        metrics=("pearson", "spearman"),
+    ),
+    "qqp": GlueSet(
+        file="QQP.tsv", format="qqp", rows=390_965, labels=_YES_NO, filler="0",
+        metrics=("f1", "accuracy"),
+    ),
+    "mnli": GlueSet(
+        file="MNLI-m.tsv", format="mnli", rows=9796, labels=_THREE, filler="entailment",
+        metrics=("accuracy",),
+    ),
+    "mnli_mismatched": GlueSet(
+        file="MNLI-mm.tsv", format="mnli", rows=9847, labels=_THREE, filler="entailment",
+        metrics=("accuracy",), task="mnli",
+    ),
+    "qnli": GlueSet(
+        file="QNLI.tsv", format="qnli", rows=5463, labels=_ENTAILED, filler="entailment",
+        metrics=("accuracy",),
+    ),
+    "rte": GlueSet(
+        file="RTE.tsv", format="rte", rows=3000, labels=_ENTAILED, filler="entailment",
+        metrics=("accuracy",),
+    ),
+    "wnli": GlueSet(
+        file="WNLI.tsv", format="wnli", rows=146, labels=_YES_NO, filler="0",
+        metrics=("accuracy",),
+    ),
+    "ax": GlueSet(
+        file="AX.tsv", format="ax", rows=1104, labels=_THREE, filler="entailment", task="mnli",
+    ),
+}  # fmt: skip
+TASKS = [name for name, one in SETS.items() if one.task is None]
+
+
+def task_scores(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The score of each task: the mean of its metrics, of MNLI over both its sets.
+
+    Args:
+        metrics: name of a set → its metrics.
+    Returns: the tasks all of whose sets are among them. Their mean, where all nine are there, is
+        GLUE's score.
+    Raises: ConfigError if a set has not the metrics that count of it.
+    """
+    values: dict[str, list[float]] = {}
+    for name, one in SETS.items():
+        if not one.metrics:
+            continue
+        for metric in one.metrics if name in metrics else ():
+            if metric not in metrics[name]:
+                raise ConfigError(
+                    f"{name}: wanted {' and '.join(one.metrics)}, got "
+                    f"{', '.join(metrics[name]) or 'none'}: measure a model of this set's task"
+                )
+            values.setdefault(one.task or name, []).append(metrics[name][metric])
+    wanted = dict.fromkeys(TASKS, 0)
+    for name, one in SETS.items():
+        wanted[one.task or name] += len(one.metrics)
+    return {
+        task: sum(values[task]) / count
+        for task, count in wanted.items()
+        if len(values.get(task, [])) == count
+    }
+
+
+def submission_lines(answers: Sequence[str | float]) -> str:
+    """What a file of a submission holds: a header, then a row's number from 0 and its answer.
+
+    Args:
+        answers: labels as they are published, or numbers, which are cut to STS-B's scale and have
+            three decimals.
+    """
+    low, high = LIKENESS
+    shown = (
+        answer if isinstance(answer, str) else f"{min(max(answer, low), high):.3f}"
+        for answer in answers
+    )
+    lines = (f"{number}\t{answer}\n" for number, answer in enumerate(shown))
+    return "".join(["index\tprediction\n", *lines])

@@ -1,0 +1,193 @@
+"""Fine-tuned bundles + GLUE's test files → the zip that gluebenchmark.com takes.
+
+The server takes whole submissions only: eleven files with a line for every published row.
+"""
+
+import io
+import zipfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert_core import files
+from bert_core.errors import ConfigError, CorpusError
+from bert_core.manifest import Manifest, Output, read_manifest
+from bert_core.metrics.glue import SETS, TASKS, submission_lines, task_scores
+from pipelines.evaluate import predict_rows, predictor_of
+from pipelines.report import say
+from pipelines.sources import LabelledConfig, read_unlabelled
+from pipelines.stage import INPUT, Result, StageConfig, input_digest, run_stage
+from tracking.runs import DatasetInput
+
+if TYPE_CHECKING:
+    from bert_core.tasks.base import Task
+
+SUBMISSION = "submission.zip"
+BEGINNING = (1980, 1, 1, 0, 0, 0)
+"""The time of the files in the zip: the same answers give the same bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueConfig(StageConfig):
+    """Which models answer GLUE's test sets."""
+
+    models: dict[str, str] = field(default_factory=dict, metadata=INPUT)
+    """Set → fine-tuned bundle, of cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli; that of
+    mnli answers mnli_mismatched and ax too, where these have none of their own."""
+    tests: dict[str, str] = field(default_factory=dict, metadata=INPUT)
+    """Set → its test file as GLUE publishes it, of all eleven."""
+    labels: dict[str, list[str]] = field(default_factory=dict)
+    """Set → GLUE's names of its model's labels, in the model's order, where the model has others:
+    `{rte = ["entailment", "not_entailment"]}` of one that knows them as 0 and 1."""
+    evaluations: dict[str, str] = field(default_factory=dict, metadata=INPUT)
+    """Set → folder of `raybert evaluate` on its development rows, for the score over all tasks."""
+    allow_incomplete: bool = False
+    """Whether to make the zip though a set has no model, no file or not its published rows: where
+    no model answers, every row has the most usual label, which says nothing of a model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("models", "tests", "labels", "evaluations"):
+            unknown = sorted(getattr(self, name).keys() - SETS.keys())
+            if unknown:
+                raise ConfigError(
+                    f"{name}: wanted sets of {', '.join(SETS)}, got {', '.join(unknown)}"
+                )
+        lacking = {
+            "models": [name for name in SETS if self.model(name) is None],
+            "tests": [name for name in SETS if name not in self.tests],
+        }
+        for name, sets in lacking.items():
+            if sets and not self.allow_incomplete:
+                raise ConfigError(
+                    f"{name}: wanted all of GLUE's sets, since its server takes no others, there "
+                    f"is none for {', '.join(sets)}: name them, or set allow_incomplete to have "
+                    "these filled with their most usual label"
+                )
+
+    def model(self, name: str) -> str | None:
+        """The bundle that answers a set."""
+        return self.models.get(name) or self.models.get(SETS[name].task or name)
+
+    def answered(self) -> list[str]:
+        """The sets that a model answers."""
+        return [name for name in SETS if self.model(name) and name in self.tests]
+
+
+def run(config: GlueConfig) -> Manifest:
+    """Answer the test sets and write the submission."""
+    from bert_core.bundle import bundle_digest
+    from tracking.resolve import resolve
+
+    folders, inputs = {}, []
+    for name in config.answered():
+        model, test = str(config.model(name)), config.tests[name]
+        folders[name] = resolve(model, uri=config.tracking_uri)
+        if not files.exists(test):
+            raise CorpusError(f"tests.{name}: wanted a test file, there is none at {test}")
+        inputs += [
+            DatasetInput(f"models.{name}", bundle_digest(folders[name]), model),
+            DatasetInput(f"tests.{name}", files.sha256_of(test), test),
+        ]
+    for name, folder in config.evaluations.items():
+        digest = input_digest(folder, "evaluate")
+        inputs.append(DatasetInput(f"evaluations.{name}", digest, folder))
+    predictor_of.cache_clear()  # what lay there in an earlier run of this process
+    return run_stage("glue", config, inputs, lambda _: _submit(config, folders))
+
+
+def _submit(config: GlueConfig, folders: Mapping[str, Path]) -> Result:
+    measured = {name: read_manifest(at).counts for name, at in config.evaluations.items()}
+    scores = task_scores({name: _numbers(counts) for name, counts in measured.items()})
+    asked = {name: _asked(config, name, folder) for name, folder in folders.items()}
+    counts: Counter[str] = Counter()
+    texts: dict[str, bytes] = {}
+    for name, one in SETS.items():
+        if name in asked:
+            found = predict_rows(folders[name], asked[name].rows, config)
+            answers = asked[name].told(found.answers)
+            counts["rows"] += len(answers)
+        else:
+            answers = [one.filler for _ in range(one.rows)]
+            counts["filled_rows"] += one.rows
+            say(f"glue: {one.file} is filled with {one.filler!r}, no model has answered it")
+        texts[one.file] = submission_lines(answers).encode()
+    path = files.join(config.output, SUBMISSION)
+    files.write_bytes(path, _zip(texts))
+    say(f"glue: {counts['rows']:,} answers in {path}, to be sent to gluebenchmark.com")
+    told: dict[str, Any] = {f"{task}_score": score for task, score in scores.items()}
+    if scores:
+        mean = sum(scores.values()) / len(scores)
+        whole = len(scores) == len(TASKS)
+        told["glue_score" if whole else "mean_of_some_tasks"] = mean
+        say(f"glue: {mean:.1%} on development rows, mean of {len(scores)} of {len(TASKS)} tasks")
+    return Result(outputs={SUBMISSION: Output.of(path)}, counts={**counts, **told})
+
+
+def _numbers(counts: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in counts.items() if isinstance(value, int | float)}
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a set asks of its model."""
+
+    task: "Task"
+    labels: Mapping[str, str]
+    """The model's label → GLUE's; none where a row has a number."""
+    rows: list[dict[str, Any]]
+
+    def told(self, answers: Sequence[Any]) -> list[str | float]:
+        """The answers as GLUE has them."""
+        cells = [self.task.cells(answer) for answer in answers]
+        if self.labels:
+            return [self.labels[cell["label"]] for cell in cells]
+        return [float(cell["score"]) for cell in cells]
+
+
+def _asked(config: GlueConfig, name: str, folder: Path) -> _Asked:
+    """Raises: ConfigError if the model is of another task; CorpusError if rows are missing."""
+    one, path = SETS[name], config.tests[name]
+    task = predictor_of(folder, config.threads_per_worker).task
+    labels = _labels(config, name, task)
+    rows = read_unlabelled(LabelledConfig(source=path, format=one.format), task.inputs)
+    if len(rows) != one.rows:
+        told = (
+            f"tests.{name}: wanted the {one.rows:,} rows that GLUE publishes, {path} has "
+            f"{len(rows):,}: its server will refuse them"
+        )
+        if not config.allow_incomplete:
+            raise CorpusError(f"{told}; give the whole file, or set allow_incomplete")
+        say(told)
+    return _Asked(task, labels, rows)
+
+
+def _labels(config: GlueConfig, name: str, task: "Task") -> dict[str, str]:
+    """The model's label → GLUE's."""
+    one, model = SETS[name], config.model(name)
+    wanted = "text-classification" if one.labels else "text-regression"
+    if task.name != wanted:
+        raise ConfigError(
+            f"models.{name}: wanted a bundle for {wanted}, {model} is for {task.name}: fine-tune "
+            f"one on the set's own rows (--train.format {one.format})"
+        )
+    if not one.labels:
+        return {}
+    names = config.labels.get(name) or config.labels.get(one.task or name) or task.labels
+    if sorted(names) != sorted(one.labels) or len(names) != len(task.labels):
+        raise ConfigError(
+            f"models.{name}: wanted the labels {', '.join(one.labels)}, those of {model} are "
+            f"{', '.join(names)}: fine-tune it on GLUE's own files, or give labels.{name}, GLUE's "
+            f"name of each of {', '.join(task.labels)}"
+        )
+    return dict(zip(task.labels, names, strict=True))
+
+
+def _zip(texts: Mapping[str, bytes]) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in texts.items():
+            archive.writestr(zipfile.ZipInfo(name, BEGINNING), data, zipfile.ZIP_DEFLATED)
+    return sink.getvalue()

@@ -1,0 +1,280 @@
+"""Labelled sets as their authors publish them: every header and oddity, and the real files."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bert_core.data.labelled_formats import FORMATS, Record, labelled_records
+from bert_core.errors import ConfigError, CorpusError
+from bert_core.tasks.question_answering import QuestionAnswering
+from bert_core.tasks.rows import labelled
+from bert_core.tasks.text_classification import OneLabel
+from bert_core.tasks.text_regression import Score
+from bert_core.tasks.texts import TextInput
+from bert_core.tasks.token_classification import TokenClassification
+
+PARSES = "\t".join(["(a)"] * 4)
+MNLI = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
+    "sentence1_parse\tsentence2_parse\tsentence1\tsentence2"
+)
+STS = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
+PAIR = {"text": 'He said "a', "text_pair": "b ."}
+ONE = {"text": 'He said "a'}
+# Of every set of GLUE a line as it is published for training, and what it comes to.
+TRAINING: dict[str, tuple[str, dict]] = {
+    "cola": ('gj04\t0\t*\tHe said "a', ONE | {"label": "0"}),
+    "sst2": ('sentence\tlabel\nHe said "a\t1', ONE | {"label": "1"}),
+    "mrpc": (
+        '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t702876\t702977\tHe said "a\tb .',
+        PAIR | {"label": "1"},
+    ),
+    "qqp": (
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+        '133273\t213221\t213222\tHe said "a\tb .\t0',
+        PAIR | {"label": "0"},
+    ),
+    "stsb": (
+        f"{STS}\tscore\n"
+        '0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tHe said "a\tb .\t5.000',
+        PAIR | {"score": 5.0},
+    ),
+    "mnli": (
+        f"{MNLI}\tlabel1\tgold_label\n"
+        f'0\t31193\t31193n\tgovernment\t{PARSES}\tHe said "a\tb .\tneutral\tneutral',
+        PAIR | {"label": "neutral"},
+    ),
+    "qnli": (
+        'index\tquestion\tsentence\tlabel\n0\tHe said "a\tb .\tentailment',
+        PAIR | {"label": "entailment"},
+    ),
+    "rte": (
+        'index\tsentence1\tsentence2\tlabel\n0\tHe said "a\tb .\tnot_entailment',
+        PAIR | {"label": "not_entailment"},
+    ),
+    "wnli": ('index\tsentence1\tsentence2\tlabel\n0\tHe said "a\tb .\t1', PAIR | {"label": "1"}),
+}
+# The same of test sets, whose rows have no label.
+TEST: dict[str, tuple[str, dict]] = {
+    "cola": ('index\tsentence\n0\tHe said "a', ONE),
+    "sst2": ('index\tsentence\n0\tHe said "a', ONE),
+    "mrpc": (
+        '\ufeffindex\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1089874\t1089925\tHe said "a\tb .',
+        PAIR,
+    ),
+    "qqp": ('id\tquestion1\tquestion2\n0\tHe said "a\tb .', PAIR),
+    "stsb": (f'{STS}\n0\ta\tb\t2012\t0024\tnone\tnone\tHe said "a\tb .', PAIR),
+    "mnli": (f'{MNLI}\n0\t31493\t31493\ttravel\t{PARSES}\tHe said "a\tb .', PAIR),
+    "qnli": ('index\tquestion\tsentence\n0\tHe said "a\tb .', PAIR),
+    "rte": ('index\tsentence1\tsentence2\n0\tHe said "a\tb .', PAIR),
+    "wnli": ('index\tsentence1\tsentence2\n0\tHe said "a\tb .', PAIR),
+    "ax": ('index\tsentence1\tsentence2\n0\tHe said "a\tb .', PAIR),
+}
+
+
+def records_of(text: str, name: str) -> list[Record]:
+    found, _ = labelled_records(text.encode(), f"a.{name}", name)
+    return [record for record in found if record is not None]
+
+
+def inputs_of(text: str, name: str) -> list[dict]:
+    """What a line of a file holds of a text or a pair of texts."""
+    columns = FORMATS[name].columns
+    return [
+        {
+            field: record[columns.get(field, field)]
+            for field in ("text", "text_pair")
+            if columns.get(field, field) in record
+        }
+        for record in records_of(text, name)
+    ]
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\n\n\n"])
+@pytest.mark.parametrize("name", TRAINING)
+def test_every_training_set_of_glue_is_read_as_it_is_published(name: str, ending: str) -> None:
+    text, row = TRAINING[name]
+    text = text.replace("\n", "\r\n") if ending == "\r\n" else text
+    records, columns = labelled_records((text + ending).encode(), "train.tsv", name)
+    shapes = (TextInput, Score if "score" in row else OneLabel)
+    assert labelled([each for each in records if each], shapes, columns, "train.tsv") == [row]
+
+
+def test_development_rows_of_mnli_have_five_labels_of_which_one_is_right() -> None:
+    header = f"{MNLI}\tlabel1\tlabel2\tlabel3\tlabel4\tlabel5\tgold_label"
+    row = f"0\t63735\t63735n\tslate\t{PARSES}\ta\tb\tneutral\tneutral\tneutral\tentailment\tx\tyes"
+    (record,) = records_of(f"{header}\n{row}\n", "mnli")
+    assert record[FORMATS["mnli"].columns["label"]] == "yes"
+
+
+@pytest.mark.parametrize("name", TEST)
+def test_every_test_set_of_glue_is_read_though_it_has_no_labels(name: str) -> None:
+    text, row = TEST[name]
+    assert inputs_of(f"{text}\r\n", name) == [row]
+    assert TEST.keys() == TRAINING.keys() | {"ax"}
+
+
+def test_a_line_broken_in_two_is_left_out_of_qqp_alone() -> None:
+    header, row = TRAINING["qqp"][0].split("\n")
+    broken = "1\t2\t3\tWhat is\nthis?\tthat?\t1"
+    data = f"{header}\n{broken}\n{row}\n".encode()
+    records, _ = labelled_records(data, "train.tsv", "qqp")
+    assert [record is None for record in records] == [True, True, False]
+    with pytest.raises(CorpusError, match=r"a, line 3: wanted 4 columns divided by tabs .*, got 2"):
+        labelled_records(b"index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n1\ta\n", "a", "wnli")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("index\tsentence\tsentence\n0\ta\tb", "rte"),
+        ("text,label,text\na,b,c", None),
+        ("text\tlabel\ttext\na\tb\tc", None),
+    ],
+)
+def test_a_column_that_is_there_twice_is_refused(text: str, name: str | None) -> None:
+    source = "a.tsv" if "\t" in text else "a.csv"
+    with pytest.raises(CorpusError, match=rf"{source}: wanted each column once, got .* 2 times"):
+        labelled_records(text.encode(), source, name)
+
+
+CONLL = """\
+-DOCSTART- -X- -X- O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+
+-DOCSTART- -X- -X- O
+
+Peter NNP B-NP B-PER
+
+
+"""
+
+
+@pytest.mark.parametrize("change", [("", ""), ("\n", "\r\n"), (" ", "\t")])
+def test_conll_is_sentences_between_blank_lines_without_its_documents(
+    change: tuple[str, str],
+) -> None:
+    text = CONLL.replace(*change) if change[0] else CONLL
+    for ending in ("", "\n \n"):
+        records, columns = labelled_records((text.rstrip() + ending).encode(), "a", "conll")
+        rows = labelled(list(filter(None, records)), TokenClassification.shapes(), columns, "a")
+        assert rows == [
+            {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]},
+            {"tokens": ["Peter"], "tags": ["B-PER"]},
+        ]
+    first = labelled_records(text.encode(), "a", "conll")[0][0]
+    assert first is not None
+    assert first["1"] == ["NNP", "VBZ"]
+
+
+CONLLU = """\
+# sent_id = 1
+# text = Vámonos al mar
+1-2\tVámonos\t_\t_\t_\t_\t_\t_\t_\t_
+1\tVamos\tir\tVERB\t_\t_\t0\troot\t_\t_
+2\tnos\tnosotros\tPRON\t_\t_\t1\tobj\t_\t_
+3-4\tal\t_\t_\t_\t_\t_\t_\t_\t_
+3\ta\ta\tADP\t_\t_\t5\tcase\t_\t_
+4\tel\tel\tDET\t_\t_\t5\tdet\t_\t_
+5\tmar\tmar\tNOUN\tNN\t_\t1\tobl\t_\tSpaceAfter=No
+5.1\t_\tir\tVERB\t_\t_\t_\t_\t0:x\t_
+
+# a remark, and no sentence
+
+# sent_id = 2
+1\t#\t#\tSYM\t_\t_\t0\troot\t_\t_
+2\tNew York\tNew York\tPROPN\t_\t_\t1\tflat\t_\t_
+
+
+"""
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_conllu_is_words_without_ranges_empty_nodes_and_remarks(ending: str) -> None:
+    data = CONLLU.replace("\n", ending).encode()
+    records, columns = labelled_records(data, "a", "conllu")
+    rows = labelled(list(filter(None, records)), TokenClassification.shapes(), columns, "a")
+    assert [row["tokens"] for row in rows] == [
+        ["Vamos", "nos", "a", "el", "mar"],
+        ["#", "New York"],
+    ]
+    assert [row["tags"] for row in rows] == [
+        ["VERB", "PRON", "ADP", "DET", "NOUN"],
+        ["SYM", "PROPN"],
+    ]
+    (record,) = [each for each in records if each and each["xpos"][-1] == "NN"]
+    assert record["head"] == ["0", "1", "5", "5", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("a B-x\nb\n", "conll", "a.conll, line 2: wanted 2 columns, got 1 ('b'): correct the line"),
+        ("a\tO\nb\tx\tO\n", "conll", "a.conll, line 2: wanted 2 columns, got 3"),
+        ("1\ta\n", "conllu", "a.conllu, line 1: wanted 10 columns, got 2 ('1\\ta')"),
+        ('{"data": [{"paragraphs": [{}]}]}', "squad", "at question 1 there is no 'qas'"),
+        ('{"data": ', "squad", "a.squad: wanted JSON, it cannot be read"),
+        ("[]", "squad", "a.squad: wanted SQuAD's data → paragraphs → qas"),
+        ('{"val": []}', "clinc_train", "wanted CLINC150's splits, found no 'train'"),
+    ],
+)
+def test_a_file_that_is_not_what_it_is_said_to_be_is_named(
+    text: str, name: str, message: str
+) -> None:
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        labelled_records(text.encode(), f"a.{name}", name)
+
+
+def test_an_unknown_format_is_named_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"format: wanted one of cola, .*, got 'glue'"):
+        labelled_records(b"", "a", "glue")
+
+
+def test_squad_comes_with_and_without_answers() -> None:
+    questions = [
+        {"id": "1", "question": "q", "answers": [{"text": "b", "answer_start": 2}]},
+        {"id": "2", "question": "r", "is_impossible": True, "answers": []},
+        {"id": "3", "question": "a test row"},
+    ]
+    data = {"version": "v2.0", "data": [{"paragraphs": [{"context": "a b", "qas": questions}]}]}
+    records = records_of(json.dumps(data), "squad")
+    assert [len(record["answers"]) for record in records] == [1, 0, 0]
+    rows = labelled(records, QuestionAnswering.shapes(), {}, "a")
+    assert [row["id"] for row in rows] == ["1", "2", "3"]
+
+
+def test_clinc_has_its_rows_that_are_out_of_scope() -> None:
+    data = {"val": [["hi there", "greeting"]], "oos_val": [["blue", "oos"]], "train": []}
+    found = records_of(json.dumps(data), "clinc_val")
+    assert found == [{"text": "hi there", "intent": "greeting"}, {"text": "blue", "intent": "oos"}]
+
+
+# Rows of each file as its authors count them.
+REAL = {
+    "cola/in_domain_train.tsv": ("cola", 8551),
+    "cola/out_of_domain_dev.tsv": ("cola", 516),
+    "sst2/train.tsv": ("sst2", 67349),
+    "mrpc/msr_paraphrase_train.txt": ("mrpc", 4076),
+    "mrpc/msr_paraphrase_test.txt": ("mrpc", 1725),
+    "stsb/sts-train.csv": ("sts_benchmark", 5749),
+    "stsb/sts-dev.csv": ("sts_benchmark", 1500),
+    "wnut17/wnut17train.conll": ("conll", 3394),
+    "wnut17/emerging.dev.conll": ("conll", 1009),
+    "ud_ewt/en_ewt-ud-dev.conllu": ("conllu", 2001),
+    "clinc150/data_full.json": ("clinc_train", 15100),
+    "banking77/train.csv": (None, 10003),
+    "banking77/test.csv": (None, 3080),
+    "squadshifts/amazon_reviews_v1.0.json": ("squad", 9885),
+}
+
+
+@pytest.mark.parametrize("path", REAL)
+def test_a_real_file_has_its_published_rows(path: str, data_dir: Path) -> None:
+    name, count = REAL[path]
+    records, _ = labelled_records((data_dir / path).read_bytes(), path, name)
+    assert len(records) == count
+    assert None not in records
