@@ -24,6 +24,7 @@ from bert_core.data.formats import (
     decode_utf8,
     jsonl_rows,
     text_documents,
+    text_pieces,
 )
 from bert_core.data.wikitext import PAGE_END, article_text, dump_pages
 from bert_core.errors import CorpusError
@@ -179,17 +180,24 @@ def read_block(block: Block) -> Iterator[Document]:
             yield from read(extent, block)
 
 
-def read_lines(block: Block) -> Iterator[tuple[str, int, bytes]]:
-    """The lines of a block's files that are not blank, each with its file and its byte there.
+def read_pieces(block: Block) -> Iterator[tuple[str, int, bytes]]:
+    """The lines of a block's JSONL, and the lines or documents of its text, that are not blank.
 
-    Raises: as `read_block`.
+    Each comes with its file and its byte there. Raises: as `read_block`.
     """
+    boundary = block.corpus.document_boundary
     for extent in block.extents:
-        with _unchanged(extent.file):
+        file = extent.file
+        with _unchanged(file):
             for offset, data in _pieces(extent, block):
+                if file.format == "text" and boundary != "line":
+                    for start, piece in text_pieces(data, boundary):
+                        if piece.strip():
+                            yield file.path, offset + start, piece
+                    continue
                 for line in data.splitlines(keepends=True):
                     if line.strip():
-                        yield extent.file.path, offset, line
+                        yield file.path, offset, line
                     offset += len(line)
 
 

@@ -39,6 +39,7 @@ STAGES = {
     "publish": Command("pipelines.publish", "PublishConfig", "bundle → MLflow registry"),
     "predict": Command("pipelines.predict", "PredictConfig", "bundle + rows → rows with answers"),
     "search": Command("pipelines.search", "SearchConfig", "queries + vectors → nearest rows"),
+    "extract": Command("pipelines.extract", "ExtractConfig", "bundles + documents → a record each"),
     "glue": Command("pipelines.glue", "GlueConfig", "bundles + GLUE's test files → its submission"),
 }
 COMMANDS = {

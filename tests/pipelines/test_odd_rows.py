@@ -1,0 +1,139 @@
+"""Odd rows through the stages: each refuses them by name or counts them in its manifest."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_core.errors import ConfigError, CorpusError
+from pipelines import evaluate, finetune, predict
+from pipelines.evaluate import EvaluateConfig
+from pipelines.finetune import FinetuneConfig
+from pipelines.predict import PredictConfig
+from pipelines.sources import LabelledConfig
+
+pytestmark = pytest.mark.ray
+
+GOOD = [
+    {"text": f"Return {n} bytes.", "label": label} for n in range(8) for label in ("early", "late")
+]
+ODD = [
+    {"text": "", "label": "early"},
+    {"text": " \n", "label": "late"},
+    {"text": "long " * 100_000, "label": "early"},
+]
+Written = Callable[..., LabelledConfig]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    def write(name: str, rows: list[dict[str, Any]]) -> LabelledConfig:
+        path = tmp_path / name
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return LabelledConfig(source=str(path))
+
+    return write
+
+
+@pytest.fixture
+def tuning(pretrained: Any, tmp_path: Path, written: Written) -> FinetuneConfig:
+    return replace(
+        pretrained.finetune(tmp_path / "finetune"),
+        train=written("train.jsonl", GOOD),
+        held_out=written("held_out.jsonl", GOOD),
+        rows_per_class=None,
+        seeds=(0,),
+        epochs=0.5,
+    )
+
+
+@pytest.fixture
+def evaluation(finetuned: Any, tmp_path: Path) -> EvaluateConfig:
+    return EvaluateConfig(
+        output=str(tmp_path / "evaluate"),
+        model=str(finetuned.folder / "finetune" / "bundle"),
+        num_workers=0,
+        tracking_uri=finetuned.tracking_uri,
+    )
+
+
+def test_fine_tuning_counts_the_rows_that_are_empty_or_cut(
+    tuning: FinetuneConfig, written: Written, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = written("odd.jsonl", GOOD + ODD)
+    counts = finetune.run(replace(tuning, train=train)).counts
+    assert (counts["train_rows_with_empty_text"], counts["train_rows_cut"]) == (2, 1)
+    assert (counts["held_out_rows_with_empty_text"], counts["held_out_rows_cut"]) == (0, 0)
+    told = capsys.readouterr().out
+    assert f"finetune: 2 rows with empty text in {train.source}" in told
+    assert f"finetune: 1 rows cut in {train.source}" in told
+    assert tuning.held_out.source not in told
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "message"),
+    [
+        (GOOD, [{"text": "a", "label": "never"}], "row 1: its label 'never' is not one of the tr"),
+        (GOOD[::2], GOOD, r"training rows: wanted at least two labels, found 1 \(early\)"),
+        (GOOD[:4], GOOD, "wanted at least batch_size = 8 rows to train on, got 4: lower batch_s"),
+        (GOOD, [], "held_out.jsonl: wanted labelled rows, the file holds none: give another"),
+        ([*GOOD, {"text": "a", "label": ""}], GOOD, "row 17: wanted text in the column 'label'"),
+        ([*GOOD, {"txt": "a", "label": "x"}], GOOD, "row 17: wanted text in the column 'text'"),
+    ],
+)
+def test_rows_to_fine_tune_on_that_will_not_do_are_named(
+    tuning: FinetuneConfig, written: Written, train: Any, held_out: Any, message: str
+) -> None:
+    config = replace(
+        tuning, train=written("train.jsonl", train), held_out=written("held_out.jsonl", held_out)
+    )
+    with pytest.raises(CorpusError, match=message):
+        finetune.run(config)
+
+
+def test_an_evaluation_counts_the_rows_that_are_empty_or_cut(
+    evaluation: EvaluateConfig, written: Written, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_out = written("odd.jsonl", GOOD + ODD)
+    counts = evaluate.run(replace(evaluation, held_out=held_out)).counts
+    assert (counts["rows"], counts["rows_with_empty_text"], counts["rows_cut"]) == (19, 2, 1)
+    assert f"evaluate: 1 rows cut in {held_out.source}" in capsys.readouterr().out
+    one_class = replace(
+        evaluation, held_out=written("one.jsonl", GOOD[::2]), output=f"{evaluation.output}-one"
+    )
+    assert evaluate.run(one_class).counts["matthews"] == 0.0
+    unseen = written("unseen.jsonl", [*GOOD, {"text": "a", "label": "never"}])
+    with pytest.raises(CorpusError, match="row 17: its label 'never' is not one of the training"):
+        evaluate.run(replace(evaluation, held_out=unseen, output=f"{evaluation.output}-unseen"))
+
+
+def test_several_files_of_labelled_rows_are_one_set(
+    evaluation: EvaluateConfig, written: Written, tmp_path: Path
+) -> None:
+    (tmp_path / "parts").mkdir()
+    for number in range(2):
+        written(f"parts/{number}.jsonl", GOOD[8 * number : 8 * number + 8])
+    several = LabelledConfig(source=str(tmp_path / "parts" / "*.jsonl"))
+    counts = evaluate.run(replace(evaluation, held_out=several)).counts
+    assert counts["rows"] == 16
+    written("parts/1.jsonl", GOOD[:3])
+    with pytest.raises(ConfigError, match="made with another held_out"):
+        evaluate.run(replace(evaluation, held_out=several))
+
+
+def test_predicting_counts_the_rows_that_are_empty_or_cut(
+    evaluation: EvaluateConfig, written: Written, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = PredictConfig(
+        output=f"{evaluation.output}-predict",
+        model=evaluation.model,
+        source=written("odd.jsonl", GOOD + ODD).source,
+        num_workers=0,
+        tracking_uri=evaluation.tracking_uri,
+    )
+    counts = predict.run(config).counts
+    assert (counts["rows"], counts["rows_with_empty_text"], counts["rows_cut"]) == (19, 2, 1)
+    assert "predict: 2 rows with empty text in" in capsys.readouterr().out
