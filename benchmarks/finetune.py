@@ -253,7 +253,7 @@ def _sst2() -> list[dict[str, Any]]:
     path = Path(folder) / "sst2" / "train.tsv"
     records, columns = labelled_records(path.read_bytes(), str(path), "sst2")
     shapes = TextClassification.shapes(TextClassification.options())
-    return labelled(records, shapes, columns, str(path))
+    return labelled([one for one in records if one is not None], shapes, columns, str(path))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import Manifest, Output, read_manifest
 from pipelines import parquet
 from pipelines.distribute import run_tasks
-from pipelines.predict import ROWS
+from pipelines.parts import ROWS
 from pipelines.report import meter, say
 from pipelines.stage import INPUT, Result, StageConfig, input_digest, run_stage
 from tracking.runs import DatasetInput

@@ -70,6 +70,7 @@ def test_fine_tuning_counts_the_rows_that_are_empty_or_cut(
     told = capsys.readouterr().out
     assert f"finetune: 2 rows with empty text in {train.source}" in told
     assert f"finetune: 1 rows cut in {train.source}" in told
+    assert tuning.held_out is not None
     assert tuning.held_out.source not in told
 
 

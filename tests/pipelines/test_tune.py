@@ -90,9 +90,9 @@ def swept(
     with pytest.MonkeyPatch.context() as patch:
         whole = evaluate.predict_rows
 
-        def predict_rows(model: Path, rows: Any, config: Any) -> Any:
+        def predict_rows(model: Path, rows: Any, *more: Any) -> Any:
             scored.append(rows)
-            return whole(model, rows, config)
+            return whole(model, rows, *more)
 
         patch.setattr(evaluate, "predict_rows", predict_rows)
         tune.run(config)
