@@ -144,6 +144,8 @@ class FinetuneConfig(TrainingConfig):
             raise ConfigError(f"seeds: wanted different numbers, at least one, got {self.seeds}")
         if not self.epochs > 0:
             raise ConfigError(f"epochs: wanted above 0, got {self.epochs}")
+        if not self.lr > 0:
+            raise ConfigError(f"lr: wanted above 0, got {self.lr}")
         if not 0 <= self.warmup_share <= 1:
             raise ConfigError(f"warmup_share: wanted 0 to 1, got {self.warmup_share}")
         if self.batch_size < max(1, self.most_workers):

@@ -179,7 +179,7 @@ def test_a_run_is_measured_as_it_goes_and_its_best_weights_are_kept(
     kept = sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir())
     assert kept == sorted({f"step-{best:08d}", "step-00000007"})
     for step in range(1, 8):
-        assert 0 < records[step]["padding_share"] < 0.6
+        assert 0 <= records[step]["padding_share"] < 0.6
         assert 0 <= records[step]["data_wait_share"] < 1
         assert records[step]["memory_gb"] > 0.1
         # Work counts real tokens and masked words only, so it is no more than all padded would be.

@@ -113,7 +113,7 @@ def assert_same_answers(came: list[Any], wanted: list[Any]) -> None:
     for answer, expected in zip(came, wanted, strict=True):
         assert [each["label"] for each in answer] == [each["label"] for each in expected]
         scores = [each["score"] for each in answer]
-        np.testing.assert_allclose(scores, [each["score"] for each in expected], atol=1e-6)
+        np.testing.assert_allclose(scores, [each["score"] for each in expected], atol=1e-5)
 
 
 def test_every_model_answers_at_its_own_path(client: httpx.Client, bundle: Path) -> None:
