@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,15 +101,15 @@ def save_bundle(
         )
     config = model.encoder.config
     _check_vocabulary(folder, config, tokenizer, ConfigError)
-    ours = {name for name, part in _objectives(model) if not part.in_transformers}
+    theirs = model.in_transformers
     entries = encoder_config_to_huggingface(config) | {
-        "architectures": [architecture(config, frozenset(model.objectives) - ours)],
+        "architectures": [architecture(config, theirs)],
         "dtype": "float32",
     }
     special = {"cls": tokenizer.cls_id, "sep": tokenizer.sep_id}
     token_ids = LAYOUTS[config.family].token_ids
     entries |= {entry: special[token] for entry, token in token_ids.items()}
-    for _, objective in _objectives(model):
+    for objective in model.objectives.values():
         if task is not None and isinstance(objective, Classification):
             entries["problem_type"] = objective.problem_type
     labels = _labels(model, task)
@@ -117,7 +117,11 @@ def save_bundle(
         entries["id2label"] = {str(index): label for index, label in enumerate(labels)}
         entries["label2id"] = {label: index for index, label in enumerate(labels)}
     whole = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
-    heads = {name: tensor for name, tensor in whole.items() if _part(name) in ours}
+    heads = {
+        name: tensor
+        for name, tensor in whole.items()
+        if name.startswith("objectives.") and _part(name) not in theirs
+    }
     state = to_huggingface({k: v for k, v in whole.items() if k not in heads}, config)
     partial = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -225,12 +229,6 @@ def build_model(
     taken = {name: bundle.state[name] for name in wanted if _part(name) not in fresh}
     model.load_state_dict(taken, strict=False)
     return model
-
-
-def _objectives(model: ObjectiveModel) -> Iterator[tuple[str, Objective]]:
-    for name, part in model.objectives.items():
-        assert isinstance(part, Objective)
-        yield name, part
 
 
 def _part(name: str) -> str:

@@ -89,13 +89,13 @@ def _variants() -> Listing:
 
 
 def _tasks() -> Listing:
-    from bert_core.model.families import ARCHITECTURES, HEADLESS
+    from bert_core.model.families import ARCHITECTURES
     from bert_core.tasks.registry import TASKS
 
     rows = [
         [
             name,
-            f"…{ARCHITECTURES[frozenset({task.objective}) - HEADLESS]}",
+            f"…{ARCHITECTURES.get(frozenset({task.objective}), 'Model')}",
             task.primary_metric,
             ", ".join(one.name for shape in task.shapes() for one in fields(shape)),
             ", ".join(one.name for one in fields(task.options)) or "none",

@@ -50,7 +50,7 @@ def model_card(
         f"# {version.name}, version {version.version}",
         _what(predictor),
         "## Use",
-        _use(publication, task, bundle, example, answer),
+        _use(publication, predictor, example, answer),
         "## How well it answers",
         _evaluated(bundle, evaluation),
         _metrics(evaluation.counts),
@@ -113,14 +113,12 @@ def _what(predictor: "Predictor") -> str:
     return f"{sentence} Its labels: {names}{f' and {more} more' if more > 0 else ''}."
 
 
-def _use(
-    publication: Publication, task: "Task", bundle: "Bundle", example: Row, answer: Any
-) -> str:
+def _use(publication: Publication, predictor: "Predictor", example: Row, answer: Any) -> str:
     from bert_core.model.hf import architecture
 
     version = publication.version
-    kind = architecture(bundle.encoder_config, frozenset({task.objective}))
-    best = json.dumps(task.cells(answer), ensure_ascii=False)
+    kind = architecture(predictor.bundle.encoder_config, predictor.model.in_transformers)
+    best = json.dumps(predictor.task.cells(answer), ensure_ascii=False)
     return (
         "Where raybert is installed, and MLflow's tracking URI is that of this registry:\n\n"
         "```python\nimport mlflow\nimport pandas as pd\n\n"

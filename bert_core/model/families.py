@@ -31,8 +31,6 @@ ARCHITECTURES: dict[frozenset[str], str] = {
     frozenset({"span"}): "ForQuestionAnswering",
     frozenset({"multiple_choice"}): "ForMultipleChoice",
 }
-# Objectives without weights of their own, whose class is that without them.
-HEADLESS = frozenset({"embedding"})
 
 
 @dataclass(frozen=True, kw_only=True)

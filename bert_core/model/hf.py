@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bert_core.errors import ConfigError, FormatError
-from bert_core.model.families import ARCHITECTURES, HEADLESS, LAYOUTS, Layout, Names
+from bert_core.model.families import ARCHITECTURES, LAYOUTS, Layout, Names
 from bert_core.model.variants import ConvolutionConfig, EncoderConfig
 
 
@@ -23,9 +23,8 @@ def architecture(config: EncoderConfig, objectives: frozenset[str]) -> str:
     Raises: ConfigError if the family has no such class.
     """
     layout = LAYOUTS[config.family]
-    heads = objectives - HEADLESS
-    ending = ARCHITECTURES.get(heads, "")
-    if ending not in layout.heads or _objectives(layout.heads[ending]) != heads:
+    ending = ARCHITECTURES.get(objectives, "")
+    if ending not in layout.heads or _objectives(layout.heads[ending]) != objectives:
         can = sorted(layout.title + end for end in layout.heads if end != "Model")
         raise ConfigError(
             f"family {config.family}: wanted the objectives of one of Hugging Face's classes "

@@ -173,6 +173,11 @@ class ObjectiveModel(nn.Module):
         return {part.name: part.counts(batch) for part in self._parts}
 
     @property
+    def in_transformers(self) -> frozenset[str]:
+        """The objectives whose heads a class of transformers has."""
+        return frozenset(part.name for part in self._parts if part.in_transformers)
+
+    @property
     def _parts(self) -> list[Objective]:
         return cast("list[Objective]", list(self.objectives.values()))
 

@@ -26,6 +26,7 @@ class Embedding(Objective):
 
     name = "embedding"
     needs_pooler = False
+    in_transformers = False
     label_key = "similarities"
     position_key = "vector_starts"
 

@@ -205,8 +205,9 @@ def test_a_task_that_does_not_say_what_a_fault_is_has_what_its_metric_lacks() ->
 
 def test_its_objective_and_its_class_at_hugging_face_exist(task: Task) -> None:
     with torch.device("meta"):
-        assert task.build_objective(CONFIG).name == task.objective
-    assert hasattr(transformers, architecture(CONFIG, frozenset({task.objective})))
+        model = ObjectiveModel(CONFIG, [task.build_objective(CONFIG)])
+    assert list(model.objectives) == [task.objective]
+    assert hasattr(transformers, architecture(CONFIG, model.in_transformers))
 
 
 def test_a_bundle_brings_it_back_and_answers_its_examples(task: Task, tmp_path: Path) -> None:
