@@ -179,15 +179,25 @@ def check_card(reference: str, task: Task, measured: dict[str, Any], uri: str) -
     assert list(lines["answer"].columns) == list(shown)
 
 
-@pytest.mark.parametrize("task", TASKS)
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    *((task, {}) for task in TASKS),
+    ("token-classification", {"feature_based": True}),
+]
+
+
+@pytest.mark.parametrize(("task", "options"), WAYS)
 @pytest.mark.drill
-def test_a_task_goes_all_the_way(task: str, pretrained: Any, tmp_path: Path) -> None:
+def test_a_task_goes_all_the_way(
+    task: str, options: dict[str, Any], pretrained: Any, tmp_path: Path
+) -> None:
+    registered = "-".join(["walked", task, *options])
     name, text, said = FILES[task]
     (tmp_path / name).write_text(text)
     rows = LabelledConfig(source=str(tmp_path / name), **said)
     tuned = replace(
         pretrained.finetune(tmp_path / "finetune"),
-        task=task, train=rows, held_out=rows, rows_per_class=None, seeds=(0,), epochs=1.0,
+        task=task, options=options, train=rows, held_out=rows,
+        rows_per_class=None, seeds=(0,), epochs=1.0,
     )  # fmt: skip
     counts = finetune.run(tuned).counts
     main = counts["primary_metric"]
@@ -215,17 +225,17 @@ def test_a_task_goes_all_the_way(task: str, pretrained: Any, tmp_path: Path) -> 
         )
     publication = PublishConfig(
         output=str(tmp_path / "publish"), model=str(bundle), evaluation=evaluation.output,
-        name=f"walked-{task}", num_workers=0, tracking_uri=pretrained.tracking_uri,
+        name=registered, num_workers=0, tracking_uri=pretrained.tracking_uri,
     )  # fmt: skip
     assert publish.run(publication).counts["is_champion"]
     import mlflow
 
     with as_default(pretrained.tracking_uri):
-        model = mlflow.pyfunc.load_model(f"models:/walked-{task}@champion")
+        model = mlflow.pyfunc.load_model(f"models:/{registered}@champion")
         answers = model.predict(pd.DataFrame(inputs[:2]))
     cells = [predictor.task.cells(answer) for answer in predictor.predict(inputs[:2])]
     assert list(answers.columns) == list(cells[0])
-    check_card(f"models:/walked-{task}@champion", predictor.task, measured, pretrained.tracking_uri)
+    check_card(f"models:/{registered}@champion", predictor.task, measured, pretrained.tracking_uri)
     other = replace(tuned, output=str(tmp_path / "other"), seeds=(1,), epochs=0.5)
     finetune.run(other)
     again = replace(evaluation, output=str(tmp_path / "evaluate-2"), model=f"{other.output}/bundle")
