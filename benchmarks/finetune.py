@@ -176,7 +176,7 @@ class _Examples(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         window = self._windows[index]
-        label = int(window.labels["labels"])
+        label = window.labels["labels"].item()
         return {"input_ids": window.ids[0], "label": label, "length": window.tokens}
 
 
