@@ -1,6 +1,8 @@
 """How tokens look at each other: one small class an idea, each without the residual around it.
 
-With `places` only the tokens there get a vector, (N, hidden), though all are looked at.
+With `places` only the tokens there get a vector, (N, hidden), though all are looked at. With
+`scores`, a list, what the softmax is taken of is added to it, block by block of `rows`: it is then
+computed plainly instead of by a fused kernel.
 """
 
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ from bert_core.model.variants import (
     EncoderConfig,
     RotaryAttentionConfig,
 )
+
+Scores = list[Tensor]
+"""Of every block of rows (b, heads, s, s), query before key, -inf where a query may not look."""
 
 
 class SelfAttention(nn.Module):
@@ -42,9 +47,10 @@ class SelfAttention(nn.Module):
         rows: Rows,
         shared: Any,
         places: Int[Tensor, "chosen"] | None = None,
+        scores: Scores | None = None,
     ) -> Float[Tensor, "..."]:
         joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
-        mixed = _mixed(joined, rows, self.dropout if self.training else 0.0)
+        mixed = _mixed(joined, rows, self.dropout if self.training else 0.0, scores)
         return self.output(taken(mixed, places))
 
 
@@ -63,23 +69,25 @@ class RotaryAttention(SelfAttention):
         rows: Rows,
         shared: "Rotations",
         places: Int[Tensor, "chosen"] | None = None,
+        scores: Scores | None = None,
     ) -> Float[Tensor, "..."]:
         joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
         turned = _turned(joined[..., :2, :, :], shared.whole if self.reach is None else shared.near)
         joined = torch.cat([turned, joined[..., 2:, :, :]], dim=-3)
         dropout = self.dropout if self.training else 0.0
-        return self.output(taken(_mixed(joined, rows, dropout, self.reach), places))
+        return self.output(taken(_mixed(joined, rows, dropout, scores, self.reach), places))
 
 
 def _mixed(
     joined: Float[Tensor, "*tokens 3 heads size"],
     rows: Rows,
     drop: float,
+    scores: Scores | None = None,
     reach: int | None = None,
 ) -> Float[Tensor, "*tokens hidden"]:
     """Values of each row, weighed by how its queries meet its keys; within `reach` of each token,
     where that is given."""
-    if isinstance(rows, Packed) and _runs_unpadded(joined, drop):
+    if isinstance(rows, Packed) and scores is None and _runs_unpadded(joined, drop):
         query, key, value = joined.unbind(-3)
         offsets = rows.offsets.int()
         window: Any = {} if reach is None else {"window_size": (reach, reach)}
@@ -90,11 +98,13 @@ def _mixed(
     blocks = []
     for block, mask in zip(rows.blocks(joined), rows.masks(), strict=True):
         query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, D / H)
-        if reach is not None and query.shape[2] > reach + 1:
+        if reach is not None and scores is None and query.shape[2] > reach + 1:
             mixed = _near(query, key, value, mask, reach, drop)
         else:
             bias = None if mask is None else _bias(mask, query)
-            mixed = _attended(query, key, value, bias, drop)
+            if reach is not None and scores is not None:
+                bias = _outside(reach, query) + (0.0 if bias is None else bias)
+            mixed = _attended(query, key, value, bias, drop, scores=scores)
         blocks.append(mixed.transpose(1, 2).flatten(2))
     return rows.joined(blocks)
 
@@ -143,16 +153,21 @@ def _attended(
     bias: Float[Tensor, "..."] | None,
     drop: float,
     scale: float | None = None,
+    scores: Scores | None = None,
 ) -> Float[Tensor, "batch heads queries size"]:
     """Scaled dot-product attention; `scale` None divides by the root of the size."""
-    if not drop or query.is_cuda or torch.compiler.is_compiling():
+    fused = not drop or query.is_cuda or torch.compiler.is_compiling()
+    if fused and scores is None:
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=bias, dropout_p=drop, scale=scale
         )
     # On a CPU no kernel is fused with dropout, and ours draws faster.
-    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
-    with torch.autocast("cpu", enabled=False):  # which would widen what a product narrows again
-        weights = (scores if bias is None else scores + bias).softmax(-1)
+    own = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
+    own = own if bias is None else own + bias
+    if scores is not None:
+        scores.append(own)
+    with torch.autocast(own.device.type, enabled=False):  # it widens what a product narrows again
+        weights = own.softmax(-1)
     return dropout(weights, drop) @ value
 
 
@@ -184,6 +199,13 @@ def _bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 1 seq"]:
     """
     bias = like.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
     return bias[:, None, None, :]
+
+
+def _outside(reach: int, like: Tensor) -> Float[Tensor, "seq seq"]:
+    """The same for keys farther than `reach` from a query."""
+    places = torch.arange(like.shape[2], device=like.device)
+    far = (places[:, None] - places).abs() > reach
+    return like.new_zeros(far.shape).masked_fill_(far, float("-inf"))
 
 
 @dataclass(frozen=True)
@@ -302,6 +324,7 @@ class DisentangledAttention(nn.Module):
         rows: Rows,
         shared: Distances,
         places: Int[Tensor, "chosen"] | None = None,
+        scores: Scores | None = None,
     ) -> Float[Tensor, "..."]:
         joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))  # (*tokens, 3, H, d)
         far_key, far_query = (
@@ -317,7 +340,7 @@ class DisentangledAttention(nn.Module):
             if mask is not None:
                 bias.masked_fill_(~mask[:, None, None, :], float("-inf"))
             drop = self.dropout if self.training else 0.0
-            mixed = _attended(query, key, value, bias, drop, self.scale)
+            mixed = _attended(query, key, value, bias, drop, self.scale, scores)
             blocks.append(mixed.transpose(1, 2).flatten(2))
         return self.output(taken(rows.joined(blocks), places))
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bert_core.errors import InputError
-from bert_core.model.attention import SHARED
+from bert_core.model.attention import SHARED, Scores
 from bert_core.model.layers import (
     LAYERS,
     Convolution,
@@ -34,6 +34,8 @@ class Encoded:
     """How the rows lie in `hidden`."""
     layers: list[Float[Tensor, "*tokens hidden"]] = field(default_factory=list)
     """The vectors before the first layer and after each, where they were asked for."""
+    scores: list[Scores] = field(default_factory=list)
+    """Of each layer what its softmax is taken of, where it was asked for."""
 
 
 class Encoder(nn.Module):
@@ -67,6 +69,7 @@ class Encoder(nn.Module):
         *,
         places: Int[Tensor, "chosen"] | None = None,
         all_layers: bool = False,
+        all_scores: bool = False,
     ) -> Encoded:
         """Encode rows that are padded to one width, (B, S), or lie end to end, (T,).
 
@@ -78,18 +81,24 @@ class Encoder(nn.Module):
             offsets: of rows end to end: where each begins, and at last T.
             places: of the tokens whose vectors are asked for; the last layer computes no others.
             all_layers: whether to keep what every layer gave.
+            all_scores: whether to keep how every layer's tokens look at each other; then nothing is
+                computed again in the backward pass.
         Raises: InputError if a row is too long (end to end on a GPU that is not looked at).
         """
         rows = self._rows(input_ids, attention_mask, offsets)
         hidden = embedded = self.embeddings(input_ids, token_type_ids, rows)
         shared = None if self.shared is None else self.shared(rows)
         layers = [hidden] if all_layers else []
+        scores: list[Scores] = [[] for _ in range(self.config.num_hidden_layers * all_scores)]
         last = self.config.num_hidden_layers - 1
-        early = None if all_layers or not self.may_take_early else self._asked(rows, places)
+        whole = all_layers or all_scores or not self.may_take_early
+        early = None if whole else self._asked(rows, places)
         for index in range(last + 1):
             layer = self.layers[index % len(self.layers)]
             asked = early if index == last else None
-            if self.checkpointing and self.training:
+            if all_scores:
+                hidden = layer(hidden, rows, shared, None, scores[index])
+            elif self.checkpointing and self.training:
                 hidden = checkpoint(layer, hidden, rows, shared, asked, use_reentrant=False)
             else:
                 hidden = layer(hidden, rows, shared, asked)
@@ -104,7 +113,8 @@ class Encoder(nn.Module):
             first, hidden = self._first(hidden, rows), taken(hidden, places)
         else:
             first, hidden = hidden.split([len(early) - len(places), len(places)])
-        return Encoded(hidden, None if self.pooler is None else self.pooler(first), rows, layers)
+        pooled = None if self.pooler is None else self.pooler(first)
+        return Encoded(hidden, pooled, rows, layers, scores)
 
     @property
     def may_take_early(self) -> bool:

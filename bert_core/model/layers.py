@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bert_core.model.attention import ATTENTION, KeylessBiasLinear
+from bert_core.model.attention import ATTENTION, KeylessBiasLinear, Scores
 from bert_core.model.dropout import Dropout
 from bert_core.model.rows import Rows, taken
 from bert_core.model.variants import ConvolutionConfig, EncoderConfig, NormPlacement
@@ -135,12 +135,14 @@ class EncoderLayer(nn.Module):
         rows: Rows,
         shared: Any,
         places: Int[Tensor, "chosen"] | None = None,
+        scores: Scores | None = None,
     ) -> Float[Tensor, "..."]:
         """The tokens' vectors after the layer; with `places` only those there, (N, hidden).
 
-        `shared` is what the attentions of all layers have in common, None for most.
+        `shared` is what the attentions of all layers have in common, None for most; `scores` is
+        added to where it is given.
         """
-        attended = self.attention(hidden, rows, shared, places)
+        attended = self.attention(hidden, rows, shared, places, scores)
         hidden = self.attention_norm(taken(hidden, places) + self.dropout(attended))
         return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
 
@@ -159,8 +161,9 @@ class PreNormLayer(EncoderLayer):
         rows: Rows,
         shared: Any,
         places: Int[Tensor, "chosen"] | None = None,
+        scores: Scores | None = None,
     ) -> Float[Tensor, "..."]:
-        attended = self.attention(self.attention_norm(hidden), rows, shared, places)
+        attended = self.attention(self.attention_norm(hidden), rows, shared, places, scores)
         hidden = taken(hidden, places) + self.dropout(attended)
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
 

@@ -135,6 +135,7 @@ class ObjectiveModel(nn.Module):
         places: Int[Tensor, "chosen"] | None = None,
         *,
         all_layers: bool = False,
+        all_scores: bool = False,
     ) -> Encoded:
         """The encoder's output alone; with `places` that of the tokens there."""
         return self.encoder(
@@ -144,6 +145,7 @@ class ObjectiveModel(nn.Module):
             batch.get("offsets"),
             places=places,
             all_layers=all_layers,
+            all_scores=all_scores,
         )
 
     def outputs(self, batch: Batch) -> int | None:

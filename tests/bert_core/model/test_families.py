@@ -385,6 +385,36 @@ def test_tokens_that_are_asked_for_get_the_vectors_and_gradients_of_all(
             torch.testing.assert_close(slope, wanted[name], atol=1e-4, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("row_by_row", [0, 1000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_of_attention_are_those_of_transformers_and_change_nothing(
+    kind: str, row_by_row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ROW_BY_ROW, row_by_row)
+    ours, theirs = ours_of(kind, ()), theirs_of(kind, ())
+    load_into_theirs(theirs, ours.state_dict(), ours.encoder.config)
+    theirs.set_attn_implementation("eager")
+    theirs.config.output_attentions = True
+    padded, packed = batches()
+    wanted = forward_of(dict(KINDS[kind]), theirs, padded, choices=False).attentions
+    for batch in (padded, packed):
+        encoded = ours.encode(batch, all_scores=True)
+        alike = ours.encode(batch)
+        real = encoded.rows.masks()
+        for plain, fused in ((encoded.hidden, alike.hidden), (encoded.pooled, alike.pooled)):
+            if fused is not None and "offsets" in batch:
+                torch.testing.assert_close(plain, fused, atol=1e-5, rtol=0)
+        assert len(encoded.scores) == len(wanted) == ours.encoder.config.num_hidden_layers
+        for layer, their_layer in zip(encoded.scores, wanted, strict=True):
+            assert len(layer) == len(real)
+            found = [row for block in layer for row in block.softmax(-1)]  # each (H, s, s)
+            for row, their_row, length in zip(found, their_layer, LENGTHS, strict=True):
+                torch.testing.assert_close(
+                    row[:, :length, :length], their_row[:, :length, :length], atol=1e-5, rtol=0
+                )
+                assert not row[:, :length, length:].any()
+
+
 def test_a_row_past_the_last_position_is_refused_with_both_lengths() -> None:
     encoder = Encoder(config_of("roberta"))
     ids = torch.full((1, 25), 2)
