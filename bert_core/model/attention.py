@@ -104,6 +104,7 @@ def _mixed(
             bias = None if mask is None else _bias(mask, query)
             if reach is not None and scores is not None:
                 bias = _outside(reach, query) + (0.0 if bias is None else bias)
+                bias.diagonal(dim1=-2, dim2=-1).zero_()  # padding too sees itself, as in `_near`
             mixed = _attended(query, key, value, bias, drop, scores=scores)
         blocks.append(mixed.transpose(1, 2).flatten(2))
     return rows.joined(blocks)
