@@ -18,7 +18,7 @@ from jaxtyping import Integer
 
 from bert_core.data.draws import row_keys
 from bert_core.data.masking import Masker
-from bert_core.data.order import GlobalOrder, Samples, part_of_rank
+from bert_core.data.order import GlobalOrder, Samples, balanced_part
 from bert_core.data.shards import ShardRows
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError
@@ -210,22 +210,19 @@ class RankBatches:
 
     def _mine(self, start: int, count: int) -> list[Batch]:
         size = self.group_rows
-        part = part_of_rank(-(-count // size), self.rank, self.world_size)
-        first, end = part.start * size, min(part.stop * size, count)
-        samples = self.order.samples(start + first, end - first)
+        samples = self.order.samples(start, count)
         lengths = self.source.lengths(samples)
-        if size == 1:
-            return [
-                self.source.collate(samples.take(bucket))
-                for bucket in buckets(lengths, self.micro_batch_tokens)
-            ]
-        groups = np.split(np.arange(end - first), range(size, end - first, size))
-        longest = np.array([lengths[one].max() * len(one) for one in groups if len(one)], np.int64)
-        return [
-            self.source.collate(samples.take(np.concatenate([groups[one] for one in bucket])))
-            | {"groups": torch.tensor([len(groups[one]) for one in bucket])}
-            for bucket in buckets(longest, self.micro_batch_tokens)
-        ]
+        firsts = np.arange(0, count, size)  # of each group
+        mine = balanced_part(np.add.reduceat(lengths, firsts), self.rank, self.world_size)
+        padded = np.maximum.reduceat(lengths, firsts) * np.diff(firsts, append=count)
+        micro_batches = []
+        for bucket in buckets(padded[mine], self.micro_batch_tokens):
+            rows = (firsts[mine[bucket], None] + np.arange(size)).ravel()
+            batch = self.source.collate(samples.take(rows[rows < count]))
+            if size > 1:
+                batch["groups"] = torch.from_numpy(np.diff(firsts, append=count)[mine[bucket]])
+            micro_batches.append(batch)
+        return micro_batches
 
 
 @dataclass(frozen=True)

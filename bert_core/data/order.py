@@ -81,5 +81,20 @@ class GlobalOrder:
 
 
 def part_of_rank(count: int, rank: int, world_size: int) -> slice:
-    """Which part of a global batch of `count` samples rank `rank` of `world_size` takes."""
+    """Which part of `count` things in order rank `rank` of `world_size` takes."""
     return slice(count * rank // world_size, count * (rank + 1) // world_size)
+
+
+def balanced_part(
+    tokens: Integer[np.ndarray, "samples"], rank: int, world_size: int
+) -> Integer[np.ndarray, "part"]:
+    """Which samples of a global batch a rank takes, ascending: about as many tokens as any other,
+    as all wait for the slowest.
+
+    The longest come first and are dealt out to and fro, so that the parts' counts differ by one at
+    most.
+    """
+    order = np.argsort(-tokens, kind="stable")
+    turn, seat = np.divmod(np.arange(len(order)), world_size)
+    taker = np.where(turn % 2, world_size - 1 - seat, seat)
+    return np.sort(order[taker == rank])

@@ -36,7 +36,7 @@ def replicated(model: ObjectiveModel) -> nn.Module:
     """What trains `model` on all ranks: itself where it is alone or sharded."""
     if rank_of_world()[1] == 1 or isinstance(model, FSDPModule):
         return model
-    return DistributedDataParallel(model)
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)  # and not a copy beside
 
 
 @contextmanager

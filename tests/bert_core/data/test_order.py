@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_core.data.order import GlobalOrder, Samples, part_of_rank
+from bert_core.data.order import GlobalOrder, Samples, balanced_part, part_of_rank
 from bert_core.errors import ConfigError
 
 SHARDS = [
@@ -124,3 +124,21 @@ def test_samples_can_be_taken_in_any_order() -> None:
 def test_shards_without_a_row_are_refused(shard_rows: list[int]) -> None:
     with pytest.raises(ConfigError, match=r"wanted shards with at least one row, got none: the c"):
         GlobalOrder(shard_rows, seed=0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_parts_of_a_global_batch_have_like_numbers_of_samples_and_tokens(world_size: int) -> None:
+    tokens = np.random.default_rng(0).integers(5, 129, size=256)
+    parts = [balanced_part(tokens, rank, world_size) for rank in range(world_size)]
+    assert sorted(np.concatenate(parts)) == list(range(256))
+    counts, sums = [len(part) for part in parts], [tokens[part].sum() for part in parts]
+    assert max(counts) - min(counts) <= 1
+    # Each turn of the deal leaves parts apart by no more than the lengths that it spans.
+    assert max(sums) - min(sums) <= tokens.max()
+    for part in parts:
+        assert list(part) == sorted(part)
+
+
+def test_a_batch_of_fewer_samples_than_ranks_leaves_some_without_one() -> None:
+    parts = [balanced_part(np.array([7, 3]), rank, 4) for rank in range(4)]
+    assert [part.tolist() for part in parts] == [[0], [1], [], []]

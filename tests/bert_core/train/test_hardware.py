@@ -1,8 +1,10 @@
 """What the machine could do at most, and what is taken of it."""
 
+import ctypes
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from bert_core.train.hardware import _peak_of, peak_flops, peak_memory_bytes
@@ -18,6 +20,24 @@ def test_memory_is_the_most_that_was_held_and_not_what_is_held_now() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert 190e6 < int(done.stdout) < 230e6
     assert peak_memory_bytes(torch.device("cpu")) > 50e6
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
+def test_memory_that_is_kept_is_not_mapped_again() -> None:
+    code = (
+        "import resource, sys, torch\n"
+        "from bert_core.train.hardware import keep_freed_memory\n"
+        "if sys.argv[1] == 'keep': keep_freed_memory()\n"
+        "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "torch.ones(16 << 20); before = faults()\n"
+        "for _ in range(8): torch.ones(16 << 20)\n"
+        "print(faults() - before)"
+    )
+    kept, given_back = (
+        int(subprocess.check_output([sys.executable, "-c", code, how]))
+        for how in ("keep", "give back")
+    )
+    assert kept < given_back / 4  # which is that of eight tensors
 
 
 def test_a_cpu_has_no_peak_to_compare_with() -> None:
