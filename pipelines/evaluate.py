@@ -20,7 +20,7 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row
 from pipelines.distribute import run_tasks
-from pipelines.report import meter, say, tell_remarks
+from pipelines.report import CUT, meter, say, tell_remarks
 from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_of
 from pipelines.stage import INPUT, Result, StageConfig, local_outputs, run_stage
 from tracking.runs import DatasetInput
@@ -35,8 +35,6 @@ CALIBRATION = "calibration.json"
 PICTURE, CALIBRATION_PICTURE = "answers.png", "calibration.png"
 ANSWER = "answer"
 """Column of the predictions that holds the whole answer, as JSON."""
-CUT = "rows_cut"
-"""Counts rows that are longer than the model takes them."""
 ROWS_PER_TASK = 512
 
 Named = tuple[tuple[str, Any], ...]

@@ -22,8 +22,7 @@ from bert_core.tasks.rows import Row, as_row, has_empty_text, own_columns
 from pipelines import parquet
 from pipelines.blocks import Block, plan_blocks, read_pieces, read_row_groups
 from pipelines.distribute import run_tasks
-from pipelines.evaluate import CUT
-from pipelines.report import meter, say, tell_remarks
+from pipelines.report import CUT, meter, say, tell_remarks
 from pipelines.sources import CorpusConfig, CorpusFile, corpus_files
 from pipelines.stage import INPUT, StageConfig
 

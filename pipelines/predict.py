@@ -19,7 +19,7 @@ from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row, as_row
 from pipelines.blocks import Block
-from pipelines.evaluate import ANSWER, CUT, answer_columns, named, predictor_of
+from pipelines.evaluate import ANSWER, answer_columns, named, predictor_of
 from pipelines.parts import (
     ROWS,
     Part,
@@ -33,7 +33,7 @@ from pipelines.parts import (
     read_texts,
     row_file,
 )
-from pipelines.report import say
+from pipelines.report import CUT, say
 from pipelines.sources import corpus_input
 from pipelines.stage import INPUT, Result, run_stage
 from tracking.runs import DatasetInput

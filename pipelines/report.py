@@ -22,6 +22,10 @@ LINE_EVERY_S = 10.0
 console = Console(highlight=False, soft_wrap=True)
 
 
+CUT = "rows_cut"
+"""Remark: how many rows are longer than the model takes them."""
+
+
 def tell_remarks(stage: str, remarks: Mapping[str, int], source: str) -> None:
     """A line for everything that is odd in rows which are used all the same."""
     for name, count in remarks.items():

@@ -25,8 +25,9 @@ from bert_core import errors, files
 from bert_core.manifest import is_complete
 from bert_core.train.loop import DivergedError
 from pipelines import cluster, finetune
-from pipelines.finetune import FinetuneConfig, Measurement
+from pipelines.finetune import FinetuneConfig
 from pipelines.report import Meter, meter
+from pipelines.selection import Measurement
 from pipelines.stage import STARTED
 from pipelines.training import CHECKPOINTS, METRICS, check_cpus
 from pipelines.worker import check_shared

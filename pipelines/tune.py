@@ -18,7 +18,8 @@ from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import Manifest, Output, read_manifest
 from pipelines import cluster
 from pipelines.configure import nearest
-from pipelines.finetune import FinetuneConfig, inputs_of
+from pipelines.finetune import FinetuneConfig
+from pipelines.labelled_sets import inputs_of
 from pipelines.report import say
 from pipelines.sources import LabelledConfig, labelled_files
 from pipelines.stage import (

@@ -24,8 +24,10 @@ from bert_core.manifest import read_manifest
 from bert_core.predictor import Predictor
 from pipelines import evaluate, finetune, publish
 from pipelines.evaluate import EvaluateConfig
-from pipelines.finetune import FinetuneConfig, SelectionConfig, divided
+from pipelines.finetune import FinetuneConfig
+from pipelines.labelled_sets import divided
 from pipelines.publish import PublishConfig
+from pipelines.selection import SelectionConfig
 from pipelines.sources import LabelledConfig
 from pipelines.training import read_records
 from tracking.resolve import resolve

@@ -69,7 +69,7 @@ def test_fine_tuning_counts_the_rows_that_are_empty_or_cut(
     assert (counts["held_out_rows_with_empty_text"], counts["held_out_rows_cut"]) == (0, 0)
     told = capsys.readouterr().out
     assert f"finetune: 2 rows with empty text in {train.source}" in told
-    assert f"finetune: 1 rows cut in {train.source}" in told
+    assert f"finetune: 1 rows cut in {train.source} (train)" in told
     assert tuning.held_out is not None
     assert tuning.held_out.source not in told
 

@@ -18,7 +18,8 @@ from bert_core.errors import ConfigError, CorpusError, RaybertError
 from bert_core.manifest import read_manifest
 from pipelines import evaluate, tune
 from pipelines.configure import parse
-from pipelines.finetune import FinetuneConfig, SelectionConfig
+from pipelines.finetune import FinetuneConfig
+from pipelines.selection import SelectionConfig
 from pipelines.sources import LabelledConfig
 from pipelines.tune import SearchConfig, TuneConfig
 from tracking.spool import read_run

@@ -1,0 +1,66 @@
+"""Labelled sets as one rank has them: batches to train on, and what a model comes to."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from bert_core.batches import RankBatches, WindowSource
+from bert_core.bundle import Bundle
+from bert_core.data.order import GlobalOrder
+from bert_core.model.attention import packing
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.tasks.base import Task
+from bert_core.train.config import LoopConfig
+from bert_core.train.loop import evaluate, evaluation_scores
+from pipelines.labelled_sets import TRAIN, LabelledSet, LabelledTrainingConfig
+from pipelines.selection import TASK
+from pipelines.worker import Place
+
+MEASURED_ROWS = 256
+"""Rows of a batch that is measured on; it changes no number."""
+
+
+@dataclass(frozen=True)
+class LabelledRank:
+    """What a rank needs to train on labelled sets."""
+
+    config: LabelledTrainingConfig
+    place: Place
+    bundle: Bundle
+    task: Task
+    sets: dict[str, LabelledSet]
+
+    @cached_property
+    def packed_from(self) -> float:
+        """The share of padding from which rows lie end to end."""
+        encoder = self.bundle.encoder_config
+        return packing(encoder, self.place.device, self.config.precision)
+
+    def batches(self, split: str, seed: int) -> RankBatches:
+        """The rows of a set in the order that the seed gives."""
+        windows = self.sets[split].windows
+        return RankBatches(
+            source=WindowSource(windows, self.bundle.tokenizer.pad_id, self.packed_from),
+            order=GlobalOrder([len(windows)], seed=seed),
+            global_batch_size=self.config.batch_size if split == TRAIN else MEASURED_ROWS,
+            micro_batch_tokens=self.config.micro_batch_tokens,
+            rank=self.place.rank,
+            world_size=self.place.world_size,
+            group_rows=self.task.group_rows,
+        )
+
+    def measure(self, split: str, loop: LoopConfig, model: ObjectiveModel) -> dict[str, float]:
+        """Loss of each part, and the task's metrics under `TASK`. Collective."""
+        rows, windows = self.sets[split].rows, self.sets[split].windows
+        scores = evaluation_scores(
+            model,
+            windows,
+            self.bundle.tokenizer.pad_id,
+            loop,
+            budget_tokens=self.config.micro_batch_tokens,
+            packed_from=self.packed_from,
+        )
+        answers = self.task.decode(rows, windows, scores)
+        metrics = self.task.metrics(self.task.compare(rows, answers))
+        return evaluate(model, self.batches(split, 0).once(), loop) | {
+            f"{TASK}{name}": value for name, value in metrics.items()
+        }
