@@ -78,6 +78,16 @@ class Bundle:
     digest: str
     """sha256 over names and sha256 of the files: two bundles that are one model have one digest."""
 
+    @property
+    def trained_on(self) -> set[str]:
+        """sha256 of the labelled rows that its weights have seen, those of its parents included."""
+        seen: set[str] = set()
+        lineage = self.lineage
+        while lineage:
+            seen |= {each["digest"] for each in lineage.get("data", ()) if each["name"] == "train"}
+            lineage = {} if lineage.get("from_scratch") else lineage.get("parent_lineage", {})
+        return seen
+
 
 def save_bundle(
     folder: str | Path,

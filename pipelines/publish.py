@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 from bert_core import files
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, read_manifest
-from bert_core.metrics.bootstrap import not_worse
-from pipelines.evaluate import ANSWER, CLASSES, PREDICTIONS, predict_rows, predictor_of
+from bert_core.metrics.bootstrap import Verdict, not_worse
+from pipelines.evaluate import ANSWER, CLASSES, PREDICTIONS, named, predict_rows, predictor_of
 from pipelines.report import say
 from pipelines.stage import INPUT, Result, StageConfig, input_digest, local_outputs, run_stage
 from tracking.runs import DatasetInput, tracking_uri
 
 if TYPE_CHECKING:
+    from bert_core.predictor import Predictor
     from bert_core.tasks.base import Task
 
 PUBLICATION, MODEL_CARD = "publication.json", "model_card.md"
@@ -61,33 +62,16 @@ def run(config: PublishConfig) -> Manifest:
 def _publish(config: PublishConfig, folder: Path) -> Result:
     from tracking import registry
     from tracking.model_card import model_card
-    from tracking.resolve import resolve
     from tracking.spool import read_run
 
     uri = tracking_uri(config.tracking_uri)
     evaluation = read_manifest(config.evaluation)
+    predictor = predictor_of(folder, config.threads_per_worker)
+    _check_task(config, evaluation, folder)
     data = files.read_bytes(files.join(config.evaluation, PREDICTIONS))
     rows = pq.read_table(pa.BufferReader(data)).to_pylist()
-    predictor = predictor_of(folder, config.threads_per_worker)
-    task = predictor.task
-    names = [one.name for one in fields(task.inputs)]
-    present = registry.champion(config.name, uri=uri)
-    verdict, not_compared = None, ""
-    if present is not None:
-        champion_folder = resolve(f"models:/{config.name}/{present.version}", uri=uri)
-        other = predictor_of(champion_folder, config.threads_per_worker).task
-        if task.is_comparable(other):
-            theirs = predict_rows(champion_folder, rows, config).answers
-            verdict = not_worse(
-                str(evaluation.counts["primary_metric"]),
-                task.metrics,
-                task.compare(rows, [json.loads(row[ANSWER]) for row in rows]),
-                task.compare(rows, theirs),
-            )
-        else:
-            not_compared = (
-                f"it is for {_told(other)}, this bundle for {_told(task)}, so they are not compared"
-            )
+    names = [one.name for one in fields(predictor.task.inputs)]
+    verdict, not_compared = _compared(config, evaluation, predictor, rows, uri)
     recorded = read_run(config.local_folder)
     publication = registry.publish(
         folder,
@@ -134,6 +118,54 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         counts=counts,
         artifacts=[config.local_folder / MODEL_CARD],
     )
+
+
+def _check_task(config: PublishConfig, evaluation: Manifest, folder: Path) -> None:
+    """A registered model does what its bundle says, so that is what has to be evaluated."""
+    task, options = evaluation.config["task"], named(evaluation.config["options"])
+    own = predictor_of(folder, config.threads_per_worker).task
+    evaluated = predictor_of(folder, config.threads_per_worker, task, options).task
+    if not own.is_comparable(evaluated):
+        raise ConfigError(
+            f"{config.evaluation}: wanted an evaluation of what {config.model} is registered for, "
+            f"{_told(own)}, it is of {_told(evaluated)}: run `raybert evaluate` without --task and "
+            "--options"
+        )
+
+
+def _compared(
+    config: PublishConfig,
+    evaluation: Manifest,
+    predictor: "Predictor",
+    rows: list[dict[str, Any]],
+    uri: str,
+) -> tuple[Verdict | None, str]:
+    """Whether the bundle is not worse than the champion on the evaluation's rows, or a clause that
+    says why that cannot be told; neither where there is no champion."""
+    from tracking import registry
+    from tracking.resolve import resolve
+
+    present = registry.champion(config.name, uri=uri)
+    if present is None:
+        return None, ""
+    champion_folder = resolve(f"models:/{config.name}/{present.version}", uri=uri)
+    champion = predictor_of(champion_folder, config.threads_per_worker)
+    task = predictor.task
+    if not task.is_comparable(champion.task):
+        return None, (
+            f"it is for {_told(champion.task)}, this bundle for {_told(task)}, so they are not "
+            "compared"
+        )
+    for who, each in (("it", champion), ("this bundle", predictor)):
+        if evaluation.inputs["held_out"] in each.bundle.trained_on:
+            return None, f"{who} was trained on the evaluation's rows, which favour it"
+    verdict = not_worse(
+        str(evaluation.counts["primary_metric"]),
+        task.metrics,
+        task.compare(rows, [json.loads(row[ANSWER]) for row in rows]),
+        task.compare(rows, predict_rows(champion_folder, rows, config).answers),
+    )
+    return verdict, ""
 
 
 def _told(task: "Task") -> str:

@@ -131,10 +131,9 @@ def _use(publication: Publication, predictor: "Predictor", example: Row, answer:
 
 def _evaluated(bundle: "Bundle", evaluation: Manifest) -> str:
     counts, digest = evaluation.counts, evaluation.inputs.get("held_out", "")
-    trained = {each["digest"] for each in bundle.lineage.get("data", ()) if each["name"] == "train"}
     warning = (
         " **They are the rows that it was trained on**: on others it does worse."
-        if digest in trained
+        if digest in bundle.trained_on
         else ""
     )
     return (

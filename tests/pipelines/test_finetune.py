@@ -30,6 +30,7 @@ from pipelines.publish import PublishConfig
 from pipelines.selection import SelectionConfig
 from pipelines.sources import LabelledConfig
 from pipelines.training import read_records
+from tracking.registry import champion
 from tracking.resolve import resolve
 from tracking.server import connect
 
@@ -326,6 +327,46 @@ def test_a_champion_of_another_task_stays_and_is_not_compared(
         "version 2 the champion all the same"
     )
     assert counts["why"][1:] in (tmp_path / "second" / "model_card.md").read_text()
+
+
+def test_rows_that_trained_a_model_do_not_compare_it(evaluated: Any, tmp_path: Path) -> None:
+    config = PublishConfig(
+        output=str(tmp_path / "publish"), model=str(evaluated.folder / "finetune" / "bundle"),
+        evaluation=str(evaluated.folder / "evaluate"), name="of-its-own-rows", num_workers=0,
+        tracking_uri=evaluated.tracking_uri,
+    )  # fmt: skip
+    assert publish.run(config).counts["is_champion"], "there is none to compare it with"
+    finetune.run(replace(evaluated.finetune(tmp_path / "other"), seeds=(5,), epochs=0.5))
+    measured = evaluation(evaluated, tmp_path / "evaluate")
+    evaluate.run(replace(measured, model=str(tmp_path / "other" / "bundle")))
+    second = replace(
+        config, output=str(tmp_path / "second"), model=str(tmp_path / "other" / "bundle"),
+        evaluation=measured.output,
+    )  # fmt: skip
+    counts = publish.run(second).counts
+    assert not counts["is_champion"]
+    assert "it was trained on the evaluation's rows, which favour it" in counts["why"]
+
+
+def test_an_evaluation_of_what_the_bundle_is_not_registered_for_is_refused(
+    evaluated: Any, tmp_path: Path
+) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [{"text": "an axis", "text_pair": f"axis {n}", "score": n % 5} for n in range(8)]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    measured = replace(
+        evaluation(evaluated, tmp_path / "evaluate"),
+        task="feature-extraction",
+        held_out=LabelledConfig(source=str(pairs)),
+    )
+    evaluate.run(measured)
+    config = PublishConfig(
+        output=str(tmp_path / "publish"), model=measured.model, evaluation=measured.output,
+        name="vectors", num_workers=0, tracking_uri=evaluated.tracking_uri,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"it is of feature-extraction .* without --task"):
+        publish.run(config)
+    assert champion("vectors", uri=evaluated.tracking_uri) is None
 
 
 def test_an_evaluation_of_another_bundle_is_refused(evaluated: Any, tmp_path: Path) -> None:
