@@ -43,6 +43,7 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.rows import labelled
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
+from bert_core.train.hardware import keep_freed_memory
 from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer
 
@@ -58,6 +59,7 @@ MINILM: dict[str, Any] = {
 
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
+    keep_freed_memory()  # as our workers do; it serves both
     rows = _sst2()
     task = TextClassification.from_rows(rows)
     texts = [row["text"] for row in rows]

@@ -21,7 +21,7 @@ from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row
 from pipelines.distribute import run_tasks
 from pipelines.report import CUT, meter, say, tell_remarks
-from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_of
+from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_after, rows_of
 from pipelines.stage import INPUT, Result, StageConfig, local_outputs, run_stage
 from tracking.runs import DatasetInput
 
@@ -92,7 +92,8 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     with rows_of(config.held_out.source):
         baseline = task.baseline(rows)  # first, as it finds labels that the task does not know
     began = time.monotonic()
-    answered = predict_rows(folder, rows, config, *asked)
+    with rows_of(config.held_out.source):
+        answered = predict_rows(folder, rows, config, *asked)
     answers = answered.answers
     seconds = time.monotonic() - began
     columns = task.compare(rows, answers)
@@ -241,7 +242,7 @@ def predict_rows(
 ) -> Answered:
     """Ask a model about every row."""
     starts = range(0, len(rows), ROWS_PER_TASK)
-    tasks = [rows[start : start + ROWS_PER_TASK] for start in starts]
+    tasks = [(start, rows[start : start + ROWS_PER_TASK]) for start in starts]
     answers: list[list[Any]] = [[] for _ in tasks]
     tokens = cut = 0
     work = partial(_predict, folder.absolute(), config.threads_per_worker, task, options)
@@ -255,11 +256,12 @@ def predict_rows(
 
 
 def _predict(
-    folder: Path, threads: int, name: str | None, options: Named, rows: Sequence[Row]
+    folder: Path, threads: int, name: str | None, options: Named, part: tuple[int, Sequence[Row]]
 ) -> dict[str, Any]:
     predictor = predictor_of(folder, threads, name, options)
-    task = predictor.task
-    windows = task.encode(rows, predictor.bundle.tokenizer, predictor.max_length)
+    task, (start, rows) = predictor.task, part
+    with rows_after(start):
+        windows = task.encode(rows, predictor.bundle.tokenizer, predictor.max_length)
     return {
         "answers": task.decode(rows, windows, predictor.forward(windows)),
         "tokens": sum(window.tokens for window in windows),

@@ -4,6 +4,7 @@ How files are cut into blocks and read is for `pipelines.blocks`.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -238,6 +239,16 @@ def rows_of(source: str) -> Iterator[None]:
         yield
     except CorpusError as error:
         raise CorpusError(f"{source}, {error}") from error
+
+
+@contextmanager
+def rows_after(before: int) -> Iterator[None]:
+    """Count from the first of all rows in an error that counts those after `before` others."""
+    try:
+        yield
+    except CorpusError as error:
+        text = re.sub(r"^row (\d+)", lambda found: f"row {before + int(found[1])}", str(error))
+        raise CorpusError(text) from error
 
 
 def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float
+from jaxtyping import Float, Num
+from scipy.stats import rankdata
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Window, ids_of, joined
@@ -309,6 +310,13 @@ class FeatureExtraction(Task):
             return retrieval_metrics(columns)
         found = correlations(columns["predicted"], columns["label"])
         return {name: found[name] for name in ("spearman", "pearson")}
+
+    def faults(self, columns: Columns) -> Num[np.ndarray, "rows"]:
+        """Of rows with a score, by how much of all ranks the cosine's rank misses the score's."""
+        if "rank" in columns:
+            return super().faults(columns)
+        predicted, label = (rankdata(columns[name]) for name in ("predicted", "label"))
+        return np.abs(predicted - label) / max(1, len(label) - 1)
 
     def is_comparable(self, other: Task) -> bool:
         return self.name == other.name  # how a model makes vectors is its own affair

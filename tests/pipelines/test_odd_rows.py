@@ -95,6 +95,22 @@ def test_rows_to_fine_tune_on_that_will_not_do_are_named(
         finetune.run(config)
 
 
+def test_a_row_that_an_evaluation_cannot_take_has_its_number_in_the_file(
+    pretrained: Any, tmp_path: Path, written: Written
+) -> None:
+    rows = [{"text": "[MASK]", "words": ["a"]}] * 600  # which no worker takes all at once
+    rows[513] = {"text": "[MASK]", "words": ["a", "b"]}
+    config = EvaluateConfig(
+        output=str(tmp_path / "evaluate"),
+        model=str(pretrained.folder / "pretrain" / "bundle"),
+        held_out=written("masks.jsonl", rows),
+        num_workers=0,
+        tracking_uri=pretrained.tracking_uri,
+    )
+    with pytest.raises(CorpusError, match=r"masks.jsonl, row 514: wanted a word for each of 1 mas"):
+        evaluate.run(config)
+
+
 def test_an_evaluation_counts_the_rows_that_are_empty_or_cut(
     evaluation: EvaluateConfig, written: Written, capsys: pytest.CaptureFixture[str]
 ) -> None:
