@@ -272,14 +272,16 @@ def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Planned]:
             )
         )
 
-        def rate(workers: int, precision: Precision = "bf16", rows: int = ROWS) -> float:
+        def rate(
+            workers: int, precision: Precision = "bf16", rows: int = ROWS, tokens: int = CPU_TOKENS
+        ) -> float:
             config = PretrainConfig(
                 output=str(folder / f"run-{time.monotonic_ns()}"),
                 shards=shards,
                 tokenizer=words,
                 variant="bert-mini",
                 global_batch_size=rows,
-                micro_batch_tokens=CPU_TOKENS,
+                micro_batch_tokens=tokens,
                 held_out_rows=64,
                 log_every_steps=WARM_UP,
                 checkpoint_every_steps=1000,
@@ -294,6 +296,7 @@ def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Planned]:
                 return fresh.submit(_pretrained, config).result()
 
         settings = {"variant": "bert-mini", "threads_per_worker": 1}
+        default = PretrainConfig.micro_batch_tokens
         try:
             yield compare(
                 "ray_vs_bare_loop",
@@ -304,18 +307,20 @@ def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Planned]:
                 what="one worker on Ray Train, against the loop in a process without Ray",
                 precision="bf16",
                 rows_per_step=ROWS,
+                micro_batch_tokens=CPU_TOKENS,
                 **settings,
             )
             yield compare(
                 "pretrain_2_workers_vs_1",
                 # Products in bf16 go through a unit that one core alone runs faster than two.
-                lambda: rate(2, "fp32", 2 * ROWS),
-                lambda: rate(1, "fp32", 2 * ROWS),
+                lambda: rate(2, "fp32", 2 * ROWS, default),
+                lambda: rate(1, "fp32", 2 * ROWS, default),
                 unit="tokens/s",
                 rounds=min(rounds, 3),
                 what="two workers of one thread each, against one",
                 precision="fp32",
                 rows_per_step=2 * ROWS,
+                micro_batch_tokens=default,
                 **settings,
             )
         finally:
