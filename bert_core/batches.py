@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from jaxtyping import Integer
 
-from bert_core.data.draws import row_keys
-from bert_core.data.masking import Masker
+from bert_core.data.draws import GUESS, ORDER, Draws, row_keys
+from bert_core.data.masking import Masker, span_lengths
 from bert_core.data.order import GlobalOrder, Samples, balanced_part
 from bert_core.data.shards import ShardRows
 from bert_core.data.windows import Window
@@ -246,7 +246,8 @@ class ShardSource:
     """Rows of mapped shards, with the labels of masked language modelling and of their pairs.
 
     `open_shard` maps a shard by its number; it is called for every row, so it should remember.
-    `masker` draws the masks of shards that have none, from (`seed`, epoch, shard, row) alone.
+    `masker` draws the masks of shards that have none, from (`seed`, epoch, shard, row) alone. So
+    are the draws for what a generator puts at a masked position.
     `packed_from` is the share of padding from which rows lie end to end; 1 always pads.
     """
 
@@ -263,6 +264,7 @@ class ShardSource:
         rows = [shard.row(row) for shard, row in self._rows(samples)]
         input_ids = [row.input_ids for row in rows]
         segments = np.array([row.segment_b_start for row in rows])
+        keys = row_keys(self.seed, samples.epochs, samples.shards, samples.rows)
         if self.masker is None:
             places = np.concatenate([row.masked_positions for row in rows])
             row_of = np.repeat(np.arange(len(rows)), [len(row.masked_positions) for row in rows])
@@ -273,15 +275,18 @@ class ShardSource:
                 np.concatenate(input_ids),
                 offsets,
                 np.concatenate([row.begins_word for row in rows]),
-                row_keys(self.seed, samples.epochs, samples.shards, samples.rows),
+                keys,
             )
             input_ids = np.split(masked.input_ids, offsets[1:-1])
             row_of = np.searchsorted(offsets, masked.positions, side="right") - 1
             places, labels = masked.positions - offsets[row_of], masked.labels
         batch = _laid_out(input_ids, self.pad_id, segments, self.packed_from)
+        positions = places + _starts(batch, len(rows))[row_of]
         return batch | {
-            "mlm_positions": torch.from_numpy(places + _starts(batch, len(rows))[row_of]),
+            "mlm_positions": torch.from_numpy(positions),
             "mlm_labels": torch.from_numpy(labels.astype(np.int64)),
+            "mlm_draws": torch.from_numpy(Draws(row_keys(keys, GUESS))(ORDER, row_of, places)),
+            "mlm_span_lengths": torch.from_numpy(span_lengths(positions)),
             **{name: torch.tensor([row.labels[name] for row in rows]) for name in rows[0].labels},
         }
 

@@ -2,7 +2,8 @@
 
 `config.json`, `model.safetensors` and the tokenizer's files are Hugging Face's layout under its own
 names; `raybert.json` adds what it has no place for: task, metrics, lineage, and the sha256 of every
-other file. Heads that transformers does not know are in `objective.safetensors`, which it ignores.
+other file. Heads that transformers does not know are in `objective.safetensors`, which it ignores,
+and models that an objective trains beside the encoder are bundles themselves, in folders of it.
 A folder without `raybert.json`, as transformers writes it, is a bundle too, unverified. Folders are
 local: fetching one from elsewhere is for `tracking.resolve`.
 """
@@ -13,7 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from bert_core.model.hf import (
     objectives_of,
     to_huggingface,
 )
+from bert_core.model.sharing import load_plain_state, plain_state
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
@@ -77,6 +79,8 @@ class Bundle:
     """What it was made from, as its maker wrote it: digests of corpus, shards, parent bundle."""
     digest: str
     """sha256 over names and sha256 of the files: two bundles that are one model have one digest."""
+    submodels: dict[str, Path] = field(default_factory=dict)
+    """The bundles in its folder, by their names there."""
 
     @property
     def trained_on(self) -> set[str]:
@@ -126,13 +130,12 @@ def save_bundle(
     if labels:
         entries["id2label"] = {str(index): label for index, label in enumerate(labels)}
         entries["label2id"] = {label: index for index, label in enumerate(labels)}
-    whole = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
-    heads = {
-        name: tensor
-        for name, tensor in whole.items()
-        if name.startswith("objectives.") and _part(name) not in theirs
-    }
+    whole = {name: tensor.detach().float().cpu() for name, tensor in plain_state(model).items()}
+    heads = {name: tensor for name, tensor in whole.items() if _is_ours(name, model)}
     state = to_huggingface({k: v for k, v in whole.items() if k not in heads}, config)
+    submodels = _submodels(model)
+    for _, prefix, _ in submodels:
+        heads = {name: tensor for name, tensor in heads.items() if not name.startswith(prefix)}
     partial = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         partial.mkdir(parents=True)
@@ -144,6 +147,8 @@ def save_bundle(
         tokenizer.save(partial, config.max_length, segments=segments)
         for path, value in ({} if task is None else task.files(config)).items():
             files.write_json(str(partial / path), value)
+        for name, _, other in submodels:
+            save_bundle(partial / name, other, tokenizer, task=None, metrics={}, lineage=lineage)
         record = {
             "format_version": FORMAT_VERSION,
             "task": None if task is None else task.name,
@@ -199,6 +204,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         metrics=(record or {}).get("metrics", {}),
         lineage=(record or {}).get("lineage", {}),
         digest=_digest(sha256s),
+        submodels={path.parent.name: path.parent for path in folder.glob(f"*/{RECORD}")},
     )
 
 
@@ -222,23 +228,43 @@ def build_model(
         required that is not there.
     """
     model = ObjectiveModel(bundle.encoder_config, objectives)
-    wanted = model.state_dict()
-    unfit = [
-        name
-        for name, tensor in wanted.items()
-        if name not in bundle.state or bundle.state[name].shape != tensor.shape
-    ]
+    wanted, given = plain_state(model), _given(bundle, model)
+    unfit = _unfit(wanted, given)
     fresh = {_part(name) for name in unfit}
     if "encoder" in fresh or (require_heads and fresh):
         name = next(name for name in unfit if require_heads or _part(name) == "encoder")
-        came = f"of shape {tuple(bundle.state[name].shape)}" if name in bundle.state else "absent"
+        came = f"of shape {tuple(given[name].shape)}" if name in given else "absent"
         raise FormatError(
             f"{WEIGHTS}: wanted {name} of shape {tuple(wanted[name].shape)}, it is {came}: "
             "the weights do not belong to this config.json; write the bundle again"
         )
-    taken = {name: bundle.state[name] for name in wanted if _part(name) not in fresh}
-    model.load_state_dict(taken, strict=False)
+    taken = {name: given[name] for name in wanted if _part(name) not in fresh}
+    load_plain_state(model, taken)
     return model
+
+
+def fresh_parts(bundle: Bundle, model: ObjectiveModel) -> set[str]:
+    """What of a model a bundle has no weights for: objectives by name, `pooler`, `encoder`."""
+    return {_part(name) for name in _unfit(plain_state(model), _given(bundle, model))}
+
+
+def _given(bundle: Bundle, model: ObjectiveModel) -> dict[str, Tensor]:
+    """A bundle's tensors by their names in a model, those of its submodels among them."""
+    given = dict(bundle.state)
+    for folder, prefix, _ in _submodels(model):
+        if folder in bundle.submodels:
+            own = load_bundle(bundle.submodels[folder]).state
+            given |= {prefix + name: tensor for name, tensor in own.items()}
+    return given
+
+
+def _unfit(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
+    """The tensors that are not given, or in another shape."""
+    return [
+        name
+        for name, tensor in wanted.items()
+        if name not in given or given[name].shape != tensor.shape
+    ]
 
 
 def _part(name: str) -> str:
@@ -246,6 +272,27 @@ def _part(name: str) -> str:
     if name.startswith("encoder.pooler."):
         return "pooler"
     return "encoder" if name.startswith("encoder.") else name.split(".")[1]
+
+
+def _is_ours(name: str, model: ObjectiveModel) -> bool:
+    """Whether no class of transformers has a tensor."""
+    if not name.startswith("objectives."):
+        return False
+    _, known_as, part, *_ = name.split(".")
+    objective = model.objectives[known_as]
+    assert isinstance(objective, Objective)
+    return known_as not in model.in_transformers or part in objective.beside
+
+
+def _submodels(model: ObjectiveModel) -> list[tuple[str, str, ObjectiveModel]]:
+    """The models that objectives own, each after its folder and what the names of its tensors begin
+    with here."""
+    return [
+        (folder, f"objectives.{name}.{folder}.", other)
+        for name, objective in model.objectives.items()
+        if isinstance(objective, Objective)
+        for folder, other in objective.submodels().items()
+    ]
 
 
 def _labels(model: ObjectiveModel, task: Task | None) -> list[str]:

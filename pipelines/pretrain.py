@@ -1,15 +1,14 @@
-"""Shards → pretrained bundle: masked words, and what two segments are to each other."""
+"""Shards → pretrained bundle, from fresh weights or from those of another bundle."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bert_core import files
-from bert_core.data.pairs import LABELS
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardRows, ShardSet
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
@@ -17,6 +16,7 @@ from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.language_model import unigram_baseline
 from bert_core.model.variants import VARIANTS, EncoderConfig
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from pipelines.objectives import check_names, objectives_of
 from pipelines.report import say
 from pipelines.stage import INPUT, REMARK, Result, input_digest, run_stage
 from pipelines.training import (
@@ -34,11 +34,13 @@ from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.batches import RankBatches
+    from bert_core.bundle import Bundle
     from bert_core.objectives.base import ObjectiveModel
     from pipelines.worker import Place
 
 CACHE = Path("runs/cache")
 UNIGRAM_ROWS = 100_000
+DEFAULT_VARIANT = "bert-base"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +80,18 @@ class PretrainConfig(TrainingConfig):
     """Folder or URI of `raybert prepare`."""
     tokenizer: str = field(metadata=INPUT)
     """Folder of the vocabulary that the shards were made with."""
-    variant: str = "bert-base"
-    """Name of an encoder; `raybert list variants` shows those there are."""
+    variant: str | None = None
+    """Name of an encoder; `raybert list variants` shows those there are. Unset is bert-base, or the
+    encoder of `model`."""
+    sizes_of: str | None = None
+    """Another encoder whose number of layers, widths and heads it takes, for a small machine."""
+    model: str | None = field(default=None, metadata=INPUT)
+    """Bundle of the same vocabulary to go on from: a folder, a URI, or models:/name@alias; unset
+    begins with fresh weights."""
+    objectives: tuple[str, ...] | None = None
+    """What is learned: `mlm` (masked words; as DeBERTa does, `emd_mlm` or `rtd`), `nsp` and `sop`
+    (what two segments are to each other), `span_boundary` (words of a span by what stands beside
+    it). Unset is masked words, and what the rows' label says."""
     hidden_dropout_prob: float | None = None
     """Dropout of embeddings and of what each sub-layer adds; unset takes the variant's own."""
     attention_probs_dropout_prob: float | None = None
@@ -104,8 +116,16 @@ class PretrainConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant not in VARIANTS:
-            raise ConfigError(f"variant: wanted one of {', '.join(VARIANTS)}, got {self.variant!r}")
+        for name in ("variant", "sizes_of"):
+            given = getattr(self, name)
+            if given is not None and given not in VARIANTS:
+                raise ConfigError(f"{name}: wanted one of {', '.join(VARIANTS)}, got {given!r}")
+            if given is not None and self.model is not None:
+                raise ConfigError(
+                    f"{name}: wanted none beside model = {self.model!r}, whose encoder is trained "
+                    f"as it is, got {given!r}: leave one of the two out"
+                )
+        check_names(self.objectives)
         for name in ("global_batch_size", "window_shards", "held_out_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
@@ -152,11 +172,17 @@ class PretrainConfig(TrainingConfig):
         own = replace(schedule, warmup_steps=then.warmup_steps)
         return then.lr * own.factor(step - first, then.steps)
 
-    def encoder(self, tokenizer: Tokenizer) -> EncoderConfig:
-        """The variant with this vocabulary and dropout."""
-        return VARIANTS[self.variant].config.adapted(
-            vocab_size=tokenizer.vocab_size,
-            pad_token_id=tokenizer.pad_id,
+    def encoder(self, tokenizer: Tokenizer, parent: "Bundle | None") -> EncoderConfig:
+        """The variant with this vocabulary, or the encoder of `parent`, with this dropout."""
+        if parent is not None:
+            known = parent.encoder_config
+        else:
+            known = VARIANTS[self.variant or DEFAULT_VARIANT].config.adapted(
+                vocab_size=tokenizer.vocab_size,
+                pad_token_id=tokenizer.pad_id,
+                sizes_of=None if self.sizes_of is None else VARIANTS[self.sizes_of].config,
+            )
+        return known.adapted(
             hidden_dropout_prob=self.hidden_dropout_prob,
             attention_dropout=self.attention_probs_dropout_prob,
         )
@@ -175,11 +201,16 @@ def run(config: PretrainConfig) -> Manifest:
     """Pretrain an encoder and write it as a bundle in Hugging Face layout."""
     tokenizer = Tokenizer.load(config.tokenizer)
     inputs = [DatasetInput("tokenizer", tokenizer.digest, config.tokenizer)]
+    folder: Path | None = None
+    parent: Bundle | None = None
+    if config.model is not None:
+        folder, parent = _parent(config, config.model, tokenizer)
+        inputs.append(DatasetInput("model", parent.digest, config.model))
     labels = {}
     for name, phase in zip(("shards", "then"), config.phases, strict=False):
         shards = ShardSet.read(phase.shards)
         shards.check_tokenizer(tokenizer.digest, config.tokenizer)
-        _check_shards(config, phase.shards, shards, config.encoder(tokenizer))
+        _check_shards(config, phase.shards, shards, config.encoder(tokenizer, parent))
         inputs.append(DatasetInput(name, input_digest(phase.shards, "prepare"), phase.shards))
         labels[name] = shards.label
     if len(set(labels.values())) > 1:
@@ -187,28 +218,59 @@ def run(config: PretrainConfig) -> Manifest:
             f"then.shards: wanted rows with the label of shards, {labels['shards']}, they have "
             f"{labels['then']}: prepare both with the same pairs.kind"
         )
-    return run_stage("pretrain", config, inputs, lambda digest: _pretrain(config, shards, digest))
+    return run_stage(
+        "pretrain", config, inputs, lambda digest: _pretrain(config, shards, digest, folder)
+    )
+
+
+def _parent(config: PretrainConfig, model: str, tokenizer: Tokenizer) -> "tuple[Path, Bundle]":
+    """Where the bundle to go on from lies on this machine, and what it holds.
+
+    Raises: ConfigError if it has another vocabulary than the run.
+    """
+    from bert_core.bundle import load_bundle
+    from tracking.resolve import resolve
+
+    folder = resolve(model, uri=config.tracking_uri)
+    parent = load_bundle(folder)
+    if parent.tokenizer.digest != tokenizer.digest:
+        raise ConfigError(
+            f"{model} has vocabulary {parent.tokenizer.digest[:6]}, {config.tokenizer} has "
+            f"{tokenizer.digest[:6]}: run `raybert prepare` with --tokenizer {folder} and give "
+            "that folder here too, or leave model out to begin with fresh weights"
+        )
+    return folder, parent
 
 
 def _check_shards(
     config: PretrainConfig, folder: str, shards: ShardSet, encoder: EncoderConfig
 ) -> None:
+    import torch
+
     from bert_core.batches import PAD_MULTIPLE  # batches are padded to whole multiples of it
     from bert_core.model.hf import architecture
+    from bert_core.objectives.base import ObjectiveModel
+    from bert_core.objectives.registry import PRETRAINING
 
+    name = config.model or config.variant or DEFAULT_VARIANT
     longest = encoder.max_length // PAD_MULTIPLE * PAD_MULTIPLE
     if shards.max_length > longest:
         raise ConfigError(
             f"{folder}: wanted rows of at most {longest} tokens, the positions that "
-            f"{config.variant} has, they have up to {shards.max_length}: "
+            f"{name} has, they have up to {shards.max_length}: "
             "prepare with a smaller pairs.max_length"
         )
+    objectives = objectives_of(config.objectives, shards)
     try:
-        architecture(encoder, frozenset(_objectives(shards)))
+        with torch.device("meta"):
+            model = ObjectiveModel(encoder, [PRETRAINING[each](encoder) for each in objectives])
+        architecture(encoder, model.in_transformers)
     except ConfigError as error:
+        if config.objectives is not None:
+            raise
         raise ConfigError(
-            f"{folder}: wanted rows that {config.variant} can be trained on, they have "
-            f"{shards.label}, which no objective of it learns: prepare with another pairs.kind"
+            f"{folder}: wanted rows that {name} can be trained on, they have {shards.label}, which "
+            "no objective of it learns: prepare with another pairs.kind, or name the objectives"
         ) from error
     for split in (TRAIN, HELD_OUT):
         if not sum(info.rows for info in shards.split(split)):
@@ -220,9 +282,22 @@ def _check_shards(
         shards.check_size(info)
 
 
-def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
-    """`shards` are those of the last phase, which the model is measured on."""
-    fit(worker, config, digest, config.loop, "pretraining")
+def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Path | None) -> Result:
+    """`shards` are those of the last phase, which the model is measured on; in `folder` lies the
+    bundle that it goes on from."""
+    from bert_core.bundle import fresh_parts, load_bundle
+
+    tokenizer = Tokenizer.load(config.tokenizer)
+    parent = None if folder is None else load_bundle(folder)
+    build = partial(build_model, config, shards, tokenizer, parent)
+    lineage: dict[str, Any] = {"stage": "pretrain", "data": _data(config, tokenizer)}
+    origin: dict[str, list[str]] = {}
+    if parent is not None:
+        lineage |= {"parent": parent.digest, "parent_lineage": parent.lineage}
+        origin["fresh_parts"] = sorted(fresh_parts(parent, build()))
+        fresh = ", ".join(origin["fresh_parts"]) or "nothing"
+        say(f"pretrain: going on from {config.model}, which lacks {fresh} of what is trained")
+    fit(partial(worker, folder), config, digest, config.loop, "pretraining")
     records = read_records(config.local_folder)
     steps = max(step for step, numbers in records.items() if "held_out/loss" in numbers)
     before, after = records[0], records[steps]
@@ -237,15 +312,15 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str) -> Result:
         **_unigram(config, shards),
         "steps": steps,
         "tokens_per_s": median_speed(records),
+        **origin,
     }
-    tokenizer = Tokenizer.load(config.tokenizer)
     outputs = write_bundle(
         config,
         digest,
-        build_model(config, shards, tokenizer),
+        build(),
         tokenizer,
         metrics=measured,
-        lineage={"stage": "pretrain", "data": _data(config, tokenizer)},
+        lineage=lineage,
     )
     say(
         f"pretrain: held-out MLM loss {before['held_out/mlm_loss']:.3f} → "
@@ -292,44 +367,51 @@ def _unigram(config: PretrainConfig, shards: ShardSet) -> dict[str, float]:
     return {"unigram_loss": loss, "unigram_accuracy": accuracy}
 
 
-def build_model(config: PretrainConfig, shards: ShardSet, tokenizer: Tokenizer) -> "ObjectiveModel":
-    """The model with fresh weights, the same for the same seed, and what its rows can teach it."""
+def build_model(
+    config: PretrainConfig, shards: ShardSet, tokenizer: Tokenizer, parent: "Bundle | None"
+) -> "ObjectiveModel":
+    """What is trained: with fresh weights, the same for the same seed, or those of `parent`."""
     import torch
 
+    from bert_core import bundle
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.objectives.registry import PRETRAINING
 
-    encoder = config.encoder(tokenizer)
+    encoder = config.encoder(tokenizer, parent)
     torch.manual_seed(config.loop.seed)
-    return ObjectiveModel(encoder, [PRETRAINING[name](encoder) for name in _objectives(shards)])
+    names = objectives_of(config.objectives, shards)
+    objectives = [PRETRAINING[name](encoder) for name in names]
+    if parent is None:
+        return ObjectiveModel(encoder, objectives)
+    return bundle.build_model(replace(parent, encoder_config=encoder), objectives)
 
 
-def _objectives(shards: ShardSet) -> list[str]:
-    """What rows can teach: masked words, and what their label says of their two segments."""
-    return ["mlm", *(kind for kind, label in LABELS.items() if label and label == shards.label)]
-
-
-def worker(config: PretrainConfig, digest: str, report: Report) -> None:
-    """One rank."""
+def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Report) -> None:
+    """One rank; in `folder` lies the bundle that it goes on from."""
     from bert_core.batches import PhasedBatches
+    from bert_core.bundle import load_bundle
+    from bert_core.model.attention import packing
     from bert_core.train.loop import evaluate
     from pipelines.worker import Place, Training, train
 
     place = Place.here(config)
     tokenizer = Tokenizer.load(config.tokenizer)
+    parent = None if folder is None else load_bundle(folder)
+    encoder = config.encoder(tokenizer, parent)
+    packed_from = packing(encoder, place.device, config.loop.precision)
+    some = partial(batches, config, place, tokenizer.pad_id, packed_from)
     phases = config.phases
     shards = [ShardSet.read(phase.shards) for phase in phases]
     made = [
-        batches(config, some, TRAIN, place, tokenizer, phase.global_batch_size)
-        for some, phase in zip(shards, phases, strict=True)
+        some(rows, TRAIN, phase.global_batch_size)
+        for rows, phase in zip(shards, phases, strict=True)
     ]
-    last = phases[-1].global_batch_size
-    held_out = batches(config, shards[-1], HELD_OUT, place, tokenizer, last)
+    held_out = some(shards[-1], HELD_OUT, phases[-1].global_batch_size)
     train(
         Training(
             config=config,
             place=place,
-            model=build_model(config, shards[-1], tokenizer),
+            model=build_model(config, shards[-1], tokenizer, parent),
             batches=made[0] if len(made) == 1 else PhasedBatches(made[0], phases[0].steps, made[1]),
             measure=lambda model: evaluate(model, held_out.once(config.held_out_rows), config.loop),
             measure_every_steps=config.evaluate_every_steps,
@@ -345,16 +427,16 @@ def worker(config: PretrainConfig, digest: str, report: Report) -> None:
 
 def batches(
     config: PretrainConfig,
+    place: "Place",
+    pad_id: int,
+    packed_from: float,
     shards: ShardSet,
     split: str,
-    place: "Place",
-    tokenizer: Tokenizer,
     global_batch_size: int,
 ) -> "RankBatches":
     """A rank's batches of one split; shards are mapped when their window comes."""
     from bert_core.batches import RankBatches, ShardSource
     from bert_core.data.order import GlobalOrder
-    from bert_core.model.attention import packing
 
     infos = shards.split(split)
 
@@ -363,13 +445,7 @@ def batches(
         return shards.open(infos[number], CACHE)
 
     return RankBatches(
-        source=ShardSource(
-            open_shard,
-            tokenizer.pad_id,
-            shards.masker,
-            config.loop.seed,
-            packing(config.encoder(tokenizer), place.device, config.loop.precision),
-        ),
+        source=ShardSource(open_shard, pad_id, shards.masker, config.loop.seed, packed_from),
         order=GlobalOrder(
             [info.rows for info in infos], seed=config.loop.seed, window=config.window_shards
         ),

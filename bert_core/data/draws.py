@@ -11,6 +11,7 @@ from jaxtyping import Float, Integer, UInt64
 
 # What numbers are drawn for; each purpose has numbers of its own at every place.
 ORDER, LENGTH, FATE, REPLACEMENT = PURPOSES = range(4)
+GUESS = 1  # joins the key of a row for what a generator puts there
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)

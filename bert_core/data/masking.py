@@ -34,6 +34,10 @@ class MaskingConfig:
     """Share of a row's ids that are predicted, special tokens counted in."""
     max_predictions_per_seq: int = 20
     """Most positions predicted in a row; some 0.15 × max_length."""
+    mask_share: float = MASK_SHARE
+    """Share of the predicted positions that show [MASK]; 1 where a generator fills them (`rtd`)."""
+    random_share: float = RANDOM_SHARE
+    """Share that shows a random token; the rest show their own."""
     dynamic: bool = False
     """Draw masks anew in every epoch, at training time (RoBERTa); shards then have none."""
 
@@ -49,6 +53,12 @@ class MaskingConfig:
         if self.max_predictions_per_seq < 1:
             raise ConfigError(
                 f"max_predictions_per_seq: wanted at least 1, got {self.max_predictions_per_seq}"
+            )
+        shares = self.mask_share, self.random_share
+        if min(shares) < 0 or sum(shares) > 1:
+            raise ConfigError(
+                "mask_share, random_share: wanted 0 or more each and 1 or less together, got "
+                f"{self.mask_share} and {self.random_share}"
             )
 
 
@@ -208,6 +218,8 @@ def corrupt(
     *,
     mask_id: int,
     replacement_ids: Integer[np.ndarray, "ordinary"],
+    mask_share: float = MASK_SHARE,
+    random_share: float = RANDOM_SHARE,
 ) -> Masked:
     """Put [MASK] at 80 % of the groups, random ordinary tokens at 10 %, leave 10 %.
 
@@ -223,11 +235,22 @@ def corrupt(
     fate = draws(FATE, rows[first_of_group], places[first_of_group])[chosen.groups]
     drawn = (draws(REPLACEMENT, rows, places) * len(replacement_ids)).astype(np.int64)
     random_ids = replacement_ids[drawn].astype(input_ids.dtype)
-    seen = np.where(fate < MASK_SHARE, input_ids.dtype.type(mask_id), labels)
-    seen = np.where((fate >= MASK_SHARE) & (fate < MASK_SHARE + RANDOM_SHARE), random_ids, seen)
+    seen = np.where(fate < mask_share + random_share, random_ids, labels)
+    seen = np.where(fate < mask_share, input_ids.dtype.type(mask_id), seen)
     corrupted = input_ids.copy()
     corrupted[positions] = seen
     return Masked(corrupted, positions, labels)
+
+
+def span_lengths(positions: Integer[np.ndarray, "picked"]) -> Integer[np.ndarray, "spans"]:
+    """How many of these places, which ascend, make up each span: those without a gap.
+
+    Spans that were drawn side by side are one, as in SpanBERT's code, so that what stands beside a
+    span is never predicted itself (Joshi et al. 2020, section 3.2); rows are apart by what begins
+    and ends them.
+    """
+    begins = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
+    return np.diff(np.append(begins, len(positions)))
 
 
 class Masker:
@@ -271,4 +294,6 @@ class Masker:
             draws,
             mask_id=self._mask_id,
             replacement_ids=self._replacement_ids,
+            mask_share=self._config.mask_share,
+            random_share=self._config.random_share,
         )

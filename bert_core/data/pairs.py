@@ -37,7 +37,8 @@ class PairsConfig:
 
     kind: Kind = "nsp"
     """`nsp`: two segments, is B next or random (BERT); `sop`: are they in order (ALBERT);
-    `full_sentences` fill a row, also from the next document, `doc_sentences` not (RoBERTa)."""
+    `full_sentences` fill a row, also from the next document (RoBERTa), `doc_sentences` not
+    (SpanBERT)."""
     max_length: int = 128
     """Most ids of a row, special tokens included."""
     short_seq_prob: float = 0.1
@@ -309,7 +310,8 @@ def _full_sentences(
 
     With `cross_documents` a row goes on in the next document, after a [SEP]. A sentence that no
     row holds is cut; no id is lost.
-    Source: Liu et al. 2019, section 4.2, FULL-SENTENCES and DOC-SENTENCES.
+    Source: Liu et al. 2019, section 4.2, FULL-SENTENCES and DOC-SENTENCES, the single segments of
+    Joshi et al. 2020, section 3.3.
     """
     order = rng.permutation(documents.own)
     first, counts = documents.document_offsets[order], np.diff(documents.document_offsets)[order]

@@ -326,8 +326,13 @@ class DisentangledAttention(nn.Module):
         shared: Distances,
         places: Int[Tensor, "chosen"] | None = None,
         scores: Scores | None = None,
+        queries: Float[Tensor, "*tokens hidden"] | None = None,
     ) -> Float[Tensor, "..."]:
-        joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))  # (*tokens, 3, H, d)
+        """With `queries` it is they that look at `hidden`, from the places of its tokens."""
+        joined = self.qkv(hidden)
+        if queries is not None:
+            joined = torch.cat([self._asking(queries), joined[..., queries.shape[-1] :]], dim=-1)
+        joined = joined.unflatten(-1, (3, self.num_heads, -1))  # (*tokens, 3, H, d)
         far_key, far_query = (
             far * self.scale for far in self._projected(shared.table)
         )  # (H, d, N)
@@ -344,6 +349,13 @@ class DisentangledAttention(nn.Module):
             mixed = _attended(query, key, value, bias, drop, self.scale, scores)
             blocks.append(mixed.transpose(1, 2).flatten(2))
         return self.output(taken(rows.joined(blocks), places))
+
+    def _asking(self, queries: Float[Tensor, "*tokens hidden"]) -> Float[Tensor, "*tokens hidden"]:
+        width = queries.shape[-1]
+        if isinstance(self.qkv, KeylessBiasLinear):
+            return functional.linear(queries, self.qkv.weight[:width], self.qkv.query_bias)
+        assert isinstance(self.qkv, nn.Linear)
+        return functional.linear(queries, self.qkv.weight[:width], self.qkv.bias[:width])
 
     def _projected(
         self, table: Float[Tensor, "distances hidden"]

@@ -1,6 +1,7 @@
 """Ids in, one vector a token out. What is made of the vectors is for `heads.py` and objectives."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -32,10 +33,13 @@ class Encoded:
     """One vector a sequence, None where the encoder has no pooler."""
     rows: Rows
     """How the rows lie in `hidden`."""
-    layers: list[Float[Tensor, "*tokens hidden"]] = field(default_factory=list)
-    """The vectors before the first layer and after each, where they were asked for."""
+    layers: list[Float[Tensor, "*_ hidden"]] = field(default_factory=list)
+    """The vectors before the first layer and after each, where they were asked for; of the last
+    those that `hidden` has too."""
     scores: list[Scores] = field(default_factory=list)
     """Of each layer what its softmax is taken of, where it was asked for."""
+    shared: Any = None
+    """What the attentions of all layers have in common, None for most."""
 
 
 class Encoder(nn.Module):
@@ -91,7 +95,7 @@ class Encoder(nn.Module):
         layers = [hidden] if all_layers else []
         scores: list[Scores] = [[] for _ in range(self.config.num_hidden_layers * all_scores)]
         last = self.config.num_hidden_layers - 1
-        whole = all_layers or all_scores or not self.may_take_early
+        whole = all_scores or not self.may_take_early
         early = None if whole else self._asked(rows, places)
         for index in range(last + 1):
             layer = self.layers[index % len(self.layers)]
@@ -114,7 +118,7 @@ class Encoder(nn.Module):
         else:
             first, hidden = hidden.split([len(early) - len(places), len(places)])
         pooled = None if self.pooler is None else self.pooler(first)
-        return Encoded(hidden, pooled, rows, layers, scores)
+        return Encoded(hidden, pooled, rows, layers, scores, shared)
 
     @property
     def may_take_early(self) -> bool:

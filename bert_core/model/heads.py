@@ -1,13 +1,13 @@
 """What turns vectors into scores: one small class a head."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from bert_core.model.dropout import Dropout
-from bert_core.model.layers import Transform, initialise
+from bert_core.model.layers import ACTIVATIONS, Transform, initialise
 from bert_core.model.rows import Rows
 from bert_core.model.variants import EncoderConfig
 
@@ -29,6 +29,37 @@ class MaskedLanguageModelHead(nn.Module):
         self, rows: Float[Tensor, "rows hidden"], word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "rows vocab"]:
         return functional.linear(self.transform(rows), word_embeddings, self.bias)
+
+
+class SpanBoundaryHead(MaskedLanguageModelHead):
+    """The same for tokens of spans, which are told from what stands beside the span and from their
+    places in it, through one more layer (Joshi et al. 2019, section 3.2).
+
+    A place has a vector of its own as far as a row goes; the paper leaves open how many there are.
+    """
+
+    PLACE_SIZE = 200  # Joshi et al. 2019, section 4.2
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.place_embeddings = nn.Embedding(config.max_length, self.PLACE_SIZE)
+        self.inner = Transform(config, config.hidden_size, 2 * config.hidden_size + self.PLACE_SIZE)
+        initialise(self, config)
+
+    def inside(
+        self,
+        left: Float[Tensor, "spans hidden"],
+        right: Float[Tensor, "spans hidden"],
+        lengths: Int[Tensor, "spans"],
+        tokens: int,
+    ) -> Float[Tensor, "tokens hidden"]:
+        """What is known of every token inside: `lengths` of each span, `tokens` of all."""
+        spans = torch.arange(len(lengths), device=lengths.device)
+        span_of = spans.repeat_interleave(lengths, output_size=tokens)
+        starts = lengths.cumsum(0) - lengths
+        places = torch.arange(tokens, device=lengths.device) - starts[span_of]
+        beside = left.index_select(0, span_of), right.index_select(0, span_of)
+        return self.inner(torch.cat([*beside, self.place_embeddings(places)], dim=-1))
 
 
 class LinearHead(nn.Module):
@@ -99,3 +130,18 @@ class RecurrentHead(nn.Module):
             self.lstm(packed)[0], batch_first=True, total_length=block.shape[1]
         )
         return read
+
+
+class DetectionHead(nn.Module):
+    """A score for each token of having been replaced: a linear map, an activation, a linear map to
+    one number (Clark et al. 2020; google-research/electra, `_get_discriminator_output`)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACTIVATIONS[config.feed_forward.activation]
+        self.linear = nn.Linear(config.hidden_size, 1)
+        initialise(self, config)
+
+    def forward(self, vectors: Float[Tensor, "*items hidden"]) -> Float[Tensor, "*items 1"]:
+        return self.linear(self.activation(self.dense(vectors)))

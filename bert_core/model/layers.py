@@ -143,7 +143,25 @@ class EncoderLayer(nn.Module):
         added to where it is given.
         """
         attended = self.attention(hidden, rows, shared, places, scores)
-        hidden = self.attention_norm(taken(hidden, places) + self.dropout(attended))
+        return self._added(taken(hidden, places), attended)
+
+    def decoded(
+        self,
+        queries: Float[Tensor, "*tokens hidden"],
+        hidden: Float[Tensor, "*tokens hidden"],
+        rows: Rows,
+        shared: Any,
+        places: Int[Tensor, "chosen"] | None = None,
+    ) -> Float[Tensor, "..."]:
+        """What the layer makes of `queries`, which look at their rows' tokens in `hidden` from
+        where they stand; of disentangled attention."""
+        attended = self.attention(hidden, rows, shared, places, queries=queries)
+        return self._added(taken(queries, places), attended)
+
+    def _added(
+        self, stream: Float[Tensor, "*tokens hidden"], attended: Float[Tensor, "*tokens hidden"]
+    ) -> Float[Tensor, "*tokens hidden"]:
+        hidden = self.attention_norm(stream + self.dropout(attended))
         return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
 
 
@@ -199,13 +217,14 @@ class Convolution(nn.Module):
 class Transform(nn.Module):
     """A linear map to `size`, an activation and a LayerNorm: what comes before scores of words."""
 
-    def __init__(self, config: EncoderConfig, size: int) -> None:
+    def __init__(self, config: EncoderConfig, size: int, inputs: int | None = None) -> None:
+        """`inputs` is the width of what it reads; None takes the encoder's."""
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, size, bias=config.biases)
+        self.dense = nn.Linear(inputs or config.hidden_size, size, bias=config.biases)
         self.activation = ACTIVATIONS[config.feed_forward.activation]
         self.norm = layer_norm(config, size)
 
-    def forward(self, vectors: Float[Tensor, "*items hidden"]) -> Float[Tensor, "*items size"]:
+    def forward(self, vectors: Float[Tensor, "*items inputs"]) -> Float[Tensor, "*items size"]:
         return self.norm(self.activation(self.dense(vectors)))
 
 

@@ -260,15 +260,22 @@ class EncoderConfig:
         pad_token_id: int | None = None,
         hidden_dropout_prob: float | None = None,
         attention_dropout: float | None = None,
+        sizes_of: "EncoderConfig | None" = None,
     ) -> "EncoderConfig":
-        """The same encoder for another vocabulary or with other dropout; None keeps what is."""
+        """The same encoder for another vocabulary, with other dropout, or with layers as many and
+        as wide as another one's; None keeps what is."""
         embeddings = {"vocab_size": vocab_size, "pad_token_id": pad_token_id}
         if self.embeddings.position_offset and pad_token_id is not None:
             embeddings["position_offset"] = pad_token_id + 1
+        like = sizes_of or self
+        heads, inner = like.attention.num_heads, like.feed_forward.intermediate_size
         return replace(
             self,
+            hidden_size=like.hidden_size,
+            num_hidden_layers=like.num_hidden_layers,
             embeddings=_replaced(self.embeddings, embeddings),
-            attention=_replaced(self.attention, {"dropout": attention_dropout}),
+            attention=_replaced(self.attention, {"dropout": attention_dropout, "num_heads": heads}),
+            feed_forward=replace(self.feed_forward, intermediate_size=inner),
             **_given({"hidden_dropout_prob": hidden_dropout_prob}),
         )
 
@@ -363,7 +370,14 @@ def _albert(hidden: int, layers: int, heads: int, published: str) -> Variant:
 
 
 def _deberta(
-    hidden: int, layers: int, heads: int, *, version: int, published: str, convolution: bool = False
+    hidden: int,
+    layers: int,
+    heads: int,
+    *,
+    version: int,
+    published: str,
+    convolution: bool = False,
+    paper: str | None = None,
 ) -> Variant:
     """Relative positions only; versions 2 and 3 share projections and put distances in buckets."""
     first = version == 1
@@ -383,11 +397,11 @@ def _deberta(
         head=HeadConfig(pooler_activation="gelu"),
         **_sizes(hidden, layers, heads) | {"attention": attention},
     )
-    paper = "He et al. 2021, DeBERTaV3" if version == 3 else "He et al. 2020"
+    described = "He et al. 2021, DeBERTaV3" if version == 3 else "He et al. 2020"
     return Variant(
         config=config,
         tokenizer="bpe" if first else "unigram",
-        paper=paper,
+        paper=paper or described,
         published=published,
     )
 
@@ -425,6 +439,7 @@ _TURC = "Turc et al. 2019, table 1"
 _DEVLIN = "Devlin et al. 2018, section 3"
 _JIAO = "Jiao et al. 2019, table 1"
 _CASED = 28996
+_OURS = "ours, in the sizes of bert-tiny"
 
 VARIANTS: dict[str, Variant] = {
     "bert-tiny": _bert(128, 2, 2, paper=_TURC, published="4.4 M"),
@@ -463,6 +478,7 @@ VARIANTS: dict[str, Variant] = {
     "albert-large": _albert(1024, 24, 16, published="18 M"),
     "albert-xlarge": _albert(2048, 24, 16, published="60 M"),
     "albert-xxlarge": _albert(4096, 12, 64, published="235 M"),
+    "deberta-tiny": _deberta(128, 2, 2, version=1, paper=_OURS, published="none"),
     "deberta-base": _deberta(768, 12, 12, version=1, published="100 M + words"),
     "deberta-large": _deberta(1024, 24, 16, version=1, published="350 M + words"),
     "deberta-v2-xlarge": _deberta(
@@ -471,6 +487,7 @@ VARIANTS: dict[str, Variant] = {
     "deberta-v2-xxlarge": _deberta(
         1536, 48, 24, version=2, convolution=True, published="1320 M + words"
     ),
+    "deberta-v3-tiny": _deberta(128, 2, 2, version=3, paper=_OURS, published="none"),
     "deberta-v3-xsmall": _deberta(384, 12, 6, version=3, published="22 M + words"),
     "deberta-v3-small": _deberta(768, 6, 12, version=3, published="44 M + words"),
     "deberta-v3-base": _deberta(768, 12, 12, version=3, published="86 M + words"),

@@ -5,17 +5,20 @@ the counts of the whole global batch, so that neither workers nor micro-batches 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bert_core.errors import ConfigError
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.rows import taken
+from bert_core.model.size import training_flops
 from bert_core.model.variants import EncoderConfig
 
 Batch = dict[str, Tensor]
@@ -23,12 +26,14 @@ Batch = dict[str, Tensor]
 
 Padded to S tokens: `input_ids`, `token_type_ids` (B, S); `attention_mask` (B, S), 1 = attend,
 absent where all are 1. End to end: `input_ids`, `token_type_ids` (T,) and `offsets` (B + 1,).
-Labels: `mlm_positions`, `mlm_labels` (M,) and `token_positions`, `token_labels` (N,), positions
-counting along the flattened tokens; `next_sentence_label`, `sentence_order_label` (B,), 0 = is
-next, in order; `labels` (B,), or one a question, whose rows `choices` (Q,) counts;
-`start_positions`, `end_positions` (B,), within the row. Vectors (V,): `vector_starts` and
-`vector_ends`, the tokens that each is the mean of; `similarities`, `texts` (equal texts have equal
-numbers), of rows that `choices` counts and `groups` (G,) joins.
+Labels: `mlm_positions`, `mlm_labels`, `mlm_draws` (M,) and `token_positions`, `token_labels` (N,),
+positions counting along the flattened tokens (draws, float64 from 0 up to 1, say what a generator
+puts there); `mlm_span_lengths` (K,), how many of the first, which ascend, are each of the spans
+that they make; `next_sentence_label`, `sentence_order_label` (B,), 0 = is next, in order; `labels`
+(B,), or one a question, whose rows `choices` (Q,) counts; `start_positions`, `end_positions` (B,),
+within the row. Vectors (V,): `vector_starts` and `vector_ends`, the tokens that each is the mean
+of; `similarities`, `texts` (equal texts have equal numbers), of rows that `choices` counts and
+`groups` (G,) joins.
 """
 
 
@@ -63,6 +68,28 @@ class Objective(nn.Module, ABC):
     """Whether the encoder learns from it, or stays as it is."""
     in_transformers: ClassVar[bool] = True
     """Whether a class of transformers has its head."""
+    beside: ClassVar[tuple[str, ...]] = ()
+    """Its parts that this class lacks."""
+    weight: ClassVar[float] = 1.0
+    """How much its part counts in what is minimised."""
+
+    @property
+    def item_weights(self) -> int:
+        """Weights of the matrix products that an item passes in its head, a tied decoder's among
+        them; 0 where they are too few to count."""
+        return 0
+
+    def attach(self, encoder: Encoder) -> None:
+        """Meet the encoder that it trains, once, when both are made."""
+
+    def submodels(self) -> Mapping[str, "ObjectiveModel"]:
+        """The models that it owns and trains, whose parts count beside its own; each is saved as a
+        bundle, in a folder of this name."""
+        return {}
+
+    def shown(self, batch: Batch) -> tuple[Batch, dict[str, Part]]:
+        """What the encoder is shown of a batch, and the parts that its submodels have in it."""
+        return batch, {}
 
     @abstractmethod
     def logits(
@@ -83,6 +110,10 @@ class Objective(nn.Module, ABC):
     def counts(self, batch: Batch) -> int:
         """Items that this part has in the batch, known without a forward pass."""
         return batch[self.label_key].numel()
+
+    def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
+        """What it computes beside encoder, head and submodels, forward and backward."""
+        return 0
 
     def forward(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
@@ -109,10 +140,20 @@ class ObjectiveModel(nn.Module):
         self.encoder = Encoder(
             encoder_config, pooler=any(objective.needs_pooler for objective in objectives)
         )
+        names = [part.name for part in _with_submodels(objectives)]
+        if len(set(names)) < len(names):
+            raise ConfigError(
+                f"objectives: wanted each part of the loss once, got {', '.join(names)}: "
+                "leave one of those that are there twice out"
+            )
         self.objectives = nn.ModuleDict({objective.name: objective for objective in objectives})
         self.frozen = bool(objectives) and not any(each.trains_encoder for each in objectives)
         """Whether the encoder stays as it is: it gets no gradient, and drops nothing."""
         self.encoder.requires_grad_(not self.frozen)
+        self.weights: Mapping[str, float] = {part.name: part.weight for part in self._all_parts}
+        """How much each part counts in the loss; 1 where it is not named."""
+        for objective in objectives:
+            objective.attach(self.encoder)
 
     def train(self, mode: bool = True) -> "ObjectiveModel":
         super().train(mode)
@@ -120,13 +161,17 @@ class ObjectiveModel(nn.Module):
         return self
 
     def forward(self, batch: Batch) -> dict[str, Part]:
-        """Each objective's part, by name."""
-        words = self._word_embeddings
-        return {part.name: part(own, batch, words) for part, own in self._encoded(batch)}
+        """The parts of each objective and its submodels, by name."""
+        parts: dict[str, Part] = {}
+        for objective in self._parts:
+            batch, others = objective.shown(batch)
+            parts |= others
+        words = self.word_embeddings
+        return parts | {part.name: part(own, batch, words) for part, own in self._encoded(batch)}
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """Each objective's scores (items, classes), by name; labels are not needed."""
-        words = self._word_embeddings
+        words = self.word_embeddings
         return {part.name: part.logits(own, batch, words) for part, own in self._encoded(batch)}
 
     def encode(
@@ -161,18 +206,41 @@ class ObjectiveModel(nn.Module):
         """Each objective with what it reads: what none reads is not computed."""
         asked = [part.places(batch) for part in self._parts]
         chosen = [places for places in asked if places is not None]
+        all_layers = any(part.reads_layers for part in self._parts)
         if not chosen or len(chosen) < len(asked):
-            encoded = self.encode(batch, all_layers=any(part.reads_layers for part in self._parts))
+            encoded = self.encode(batch, all_layers=all_layers)
             hiddens = [taken(encoded.hidden, places) for places in asked]
         else:
-            encoded = self.encode(batch, torch.cat(chosen))
+            encoded = self.encode(batch, torch.cat(chosen), all_layers=all_layers)
             hiddens = list(encoded.hidden.split([len(places) for places in chosen]))
         for part, hidden in zip(self._parts, hiddens, strict=True):
             yield part, replace(encoded, hidden=hidden)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Items of each part in the batch, by name, without a forward pass."""
-        return {part.name: part.counts(batch) for part in self._parts}
+        return {part.name: part.counts(batch) for part in self._all_parts}
+
+    def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
+        """Floating-point operations of training on a batch, whose rows are so long
+        (`model.size.training_flops`)."""
+        flops = training_flops(self.encoder.config, lengths, outputs=self.outputs(batch))
+        flops += 6 * sum(part.item_weights * part.counts(batch) for part in self._parts)
+        flops = flops // 3 if self.frozen else flops  # then there is no backward pass
+        for part in self._parts:
+            flops += part.flops(batch, lengths)
+            flops += sum(each.flops(batch, lengths) for each in part.submodels().values())
+        return flops
+
+    @property
+    def chooses(self) -> dict[str, bool]:
+        """The parts by name, and whether each counts what is correct."""
+        return {part.name: part.chooses for part in self._all_parts}
+
+    @property
+    def encoders(self) -> list[Encoder]:
+        """Its own and those of submodels."""
+        others = (each for part in self._parts for each in part.submodels().values())
+        return [self.encoder, *(encoder for each in others for encoder in each.encoders)]
 
     @property
     def in_transformers(self) -> frozenset[str]:
@@ -184,5 +252,19 @@ class ObjectiveModel(nn.Module):
         return cast("list[Objective]", list(self.objectives.values()))
 
     @property
-    def _word_embeddings(self) -> Tensor:
+    def _all_parts(self) -> list[Objective]:
+        return _with_submodels(self._parts)
+
+    @property
+    def word_embeddings(self) -> Float[Tensor, "vocab embedding"]:
         return self.encoder.embeddings.word_embeddings.weight
+
+
+def _with_submodels(objectives: Sequence[Objective]) -> list[Objective]:
+    """With the objectives of their submodels, each after those that serve it."""
+    found: list[Objective] = []
+    for objective in objectives:
+        for model in objective.submodels().values():
+            found += _with_submodels(list(cast("Iterable[Objective]", model.objectives.values())))
+        found.append(objective)
+    return found

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from bert_core.objectives.base import Part
 
@@ -30,6 +31,25 @@ def linear_cross_entropy(
     learns = torch.is_grad_enabled()  # which the function itself cannot see
     total, correct = _LinearCrossEntropy.apply(rows, weight, bias, labels, learns)
     return Part(total, labels.numel(), correct)
+
+
+@torch.no_grad()
+def linear_sample(
+    rows: Float[Tensor, "items size"],
+    weight: Float[Tensor, "classes size"],
+    bias: Float[Tensor, "classes"],
+    draws: Float[Tensor, "items"],
+) -> Int[Tensor, "items"]:
+    """A class for each item by the softmax of `rows @ weight.T + bias`: that in whose share of 0 to
+    1, in the order of the classes, its draw lies."""
+    size = _chunk_size(CHUNK_BYTES.get(rows.device.type, OTHER_CHUNK_BYTES) // (8 * len(weight)))
+    chosen = [draws.new_empty((0, 1), dtype=torch.long)]
+    for some, marks in zip(rows.split(size), draws.split(size), strict=True):
+        scores = functional.linear(some, weight, bias)
+        shares = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+        sums = shares.cumsum(-1, dtype=draws.dtype)  # the last is 1, but for rounding
+        chosen.append(torch.searchsorted(sums, sums[:, -1:] * marks[:, None], right=True))
+    return torch.cat(chosen)[:, 0].clamp_(max=len(weight) - 1)
 
 
 def _chunk_size(most: int) -> int:

@@ -1,7 +1,7 @@
 """Masked language modelling (Devlin et al. 2018, section 3.1, task 1)."""
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import MaskedLanguageModelHead
@@ -22,13 +22,23 @@ class MaskedLanguageModeling(Objective):
         super().__init__()
         self.head = MaskedLanguageModelHead(config)
 
+    @property
+    def item_weights(self) -> int:
+        maps = [part.weight for part in self.head.modules() if isinstance(part, nn.Linear)]
+        decoder = self.head.bias.numel() * self.head.transform.dense.out_features
+        return decoder + sum(weight.numel() for weight in maps)
+
+    def rows(self, encoded: Encoded, batch: Batch) -> Float[Tensor, "items hidden"]:
+        """What the head reads for every position."""
+        return encoded.hidden
+
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items vocab"]:
-        return self.head(encoded.hidden, word_embeddings)
+        return self.head(self.rows(encoded, batch), word_embeddings)
 
     def forward(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Part:
-        rows = self.head.transform(encoded.hidden)
+        rows = self.head.transform(self.rows(encoded, batch))
         return linear_cross_entropy(rows, word_embeddings, self.head.bias, batch[self.label_key])

@@ -1,15 +1,18 @@
 """The objectives a pretraining run may name; a task names its own in `tasks`."""
 
-from collections.abc import Callable
-
-from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Objective
+from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.objectives.rtd import ReplacedTokenDetection
 from bert_core.objectives.sop import SentenceOrderPrediction
+from bert_core.objectives.span_boundary import SpanBoundary
 
-PRETRAINING: dict[str, Callable[[EncoderConfig], Objective]] = {
+PRETRAINING: dict[str, type[Objective]] = {
     "mlm": MaskedLanguageModeling,
     "nsp": NextSentencePrediction,
     "sop": SentenceOrderPrediction,
+    "emd_mlm": EnhancedMaskedLanguageModeling,
+    "rtd": ReplacedTokenDetection,
+    "span_boundary": SpanBoundary,
 }

@@ -25,7 +25,6 @@ from bert_core.batches import prefetched, row_lengths
 from bert_core.data.order import part_of_rank
 from bert_core.data.windows import Window
 from bert_core.errors import RaybertError
-from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.scores import scores_of
 from bert_core.train.config import LoopConfig
@@ -124,9 +123,10 @@ def training_steps(
         elapsed_s: seconds that the run has behind it at `start`.
     Raises: DivergedError if the gradient is not finite; that step is not taken.
     """
-    model.encoder.checkpointing = config.activation_checkpointing
-    if config.compile:
-        model.encoder.compile()
+    for encoder in model.encoders:
+        encoder.checkpointing = config.activation_checkpointing
+        if config.compile:
+            encoder.compile()
     trained = replicated(model)
     on_gpu = next(model.parameters()).device.type == "cuda"
     model.train()
@@ -165,7 +165,7 @@ def training_steps(
                 waited_s=waited_s,
                 tokens=int(lengths.sum()),
                 padded_tokens=sum(batch["input_ids"].numel() for batch in micro_batches),
-                flops=_flops(model, micro_batches, lengths, counts.get("mlm", 0)),
+                flops=sum(model.flops(batch, row_lengths(batch)) for batch in micro_batches),
                 loss_sums=loss_sums,
                 correct=correct,
                 counts=counts,
@@ -214,7 +214,7 @@ def _backward(
                 parts = model(batch)
             # NOTE: gradients are averaged over ranks, we want the sum.
             loss = sum(
-                part.sum * (world_size / max(1, global_counts[name]))
+                part.sum * (own.weights.get(name, 1.0) * world_size / max(1, global_counts[name]))
                 for name, part in parts.items()
             )
             loss.backward()
@@ -244,7 +244,8 @@ class Totals:
                 self.add(f"{name}/correct", step.correct[name])
 
     def means(self) -> dict[str, float]:
-        """Loss and accuracy of each part, tokens, and `loss` (the parts' losses added).
+        """Loss and accuracy of each part, tokens, and `loss` (the parts' losses added, whatever
+        their weights).
 
         Collective: every rank calls it, with the same names added.
         """
@@ -269,8 +270,8 @@ def evaluate(
     """Loss and accuracy of each part over all ranks' batches, dropout off. Collective."""
     device = next(model.parameters()).device
     totals = Totals()
-    for name, objective in model.objectives.items():
-        for key in ("count", "loss_sum", *(["correct"] if objective.chooses else [])):
+    for name, chooses in model.chooses.items():
+        for key in ("count", "loss_sum", *(["correct"] if chooses else [])):
             totals.add(f"{name}/{key}", 0.0)  # for a rank without rows
     model.eval()
     with gathered(model):
@@ -315,15 +316,6 @@ def evaluation_scores(
 def autocast(device: torch.device, config: LoopConfig) -> AbstractContextManager:
     """bfloat16 matrix products where the config asks for them."""
     return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
-
-
-def _flops(
-    model: ObjectiveModel, micro_batches: list[Batch], lengths: np.ndarray, predictions: int
-) -> int:
-    asked = [model.outputs(batch) for batch in micro_batches]
-    outputs = None if None in asked else sum(count for count in asked if count is not None)
-    flops = training_flops(model.encoder.config, lengths, predictions, outputs)
-    return flops // 3 if model.frozen else flops  # then there is no backward pass
 
 
 def _sum_counts(counts: list[dict[str, int]]) -> dict[str, int]:

@@ -26,9 +26,10 @@ def shard(model: ObjectiveModel) -> None:
     backward pass has summed the gradients: ranks need not have as many micro-batches, and no more
     crosses the network than with copies. Every rank has the same weights before.
     """
-    if len(model.encoder.layers) > 1:  # a shared one is used in every place
-        for layer in model.encoder.layers.children():
-            fully_shard(layer, reshard_after_forward=False)
+    for encoder in model.encoders:
+        if len(encoder.layers) > 1:  # a shared one is used in every place
+            for layer in encoder.layers.children():
+                fully_shard(layer, reshard_after_forward=False)
     fully_shard(model, reshard_after_forward=False)
 
 

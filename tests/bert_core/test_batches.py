@@ -192,7 +192,8 @@ def test_collating_loses_nothing_and_labels_point_to_what_was_masked() -> None:
     assert (batch["input_ids"].flatten()[batch["mlm_positions"]] == MASK).all()
     assert (batch["input_ids"] == MASK).sum() == len(batch["mlm_positions"])
     assert mask_of(batch).flatten()[batch["mlm_positions"]].all()
-    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    assert batch["mlm_draws"].dtype == torch.float64
+    assert {each.dtype for name, each in batch.items() if name != "mlm_draws"} == {torch.int64}
     assert SOURCE.lengths(samples).tolist() == mask_of(batch).sum(1).tolist()
 
 
@@ -254,6 +255,40 @@ def test_masks_drawn_at_training_time_follow_from_seed_epoch_and_sample(strategy
     assert sum(first[row] != second[row] for row in first) > 0.7 * len(first)
     other = seen(replace(source, seed=4), everything)
     assert sum(a != b for a, b in zip(together, other, strict=True)) > 0.7 * len(other)
+
+
+@pytest.mark.parametrize("packed_from", [0.0, 1.0])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_spans_are_the_masked_tokens_of_a_row_that_stand_together(
+    dynamic: bool, packed_from: float
+) -> None:
+    shards, masker = SHARDS, None
+    if dynamic:
+        every = [np.full(-(-len(shard.input_ids) // 8), 255, np.uint8) for shard in SHARDS]
+        shards = [
+            replace(shard, input_ids=np.where(shard.input_ids == MASK, 9, shard.input_ids))
+            for shard in SHARDS
+        ]
+        shards = [replace(s, begins_word=bits) for s, bits in zip(shards, every, strict=True)]
+        config = MaskingConfig(strategy="span", masked_lm_prob=0.4)
+        masker = Masker(config, vocab_size=60_000, special_ids=np.arange(5), mask_id=MASK)
+    samples = ORDER.samples(0, ORDER.rows_per_epoch)
+    source = ShardSource(shards.__getitem__, PAD, masker, packed_from=packed_from)
+    batch = source.collate(samples)
+    lengths = source.lengths(samples)
+    width = batch["input_ids"].shape[-1]
+    starts = np.cumsum(lengths) - lengths if packed_from == 0 else np.arange(len(lengths)) * width
+    masked = set(batch["mlm_positions"].tolist())
+    wanted = []
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        inside = [place for place in range(start, start + length) if place in masked]
+        for place in inside:
+            assert start < place < start + length - 1  # a row begins and ends with a special token
+            if place - 1 not in masked:
+                wanted.append(0)
+            wanted[-1] += 1
+    assert batch["mlm_span_lengths"].tolist() == wanted
+    assert len(wanted) < len(masked)
 
 
 def _by_sample(samples: Samples, found: list) -> list[tuple]:

@@ -28,6 +28,7 @@ from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.objectives.span_boundary import SpanBoundary
 from bert_core.tasks.base import Task
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
@@ -104,6 +105,24 @@ def test_transformers_loads_a_pretrained_bundle_with_equal_logits(tmp_path: Path
     torch.testing.assert_close(
         logits["nsp"], expected["seq_relationship_logits"], atol=1e-5, rtol=0
     )
+
+
+def test_a_span_boundary_head_is_kept_beside_what_transformers_reads(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    objectives = [MaskedLanguageModeling(CONFIG), SpanBoundary(CONFIG)]
+    model = ObjectiveModel(CONFIG, objectives).eval()
+    folder = tmp_path / "bundle"
+    save_bundle(folder, model, TOKENIZER, task=None, metrics={}, lineage={})
+    heads = load_file(folder / "objective.safetensors")
+    assert {name.split(".")[1] for name in heads} == {"span_boundary"}
+    batch = padded_batch() | {"mlm_positions": torch.tensor([2, 3, 18])}
+    batch |= {"mlm_span_lengths": torch.tensor([2, 1])}
+    scores = forward_of(theirs("AutoModelForMaskedLM", folder), batch)["logits"].flatten(0, 1)
+    ours = model.logits(batch)
+    torch.testing.assert_close(ours["mlm"], scores[[2, 3, 18]], atol=1e-5, rtol=0)
+    fresh = [MaskedLanguageModeling(CONFIG), SpanBoundary(CONFIG)]
+    again = build_model(load_bundle(folder), fresh, require_heads=True).eval()
+    assert torch.equal(again.logits(batch)["span_boundary"], ours["span_boundary"])
 
 
 def test_a_head_that_transformers_lacks_is_in_a_file_that_it_ignores(tmp_path: Path) -> None:

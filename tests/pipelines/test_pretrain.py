@@ -434,6 +434,7 @@ def test_a_run_of_hours_ends_with_them_and_its_schedule_too(prepared: Any, tmp_p
 
 
 def command(config: PretrainConfig) -> list[str]:
+    assert config.variant is not None
     return [
         sys.executable, "-m", "pipelines.cli", "pretrain", "--output", config.output,
         "--shards", config.shards, "--tokenizer", config.tokenizer, "--variant", config.variant,

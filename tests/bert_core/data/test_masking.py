@@ -23,6 +23,7 @@ from bert_core.data.masking import (
     choose_tokens,
     corrupt,
     number_words,
+    span_lengths,
 )
 from bert_core.errors import ConfigError
 
@@ -388,6 +389,8 @@ def test_a_masker_never_predicts_a_special_token_and_never_puts_one_but_mask(
         ({"masked_lm_prob": 0.0}, r"masked_lm_prob: wanted above 0 and below 1, got 0\.0"),
         ({"masked_lm_prob": 1.0}, r"masked_lm_prob: wanted above 0 and below 1, got 1\.0"),
         ({"max_predictions_per_seq": 0}, "max_predictions_per_seq: wanted at least 1, got 0"),
+        ({"mask_share": 0.95}, r"wanted 0 or more each and 1 or less together, got 0\.95 and 0\.1"),
+        ({"random_share": -0.1}, r"mask_share, random_share: wanted .*, got 0\.8 and -0\.1"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
@@ -403,3 +406,34 @@ def test_an_unknown_strategy_is_refused_with_those_there_are() -> None:
         ConfigError, match=f"strategy: wanted one of {', '.join(STRATEGIES)}, got 'words'"
     ):
         config.__post_init__()
+
+
+def test_shares_may_be_others_and_positions_stay_the_same() -> None:
+    ids, offsets = np.arange(5, 995).astype(np.uint16), np.arange(0, 991, 99)
+    begins, keys = np.ones(len(ids), dtype=bool), row_keys(np.arange(10))
+    usual, masked, random = (
+        Masker(
+            MaskingConfig(mask_share=mask, random_share=rest),
+            vocab_size=VOCABULARY,
+            special_ids=SPECIAL,
+            mask_id=MASK_ID,
+        )(ids, offsets, begins, keys)
+        for mask, rest in ((0.8, 0.1), (1.0, 0.0), (0.0, 1.0))
+    )
+    for other in (masked, random):
+        np.testing.assert_array_equal(other.positions, usual.positions)
+    assert (masked.input_ids[masked.positions] == MASK_ID).all()
+    assert (random.input_ids[random.positions] != MASK_ID).all()
+    assert 0.7 < (usual.input_ids[usual.positions] == MASK_ID).mean() < 0.9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_spans_are_what_a_walk_along_the_tokens_finds(seed: int) -> None:
+    masked = np.random.default_rng(seed).random(300) < 0.4
+    wanted, length = [], 0
+    for is_masked in [*masked.tolist(), False]:
+        if not is_masked and length:
+            wanted.append(length)
+        length = length + 1 if is_masked else 0
+    assert span_lengths(np.flatnonzero(masked)).tolist() == wanted
+    assert span_lengths(np.zeros(0, dtype=np.int64)).tolist() == []

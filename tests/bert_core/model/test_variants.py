@@ -129,6 +129,15 @@ def test_an_encoder_is_adapted_to_its_vocabulary() -> None:
     assert bert == replace(EncoderConfig(), attention=AttentionConfig(dropout=0.0))
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_any_encoder_takes_the_sizes_of_another_and_is_itself_again_with_its_own(name: str) -> None:
+    config = VARIANTS[name].config
+    small = config.adapted(sizes_of=VARIANTS["bert-tiny"].config)
+    sizes = small.hidden_size, small.attention.num_heads, small.feed_forward.intermediate_size
+    assert (small.num_hidden_layers, *sizes) == (2, 128, 2, 512)
+    assert small.adapted(sizes_of=config) == config
+
+
 def test_a_config_cannot_be_changed() -> None:
     assert replace(EncoderConfig(), hidden_size=24).hidden_size == 24
     with pytest.raises(AttributeError):

@@ -1,6 +1,6 @@
 """What every objective keeps: sums and counts, whole gradients, fp32 losses, room for DDP."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -33,34 +33,76 @@ CONFIG = encoder_config_from_huggingface(
         "initializer_range": 0.2,
     }
 )
+DEBERTA = encoder_config_from_huggingface(
+    {
+        "model_type": "deberta-v2",
+        "vocab_size": 120,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": 32,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.2,
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pos_att_type": "p2c|c2p",
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+    }
+)
 FEATURES = FeatureBasedTokenClassification.name
-OBJECTIVES: dict[str, Callable[[EncoderConfig], Objective]] = PRETRAINING | {
+OBJECTIVES: dict[str, Callable[[EncoderConfig], Objective]] = {
+    **PRETRAINING,
     "classification": lambda config: Classification(config, 3),
     "token_classification": lambda config: TokenClassification(config, 3),
     FEATURES: lambda config: FeatureBasedTokenClassification(config, 3),
 }
-POSITIONS = {"mlm_positions": "mlm_labels", "token_positions": "token_labels"}
+POSITIONS = {
+    "mlm_positions": ("mlm_labels", "mlm_draws"),
+    "token_positions": ("token_labels",),
+}
+
+
+def config_for(*names: str) -> EncoderConfig:
+    return DEBERTA if {"emd_mlm", "rtd"} & set(names) else CONFIG
 
 
 def model_of(*names: str) -> ObjectiveModel:
     torch.manual_seed(0)
-    made = OBJECTIVES | {"span": Span}
-    return ObjectiveModel(CONFIG, [made[name](CONFIG) for name in names])
+    made, config = OBJECTIVES | {"span": Span}, config_for(*names)
+    return ObjectiveModel(config, [made[name](config) for name in names])
+
+
+def runs(positions: Iterable[int]) -> list[list[int]]:
+    """Positions that follow each other, together."""
+    found: list[list[int]] = []
+    for position in positions:
+        if found and found[-1][-1] == position - 1:
+            found[-1].append(position)
+        else:
+            found.append([position])
+    return found
 
 
 def batch_of(rows: int = 6, seq: int = 16, masked_per_row: int = 3) -> Batch:
+    """Neither the first nor the last token of a row is among those that are predicted."""
     generator = torch.Generator().manual_seed(rows)
     lengths = torch.randint(seq // 2, seq + 1, (rows,), generator=generator)
     mask = (torch.arange(seq) < lengths[:, None]).long()
     starts = torch.arange(rows)[:, None] * seq
-    positions = torch.stack([torch.randperm(seq // 2, generator=generator) for _ in range(rows)])
-    positions = (starts + positions[:, :masked_per_row]).flatten()
+    inner = [torch.randperm(seq // 2 - 2, generator=generator) for _ in range(rows)]
+    positions = 1 + torch.stack(inner)[:, :masked_per_row].sort(1).values
+    positions = (starts + positions).flatten()
     return {
         "input_ids": torch.randint(1, 120, (rows, seq), generator=generator) * mask,
         "token_type_ids": torch.zeros(rows, seq, dtype=torch.int64),
         "attention_mask": mask,
         "mlm_positions": positions,
         "mlm_labels": torch.randint(1, 120, positions.shape, generator=generator),
+        "mlm_draws": torch.linspace(0, 0.999, len(positions)).double(),
+        "mlm_span_lengths": torch.tensor([*map(len, runs(positions.tolist()))], dtype=torch.int64),
         "token_positions": positions,
         "token_labels": torch.randint(0, 3, positions.shape, generator=generator),
         "next_sentence_label": torch.randint(0, 2, (rows,), generator=generator),
@@ -75,11 +117,14 @@ def halves(batch: Batch, rows: int) -> list[Batch]:
     """The batch as two micro-batches, the first of `rows` rows."""
     tokens = rows * batch["input_ids"].shape[1]
     low, high = ({key: value[part] for key, value in batch.items()} for part in _parts(rows))
-    for positions, labels in POSITIONS.items():
+    for positions, along in POSITIONS.items():
         first = batch[positions] < tokens
         for half, chosen, start in ((low, first, 0), (high, ~first, tokens)):
             half[positions] = batch[positions][chosen] - start
-            half[labels] = batch[labels][chosen]
+            half.update({name: batch[name][chosen] for name in along})
+    for half in (low, high):
+        lengths = [*map(len, runs(half["mlm_positions"].tolist()))]
+        half["mlm_span_lengths"] = torch.tensor(lengths, dtype=torch.int64)
     return [low, high]
 
 
@@ -92,11 +137,14 @@ def gradient(model: ObjectiveModel) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in trained])  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "rtd"])  # which draws
 def test_a_part_is_a_sum_with_its_count_and_its_number_right(name: str) -> None:
     model, batch = model_of(name).eval(), batch_of()
+    [objective] = model.objectives.values()
+    assert isinstance(objective, Objective)
+    name = objective.name
     part = model(batch)[name]
-    logits, labels = model.logits(batch)[name], batch[OBJECTIVES[name](CONFIG).label_key]
+    logits, labels = model.logits(batch)[name], batch[objective.label_key]
     losses = functional.cross_entropy(logits, labels, reduction="none")
     torch.testing.assert_close(part.sum, losses.sum())
     assert part.count == len(labels) == model.counts(batch)[name]
@@ -140,7 +188,11 @@ def test_choices_of_a_question_compete_with_each_other() -> None:
     [
         ("mlm",),
         ("mlm", "nsp"),
+        ("mlm", "span_boundary"),
         ("sop",),
+        ("emd_mlm",),
+        ("rtd",),
+        ("sop", "rtd"),
         ("classification",),
         ("token_classification",),
         ("span",),
@@ -159,12 +211,25 @@ def test_micro_batches_add_up_to_the_whole_gradient(names: tuple[str, ...], rows
     assert (whole - added).norm() / whole.norm() < 1e-12
 
 
-@pytest.mark.parametrize("names", [("mlm", "nsp"), ("mlm",), ("nsp",), ("classification",)])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("mlm", "nsp"),
+        ("mlm",),
+        ("mlm", "span_boundary"),
+        ("nsp",),
+        ("classification",),
+        ("emd_mlm",),
+        ("rtd",),
+        ("sop", "rtd"),
+    ],
+)
 def test_every_parameter_gets_a_gradient(names: tuple[str, ...]) -> None:
     model, batch = model_of(*names), batch_of()
     torch.stack([part.sum for part in model(batch).values()]).sum().backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
-    assert (model.encoder.pooler is None) == (names == ("mlm",))
+    without = [("mlm",), ("mlm", "span_boundary"), ("emd_mlm",), ("rtd",)]
+    assert (model.encoder.pooler is None) == (names in without)
 
 
 def test_an_encoder_that_gives_features_alone_stays_as_it_is() -> None:
@@ -197,9 +262,15 @@ def test_features_are_read_the_same_where_rows_lie_end_to_end(
     torch.testing.assert_close(model.logits(packed)[FEATURES], wanted)
 
 
-def test_a_batch_without_masked_positions_gives_zero_and_zero_gradients() -> None:
-    model = model_of("mlm")
-    part = model(batch_of(masked_per_row=0))["mlm"]
+@pytest.mark.parametrize(
+    ("name", "part_name"),
+    [("mlm", "mlm"), ("emd_mlm", "mlm"), ("span_boundary", "span_boundary")],
+)
+def test_a_batch_without_masked_positions_gives_zero_and_zero_gradients(
+    name: str, part_name: str
+) -> None:
+    model = model_of(name)
+    part = model(batch_of(masked_per_row=0))[part_name]
     assert (part.sum.item(), part.count, part.correct.item()) == (0.0, 0, 0)
     part.sum.backward()
     assert not gradient(model).any()
@@ -224,13 +295,16 @@ def test_fp64_logits_keep_their_precision() -> None:
     assert cross_entropy(logits, torch.arange(5)).sum.dtype == torch.float64
 
 
-def test_distributed_data_parallel_gives_the_same_gradient(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [("mlm", "nsp"), ("emd_mlm",), ("rtd",)])
+def test_distributed_data_parallel_gives_the_same_gradient(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
     batch = batch_of()
-    alone = model_of("mlm", "nsp")
+    alone = model_of(*names)
     torch.stack([part.sum for part in alone(batch).values()]).sum().backward()
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        model = model_of("mlm", "nsp")
+        model = model_of(*names)
         wrapped = DistributedDataParallel(model, find_unused_parameters=False)
         for _ in range(2):  # a parameter without a gradient fails the second pass
             model.zero_grad()

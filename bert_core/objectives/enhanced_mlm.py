@@ -1,0 +1,70 @@
+"""Masked language modelling of DeBERTa, which learns of absolute positions last."""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+
+from bert_core.errors import ConfigError
+from bert_core.model.encoder import Encoded, Encoder
+from bert_core.model.layers import EncoderLayer, initialise
+from bert_core.model.size import training_flops
+from bert_core.model.variants import DisentangledAttentionConfig, EncoderConfig
+from bert_core.objectives.base import Batch
+from bert_core.objectives.mlm import MaskedLanguageModeling
+
+
+class EnhancedMaskedLanguageModeling(MaskedLanguageModeling):
+    """Say which word stood at each chosen position, by the enhanced mask decoder.
+
+    What comes out of the layer before the last, with a vector of its absolute position added, asks;
+    the last layer answers, twice, each time from what came out before it. So the decoder has no
+    weights of its own but those of positions. transformers has neither: its class scores what the
+    last layer gives by itself.
+
+    Source: He et al. 2020, section 3.2 and figure 2; what the first query is, that both steps are
+    the last layer and what they look at: microsoft/DeBERTa, `EnhancedMaskDecoder`.
+    """
+
+    reads_layers = True
+    beside: ClassVar[tuple[str, ...]] = ("positions",)
+
+    def __init__(self, config: EncoderConfig) -> None:
+        """Raises: ConfigError if the encoder adds positions already, or attends otherwise."""
+        super().__init__(config)
+        disentangled = isinstance(config.attention, DisentangledAttentionConfig)
+        if not disentangled or config.embeddings.absolute_positions:
+            raise ConfigError(
+                "objectives: wanted for emd_mlm an encoder with disentangled attention that adds "
+                f"no positions to its embeddings (deberta-…), got family {config.family}: "
+                "give such a variant, or take mlm"
+            )
+        self.positions = nn.Embedding(config.max_length, config.hidden_size)
+        initialise(self.positions, config)
+
+    def attach(self, encoder: Encoder) -> None:
+        self._encoder = (encoder,)  # NOTE: in a tuple, or its weights would be the objective's too
+
+    def places(self, batch: Batch) -> Int[Tensor, "0"]:
+        """None: of what the last layer gives by itself nothing is read."""
+        return batch["input_ids"].new_empty(0)
+
+    def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
+        """Of the last layer, once more and again."""
+        config = replace(self._encoder[0].config, num_hidden_layers=1, convolution=None)
+        return 2 * training_flops(config, lengths, outputs=self.counts(batch))
+
+    def rows(self, encoded: Encoded, batch: Batch) -> Float[Tensor, "items hidden"]:
+        """What the decoder gives at the chosen positions.
+
+        Queries do not look at each other, so the first step too is finished there only.
+        """
+        hidden, rows, shared = encoded.layers[-2], encoded.rows, encoded.shared
+        places, last = batch["mlm_positions"], self._encoder[0].layers[-1]
+        assert isinstance(last, EncoderLayer)
+        asking = hidden + self.positions(rows.positions())
+        once = last.decoded(asking, hidden, rows, shared, places)
+        again = hidden.flatten(0, -2).index_copy(0, places, once.to(hidden.dtype)).view_as(hidden)
+        return last.decoded(again, hidden, rows, shared, places)

@@ -1,0 +1,108 @@
+"""Replaced-token detection, the generator beside it (Clark et al. 2020; He et al. 2021)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from bert_core.errors import ConfigError
+from bert_core.model.encoder import Encoded, Encoder
+from bert_core.model.heads import DetectionHead
+from bert_core.model.sharing import share_words
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import Batch, Objective, ObjectiveModel, Part
+from bert_core.objectives.linear_cross_entropy import linear_sample
+from bert_core.objectives.mlm import MaskedLanguageModeling
+
+
+class ReplacedTokenDetection(Objective):
+    """Say of each token whether a generator put it there.
+
+    The generator is an encoder as wide and half as deep, which learns masked words. Its guesses,
+    drawn from its softmax, stand at the masked positions of what the encoder is shown, without a
+    gradient back. Its word embeddings are the encoder's, but for a difference that the encoder
+    alone learns. A guess that is right counts as not replaced.
+
+    Source: Clark et al. 2020, section 3; He et al. 2021 (DeBERTaV3), sections 3.1 (λ = 50, half the
+    depth) and 3.3. There the generator moves before the encoder sees its embeddings, here both move
+    in one step.
+    """
+
+    name = "rtd"
+    needs_pooler = False
+    label_key = "mlm_labels"  # with which what the generator puts in place is compared
+    weight = 50.0
+    in_transformers = False
+
+    def __init__(self, config: EncoderConfig) -> None:
+        """Raises: ConfigError if the encoder has no half depth."""
+        super().__init__()
+        if config.num_hidden_layers < 2:
+            raise ConfigError(
+                "objectives: wanted for rtd an encoder of at least 2 layers, as its generator has "
+                f"half of them, got {config.num_hidden_layers}: give another variant, or take mlm"
+            )
+        half = replace(config, num_hidden_layers=config.num_hidden_layers // 2)
+        self.generator = ObjectiveModel(half, [MaskedLanguageModeling(half)])
+        self.head = DetectionHead(config)
+
+    @property
+    def item_weights(self) -> int:
+        return self.head.dense.weight.numel() + self.head.linear.weight.numel()
+
+    def attach(self, encoder: Encoder) -> None:
+        share_words(encoder, self.generator.encoder)
+
+    def submodels(self) -> Mapping[str, ObjectiveModel]:
+        return {"generator": self.generator}
+
+    def shown(self, batch: Batch) -> tuple[Batch, dict[str, Part]]:
+        """The rows with guesses at the masked positions, `replaced` (*tokens) where they are wrong;
+        and how well the generator guessed."""
+        ids, places, right = batch["input_ids"], batch["mlm_positions"], batch["mlm_labels"]
+        encoded = self.generator.encode(batch, places)
+        words = self.generator.word_embeddings
+        masked_words = self.generator.objectives["mlm"]
+        assert isinstance(masked_words, MaskedLanguageModeling)
+        part = masked_words(encoded, batch, words)
+        with torch.no_grad():  # NOTE: after the loss, since autocast keeps what it casts in here
+            rows = masked_words.head.transform(encoded.hidden)
+            guesses = linear_sample(rows, words, masked_words.head.bias, batch["mlm_draws"])
+        none = torch.zeros_like(ids, dtype=torch.bool)
+        shown = {
+            "input_ids": ids.flatten().index_copy(0, places, guesses).view_as(ids),
+            "replaced": none.flatten().index_copy(0, places, guesses != right).view_as(ids),
+        }
+        return batch | shown, {masked_words.name: part}
+
+    def places(self, batch: Batch) -> Int[Tensor, "real"] | None:
+        """All real tokens."""
+        mask = batch.get("attention_mask")
+        return None if mask is None else mask.flatten().nonzero()[:, 0]
+
+    def counts(self, batch: Batch) -> int:
+        mask = batch.get("attention_mask")
+        return batch["input_ids"].numel() if mask is None else int(mask.sum())
+
+    def logits(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "items 1"]:
+        """A score for every real token; above 0 says that it was replaced."""
+        return self.head(encoded.hidden).flatten(0, -2)
+
+    def forward(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Part:
+        """Binary cross-entropy, in fp32 at least."""
+        logits = self.logits(encoded, batch, word_embeddings)[:, 0]
+        places = self.places(batch)
+        replaced = batch["replaced"].flatten()
+        replaced = replaced if places is None else replaced[places]
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        total = functional.binary_cross_entropy_with_logits(
+            wide, replaced.to(wide.dtype), reduction="sum"
+        )
+        return Part(total, len(replaced), ((wide > 0) == replaced).sum())

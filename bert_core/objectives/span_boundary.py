@@ -1,0 +1,38 @@
+"""The span boundary objective (Joshi et al. 2019, SpanBERT, section 3.2)."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bert_core.model.encoder import Encoded
+from bert_core.model.heads import SpanBoundaryHead
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import Batch
+from bert_core.objectives.mlm import MaskedLanguageModeling
+
+
+class SpanBoundary(MaskedLanguageModeling):
+    """Say which word stood at each place of a span, from the two tokens beside the span alone.
+
+    Those are not predicted themselves: spans that touch are one, as in SpanBERT's code, and a row
+    begins and ends with a special token.
+    """
+
+    name = "span_boundary"
+    in_transformers = False
+    head: SpanBoundaryHead
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.head = SpanBoundaryHead(config)
+
+    def places(self, batch: Batch) -> Int[Tensor, "beside"]:
+        """The tokens to the left of every span, then those to the right."""
+        positions, lengths = batch["mlm_positions"], batch["mlm_span_lengths"]
+        ends = lengths.cumsum(0)
+        return torch.cat([positions[ends - lengths] - 1, positions[ends - 1] + 1])
+
+    def rows(self, encoded: Encoded, batch: Batch) -> Float[Tensor, "items hidden"]:
+        left, right = encoded.hidden.chunk(2)
+        lengths = batch["mlm_span_lengths"]
+        return self.head.inside(left, right, lengths, len(batch["mlm_positions"]))

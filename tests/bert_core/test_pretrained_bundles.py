@@ -1,0 +1,132 @@
+"""Bundles of what transformers has not whole: a decoder of positions, a generator beside."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bert_core.bundle import build_model, load_bundle, names_in, save_bundle
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.errors import FormatError
+from bert_core.model.sharing import plain_state
+from bert_core.model.variants import VARIANTS, EncoderConfig, FeedForwardConfig
+from bert_core.objectives.base import Batch, Objective, ObjectiveModel
+from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
+from bert_core.objectives.mlm import MaskedLanguageModeling
+from bert_core.objectives.rtd import ReplacedTokenDetection
+
+TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *map(chr, range(48, 90))], lowercase=False)
+
+
+def config_of(variant: str) -> EncoderConfig:
+    config = replace(
+        VARIANTS[variant].config,
+        hidden_size=16,
+        initializer_range=0.2,
+        feed_forward=FeedForwardConfig(intermediate_size=24),
+    )
+    return config.adapted(vocab_size=TOKENIZER.vocab_size, pad_token_id=TOKENIZER.pad_id)
+
+
+def saved(
+    folder: Path, variant: str, objective: Callable[[EncoderConfig], Objective]
+) -> ObjectiveModel:
+    torch.manual_seed(0)
+    config = config_of(variant)
+    model = ObjectiveModel(config, [objective(config)])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    save_bundle(folder, model, TOKENIZER, task=None, metrics={"loss": 1.0}, lineage={"of": "all"})
+    return model.eval()
+
+
+def batch_of() -> Batch:
+    mask = (torch.arange(12) < torch.tensor([[12], [7]])).long()
+    ids = torch.randint(5, 40, mask.shape, generator=torch.Generator().manual_seed(0)) * mask
+    return {
+        "input_ids": ids,
+        "token_type_ids": torch.zeros_like(ids),
+        "attention_mask": mask,
+        "mlm_positions": torch.tensor([1, 5, 14, 18]),
+    }
+
+
+def theirs(name: str, folder: Path, batch: Batch) -> Any:
+    """What transformers' class gives, after it agreed that every tensor was there and no other."""
+    model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    return model.eval()(**{key: batch[key] for key in ("input_ids", "attention_mask")})
+
+
+def close(ours: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=0)
+
+
+def test_an_encoder_that_tells_what_was_replaced_is_whole_and_its_generator_beside(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "bundle"
+    model, batch = saved(folder, "deberta-v3-tiny", ReplacedTokenDetection), batch_of()
+    real = batch["attention_mask"].bool()
+    hidden = theirs("DebertaV2Model", folder, batch).last_hidden_state
+    close(model.encode(batch).hidden[real], hidden[real])
+    objective = model.objectives["rtd"]
+    assert isinstance(objective, ReplacedTokenDetection)
+    generator = objective.generator
+    scores = theirs("DebertaV2ForMaskedLM", folder / "generator", batch).logits.flatten(0, 1)
+    close(generator.logits(batch)["mlm"], scores[batch["mlm_positions"]])
+    heads = load_file(folder / "objective.safetensors")
+    assert {name.split(".")[2] for name in heads} == {"head"}
+    assert {"generator/model.safetensors", "generator/raybert.json"} <= set(names_in(folder))
+
+
+def test_what_was_replaced_is_learned_on_from_a_bundle(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    model = saved(folder, "deberta-v3-tiny", ReplacedTokenDetection)
+    bundle = load_bundle(folder)
+    assert bundle.task is None
+    objective = ReplacedTokenDetection(bundle.encoder_config)
+    again = build_model(bundle, [objective], require_heads=True)
+    for name, tensor in model.state_dict().items():  # the difference too, but for its last digits
+        torch.testing.assert_close(again.state_dict()[name], tensor, rtol=1e-6, atol=1e-6)
+    words = "encoder.embeddings.word_embeddings.weight"
+    alone = build_model(
+        replace(bundle, submodels={}), [ReplacedTokenDetection(bundle.encoder_config)]
+    )
+    close(plain_state(alone)[words], plain_state(model)[words])
+
+
+def test_a_generator_that_was_changed_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    saved(folder, "deberta-v3-tiny", ReplacedTokenDetection)
+    weights = folder / "generator" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(FormatError, match=r"generator/model.safetensors: wanted sha256"):
+        load_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [("deberta-tiny", "DebertaForMaskedLM"), ("deberta-v3-tiny", "DebertaV2ForMaskedLM")],
+)
+def test_a_decoder_of_positions_is_beside_the_head_that_transformers_has(
+    variant: str, name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundle"
+    model, batch = saved(folder, variant, EnhancedMaskedLanguageModeling), batch_of()
+    scores = theirs(name, folder, batch).logits.flatten(0, 1)[batch["mlm_positions"]]
+    bundle = load_bundle(folder)
+    config = bundle.encoder_config
+    plain = build_model(bundle, [MaskedLanguageModeling(config)], require_heads=True).eval()
+    close(plain.logits(batch)["mlm"], scores)
+    assert list(load_file(folder / "objective.safetensors")) == ["objectives.mlm.positions.weight"]
+    again = build_model(bundle, [EnhancedMaskedLanguageModeling(config)], require_heads=True)
+    close(again.eval().logits(batch)["mlm"], model.logits(batch)["mlm"])
+    assert (model.logits(batch)["mlm"] - scores).abs().max() > 1e-2, "or nothing was decoded"

@@ -1,0 +1,82 @@
+"""DeBERTa's own objectives from WikiText-2 to bundles, by the recipes that are shipped."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModel, AutoModelForMaskedLM
+
+from bert_core.predictor import Predictor
+from bert_core.train.config import LoopConfig
+from pipelines import prepare, pretrain, vocab
+from pipelines.configure import CONFIGS, parse
+from pipelines.pretrain import PretrainConfig
+from pipelines.training import read_records
+
+
+def recipe(word: str, name: str) -> Any:
+    return parse(word, ["--config", str(CONFIGS / word / f"{name}.toml")])
+
+
+@pytest.fixture(scope="module")
+def wikitext(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With vocab/ and shards/ of the first megabyte, by the recipes."""
+    folder = tmp_path_factory.mktemp("wikitext")
+    text = (data_dir / "wikitext2" / "train.txt").read_bytes()[: 1 << 20].decode(errors="ignore")
+    (folder / "train.txt").write_text(text)
+    here = {"num_workers": 0, "tracking_uri": f"sqlite:///{folder}/mlflow.db"}
+    made = recipe("vocab", "deberta_wikitext2")
+    corpus = replace(made.corpus, source=str(folder / "train.txt"), held_out_share=0.05)
+    vocab.run(replace(made, output=str(folder / "vocab"), corpus=corpus, vocab_size=1500, **here))
+    rows = recipe("prepare", "deberta_wikitext2")
+    words = {"tokenizer": str(folder / "vocab"), "corpus": corpus}
+    prepare.run(replace(rows, output=str(folder / "shards"), **words, **here))
+    return folder
+
+
+def config_of(name: str, folder: Path, output: Path) -> PretrainConfig:
+    """The recipe, shortened."""
+    return replace(
+        recipe("pretrain", name),
+        output=str(output),
+        shards=str(folder / "shards"),
+        tokenizer=str(folder / "vocab"),
+        evaluate_every_steps=40,
+        held_out_rows=128,
+        loop=LoopConfig(max_steps=120, precision="fp32"),
+        num_workers=0,
+        tracking_uri=f"sqlite:///{folder}/mlflow.db",
+    )
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize(
+    ("name", "parts"), [("deberta_wikitext2", {"mlm"}), ("deberta_v3_wikitext2", {"mlm", "rtd"})]
+)
+def test_held_out_losses_fall_and_transformers_loads_what_comes_of_it(
+    name: str, parts: set[str], wikitext: Path, tmp_path: Path
+) -> None:
+    config = config_of(name, wikitext, tmp_path / "out")
+    counts = pretrain.run(config).counts
+    records = read_records(config.local_folder)
+    for part in parts:
+        losses = [r[f"held_out/{part}_loss"] for r in records.values() if "held_out/loss" in r]
+        assert len(losses) == 4
+        assert losses[-1] < losses[0] - 0.05, (part, losses)
+    assert counts["mlm_loss_after"] < counts["mlm_loss_before"] - 0.5
+    bundle = tmp_path / "out" / "bundle"
+    AutoModel.from_pretrained(bundle)
+    generator = bundle / "generator" if "rtd" in parts else bundle
+    AutoModelForMaskedLM.from_pretrained(generator)
+    [words] = Predictor(generator, task="fill-mask").predict(["The album was [MASK] in May."])
+    assert len(words) == 5
+    cut = replace(config, output=str(tmp_path / "again"), loop=replace(config.loop, max_steps=6))
+    pretrain.run(cut)
+    two = replace(cut, output=str(tmp_path / "small"), micro_batch_tokens=512)
+    pretrain.run(two)
+    for step, numbers in read_records(two.local_folder).items():
+        if step:
+            assert numbers["loss"] == pytest.approx(
+                read_records(cut.local_folder)[step]["loss"], rel=1e-4
+            )
