@@ -25,7 +25,7 @@ class Predictor:
 
     def __init__(
         self,
-        folder: str | Path,
+        folder: str | Path | Bundle,
         device: str | None = None,
         threads: int | None = None,
         task: str | None = None,
@@ -34,6 +34,7 @@ class Predictor:
         """Load the bundle.
 
         Args:
+            folder: the bundle's, or the bundle as it was read, which several heads can share.
             task: name of a task of `TASKS` whose head pretraining has trained, or that needs none;
                 None takes the bundle's own, and of one that was only pretrained `fill-mask`.
             options: of a task that needs no head, by name; others keep those they were trained for.
@@ -42,10 +43,11 @@ class Predictor:
         Raises: FormatError if the bundle is damaged or was not trained for the task; ConfigError
             if the options are not right.
         """
-        bundle = load_bundle(folder)
+        bundle = folder if isinstance(folder, Bundle) else load_bundle(folder)
+        where = bundle.digest[:12] if isinstance(folder, Bundle) else folder
         if threads is not None:
             torch.set_num_threads(threads)
-        self.task = _task_of(bundle, task, options or {}, folder)
+        self.task = _task_of(bundle, task, options or {}, where)
         bundle = replace(bundle, encoder_config=self.task.encoder_config(bundle.encoder_config))
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         objective = self.task.build_objective(bundle.encoder_config)

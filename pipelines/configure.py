@@ -45,6 +45,7 @@ STAGES = {
 COMMANDS = {
     "serve": Command("serve.config", "ServeConfig", "answer requests over HTTP"),
     "quickstart": Command("pipelines.quickstart", "QuickstartConfig", "the whole path, in minutes"),
+    "inspect": Command("pipelines.inspect", "InspectConfig", "look inside a model, on a page"),
     "submit": Command("pipelines.submit", "SubmitConfig", "run a stage as a job on a Ray cluster"),
     "ui": Command("pipelines.ui", "UiConfig", "open the MLflow page"),
     "list": Command("pipelines.listing", "ListConfig", "what there is: tasks, variants, configs"),

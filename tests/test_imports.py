@@ -36,6 +36,7 @@ MAY_IMPORT_INSIDE = {
     "bundle": BASE | {"data", "metrics", "model", "objectives", "tasks"},
     "predictor": BASE
     | {"batches", "bundle", "data", "metrics", "model", "objectives", "scores", "tasks"},
+    "inspection": BASE | {"batches", "data", "model", "objectives", "tasks"},
 }
 # What comes from elsewhere and must not come in.
 NETWORK = {"aiohttp", "ftplib", "http.client", "httpx", "requests", "socket", "urllib.request"}

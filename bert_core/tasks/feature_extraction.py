@@ -277,14 +277,14 @@ class FeatureExtraction(Task):
         scaled = self.chosen.normalize if parameters.normalize is None else parameters.normalize
         answers = []
         for window, vectors in zip(windows, scores, strict=True):
-            found = (_unit(vectors) if scaled else vectors).tolist()
+            found = (unit(vectors) if scaled else vectors).tolist()
             answers.append(found if parameters.per_token or len(window.ids) > 1 else found[0])
         return answers
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """Rows with a score: `predicted`, the cosine. Others: the rank of `text_pair` among all
         texts that rows of the set are compared with."""
-        vectors = [_unit(np.array(answer, dtype=np.float32)) for answer in answers]
+        vectors = [unit(np.array(answer, dtype=np.float32)) for answer in answers]
         firsts, pairs = (np.stack([each[place] for each in vectors]) for place in (0, 1))
         if _loss_of(rows) == "cosine":
             scores = np.array([row["score"] for row in rows], dtype=np.float64)
@@ -352,7 +352,7 @@ def _loss_of(rows: Sequence[Row]) -> Loss:
     return "cosine" if scored else "contrastive"
 
 
-def _unit(vectors: Float[np.ndarray, "*rows size"]) -> Float[np.ndarray, "*rows size"]:
+def unit(vectors: Float[np.ndarray, "*rows size"]) -> Float[np.ndarray, "*rows size"]:
     """The vectors scaled to length 1; of zeros alone they stay zeros."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.maximum(lengths, 1e-12)

@@ -121,7 +121,7 @@ class FillMask(Task):
         return answers
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        every = [[one[0]["wanted"] for one in _by_mask(answer)] for answer in answers]
+        every = [[one[0]["wanted"] for one in by_mask(answer)] for answer in answers]
         return {
             "right": np.array([sum(one["rank"] == 1 for one in its) for its in every]),
             "log_share": np.array([sum(one["log_share"] for one in its) for its in every]),
@@ -129,7 +129,7 @@ class FillMask(Task):
         }
 
     def cells(self, answer: Any) -> dict[str, Any]:
-        best = [its[0] for its in _by_mask(answer)]
+        best = [its[0] for its in by_mask(answer)]
         return {
             "words": [one["token_str"] for one in best],
             "scores": [one["score"] for one in best],
@@ -140,7 +140,7 @@ class FillMask(Task):
 
     def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
         """The product over the masks of the share of each one's best candidate."""
-        best = ([one[0]["score"] for one in _by_mask(answer)] for answer in answers)
+        best = ([one[0]["score"] for one in by_mask(answer)] for answer in answers)
         return np.array([np.prod(scores) for scores in best])
 
 
@@ -206,5 +206,6 @@ def _candidates(
     return candidates
 
 
-def _by_mask(answer: Any) -> list[list[dict[str, Any]]]:
+def by_mask(answer: Any) -> list[list[dict[str, Any]]]:
+    """The candidates of each mask, of an answer about one or several."""
     return answer if isinstance(answer[0], list) else [answer]

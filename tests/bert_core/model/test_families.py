@@ -391,7 +391,8 @@ def test_scores_of_attention_are_those_of_transformers_and_change_nothing(
     kind: str, row_by_row: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ROW_BY_ROW, row_by_row)
-    ours, theirs = ours_of(kind, ()), theirs_of(kind, ())
+    ours = ours_of(kind, ())
+    theirs: Any = theirs_of(kind, ())
     load_into_theirs(theirs, ours.state_dict(), ours.encoder.config)
     assert isinstance(theirs, transformers.PreTrainedModel)
     theirs.set_attn_implementation("eager")

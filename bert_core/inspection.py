@@ -1,0 +1,169 @@
+"""Inside a model: how tokens look at each other, and how a word's vector depends on its sentence.
+
+All of it is read off one forward pass of one row. What heads answer is for `predictor`; how it is
+shown is for the caller.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+
+from bert_core.batches import pack
+from bert_core.data.tokenizer import BYTE_SPACE, SPACE, Tokenizer
+from bert_core.data.windows import Ids, Pieces, ids_of, joined, pieces_of
+from bert_core.errors import InputError
+from bert_core.model.encoder import Encoded
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.tasks.feature_extraction import unit
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How the tokens of a text, or of a pair, look at each other."""
+
+    tokens: list[str]
+    """S tokens, special ones included."""
+    special: Bool[np.ndarray, "seq"]
+    """Which of them are special."""
+    second_start: int
+    """Where the second text begins; S where there is none."""
+    weights: Float[np.ndarray, "layers heads seq seq"]
+    """What share of what a token takes in comes from each token: a row adds up to 1."""
+
+    def habits(self) -> dict[str, Float[np.ndarray, "layers heads"]]:
+        """The share that each head gives, in the mean over tokens, to what stands where.
+
+        Source: Clark et al. 2019, sections 3.1 and 3.2, who find heads that do little else.
+        """
+        before, after = np.arange(len(self.tokens) - 1), np.arange(1, len(self.tokens))
+        return {
+            "the token itself": self.weights.diagonal(axis1=-2, axis2=-1).mean(-1),
+            "the token before": self.weights[..., after, before].mean(-1),
+            "the token after": self.weights[..., before, after].mean(-1),
+            "special tokens": self.weights[..., self.special].sum(-1).mean(-1),
+        }
+
+
+@dataclass(frozen=True)
+class Use:
+    """A word where it stands in a sentence."""
+
+    sentence: str
+    start: int
+    """Its first character."""
+    end: int
+    """The one after its last."""
+    pieces: list[str]
+    """The tokens that it is made of."""
+
+
+@dataclass(frozen=True)
+class WordUses:
+    """One word wherever it stands, and its vectors there."""
+
+    uses: list[Use]
+    vectors: Float[np.ndarray, "depths uses hidden"]
+    """The mean of the word's pieces: before the first layer, then after each."""
+
+
+def attention(
+    model: ObjectiveModel, tokenizer: Tokenizer, text: str, text_pair: str | None = None
+) -> Attention:
+    """How every layer and head of a model spreads attention over a text, or a pair of texts.
+
+    Args:
+        model: in evaluation mode, or dropout takes part.
+    Raises: InputError if the text is longer than the model's positions.
+    """
+    first, second = ids_of(tokenizer, [text, text_pair or ""])
+    row = joined(tokenizer, first, None if text_pair is None else second)
+    encoded = _encoded(model, row.ids, row.segment_b_start, "text")
+    weights = torch.cat([block.softmax(-1) for layer in encoded.scores for block in layer])
+    special = np.isin(row.ids, [tokenizer.cls_id, tokenizer.sep_id])
+    shown = _shown(tokenizer, row.ids)
+    return Attention(shown, special, row.second_start, weights.float().cpu().numpy())
+
+
+def word_uses(
+    model: ObjectiveModel, tokenizer: Tokenizer, word: str, sentences: list[str]
+) -> WordUses:
+    """The vectors of a word in each sentence, once for every time that it stands there.
+
+    It is looked for as a word of its own, as the tokenizer divides the sentence or by what stands
+    around it, in small and capital letters.
+    Args:
+        model: in evaluation mode, or dropout takes part.
+    Raises: InputError if a sentence lacks the word or is longer than the model's positions.
+    """
+    if not word.strip():
+        raise InputError(f"word: wanted a word, got {word!r}: write one that the sentences have")
+    uses, vectors = [], []
+    for number, sentence in enumerate(sentences):
+        where = f"word_sentences[{number}]"
+        (pieces,) = pieces_of(tokenizer, [sentence])
+        found = _places(word.strip(), sentence, pieces)
+        if not found:
+            raise InputError(
+                f"{where}: wanted a sentence with the word {word!r}, got {sentence[:80]!r}: "
+                "correct one of them, or take the sentence out"
+            )
+        row = joined(tokenizer, pieces.ids)
+        encoded = _encoded(model, row.ids, row.segment_b_start, where)
+        layers = torch.stack(encoded.layers).float().cpu().numpy()  # (depths, S, hidden)
+        for start, end, own in found:
+            uses.append(Use(sentence, start, end, _shown(tokenizer, pieces.ids[own])))
+            vectors.append(layers[:, 1 + own].mean(1))  # [CLS] is before them
+    return WordUses(uses, np.stack(vectors, axis=1))
+
+
+def cosines(vectors: Float[np.ndarray, "*more rows size"]) -> Float[np.ndarray, "*more rows rows"]:
+    """The cosine of each vector with each."""
+    scaled = unit(vectors)
+    return scaled @ scaled.swapaxes(-1, -2)
+
+
+def _places(word: str, sentence: str, pieces: Pieces) -> list[tuple[int, int, np.ndarray]]:
+    """First character, the one after the last, and the pieces of a word wherever it stands."""
+    first, end = pieces.offsets.T
+    places = []
+    for match in re.finditer(re.escape(word), sentence, re.IGNORECASE):
+        own = np.flatnonzero((first < match.end()) & (end > match.start()))
+        if not len(own):
+            continue
+        around = sentence[: match.start()][-1:] + sentence[match.end() :][:1]
+        covered = sentence[first[own[0]] : end[own[-1]]].strip()
+        shared = np.isin(pieces.words, pieces.words[own]).sum() > len(own)
+        # NOTE: Scripts without spaces have letters around a word, SentencePiece full stops in it.
+        if not re.search(r"\w", around) or (covered == match.group() and not shared):
+            places.append((*match.span(), own))
+    return places
+
+
+def _encoded(model: ObjectiveModel, ids: Ids, segment_b_start: int, where: str) -> Encoded:
+    """One row through the encoder, without padding, and all that there is to see on the way."""
+    most = model.encoder.config.max_length
+    if len(ids) > most:
+        raise InputError(
+            f"{where}: wanted at most {most} tokens with the special ones, as long as the model's "
+            f"positions go, got {len(ids)}: shorten it"
+        )
+    device = next(model.parameters()).device
+    packed = pack([ids], np.array([segment_b_start]))
+    batch = {name: tensor.to(device) for name, tensor in packed.items()}
+    with torch.inference_mode():
+        return model.encode(batch, all_layers=True, all_scores=True)
+
+
+def _shown(tokenizer: Tokenizer, ids: Ids) -> list[str]:
+    """Tokens for a reader: byte-level BPE's as the characters that their bytes are."""
+    tokens = [tokenizer.vocabulary[index] for index in ids.tolist()]
+    if tokenizer.kind != "bpe":
+        return tokens
+    decoded = (tokenizer.inner.decode([index], skip_special_tokens=False) for index in ids.tolist())
+    return [
+        f"{SPACE}{text.strip()}" if token.startswith(BYTE_SPACE) else text
+        for token, text in zip(tokens, decoded, strict=True)
+    ]
