@@ -60,7 +60,7 @@ MINILM: dict[str, Any] = {
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     keep_freed_memory()  # as our workers do; it serves both
-    rows = _sst2()
+    rows = sst2()
     task = TextClassification.from_rows(rows)
     texts = [row["text"] for row in rows]
     vocabulary = train_vocabulary(texts, vocab_size=30_522, lowercase=True)
@@ -94,7 +94,7 @@ class _Training:
     ) -> None:
         self._task, self._tokenizer, self._precision = task, tokenizer, precision
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._config = _minilm()
+        self._config = minilm()
         self._steps = steps + WARM_UP
         order = np.random.default_rng(0).permutation(len(windows))[: ROWS * self._steps]
         self._windows = [windows[place] for place in order]
@@ -189,7 +189,7 @@ def _predicting(
 
     cores = torch.get_num_threads()
     torch.manual_seed(0)
-    config = _minilm()
+    config = minilm()
     model = ObjectiveModel(config, [task.build_objective(config)])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -243,12 +243,12 @@ def _predicting(
             cluster.disconnect()
 
 
-def _minilm() -> EncoderConfig:
+def minilm() -> EncoderConfig:
     """all-MiniLM-L6-v2's encoder, with BERT's dropout."""
     return replace(VARIANTS["bert-base"].config, **MINILM)
 
 
-def _sst2() -> list[dict[str, Any]]:
+def sst2() -> list[dict[str, Any]]:
     folder = os.environ.get("RAYBERT_DATA")
     if not folder:
         raise SystemExit("RAYBERT_DATA: wanted the folder that holds sst2/train.tsv, it is not set")

@@ -123,7 +123,7 @@ def benchmark(model: str, lines: Sequence[Line]) -> Iterator[dict[str, Any]]:
 
 
 def _compared(line: Line, model: str, data: Path, scratch: Path) -> dict[str, Any]:
-    ours = _config(line, model, data, scratch)
+    ours = stage_config(line, model, data, scratch)
     began = time.monotonic()
     counts = finetune.run(ours).counts
     middle = time.monotonic()
@@ -162,7 +162,7 @@ def _compared(line: Line, model: str, data: Path, scratch: Path) -> dict[str, An
     }
 
 
-def _config(line: Line, model: str, data: Path, scratch: Path) -> FinetuneConfig:
+def stage_config(line: Line, model: str, data: Path, scratch: Path) -> FinetuneConfig:
     """The stage's config; a part of either set is drawn and written as a table of its fields."""
     kind = TASKS[line.task]
     options = kind.options_of(line.options)

@@ -84,13 +84,18 @@ class Bundle:
 
     @property
     def trained_on(self) -> set[str]:
-        """sha256 of the labelled rows that its weights have seen, those of its parents included."""
-        seen: set[str] = set()
-        lineage = self.lineage
-        while lineage:
-            seen |= {each["digest"] for each in lineage.get("data", ()) if each["name"] == "train"}
-            lineage = {} if lineage.get("from_scratch") else lineage.get("parent_lineage", {})
-        return seen
+        """sha256 of the labelled rows that its weights have seen, those of its parents and teachers
+        included."""
+        return _trained_on(self.lineage)
+
+
+def _trained_on(lineage: dict[str, Any]) -> set[str]:
+    seen = {each["digest"] for each in lineage.get("data", ()) if each["name"] == "train"}
+    begun = () if lineage.get("from_scratch") else ("parent_lineage",)
+    for before in (*begun, "teacher_lineage"):
+        if before in lineage:
+            seen |= _trained_on(lineage[before])
+    return seen
 
 
 def save_bundle(
@@ -130,7 +135,11 @@ def save_bundle(
     if labels:
         entries["id2label"] = {str(index): label for index, label in enumerate(labels)}
         entries["label2id"] = {label: index for index, label in enumerate(labels)}
-    whole = {name: tensor.detach().float().cpu() for name, tensor in plain_state(model).items()}
+    whole = {
+        name: tensor.detach().float().cpu()
+        for name, tensor in plain_state(model).items()
+        if name.startswith(("encoder.", "objectives."))  # else for its training alone
+    }
     heads = {name: tensor for name, tensor in whole.items() if _is_ours(name, model)}
     state = to_huggingface({k: v for k, v in whole.items() if k not in heads}, config)
     submodels = _submodels(model)

@@ -35,6 +35,7 @@ STAGES = {
     "pretrain": Command("pipelines.pretrain", "PretrainConfig", "shards → pretrained bundle"),
     "finetune": Command("pipelines.finetune", "FinetuneConfig", "bundle + labelled rows → bundle"),
     "tune": Command("pipelines.tune", "TuneConfig", "bundle + labelled rows → best of many"),
+    "distill": Command("pipelines.distill", "DistillConfig", "teacher + rows → smaller bundle"),
     "evaluate": Command("pipelines.evaluate", "EvaluateConfig", "bundle + labelled rows → metrics"),
     "publish": Command("pipelines.publish", "PublishConfig", "bundle → MLflow registry"),
     "predict": Command("pipelines.predict", "PredictConfig", "bundle + rows → rows with answers"),

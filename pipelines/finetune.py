@@ -43,7 +43,8 @@ STEPS = "steps_of_weights"
 """How many steps the weights have that were taken, in the record of a seed's result."""
 
 if TYPE_CHECKING:
-    from bert_core.bundle import Bundle
+    from bert_core.data.tokenizer import Tokenizer
+    from bert_core.model.variants import EncoderConfig
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.tasks.base import Task
 
@@ -109,6 +110,17 @@ def run(config: FinetuneConfig, watch: Callable[[Measurement], None] | None = No
     )
 
 
+@dataclass(frozen=True)
+class Learner:
+    """What a task is learned with; every rank has it."""
+
+    task: "Task"
+    tokenizer: "Tokenizer"
+    encoder_config: "EncoderConfig"
+    build: Callable[[int], "ObjectiveModel"]
+    """The model that the training of a seed begins with."""
+
+
 def _finetune(
     config: FinetuneConfig,
     folder: Path,
@@ -117,19 +129,46 @@ def _finetune(
     watch: Callable[[Measurement], None] | None,
 ) -> Result:
     from bert_core.bundle import load_bundle
-    from bert_core.train.checkpoint import checkpoint_at
 
     bundle = load_bundle(folder)
     task, sets = read_sets(config, bundle)
-    remarks = remarks_of("finetune", config, task, sets)
+    build = partial(build_model, config, folder, task)
+    lineage = {
+        "stage": "finetune",
+        "data": lineage_of(config, bundle.tokenizer, inputs, sets),
+        "parent": bundle.digest,
+        "parent_lineage": bundle.lineage,
+        "from_scratch": config.from_scratch,
+    }
+    learner = Learner(task, bundle.tokenizer, bundle.encoder_config, build)
+    return learn(config, learner, sets, lineage, digest, watch)
+
+
+def learn(
+    config: FinetuneConfig,
+    learner: Learner,
+    sets: dict[str, LabelledSet],
+    lineage: dict[str, Any],
+    digest: str,
+    watch: Callable[[Measurement], None] | None = None,
+) -> Result:
+    """Train a model for every seed, and write the bundle of the first.
+
+    Args:
+        lineage: of the bundle; its `stage` says whose result it is.
+    """
+    from bert_core.train.checkpoint import checkpoint_at
+
+    task, stage = learner.task, lineage["stage"]
+    remarks = remarks_of(stage, config, task, sets)
     steps = config.steps(len(sets[TRAIN].windows))
     total = _records_before(len(config.seeds), steps)
     fit(
-        partial(worker, folder, task, sets),
+        partial(worker, learner, sets),
         config,
         digest,
         LoopConfig(max_steps=total),
-        "fine-tuning",
+        stage,
         None if watch is None else partial(_show, config, task, len(sets[TRAIN].windows), watch),
     )
     records = read_records(config.local_folder)
@@ -140,20 +179,14 @@ def _finetune(
     outputs = write_bundle(
         config,
         digest,
-        build_model(config, bundle, task, config.seeds[0]),
-        bundle.tokenizer,
+        learner.build(config.seeds[0]),
+        learner.tokenizer,
         task=task,
         metrics={name: value for name, value in seeds[0].items() if name != "steps"},
-        lineage={
-            "stage": "finetune",
-            "data": lineage_of(config, bundle, inputs, sets),
-            "parent": bundle.digest,
-            "parent_lineage": bundle.lineage,
-            "from_scratch": config.from_scratch,
-        },
+        lineage=lineage,
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), taken),
     )
-    say(f"finetune: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
+    say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
     counts = {
         **remarks,
         **{f"{name}_rows": len(each.rows) for name, each in sets.items()},
@@ -231,15 +264,14 @@ def _checkpoints(index: int) -> str:
     return f"{CHECKPOINTS}/{index}"
 
 
-def build_model(
-    config: FinetuneConfig, bundle: "Bundle", task: "Task", seed: int
-) -> "ObjectiveModel":
-    """The encoder with a fresh head, both as the seed gives them."""
+def build_model(config: FinetuneConfig, folder: Path, task: "Task", seed: int) -> "ObjectiveModel":
+    """The encoder of the bundle in `folder` with a fresh head, both as the seed gives them."""
     import torch
 
     from bert_core import bundle as bundles
     from bert_core.objectives.base import ObjectiveModel
 
+    bundle = bundles.load_bundle(folder)
     torch.manual_seed(seed)
     bundle = replace(bundle, encoder_config=task.encoder_config(bundle.encoder_config))
     objective = task.build_objective(bundle.encoder_config)
@@ -249,21 +281,19 @@ def build_model(
 
 
 def worker(
-    folder: Path,
-    task: "Task",
+    learner: Learner,
     sets: dict[str, LabelledSet],
     config: FinetuneConfig,
     digest: str,
     report: Report,
 ) -> None:
     """One rank: the seeds one after the other."""
-    from bert_core.bundle import load_bundle
     from bert_core.train.checkpoint import load_weights
     from pipelines.labelled_rank import LabelledRank
     from pipelines.worker import Place, Training, chosen_checkpoint, train
 
-    place, bundle = Place.here(config), load_bundle(folder)
-    rank = LabelledRank(config, place, bundle, task, sets)
+    place, task = Place.here(config), learner.task
+    rank = LabelledRank(config, place, learner.encoder_config, learner.tokenizer.pad_id, task, sets)
     rows = len(sets[TRAIN].windows)
     steps = config.steps(rows)
     schedule = ScheduleConfig(warmup_steps=round(config.warmup_share * steps))
@@ -275,7 +305,7 @@ def worker(
             Training(
                 config=config,
                 place=place,
-                model=build_model(config, bundle, task, seed),
+                model=learner.build(seed),
                 batches=rank.batches(TRAIN, seed),
                 measure=partial(rank.measure, SELECTION, loop) if SELECTION in sets else None,
                 measured_as=SELECTION,
@@ -293,7 +323,7 @@ def worker(
             report,
         )
         taken = chosen_checkpoint(checkpoints, place.rank)
-        model = build_model(config, bundle, task, seed)
+        model = learner.build(seed)
         load_weights(taken, model, run_digest=digest)
         model.to(place.device)
         scored = rank.measure(HELD_OUT, loop, model) if HELD_OUT in sets else {}

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bert_core.batches import RankBatches, WindowSource
-from bert_core.bundle import Bundle
 from bert_core.data.order import GlobalOrder
 from bert_core.model.attention import packing
+from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.base import Task
 from bert_core.train.config import LoopConfig
@@ -25,21 +25,21 @@ class LabelledRank:
 
     config: LabelledTrainingConfig
     place: Place
-    bundle: Bundle
+    encoder_config: EncoderConfig
+    pad_id: int
     task: Task
     sets: dict[str, LabelledSet]
 
     @cached_property
     def packed_from(self) -> float:
         """The share of padding from which rows lie end to end."""
-        encoder = self.bundle.encoder_config
-        return packing(encoder, self.place.device, self.config.precision)
+        return packing(self.encoder_config, self.place.device, self.config.precision)
 
     def batches(self, split: str, seed: int) -> RankBatches:
         """The rows of a set in the order that the seed gives."""
         windows = self.sets[split].windows
         return RankBatches(
-            source=WindowSource(windows, self.bundle.tokenizer.pad_id, self.packed_from),
+            source=WindowSource(windows, self.pad_id, self.packed_from),
             order=GlobalOrder([len(windows)], seed=seed),
             global_batch_size=self.config.batch_size if split == TRAIN else MEASURED_ROWS,
             micro_batch_tokens=self.config.micro_batch_tokens,
@@ -54,7 +54,7 @@ class LabelledRank:
         scores = evaluation_scores(
             model,
             windows,
-            self.bundle.tokenizer.pad_id,
+            self.pad_id,
             loop,
             budget_tokens=self.config.micro_batch_tokens,
             packed_from=self.packed_from,

@@ -18,6 +18,7 @@ from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.bundle import Bundle
+    from bert_core.data.tokenizer import Tokenizer
     from bert_core.data.windows import Window
     from bert_core.tasks.base import Task
 
@@ -101,18 +102,43 @@ def read_sets(
 
     kind = TASKS[config.task]
     options = kind.options_of(config.options)
-    shapes = kind.shapes(options)
-    read = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
+    read, parts = read_parts(config, kind.shapes(options))
     with rows_of(config.train.source):
         task = kind.from_rows(read, options)
+    return task, encoded(config, bundle, task, parts)
+
+
+def read_parts(
+    config: LabelledTrainingConfig, shapes: tuple[type, type]
+) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    """The rows that were read to train on, and the rows of each set, by its name.
+
+    Raises: CorpusError naming what does not fit the shapes.
+    """
+    read = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
     parts = divided(read, config.selection)
     if config.held_out is not None:
         parts[HELD_OUT] = read_labelled(config.held_out, "held_out", shapes)
-    if len(parts[TRAIN]) < config.batch_size:
-        kept = f", of which {len(parts[SELECTION])} select" if SELECTION in parts else ""
+    return read, parts
+
+
+def encoded(
+    config: LabelledTrainingConfig,
+    bundle: "Bundle",
+    task: "Task",
+    parts: dict[str, list[dict[str, Any]]],
+) -> dict[str, LabelledSet]:
+    """The rows of each set as the bundle's encoder takes them.
+
+    Raises: ConfigError if it takes none as long; CorpusError if there are too few to train on, or
+        one does not fit the task.
+    """
+    training, selecting = len(parts[TRAIN]), len(parts.get(SELECTION, []))
+    if training < config.batch_size:
+        kept = f", of which {selecting} select" if selecting else ""
         raise CorpusError(
             f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows to "
-            f"train on, got {len(read)}{kept}: lower batch_size, or add rows"
+            f"train on, got {training + selecting}{kept}: lower batch_size, or add rows"
         )
     longest = _longest(config, bundle)
     sets = {}
@@ -122,7 +148,7 @@ def read_sets(
         with rows_of(f"{source.source} ({name})"):
             windows = task.encode(rows, bundle.tokenizer, longest, labelled=True)
         sets[name] = LabelledSet(rows, windows)
-    return task, sets
+    return sets
 
 
 def divided(rows: list[dict], config: SelectionConfig) -> dict[str, list[dict]]:
@@ -184,12 +210,12 @@ def _longest(config: LabelledTrainingConfig, bundle: "Bundle") -> int:
 
 def lineage_of(
     config: LabelledTrainingConfig,
-    bundle: "Bundle",
+    tokenizer: "Tokenizer",
     inputs: list[DatasetInput],
     sets: dict[str, LabelledSet],
 ) -> list[dict[str, Any]]:
     """The vocabulary and the labelled sets, for the lineage."""
-    tokenizer, sources = bundle.tokenizer, {TRAIN: config.train, HELD_OUT: config.held_out}
+    sources = {TRAIN: config.train, HELD_OUT: config.held_out}
     return [
         {"name": "vocabulary", "digest": tokenizer.digest, "tokens": tokenizer.vocab_size},
         *(

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bert_core import files
-from bert_core.data.shards import HELD_OUT, TRAIN, ShardRows, ShardSet
+from bert_core.data.shards import HELD_OUT, TRAIN, ShardSet
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, read_manifest
@@ -18,6 +18,7 @@ from bert_core.model.variants import VARIANTS, EncoderConfig
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines.objectives import check_names, objectives_of
 from pipelines.report import say
+from pipelines.shard_rows import CACHE, batches, check_rows
 from pipelines.stage import INPUT, REMARK, Result, input_digest, run_stage
 from pipelines.training import (
     BUNDLE,
@@ -33,12 +34,9 @@ from pipelines.training import (
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
-    from bert_core.batches import RankBatches
     from bert_core.bundle import Bundle
     from bert_core.objectives.base import ObjectiveModel
-    from pipelines.worker import Place
 
-CACHE = Path("runs/cache")
 UNIGRAM_ROWS = 100_000
 DEFAULT_VARIANT = "bert-base"
 
@@ -247,19 +245,12 @@ def _check_shards(
 ) -> None:
     import torch
 
-    from bert_core.batches import PAD_MULTIPLE  # batches are padded to whole multiples of it
     from bert_core.model.hf import architecture
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.objectives.registry import PRETRAINING
 
     name = config.model or config.variant or DEFAULT_VARIANT
-    longest = encoder.max_length // PAD_MULTIPLE * PAD_MULTIPLE
-    if shards.max_length > longest:
-        raise ConfigError(
-            f"{folder}: wanted rows of at most {longest} tokens, the positions that "
-            f"{name} has, they have up to {shards.max_length}: "
-            "prepare with a smaller pairs.max_length"
-        )
+    check_rows(folder, shards, encoder, name)
     objectives = objectives_of(config.objectives, shards)
     try:
         with torch.device("meta"):
@@ -272,14 +263,6 @@ def _check_shards(
             f"{folder}: wanted rows that {name} can be trained on, they have {shards.label}, which "
             "no objective of it learns: prepare with another pairs.kind, or name the objectives"
         ) from error
-    for split in (TRAIN, HELD_OUT):
-        if not sum(info.rows for info in shards.split(split)):
-            raise ConfigError(
-                f"{folder}: wanted rows in the split {split}, there are none: prepare a "
-                "larger corpus, or one with a larger corpus.held_out_share"
-            )
-    for info in shards.shards:
-        shards.check_size(info)
 
 
 def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Path | None) -> Result:
@@ -390,7 +373,6 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
     """One rank; in `folder` lies the bundle that it goes on from."""
     from bert_core.batches import PhasedBatches
     from bert_core.bundle import load_bundle
-    from bert_core.model.attention import packing
     from bert_core.train.loop import evaluate
     from pipelines.worker import Place, Training, train
 
@@ -398,15 +380,23 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
     tokenizer = Tokenizer.load(config.tokenizer)
     parent = None if folder is None else load_bundle(folder)
     encoder = config.encoder(tokenizer, parent)
-    packed_from = packing(encoder, place.device, config.loop.precision)
-    some = partial(batches, config, place, tokenizer.pad_id, packed_from)
+    some = partial(
+        batches,
+        place=place,
+        encoder=encoder,
+        loop=config.loop,
+        pad_id=tokenizer.pad_id,
+        micro_batch_tokens=config.micro_batch_tokens,
+        window_shards=config.window_shards,
+    )
     phases = config.phases
     shards = [ShardSet.read(phase.shards) for phase in phases]
+
     made = [
-        some(rows, TRAIN, phase.global_batch_size)
+        some(rows, TRAIN, global_batch_size=phase.global_batch_size)
         for rows, phase in zip(shards, phases, strict=True)
     ]
-    held_out = some(shards[-1], HELD_OUT, phases[-1].global_batch_size)
+    held_out = some(shards[-1], HELD_OUT, global_batch_size=phases[-1].global_batch_size)
     train(
         Training(
             config=config,
@@ -422,35 +412,4 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
             checkpoints=files.join(config.output, CHECKPOINTS),
         ),
         report,
-    )
-
-
-def batches(
-    config: PretrainConfig,
-    place: "Place",
-    pad_id: int,
-    packed_from: float,
-    shards: ShardSet,
-    split: str,
-    global_batch_size: int,
-) -> "RankBatches":
-    """A rank's batches of one split; shards are mapped when their window comes."""
-    from bert_core.batches import RankBatches, ShardSource
-    from bert_core.data.order import GlobalOrder
-
-    infos = shards.split(split)
-
-    @lru_cache(maxsize=2 * config.window_shards)
-    def open_shard(number: int) -> ShardRows:
-        return shards.open(infos[number], CACHE)
-
-    return RankBatches(
-        source=ShardSource(open_shard, pad_id, shards.masker, config.loop.seed, packed_from),
-        order=GlobalOrder(
-            [info.rows for info in infos], seed=config.loop.seed, window=config.window_shards
-        ),
-        global_batch_size=global_batch_size,
-        micro_batch_tokens=config.micro_batch_tokens,
-        rank=place.rank,
-        world_size=place.world_size,
     )

@@ -132,13 +132,16 @@ def _without_inputs(config: Any) -> dict[str, Any]:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The same config for a process that runs in another folder."""
+    """The same config for a process that runs in another folder. What an input is by default is a
+    word (`docstrings`), no path."""
     changes: dict[str, Any] = {}
     for field in fields(config):
         value = getattr(config, field.name)
         if is_dataclass(value):
             changes[field.name] = with_absolute_paths(value)
-        elif isinstance(value, str) and (field.metadata == INPUT or field.name == "output"):
+        elif isinstance(value, str) and (
+            field.name == "output" or (field.metadata == INPUT and value != field.default)
+        ):
             changes[field.name] = files.absolute(value)
     return replace(config, **changes)
 

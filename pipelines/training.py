@@ -62,8 +62,8 @@ class TrainingConfig(StageConfig):
     keep_checkpoints: int = 2
     """Newest checkpoints that are kept; the one with the least held-out loss is kept beside."""
     most_rise: float = 2.0
-    """Training stops where the loss, mean since the last point, is so much above the median of the
-    20 points before; 0 lets it rise."""
+    """Training stops where the losses of all parts, added whatever their weights, mean since the
+    last point, are so much above the median of the 20 points before; 0 lets them rise."""
     max_failures: int = 3
     """How often lost workers are replaced before the stage fails; nodes that were taken with a
     notice do not count."""

@@ -232,7 +232,7 @@ def train(training: Training, report: Report) -> None:
     rise, measurements = Rise(config.most_rise, before.losses), Measurements(training, before.costs)
     if training.measure_before and not start:
         records.append((training.first_record, measurements.take(model)))
-    totals, since, reported = Totals(), time.monotonic(), time.monotonic()
+    totals, since, reported = Totals(model.weights), time.monotonic(), time.monotonic()
     writer = CheckpointWriter(
         training.checkpoints, run_digest=training.digest, keep=config.keep_checkpoints
     )
@@ -257,14 +257,14 @@ def train(training: Training, report: Report) -> None:
                 numbers = _numbers(step, totals.means(), time.monotonic() - since, place)
                 records.append((training.first_record + step.index, numbers))
                 try:
-                    rise.check(step.index, numbers["loss"])
+                    rise.check(step.index, _unweighted(numbers))
                 except DivergedError:
                     report(records, True)  # the curve shows why
                     raise
                 if measuring and training.measure is not None:
                     numbers |= measurements.take(model)
                     last, cost = last or measurements.enough, measurements.costs[-1]
-                totals, since = Totals(), time.monotonic()
+                totals, since = Totals(model.weights), time.monotonic()
                 due = time.monotonic() - reported >= config.report_every_s
                 # Before a checkpoint, so that a run resumed from it has all points of the curve.
                 if checkpointing or from_rank_0(due):
@@ -334,6 +334,11 @@ def _numbers(
         "data_wait_share": means["waited_s"] / (elapsed_s * place.world_size),
         "memory_gb": peak_memory_bytes(place.device) / 1e9,
     }
+
+
+def _unweighted(numbers: dict[str, float]) -> float:
+    """The parts' losses added. A weight of 50 would make a rise of what is noise."""
+    return sum(value for name, value in numbers.items() if name.endswith("_loss"))
 
 
 _OF_A_STEP = {"tokens", "padded_tokens", "flops", "waited_s"}

@@ -37,6 +37,7 @@ MAY_IMPORT_INSIDE = {
     "predictor": BASE
     | {"batches", "bundle", "data", "metrics", "model", "objectives", "scores", "tasks"},
     "inspection": BASE | {"batches", "data", "model", "objectives", "tasks"},
+    "augmentation": BASE | {"bundle", "data", "predictor", "tasks"},
 }
 # What comes from elsewhere and must not come in.
 NETWORK = {"aiohttp", "ftplib", "http.client", "httpx", "requests", "socket", "urllib.request"}

@@ -23,6 +23,7 @@ SHOWN_LABELS, SHOWN_CLASSES = 20, 20
 ORIGINS = {
     "pretrain": "pretrained by raybert",
     "finetune": "fine-tuned by raybert",
+    "distill": "distilled by raybert",
     None: "not made by raybert",
 }
 
@@ -193,6 +194,8 @@ def _lineage(bundle: "Bundle") -> str:
         how = ORIGINS.get(lineage.get("stage"), "made by raybert")
         if lineage.get("from_scratch"):
             how += ", from random weights: of the model above it has the shape and the words alone"
+        if "teacher" in lineage:
+            how += f", from the teacher `{lineage['teacher']}`"
         if "code_version" in lineage:
             how += f" ({lineage['code_version']})"
         name = "**this model**" if digest == bundle.digest else "model"

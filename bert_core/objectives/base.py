@@ -115,10 +115,25 @@ class Objective(nn.Module, ABC):
         """What it computes beside encoder, head and submodels, forward and backward."""
         return 0
 
+    def part(self, logits: Float[Tensor, "..."], batch: Batch) -> Part:
+        """How far scores are from what is right."""
+        return cross_entropy(logits, batch[self.label_key])
+
+    def soft_part(
+        self,
+        logits: Float[Tensor, "..."],
+        teachers: Float[Tensor, "..."],
+        batch: Batch,
+        temperature: float,
+    ) -> Part:
+        """How far scores are from those of a teacher, over as many items as `part`; equal ones give
+        0. Where its items have other scores than one of each class, an objective says its own."""
+        return soft_cross_entropy(logits, teachers, temperature)
+
     def forward(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Part:
-        return cross_entropy(self.logits(encoded, batch, word_embeddings), batch[self.label_key])
+        return self.part(self.logits(encoded, batch, word_embeddings), batch)
 
 
 def cross_entropy(logits: Float[Tensor, "items classes"], labels: Int[Tensor, "items"]) -> Part:
@@ -126,6 +141,26 @@ def cross_entropy(logits: Float[Tensor, "items classes"], labels: Int[Tensor, "i
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = functional.cross_entropy(wide, labels, reduction="sum")
     return Part(total, labels.numel(), (logits.detach().argmax(-1) == labels).sum())
+
+
+def soft_cross_entropy(
+    logits: Float[Tensor, "*items classes"],
+    teachers: Float[Tensor, "*items classes"],
+    temperature: float,
+) -> Part:
+    """T² KL(teacher ‖ student) of softmax at temperature T, as a part, in fp32 at least.
+
+    T² keeps gradients as large as those of labels. It is the cross-entropy of Hinton et al. 2015
+    (section 2) less the entropy of the teacher, which has no gradient. A class that the teacher
+    scores -inf is none. What is counted as correct has the teacher's best class.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    own = (logits.to(wide) / temperature).log_softmax(-1)
+    wanted = (teachers.to(wide) / temperature).log_softmax(-1)
+    gaps = (wanted - own).masked_fill(wanted.isneginf(), 0.0)
+    total = temperature**2 * (wanted.exp() * gaps).sum()
+    agree = own.detach().argmax(-1) == wanted.argmax(-1)
+    return Part(total, agree.numel(), agree.sum())
 
 
 class ObjectiveModel(nn.Module):

@@ -48,10 +48,8 @@ class Classification(Objective):
     def counts(self, batch: Batch) -> int:
         return len(batch[self.label_key])
 
-    def forward(
-        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
-    ) -> Part:
-        logits, labels = self.logits(encoded, batch, word_embeddings), batch[self.label_key]
+    def part(self, logits: Float[Tensor, "batch labels"], batch: Batch) -> Part:
+        labels = batch[self.label_key]
         if self.problem_type == "single_label_classification":
             return cross_entropy(logits, labels)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -63,3 +61,26 @@ class Classification(Objective):
         )
         right = ((wide > 0) == (labels > 0)).all(1)
         return Part(losses.mean(1).sum(), len(labels), right.sum())
+
+    def soft_part(
+        self,
+        logits: Float[Tensor, "batch labels"],
+        teachers: Float[Tensor, "batch labels"],
+        batch: Batch,
+        temperature: float,
+    ) -> Part:
+        """Of several labels T² times the mean of their KL divergences; of a number the squared
+        difference, at any temperature."""
+        if self.problem_type == "single_label_classification":
+            return super().soft_part(logits, teachers, batch, temperature)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        own, wanted = logits.to(wide), teachers.to(wide)
+        if self.problem_type == "regression":
+            return Part((own - wanted).square().sum(), len(own), None)
+        shares = (wanted / temperature).sigmoid()
+        losses, least = (
+            functional.binary_cross_entropy_with_logits(each, shares, reduction="none")
+            for each in (own / temperature, wanted / temperature)
+        )
+        agree = ((own > 0) == (wanted > 0)).all(1)
+        return Part(temperature**2 * (losses - least).mean(1).sum(), len(own), agree.sum())

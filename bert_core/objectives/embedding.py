@@ -55,10 +55,31 @@ class Embedding(Objective):
         rows = len(batch["choices"])
         return rows if self.loss == "contrastive" else len(batch["similarities"]) - rows
 
-    def forward(
-        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
+    def part(self, logits: Float[Tensor, "items hidden"], batch: Batch) -> Part:
+        scores, wanted = self._scored(logits, batch)
+        if self.loss == "contrastive":
+            return cross_entropy(scores, wanted)
+        return Part((scores - wanted).square().sum(), len(scores), None)
+
+    def soft_part(
+        self,
+        logits: Float[Tensor, "items hidden"],
+        teachers: Float[Tensor, "items width"],
+        batch: Batch,
+        temperature: float,
     ) -> Part:
-        vectors = functional.normalize(self.logits(encoded, batch, word_embeddings), dim=-1)
+        """Compares what is said of vectors, not them: those of a teacher may be wider."""
+        own, wanted = (self._scored(vectors, batch)[0] for vectors in (logits, teachers))
+        if self.loss == "contrastive":
+            return super().soft_part(own, wanted, batch, temperature)
+        return Part((own - wanted).square().sum(), len(own), None)
+
+    def _scored(
+        self, logits: Float[Tensor, "items width"], batch: Batch
+    ) -> tuple[Float[Tensor, "..."], Tensor]:
+        """What each row's vectors score, and what is right: the cosine of each pair and its
+        similarity, or a score for every text it is told from and the place of its own."""
+        vectors = functional.normalize(logits, dim=-1)
         sizes = batch["choices"]
         firsts = sizes.cumsum(0) - sizes
         row_of = _counted(sizes)
@@ -67,13 +88,12 @@ class Embedding(Objective):
         row_of = row_of[others]
         if self.loss == "cosine":
             cosines = (anchors.index_select(0, row_of) * compared).sum(-1)
-            errors = (cosines - batch["similarities"][others]).square()
-            return Part(errors.sum(), len(errors), None)
+            return cosines, batch["similarities"][others]
         with torch.autocast(vectors.device.type, enabled=False):  # bf16 has three digits
             scores = anchors @ compared.mT / self.temperature  # (rows, compared)
         right = sizes.sub(1).cumsum(0) - sizes.sub(1)
         ruled_out = self._ruled_out(batch, firsts, others, row_of, right)
-        return cross_entropy(scores.masked_fill(ruled_out, float("-inf")), right)
+        return scores.masked_fill(ruled_out, float("-inf")), right
 
     def _ruled_out(
         self,

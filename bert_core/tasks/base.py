@@ -74,6 +74,8 @@ class Task(ABC):
     """Whether it needs no head, so that any encoder answers it."""
     parameters_beside: ClassVar[bool] = False
     """Whether Hugging Face's schema has its parameters beside the inputs too."""
+    replaceable: ClassVar[tuple[str, ...]] = ()
+    """Fields whose words may be others without another answer being right."""
     group_rows: int = 1
     """Training rows that follow each other and have one loss together."""
     examples: ClassVar[list[Any]]

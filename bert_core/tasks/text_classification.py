@@ -80,6 +80,7 @@ class TextClassification(Task):
     inputs = TextInput
     target = OneLabel
     primary_metric = "accuracy"
+    replaceable = ("text", "text_pair")
     parameters = TextClassificationParameters
     options = TextClassificationOptions
     examples: ClassVar = ["A text to be labelled."]

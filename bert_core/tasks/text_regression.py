@@ -40,6 +40,7 @@ class TextRegression(Task):
     primary_metric = "correlation"
     pipeline_tag = "text-classification"
     lower_is_better = frozenset({"mse"})
+    replaceable = ("text", "text_pair")
     parameters = CuttingParameters
     examples: ClassVar = [{"text": "A plane takes off.", "text_pair": "A plane is taking off."}]
     cell_types: ClassVar = {"score": pa.float64()}

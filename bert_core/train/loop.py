@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any
@@ -228,7 +228,9 @@ def _backward(
 class Totals:
     """What is reported of many steps, or of an evaluation: sums over all ranks, then means."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        """`weights`: how much each part counts in `loss`; 1 where it is not named."""
+        self._weights = weights or {}
         self._sums: dict[str, float] = {}
 
     def add(self, name: str, value: float | Tensor) -> None:
@@ -244,8 +246,8 @@ class Totals:
                 self.add(f"{name}/correct", step.correct[name])
 
     def means(self) -> dict[str, float]:
-        """Loss and accuracy of each part, tokens, and `loss` (the parts' losses added, whatever
-        their weights).
+        """Loss and accuracy of each part, tokens, and `loss`, what is minimised: their sum by
+        `weights`.
 
         Collective: every rank calls it, with the same names added.
         """
@@ -259,7 +261,7 @@ class Totals:
             means[f"{part}_loss"] = sums[f"{part}/loss_sum"] / count
             if f"{part}/correct" in sums:
                 means[f"{part}_accuracy"] = sums[f"{part}/correct"] / count
-            means["loss"] += means[f"{part}_loss"]
+            means["loss"] += self._weights.get(part, 1.0) * means[f"{part}_loss"]
         return means
 
 
@@ -269,7 +271,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and accuracy of each part over all ranks' batches, dropout off. Collective."""
     device = next(model.parameters()).device
-    totals = Totals()
+    totals = Totals(model.weights)
     for name, chooses in model.chooses.items():
         for key in ("count", "loss_sum", *(["correct"] if chooses else [])):
             totals.add(f"{name}/{key}", 0.0)  # for a rank without rows

@@ -368,6 +368,23 @@ def test_a_bundle_keeps_what_it_was_given(tmp_path: Path) -> None:
     assert all(torch.equal(bundle.state[name], state[name]) for name in state)
 
 
+def seen(rows: str, **before: Any) -> dict[str, Any]:
+    """The lineage of what was trained on these rows."""
+    return {
+        "data": [{"name": "train", "digest": rows}, {"name": "held_out", "digest": "h"}]
+    } | before
+
+
+def test_a_model_has_seen_the_rows_of_its_parents_and_of_its_teachers(tmp_path: Path) -> None:
+    teacher = seen("d", parent_lineage=seen("e"))
+    lineage = seen("a", parent_lineage=seen("b"), teacher_lineage=teacher)
+    for name, begun in (("whole", lineage), ("fresh", lineage | {"from_scratch": True})):
+        folder = tmp_path / name
+        save_bundle(folder, model_of("mlm"), TOKENIZER, task=None, metrics={}, lineage=begun)
+    assert load_bundle(tmp_path / "whole").trained_on == {"a", "b", "d", "e"}
+    assert load_bundle(tmp_path / "fresh").trained_on == {"a", "d", "e"}
+
+
 def test_one_model_has_one_digest_and_another_another(tmp_path: Path) -> None:
     saved(tmp_path / "a", "mlm", "nsp")
     saved(tmp_path / "b", "mlm", "nsp")

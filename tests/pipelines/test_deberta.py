@@ -71,12 +71,18 @@ def test_held_out_losses_fall_and_transformers_loads_what_comes_of_it(
     AutoModelForMaskedLM.from_pretrained(generator)
     [words] = Predictor(generator, task="fill-mask").predict(["The album was [MASK] in May."])
     assert len(words) == 5
-    cut = replace(config, output=str(tmp_path / "again"), loop=replace(config.loop, max_steps=6))
-    pretrain.run(cut)
-    two = replace(cut, output=str(tmp_path / "small"), micro_batch_tokens=512)
-    pretrain.run(two)
-    for step, numbers in read_records(two.local_folder).items():
-        if step:
-            assert numbers["loss"] == pytest.approx(
-                read_records(cut.local_folder)[step]["loss"], rel=1e-4
-            )
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("name", ["deberta_wikitext2", "deberta_v3_wikitext2"])
+def test_the_micro_batch_does_not_change_what_is_learned(
+    name: str, wikitext: Path, tmp_path: Path
+) -> None:
+    losses = []
+    for tokens in (2048, 512):
+        config = config_of(name, wikitext, tmp_path / str(tokens))
+        loop = replace(config.loop, max_steps=6)
+        pretrain.run(replace(config, loop=loop, micro_batch_tokens=tokens, log_every_steps=1))
+        records = read_records(config.local_folder)
+        losses.append([records[step]["loss"] for step in range(1, 7)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -187,12 +187,16 @@ RECIPES = [
     Recipe("roberta", "wikipedia_roberta", "roberta_base"),
     Recipe("albert", "wikipedia_albert", "albert_base"),
     Recipe("wikipedia_cased", "wikipedia_spanbert", "spanbert_base"),
+    Recipe("roberta", "wikipedia_roberta", "deberta_base"),
+    Recipe("deberta_v3", "wikipedia_deberta_v3", "deberta_v3_base"),
     Recipe("scibert", "scibert_128", "scibert", ("--then", "null")),
 ]
 PARTS = {
     "roberta_base": {"mlm"},
     "albert_base": {"mlm", "sop"},
     "spanbert_base": {"mlm", "span_boundary"},
+    "deberta_base": {"mlm"},
+    "deberta_v3_base": {"mlm", "rtd"},
     "scibert": {"mlm", "nsp"},
     "biobert": {"mlm", "nsp"},
 }

@@ -9,13 +9,21 @@ import pytest
 from bert_core import files
 from bert_core.errors import ConfigError
 from bert_core.manifest import Output, read_manifest
-from pipelines.stage import INPUT, Result, StageConfig, determining_fields, run_stage
+from pipelines.stage import (
+    INPUT,
+    Result,
+    StageConfig,
+    determining_fields,
+    run_stage,
+    with_absolute_paths,
+)
 from tracking.runs import DatasetInput
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyConfig(StageConfig):
     source: str = field(metadata=INPUT)
+    beside: str = field(default="nothing", metadata=INPUT)
     times: int = 1
 
 
@@ -52,6 +60,13 @@ def test_neither_workers_nor_places_are_in_the_digest(config: CopyConfig) -> Non
     run(replace(config, num_workers=7, threads_per_worker=3, source="elsewhere/a"), calls)
     assert len(calls) == 1
     assert determining_fields(config) == {"times": 1}
+
+
+def test_in_another_folder_paths_mean_the_same_and_words_stay_words(config: CopyConfig) -> None:
+    there = with_absolute_paths(config)
+    assert there == replace(config, source=str(Path("a").absolute()))
+    given = with_absolute_paths(replace(config, beside="b", source="s3://bucket/a"))
+    assert (given.beside, given.source) == (str(Path("b").absolute()), "s3://bucket/a")
 
 
 def test_other_settings_or_inputs_are_refused_and_named_and_the_result_is_untouched(

@@ -1,7 +1,7 @@
 """What holds for every task of the registry: a new one is tested the day it is added."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from bert_core.batches import collate
 from bert_core.bundle import load_bundle, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.windows import Window
@@ -17,6 +18,7 @@ from bert_core.errors import ConfigError
 from bert_core.metrics.bootstrap import intervals
 from bert_core.model.hf import architecture, encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
+from bert_core.objectives.distillation import Distillation
 from bert_core.predictor import Predictor
 from bert_core.scores import scores_of
 from bert_core.tasks.base import Columns, Parameters, Task
@@ -208,6 +210,29 @@ def test_its_objective_and_its_class_at_hugging_face_exist(task: Task) -> None:
         model = ObjectiveModel(CONFIG, [task.build_objective(CONFIG)])
     assert list(model.objectives) == [task.objective]
     assert hasattr(transformers, architecture(CONFIG, model.in_transformers))
+
+
+def test_a_student_learns_from_the_scores_of_a_wider_teacher(task: Task) -> None:
+    wide = replace(CONFIG, hidden_size=32, num_hidden_layers=2)
+    windows = windows_of(task, is_labelled=True)
+    batch = collate(windows, TOKENIZER.pad_id) | {"groups": torch.tensor([len(windows)])}
+    student = model_of(task)
+    teacher = ObjectiveModel(wide, [task.build_objective(wide)])
+    model = Distillation(student, teacher, {"soft": 1.0}, temperature=2.0)
+    objective = task.build_objective(CONFIG)
+    scores = teacher.logits(batch)[task.objective]
+    same = objective.soft_part(scores, scores, batch, 2.0)
+    assert same.sum.item() == pytest.approx(0.0, abs=1e-5)
+    assert same.count == model.counts(batch)["soft"] == student.counts(batch)[task.objective]
+    assert same.correct is None if not objective.chooses else same.correct == same.count
+    optimizer, losses = torch.optim.Adam(student.parameters(), lr=3e-3), []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = model(batch)["soft"].sum
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert 0 < losses[-1] < 0.7 * losses[0]
 
 
 def test_a_bundle_brings_it_back_and_answers_its_examples(task: Task, tmp_path: Path) -> None:

@@ -592,7 +592,7 @@ def test_a_step_knows_its_padding_its_work_and_how_long_it_waited() -> None:
 
 
 def test_totals_of_steps_are_means_over_items_not_over_steps() -> None:
-    totals = Totals()
+    totals = Totals({"mlm": 2.0})
     for count, loss in [(1, 10.0), (3, 2.0)]:
         totals.add_step(
             Step(
@@ -612,7 +612,7 @@ def test_totals_of_steps_are_means_over_items_not_over_steps() -> None:
             )
         )
     summed = {"tokens": 10, "padded_tokens": 16, "flops": 200, "waited_s": 0.5}
-    assert totals.means() == summed | {"mlm_loss": 3.0, "mlm_accuracy": 0.5, "loss": 3.0}
+    assert totals.means() == summed | {"mlm_loss": 3.0, "mlm_accuracy": 0.5, "loss": 6.0}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,348 @@
+"""A teacher + shards or labelled rows → a smaller bundle that answers as it does, on Ray Train.
+
+On shards a student learns what pretraining teaches (DistilBERT; TinyBERT's general stage), on
+labelled rows a task, trained as `finetune` trains: intermediate and prediction stages of TinyBERT
+are two runs, the second with the first one's bundle as its `model`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert_core import files
+from bert_core.data.shards import HELD_OUT as HELD_OUT_SHARDS
+from bert_core.data.shards import TRAIN as TRAIN_SHARDS
+from bert_core.data.shards import ShardSet
+from bert_core.errors import ConfigError
+from bert_core.manifest import Manifest, read_manifest
+from bert_core.model.variants import VARIANTS
+from bert_core.train.config import LoopConfig, ScheduleConfig
+from pipelines.finetune import FinetuneConfig, Learner, learn
+from pipelines.labelled_sets import (
+    HELD_OUT,
+    TRAIN,
+    LabelledSet,
+    encoded,
+    lineage_of,
+    read_parts,
+)
+from pipelines.report import say
+from pipelines.selection import with_prefix
+from pipelines.shard_rows import batches, check_rows
+from pipelines.sources import labelled_input, rows_of
+from pipelines.stage import INPUT, Result, input_digest, run_stage
+from pipelines.student import TEACHER, AugmentationConfig, LossesConfig, Pair
+from pipelines.training import (
+    BUNDLE,
+    CHECKPOINTS,
+    Report,
+    curves,
+    fit,
+    median_speed,
+    read_records,
+    write_bundle,
+)
+from tracking.runs import DatasetInput
+
+if TYPE_CHECKING:
+    from bert_core.bundle import Bundle
+    from bert_core.tasks.base import Options, Task
+
+OF_ROWS = (
+    *("task", "options", "train", "held_out", "selection"),
+    *("rows_per_class", "max_length", "augmentation"),
+)
+"""The fields that say which labelled rows there are, and what they are for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(FinetuneConfig):
+    """Which student learns what from which teacher. Rows are labelled ones, or shards."""
+
+    teacher: str = field(metadata=INPUT)
+    """Bundle to learn from: a folder, a URI, or models:/name@alias."""
+    model: str = field(default=TEACHER, metadata=INPUT)
+    """Bundle that the student begins with, of the teacher's vocabulary: `teacher`, or one as for
+    the teacher."""
+    layers: tuple[int, ...] = ()
+    """Layers of that bundle that the student has, from 0; not given, every other one of the teacher
+    (DistilBERT, section 3), or all of another bundle."""
+    variant: str | None = None
+    """Name of an encoder that the student is instead, with fresh weights."""
+    shards: str | None = field(default=None, metadata=INPUT)
+    """Folder or URI of `raybert prepare` to learn from, instead of labelled rows."""
+    window_shards: int = 8
+    """As in pretraining."""
+    held_out_rows: int = 8192
+    """Most held-out rows of shards that the student is measured on, before and after."""
+    losses: LossesConfig = field(default_factory=LossesConfig)
+    """What counts in the loss."""
+    layer_map: tuple[int, ...] = ()
+    """For each layer of the student the teacher's that it is compared with, from 0; not given, the
+    last of as many equal shares."""
+    augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
+    """New rows made of the labelled ones that are trained on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant is not None and self.variant not in VARIANTS:
+            raise ConfigError(f"variant: wanted one of {', '.join(VARIANTS)}, got {self.variant!r}")
+        if self.variant is not None and self.layers:
+            raise ConfigError(
+                f"layers: wanted none beside variant, as {self.variant} begins with fresh weights, "
+                f"got {list(self.layers)}: leave one of them out"
+            )
+        for name in ("window_shards", "held_out_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
+        of_rows = [
+            one.name
+            for one in fields(self)
+            if one.name in OF_ROWS and getattr(self, one.name) != _default(one)
+        ]
+        if self.shards and of_rows:
+            raise ConfigError(
+                f"shards: wanted no {', '.join(of_rows)} beside it, which are of labelled rows: "
+                "leave one or the other out"
+            )
+        if self.shards and len(self.seeds) > 1:
+            raise ConfigError(f"seeds: wanted one where shards are read, got {len(self.seeds)}")
+
+
+def _default(one: Field[Any]) -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def run(config: DistillConfig) -> Manifest:
+    """Train a student by its teacher, and write it as a bundle in Hugging Face layout."""
+    from bert_core.bundle import bundle_digest
+    from tracking.resolve import resolve
+
+    folders: dict[str, Path] = {}
+    inputs = []
+    for name, reference in (
+        ("teacher", config.teacher),
+        ("model", config.model),
+        ("augmentation", config.augmentation.model),
+    ):
+        if name == "teacher" or reference != TEACHER:
+            folders[name] = resolve(reference, uri=config.tracking_uri)
+            inputs.append(DatasetInput(name, bundle_digest(folders[name]), reference))
+    if config.variant is not None and "model" in folders:
+        raise ConfigError(
+            f"model: wanted none beside variant, as {config.variant} begins with fresh weights, "
+            f"got {config.model}: leave one of them out"
+        )
+    if config.shards:
+        shards = input_digest(config.shards, "prepare")
+        inputs.append(DatasetInput("shards", shards, config.shards))
+        return run_stage(
+            "distill", config, inputs, lambda digest: _general(config, folders, digest)
+        )
+    inputs.append(labelled_input("train", config.train, "train"))
+    if config.held_out is not None:
+        inputs.append(labelled_input("held_out", config.held_out, "held_out"))
+    return run_stage(
+        "distill", config, inputs, lambda digest: _task(config, folders, inputs, digest)
+    )
+
+
+def _task(
+    config: DistillConfig, folders: Mapping[str, Path], inputs: list[DatasetInput], digest: str
+) -> Result:
+    """On labelled rows."""
+    from bert_core.bundle import load_bundle
+    from bert_core.tasks.registry import TASKS
+
+    if config.task not in TASKS:
+        raise ConfigError(f"task: wanted one of {', '.join(TASKS)}, got {config.task!r}")
+    teacher = load_bundle(folders["teacher"])
+    kind = TASKS[config.task]
+    options = _options(config, teacher)
+    read, parts = read_parts(config, kind.shapes(options))
+    known = teacher.task is not None and teacher.task.name == config.task
+    with rows_of(config.train.source):
+        task = teacher.task if known and not kind.headless else kind.from_rows(read, options)
+    assert task is not None
+    pair = Pair(config, folders["teacher"], folders.get("model"), task)
+    own = pair.load_student(teacher)
+    pair.build(config.seeds[0])  # what does not fit is found before workers start
+    new = _augmented(config, folders, task, parts[TRAIN])
+    parts[TRAIN] = parts[TRAIN] + new
+    shorter = min(teacher, own, key=lambda one: one.encoder_config.max_length)
+    sets = encoded(config, shorter, task, parts)
+    learner = Learner(task, own.tokenizer, own.encoder_config, pair.build)
+    lineage = {
+        **pair.lineage(teacher, own),
+        "data": lineage_of(config, own.tokenizer, inputs, sets),
+    }
+    result = learn(config, learner, sets, lineage, digest)
+    counts = {
+        **result.counts,
+        **pair.sizes(teacher),
+        **({"augmented_rows": len(new)} if new else {}),
+        **_against_teacher(pair, teacher, sets, result.counts),
+    }
+    return replace(result, counts=counts)
+
+
+def _options(config: DistillConfig, teacher: "Bundle") -> "Options":
+    """Those of the teacher, where it is for the task.
+
+    Raises: ConfigError if others are asked for than those its head was trained with.
+    """
+    from bert_core.tasks.registry import TASKS
+
+    kind = TASKS[config.task]
+    if teacher.task is None or teacher.task.name != config.task:
+        return kind.options_of(config.options)
+    options = kind.options_of(teacher.task.record["options"] | config.options)
+    if not kind.headless and options != teacher.task.chosen:
+        raise ConfigError(
+            f"options: wanted those that the teacher {config.teacher} was trained with, "
+            f"{teacher.task.record['options']}, got {config.options}: leave them out"
+        )
+    return options
+
+
+def _augmented(
+    config: DistillConfig, folders: Mapping[str, Path], task: "Task", rows: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """New rows made of those that are trained on."""
+    from bert_core.augmentation import Candidates, augmented
+
+    how = config.augmentation
+    if not how.copies:
+        return []
+    if not task.replaceable:
+        raise ConfigError(
+            f"augmentation.copies: wanted 0 for {task.name}, where other words would have other "
+            f"answers, got {how.copies}"
+        )
+    fill = "augmentation" in folders
+    source = Candidates(
+        folders["augmentation" if fill else "teacher"], count=how.candidates, fill_masks=fill
+    )
+    new = augmented(
+        rows, task.replaceable, source, copies=how.copies, share=how.share, seed=how.seed
+    )
+    say(f"distill: {len(new):,} rows with other words beside {len(rows):,}")
+    return new
+
+
+def _against_teacher(
+    pair: Pair, teacher: "Bundle", sets: Mapping[str, LabelledSet], counts: Mapping[str, Any]
+) -> dict[str, float]:
+    """What the teacher comes to on the held-out rows, and the share of it that the student keeps;
+    nothing where there are no such rows, or it does not answer."""
+    from bert_core.scores import scores_of
+
+    if HELD_OUT not in sets or not pair.config.losses.soft:
+        return {}
+    assert pair.task is not None
+    rows, windows = sets[HELD_OUT].rows, sets[HELD_OUT].windows
+    model = pair.build_teacher(teacher, scored=True).eval()
+    scores = scores_of(model, windows, teacher.tokenizer.pad_id)
+    metrics = pair.task.metrics(pair.task.compare(rows, pair.task.decode(rows, windows, scores)))
+    main = counts["primary_metric"]
+    told = {f"teacher_{name}": value for name, value in metrics.items()}
+    if metrics[main] > 0:
+        told[f"kept_{main}"] = counts[f"{main}_mean"] / metrics[main]
+        say(f"distill: {told[f'kept_{main}']:.1%} of the teacher's {main}, {metrics[main]:.1%}")
+    return told
+
+
+def _general(config: DistillConfig, folders: Mapping[str, Path], digest: str) -> Result:
+    """On shards: masked words where answers count."""
+    from bert_core.tasks.fill_mask import FillMask
+
+    task = FillMask() if config.losses.of_answers else None
+    pair = Pair(config, folders["teacher"], folders.get("model"), task)
+    teacher = pair.load_teacher()
+    own = pair.load_student(teacher)
+    assert config.shards is not None
+    shards = ShardSet.read(config.shards)
+    shards.check_tokenizer(teacher.tokenizer.digest, config.teacher)
+    for name, each in (("the teacher", teacher), ("the student", own)):
+        check_rows(config.shards, shards, each.encoder_config, name)
+    pair.build(config.seeds[0])  # what does not fit is found before workers start
+    steps = config.steps(sum(info.rows for info in shards.split(TRAIN_SHARDS)))
+    loop = LoopConfig(max_steps=steps, precision=config.precision, seed=config.seeds[0])
+    fit(partial(general_worker, pair, loop), config, digest, loop, "distill")
+    records = read_records(config.local_folder)
+    before, after = (with_prefix(f"{HELD_OUT}/", records[step]) for step in (0, steps))
+    made = read_manifest(config.shards)
+    outputs = write_bundle(
+        config,
+        digest,
+        pair.build(config.seeds[0]),
+        own.tokenizer,
+        metrics=after,
+        lineage={
+            **pair.lineage(teacher, own),
+            "data": [
+                {"name": "vocabulary", "digest": own.tokenizer.digest}
+                | {"tokens": own.tokenizer.vocab_size},
+                {"name": "shards", "digest": made.digest, "rows": made.counts["rows"]},
+            ],
+        },
+    )
+    say(
+        f"distill: held-out loss {before['loss']:.3f} → {after['loss']:.3f}, "
+        f"bundle in {files.join(config.output, BUNDLE)}"
+    )
+    counts = {
+        **{f"{name}_before": value for name, value in before.items()},
+        **{f"{name}_after": value for name, value in after.items()},
+        **pair.sizes(teacher),
+        "steps": steps,
+        "tokens_per_s": median_speed(records),
+    }
+    return Result(outputs=outputs, counts=counts, artifacts=curves(config))
+
+
+def general_worker(
+    pair: Pair, loop: LoopConfig, config: DistillConfig, digest: str, report: Report
+) -> None:
+    """One rank."""
+    from bert_core.train.loop import evaluate
+    from pipelines.worker import Place, Training, train
+
+    assert config.shards is not None
+    place = Place.here(config)
+    shards = ShardSet.read(config.shards)
+    model = pair.build(loop.seed)
+    made = {
+        split: batches(
+            shards,
+            split,
+            place=place,
+            encoder=model.encoder.config,
+            loop=loop,
+            pad_id=model.encoder.config.embeddings.pad_token_id,
+            global_batch_size=config.batch_size,
+            micro_batch_tokens=config.micro_batch_tokens,
+            window_shards=config.window_shards,
+        )
+        for split in (TRAIN_SHARDS, HELD_OUT_SHARDS)
+    }
+    schedule = ScheduleConfig(warmup_steps=round(config.warmup_share * loop.max_steps))
+    train(
+        Training(
+            config=config,
+            place=place,
+            model=model,
+            batches=made[TRAIN_SHARDS],
+            measure=lambda model: evaluate(
+                model, made[HELD_OUT_SHARDS].once(config.held_out_rows), loop
+            ),
+            optimizer=config.optimizer,
+            learning_rate=schedule.learning_rate(config.lr, loop.max_steps),
+            loop=loop,
+            digest=digest,
+            checkpoints=files.join(config.output, CHECKPOINTS),
+        ),
+        report,
+    )

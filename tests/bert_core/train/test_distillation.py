@@ -1,0 +1,118 @@
+"""A student's gradient is that of the global batch, for any number of workers and micro-batch."""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from bert_core.batches import RankBatches, WindowSource
+from bert_core.data.order import GlobalOrder
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.model.hf import encoder_config_from_huggingface
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.objectives.distillation import Distillation
+from bert_core.tasks.text_classification import TextClassification
+from bert_core.train.config import LoopConfig
+from bert_core.train.loop import evaluate, training_steps
+from bert_core.train.parallel import rank_of_world
+
+WORDS = [f"word{number}" for number in range(50)]
+TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
+WEIGHTS = {"soft": 5.0, "hard": 2.0, "embeddings": 1.0, "hidden": 1.0, "attention": 1.0}
+LOOP = LoopConfig(max_steps=2, precision="fp32")
+PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
+
+
+def gradient_of(
+    dtype: torch.dtype, budget: int, rank: int = 0, world_size: int = 1
+) -> tuple[Tensor, dict[str, float]]:
+    """The gradient of the second global batch, and what an evaluation gives."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"text": " ".join(rng.choice(WORDS, rng.integers(1, 28))), "label": "ab"[number % 2]}
+        for number in range(40)
+    ]
+    task = TextClassification.from_rows(rows)
+    windows = task.encode(rows, TOKENIZER, 32, labelled=True)
+    torch.manual_seed(0)
+    models = []
+    for hidden, layers in ((16, 2), (32, 4)):
+        config = encoder_config_from_huggingface(
+            {
+                "vocab_size": TOKENIZER.vocab_size, "hidden_size": hidden,
+                "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 32,
+                "max_position_embeddings": 32, "hidden_dropout_prob": 0.0,
+                "attention_probs_dropout_prob": 0.0, "initializer_range": 0.2,
+            }
+        )  # fmt: skip
+        models.append(ObjectiveModel(config, [task.build_objective(config)]))
+    model = Distillation(models[0], models[1], WEIGHTS, temperature=2.0).to(dtype)
+    batches = RankBatches(
+        WindowSource(windows, TOKENIZER.pad_id), GlobalOrder([len(windows)], seed=0), 13,
+        budget, rank, world_size,
+    )  # fmt: skip
+    measured = evaluate(model, batches.once(), LOOP)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    steps = training_steps(model, batches.from_step(0), optimizer, lambda _: 1e-3, LOOP)
+    assert len(list(steps)) == 2
+    found = [each.grad for each in model.parameters() if each.grad is not None]
+    return torch.cat([one.flatten() for one in found]), measured
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+
+
+@pytest.mark.parametrize("budget", [1, 200])
+@pytest.mark.parametrize(("dtype", "most"), PRECISIONS)
+def test_the_micro_batch_does_not_change_the_gradient(
+    budget: int, dtype: torch.dtype, most: float
+) -> None:
+    whole, measured = gradient_of(dtype, 1 << 20)
+    parts, again = gradient_of(dtype, budget)
+    assert whole.norm() > 0.01
+    assert relative_error(parts, whole) < most
+    assert again == pytest.approx(measured, rel=most * 10)
+    weighted = sum(
+        WEIGHTS.get(name, WEIGHTS["hard"]) * measured[f"{name}_loss"]
+        for name in ("classification", "soft", "embeddings", "hidden", "attention")
+    )
+    assert measured["loss"] == pytest.approx(weighted)
+
+
+def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
+    other = subprocess.Popen(
+        [sys.executable, __file__, "1", str(tmp_path)], env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    alone = [gradient_of(dtype, 1 << 20) for dtype, _ in PRECISIONS]
+    as_rank(0, tmp_path)
+    assert other.wait(timeout=60) == 0
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for number, (_, most) in enumerate(PRECISIONS):
+        assert torch.equal(ranks[0][number][0], ranks[1][number][0])
+        assert relative_error(ranks[0][number][0], alone[number][0]) < most
+        assert ranks[0][number][1] == pytest.approx(alone[number][1], rel=most * 10)
+
+
+def as_rank(rank: int, folder: Path) -> None:
+    """What one of two processes computes: it is kept in `folder`."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    try:
+        found = [gradient_of(dtype, 300, rank, rank_of_world()[1]) for dtype, _ in PRECISIONS]
+    finally:
+        dist.destroy_process_group()
+    torch.save(found, folder / f"{rank}.pt")
+
+
+if __name__ == "__main__":
+    as_rank(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,331 @@
+"""A teacher and a smaller bundle: on labelled rows and on shards, in this process and on Ray."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from bert_core.bundle import build_model, load_bundle, save_bundle
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.errors import ConfigError, FormatError
+from bert_core.manifest import read_manifest
+from bert_core.model.hf import encoder_config_from_huggingface
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.predictor import Predictor
+from pipelines import distill, evaluate
+from pipelines.distill import DistillConfig
+from pipelines.evaluate import EvaluateConfig
+from pipelines.selection import SelectionConfig
+from pipelines.student import AugmentationConfig, LossesConfig
+from pipelines.training import read_records
+from tracking.server import connect
+from tracking.spool import read_run
+
+pytestmark = pytest.mark.ray
+
+INTERMEDIATE = LossesConfig(
+    soft=0.0, hard=0.0, cosine=0.0, embeddings=1.0, hidden=1.0, attention=1.0
+)
+Distilling = Callable[..., DistillConfig]
+
+
+@pytest.fixture(name="on_rows")
+def _on_rows(finetuned: Any, tmp_path: Path) -> Distilling:
+    def config(name: str = "student", **changes: Any) -> DistillConfig:
+        return DistillConfig(
+            output=str(tmp_path / name),
+            **{
+                "teacher": str(finetuned.folder / "finetune" / "bundle"),
+                "train": finetuned.rows, "held_out": finetuned.rows, "rows_per_class": 16,
+                "max_length": 32, "epochs": 2.0, "batch_size": 8, "lr": 1e-3, "precision": "fp32",
+                "num_workers": 0, "tracking_uri": finetuned.tracking_uri,
+            } | changes,
+        )  # fmt: skip
+
+    return config
+
+
+@pytest.fixture(name="on_shards")
+def _on_shards(pretrained: Any, tmp_path: Path) -> Distilling:
+    def config(name: str = "student", **changes: Any) -> DistillConfig:
+        return DistillConfig(
+            output=str(tmp_path / name),
+            **{
+                "teacher": str(pretrained.folder / "pretrain" / "bundle"),
+                "shards": str(pretrained.folder / "shards"), "epochs": 0.1, "batch_size": 16,
+                "lr": 1e-3, "precision": "fp32", "held_out_rows": 64, "micro_batch_tokens": 512,
+                "log_every_steps": 1, "num_workers": 0, "tracking_uri": pretrained.tracking_uri,
+            } | changes,
+        )  # fmt: skip
+
+    return config
+
+
+def test_a_student_of_a_task_is_measured_beside_its_teacher(on_rows: Distilling) -> None:
+    config = on_rows()
+    counts = distill.run(config).counts
+    bundle, teacher = load_bundle(f"{config.output}/bundle"), load_bundle(config.teacher)
+    assert bundle.encoder_config.num_hidden_layers == 1
+    assert counts["student_parameters"] < counts["teacher_parameters"]
+    assert bundle.task is not None
+    assert bundle.task.record == teacher.task.record  # type: ignore[union-attr]
+    assert counts["kept_accuracy"] == pytest.approx(
+        counts["accuracy_mean"] / counts["teacher_accuracy"]
+    )
+    assert bundle.lineage["stage"] == "distill"
+    assert bundle.lineage["teacher"] == bundle.lineage["parent"] == teacher.digest
+    assert bundle.lineage["teacher_lineage"] == teacher.lineage
+    measured = evaluate.run(
+        EvaluateConfig(
+            output=f"{config.output}-evaluate", model=config.teacher, held_out=config.train,
+            num_workers=0, tracking_uri=config.tracking_uri,
+        )
+    ).counts  # fmt: skip
+    assert counts["teacher_accuracy"] == pytest.approx(measured["accuracy"], abs=0.02)
+    recorded = read_run(Path(config.output))
+    assert recorded is not None
+    assert config.tracking_uri is not None
+    logged = connect(config.tracking_uri).get_run(recorded.run_id or "").data
+    assert logged.metrics["kept_accuracy"] == pytest.approx(counts["kept_accuracy"])
+    assert {"train/soft_loss", "train/cosine_loss"} <= logged.metrics.keys()
+    assert Predictor(f"{config.output}/bundle", device="cpu").predict(["Open a file."])
+
+
+def test_the_student_begins_with_the_layers_that_are_named(on_rows: Distilling) -> None:
+    """At a learning rate of next to nothing it ends with them."""
+    config = on_rows(layers=(1,), lr=1e-12, epochs=0.5)
+    distill.run(config)
+    own, its = load_bundle(f"{config.output}/bundle").state, load_bundle(config.teacher).state
+    for name, value in own.items():
+        there = name.replace("layers.0.", "layers.1.")
+        torch.testing.assert_close(value, its[there], msg=name)
+    counts = distill.run(replace(config, output=f"{config.output}-other", layers=(0,))).counts
+    assert counts["steps"] == read_manifest(config.output).counts["steps"]
+
+
+@pytest.mark.drill
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_train_the_same_student(on_rows: Distilling, workers: int, tmp_path: Path) -> None:
+    losses = replace(INTERMEDIATE, soft=1.0, hard=1.0)
+    config = on_rows("none", losses=losses, log_every_steps=1, epochs=1.0)
+    if workers > 1:  # dropout draws by worker
+        config = replace(config, teacher=undropped(config.teacher, tmp_path))
+    here = distill.run(config).counts
+    there = replace(config, output=f"{config.output}-there", num_workers=workers)
+    counts = distill.run(there).counts
+    curves = [
+        [
+            numbers["loss"]
+            for numbers in read_records(Path(each.output)).values()
+            if "loss" in numbers
+        ]
+        for each in (config, there)
+    ]
+    assert len(curves[0]) == here["steps"] > 1
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4 if workers > 1 else 0.0)
+    if workers == 1:
+        assert counts["seeds"] == here["seeds"]
+
+
+def undropped(teacher: str, folder: Path) -> str:
+    """A bundle that drops nothing, and so has students that drop nothing."""
+    bundle = load_bundle(teacher)
+    encoder = bundle.encoder_config.adapted(hidden_dropout_prob=0.0, attention_dropout=0.0)
+    assert bundle.task is not None
+    model = build_model(
+        replace(bundle, encoder_config=encoder), [bundle.task.build_objective(encoder)]
+    )
+    save_bundle(
+        folder / "undropped", model, bundle.tokenizer, task=bundle.task, metrics={}, lineage={}
+    )
+    return str(folder / "undropped")
+
+
+@pytest.mark.drill
+def test_tinybert_goes_through_its_stages(on_shards: Distilling, on_rows: Distilling) -> None:
+    general = on_shards("general", variant="bert-tiny", losses=INTERMEDIATE)
+    counts = distill.run(general).counts
+    assert counts["loss_after"] < counts["loss_before"]
+    bundle = load_bundle(f"{general.output}/bundle")
+    assert bundle.task is None
+    assert not any(name.startswith(("objectives", "projections")) for name in bundle.state)
+    augmentation = AugmentationConfig(copies=2, model=general.teacher)
+    intermediate = on_rows(
+        "intermediate", model=f"{general.output}/bundle", losses=INTERMEDIATE,
+        augmentation=augmentation, held_out=None,
+    )  # fmt: skip
+    counts = distill.run(intermediate).counts
+    assert counts["augmented_rows"] == 2 * 32
+    assert counts["train_rows"] == 3 * 32
+    prediction = on_rows(
+        "prediction", model=f"{intermediate.output}/bundle", augmentation=augmentation,
+        losses=LossesConfig(soft=1.0, hard=0.0, cosine=0.0, temperature=1.0),
+        selection=SelectionConfig(share=0.25),
+    )  # fmt: skip
+    counts = distill.run(prediction).counts
+    assert (counts["train_rows"], counts["selection_rows"]) == (3 * 24, 8)
+    assert "kept_accuracy" in counts
+    lineage = load_bundle(f"{prediction.output}/bundle").lineage
+    assert lineage["parent_lineage"]["parent"] == bundle.digest
+
+
+@pytest.mark.drill
+def test_distilbert_learns_from_shards(on_shards: Distilling) -> None:
+    config = on_shards(epochs=0.3)
+    counts = distill.run(config).counts
+    assert {"mlm_loss", "soft_loss", "cosine_loss", "soft_accuracy"} <= {
+        name.removesuffix("_after") for name in counts
+    }
+    assert counts["loss_after"] < counts["loss_before"]
+    weighted = 2 * counts["mlm_loss_after"] + 5 * counts["soft_loss_after"]
+    assert counts["loss_after"] == pytest.approx(weighted + counts["cosine_loss_after"])
+    theirs = AutoModelForMaskedLM.from_pretrained(f"{config.output}/bundle")
+    assert theirs.config.num_hidden_layers == 1
+
+
+@pytest.mark.drill
+@pytest.mark.usefixtures("local_ray")
+def test_one_worker_reads_shards_as_none_does(on_shards: Distilling) -> None:
+    none = distill.run(on_shards("none")).counts
+    one = distill.run(on_shards("one", num_workers=1)).counts
+    assert one["loss_after"] == none["loss_after"]
+
+
+def test_without_a_teacher_the_same_student_is_fine_tuned(on_rows: Distilling) -> None:
+    alone = LossesConfig(soft=0.0, hard=1.0, cosine=0.0)
+    config = on_rows(losses=alone, epochs=0.5)
+    counts = distill.run(config).counts
+    assert "teacher_accuracy" not in counts
+    lineage = load_bundle(f"{config.output}/bundle").lineage
+    assert "teacher" not in lineage
+    records = read_records(Path(config.output)).values()
+    assert not any("train/soft_loss" in each for each in records)
+
+
+def other_words(folder: Path) -> str:
+    """A bundle of another vocabulary."""
+    tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a", "b"], lowercase=True)
+    config = encoder_config_from_huggingface(
+        {
+            "vocab_size": tokenizer.vocab_size, "hidden_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 64,
+        }
+    )  # fmt: skip
+    save_bundle(
+        folder / "other", ObjectiveModel(config, []), tokenizer, task=None, metrics={}, lineage={}
+    )
+    return str(folder / "other")
+
+
+def test_a_student_of_other_words_is_refused(on_rows: Distilling, tmp_path: Path) -> None:
+    config = on_rows(model=other_words(tmp_path))
+    with pytest.raises(ConfigError, match="wanted a student with the vocabulary of its teacher"):
+        distill.run(config)
+
+
+def test_shards_of_other_words_are_refused(on_shards: Distilling, tmp_path: Path) -> None:
+    config = on_shards(teacher=other_words(tmp_path))
+    with pytest.raises(FormatError, match="was made with vocabulary"):
+        distill.run(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"layers": (0, 2)}, r"wanted layers of the model, 0 to 1, got \[0, 2\]"),
+        ({"layer_map": (0, 1), "losses": INTERMEDIATE}, r"1 layers one of the teacher's, 0 to 1"),
+        ({"task": "token-classification"}, "wanted a teacher for token-classification"),
+        ({"options": {"multi_label": True}}, "options: wanted those that the teacher"),
+    ],
+)
+def test_what_does_not_fit_the_teacher_is_refused(
+    on_rows: Distilling, changes: dict[str, Any], wanted: str, tmp_path: Path
+) -> None:
+    config = on_rows(**changes)
+    if "task" in changes:
+        rows = [{"tokens": ["a"], "tags": [tag]} for tag in ("B-x", "O")] * 8
+        path = tmp_path / "tags.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        source = replace(config.train, source=str(path))
+        config = replace(config, train=source, held_out=None, rows_per_class=None)
+    with pytest.raises(ConfigError, match=wanted):
+        distill.run(config)
+
+
+def test_rows_whose_answers_are_places_are_not_augmented(
+    on_rows: Distilling, tmp_path: Path
+) -> None:
+    rows = [{"tokens": ["a"], "tags": [tag]} for tag in ("B-x", "O")] * 8
+    path = tmp_path / "tags.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = on_rows(
+        task="token-classification", augmentation=AugmentationConfig(copies=1), held_out=None,
+        losses=INTERMEDIATE, rows_per_class=None,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"copies: wanted 0 for token-classification"):
+        distill.run(replace(config, train=replace(config.train, source=str(path))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"variant": "bert-none"}, "variant: wanted one of"),
+        ({"variant": "bert-tiny", "layers": (0,)}, "layers: wanted none beside variant"),
+        ({"shards": "x"}, "shards: wanted no train, held_out, rows_per_class, max_length beside"),
+        ({"held_out_rows": 0}, "held_out_rows: wanted at least 1"),
+    ],
+)
+def test_a_config_that_contradicts_itself_is_refused(
+    on_rows: Distilling, changes: dict[str, Any], wanted: str
+) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        on_rows(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"task": "token-classification"}, "shards: wanted no task beside it"),
+        ({"options": {"multi_label": True}}, "shards: wanted no options beside it"),
+        ({"selection": SelectionConfig(share=0.1)}, "shards: wanted no selection beside it"),
+        ({"augmentation": AugmentationConfig(copies=1)}, "shards: wanted no augmentation beside"),
+        ({"seeds": (0, 1)}, "seeds: wanted one where shards are read, got 2"),
+    ],
+)
+def test_what_shards_do_not_have_is_refused(
+    on_shards: Distilling, changes: dict[str, Any], wanted: str
+) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        on_shards(**changes)
+
+
+@pytest.mark.parametrize(
+    ("weights", "wanted"),
+    [
+        ({"soft": -1.0}, "losses.soft: wanted 0 or more"),
+        ({"soft": 0.0, "hard": 0.0, "cosine": 0.0, "attention": 1.0}, "that the last layer learns"),
+        ({"temperature": 0.0}, "losses.temperature: wanted above 0"),
+    ],
+)
+def test_losses_that_teach_nothing_are_refused(weights: dict[str, float], wanted: str) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        LossesConfig(**weights)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"copies": -1}, "augmentation.copies: wanted 0 or more"),
+        ({"share": 0.0}, "augmentation.share: wanted above 0"),
+        ({"candidates": 0}, "augmentation.candidates: wanted at least 1"),
+    ],
+)
+def test_an_augmentation_out_of_range_is_refused(changes: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        AugmentationConfig(**changes)
