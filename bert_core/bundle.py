@@ -4,6 +4,7 @@
 names; `raybert.json` adds what it has no place for: task, metrics, lineage, and the sha256 of every
 other file. Heads that transformers does not know are in `objective.safetensors`, which it ignores,
 and models that an objective trains beside the encoder are bundles themselves, in folders of it.
+An exported bundle holds an ONNX graph instead of weights, where optimum and transformers.js look.
 A folder without `raybert.json`, as transformers writes it, is a bundle too, unverified. Folders are
 local: fetching one from elsewhere is for `tracking.resolve`.
 """
@@ -13,7 +14,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ from bert_core.tasks.registry import TASKS
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "raybert.json"
 OBJECTIVE = "objective.safetensors"
+GRAPHS = {None: "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
+"""Where a graph lies, by how it is quantized."""
 # Where weights are in folders of others: in parts, or as torch itself saved them.
 WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"
 # What counts in a folder that holds no record of its own.
@@ -70,7 +73,9 @@ class Bundle:
 
     encoder_config: EncoderConfig
     state: dict[str, Tensor]
-    """Weights under our names, on the CPU, fp32."""
+    """Weights under our names, on the CPU, fp32; none where there is a graph."""
+    graph: str | None = None
+    """The ONNX graph's path in the folder, where that stands for the weights."""
     tokenizer: Tokenizer
     task: Task | None
     """None where the model was pretrained only, or for a task that is not known here."""
@@ -106,9 +111,12 @@ def save_bundle(
     task: Task | None,
     metrics: dict[str, float],
     lineage: dict[str, Any],
+    graph: tuple[str, Callable[[Path], object]] | None = None,
 ) -> None:
     """Write a bundle; the folder appears whole or not at all.
 
+    Args:
+        graph: one of `GRAPHS` and what writes it there, with data beside it, instead of weights.
     Raises: ConfigError if something lies at `folder` already, or the tokenizer has more tokens
         than the model.
     """
@@ -135,29 +143,23 @@ def save_bundle(
     if labels:
         entries["id2label"] = {str(index): label for index, label in enumerate(labels)}
         entries["label2id"] = {label: index for index, label in enumerate(labels)}
-    whole = {
-        name: tensor.detach().float().cpu()
-        for name, tensor in plain_state(model).items()
-        if name.startswith(("encoder.", "objectives."))  # else for its training alone
-    }
-    heads = {name: tensor for name, tensor in whole.items() if _is_ours(name, model)}
-    state = to_huggingface({k: v for k, v in whole.items() if k not in heads}, config)
-    submodels = _submodels(model)
-    for _, prefix, _ in submodels:
-        heads = {name: tensor for name, tensor in heads.items() if not name.startswith(prefix)}
     partial = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         partial.mkdir(parents=True)
         files.write_json(str(partial / CONFIG), entries)
-        save_file(state, partial / WEIGHTS, metadata={"format": "pt"})
-        if heads:
-            save_file(heads, partial / OBJECTIVE, metadata={"format": "pt"})
+        if graph is None:
+            _write_weights(partial, model)
+            for name, _, other in _submodels(model):
+                about: dict[str, Any] = {"task": None, "metrics": {}, "lineage": lineage}
+                save_bundle(partial / name, other, tokenizer, **about)
+        else:
+            name, write = graph
+            (partial / name).parent.mkdir()
+            write(partial / name)
         segments = config.embeddings.type_vocab_size > 1
         tokenizer.save(partial, config.max_length, segments=segments)
         for path, value in ({} if task is None else task.files(config)).items():
             files.write_json(str(partial / path), value)
-        for name, _, other in submodels:
-            save_bundle(partial / name, other, tokenizer, task=None, metrics={}, lineage=lineage)
         record = {
             "format_version": FORMAT_VERSION,
             "task": None if task is None else task.name,
@@ -174,6 +176,23 @@ def save_bundle(
         raise
 
 
+def _write_weights(folder: Path, model: ObjectiveModel) -> None:
+    """Those of its own, without its submodels'."""
+    whole = {
+        name: tensor.detach().float().cpu()
+        for name, tensor in plain_state(model).items()
+        if name.startswith(("encoder.", "objectives."))  # else for its training alone
+    }
+    heads = {name: tensor for name, tensor in whole.items() if _is_ours(name, model)}
+    state = {name: tensor for name, tensor in whole.items() if name not in heads}
+    for _, prefix, _ in _submodels(model):
+        heads = {name: tensor for name, tensor in heads.items() if not name.startswith(prefix)}
+    theirs = to_huggingface(state, model.encoder.config)
+    save_file(theirs, folder / WEIGHTS, metadata={"format": "pt"})
+    if heads:
+        save_file(heads, folder / OBJECTIVE, metadata={"format": "pt"})
+
+
 def load_bundle(folder: str | Path) -> Bundle:
     """Read a bundle that this project or transformers wrote, and check every file's sha256.
 
@@ -183,10 +202,12 @@ def load_bundle(folder: str | Path) -> Bundle:
     record = _read_record(folder)
     sha256s = _verified(folder, record)
     entries = _read_json(folder / CONFIG)
+    graph = next((name for name in GRAPHS.values() if name in sha256s), None)
     try:
         config = encoder_config_from_huggingface(entries)
         name = _class_name(entries)
-        state = from_huggingface(_read_weights(folder), config, name)
+        weights = {} if graph else _read_weights(folder)
+        state = from_huggingface(weights, config, name)
         if (folder / OBJECTIVE).is_file():
             state |= load_file(folder / OBJECTIVE)
     except (FormatError, SafetensorError) as error:
@@ -208,6 +229,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     return Bundle(
         encoder_config=config,
         state=state,
+        graph=graph,
         tokenizer=tokenizer,
         task=task,
         metrics=(record or {}).get("metrics", {}),
@@ -233,9 +255,14 @@ def build_model(
 
     The encoder comes from the bundle whole. A head, or the pooler, stays fresh where the bundle
     lacks it or holds it in another shape (another number of labels), unless `require_heads`.
-    Raises: FormatError if the encoder's weights do not fit the bundle's config, or a head is
-        required that is not there.
+    Raises: FormatError if the bundle has a graph instead of weights, the encoder's weights do not
+        fit its config, or a head is required that is not there.
     """
+    if bundle.graph is not None:
+        raise FormatError(
+            f"wanted a bundle with {WEIGHTS}, this one was exported and has {bundle.graph} "
+            "instead: give the bundle that it was exported from"
+        )
     model = ObjectiveModel(bundle.encoder_config, objectives)
     wanted, given = plain_state(model), _given(bundle, model)
     unfit = _unfit(wanted, given)
@@ -358,10 +385,11 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
             f"{folder / RECORD}: wanted format_version {FORMAT_VERSION} or older, got {version}: "
             "it was made by a newer raybert, update this one"
         )
-    if not {CONFIG, WEIGHTS} <= set(record.get("files") or ()):
+    names = set(record.get("files") or ())
+    if CONFIG not in names or names.isdisjoint({WEIGHTS, *GRAPHS.values()}):
         raise FormatError(
-            f"{folder / RECORD}: wanted the sha256 of at least {CONFIG} and {WEIGHTS} under files: "
-            "copy the bundle again"
+            f"{folder / RECORD}: wanted the sha256 of at least {CONFIG} and {WEIGHTS}, or an ONNX "
+            "graph, under files: copy the bundle again"
         )
     return record
 
@@ -369,7 +397,7 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 def _verified(folder: Path, record: dict[str, Any] | None) -> dict[str, str]:
     """The sha256 of each file of the bundle, checked against its record where it has one."""
     wanted = None if record is None else record["files"]
-    weights = [WEIGHTS] if wanted else _weight_files(folder)
+    weights = [] if wanted else _weight_files(folder)
     names = wanted or [name for name in _FOREIGN if (folder / name).is_file()]
     for name in (CONFIG, *weights, *names):
         if not (folder / name).is_file():

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from bert_core.batches import PAD_MULTIPLE
-from bert_core.bundle import Bundle, build_model, load_bundle
+from bert_core.bundle import WEIGHTS, Bundle, build_model, load_bundle
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, FormatError, InputError
+from bert_core.graph import GraphBackend
 from bert_core.model.attention import packing
-from bert_core.scores import scores_of
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.scores import Backend, TorchBackend
 from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.registry import TASKS
@@ -21,7 +23,10 @@ from bert_core.tasks.rows import Row, as_row
 
 
 class Predictor:
-    """A bundle that answers. Calls from several threads at once are allowed."""
+    """A bundle that answers: by torch if it holds weights, by onnxruntime if it holds a graph.
+
+    Calls from several threads at once are allowed.
+    """
 
     def __init__(
         self,
@@ -38,21 +43,28 @@ class Predictor:
             task: name of a task of `TASKS` whose head pretraining has trained, or that needs none;
                 None takes the bundle's own, and of one that was only pretrained `fill-mask`.
             options: of a task that needs no head, by name; others keep those they were trained for.
-            device: torch's name of it; None takes the GPU where there is one.
-            threads: CPU threads of the whole process, since torch has one pool; None leaves them.
+            device: torch's name of it; None takes the GPU where there is one, but for a graph.
+            threads: CPU threads of the whole process, since torch has one pool, or of a graph; None
+                leaves them.
         Raises: FormatError if the bundle is damaged or was not trained for the task; ConfigError
-            if the options are not right.
+            if the options are not right, or a graph is to run on a GPU; ResourceError if what runs
+            it is not installed.
         """
         bundle = folder if isinstance(folder, Bundle) else load_bundle(folder)
         where = bundle.digest[:12] if isinstance(folder, Bundle) else folder
         if threads is not None:
             torch.set_num_threads(threads)
         self.task = _task_of(bundle, task, options or {}, where)
-        bundle = replace(bundle, encoder_config=self.task.encoder_config(bundle.encoder_config))
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        objective = self.task.build_objective(bundle.encoder_config)
-        self.model = build_model(bundle, [objective], require_heads=True).to(self.device).eval()
-        self._packed_from = packing(bundle.encoder_config, self.device, "fp32")
+        config = self.task.encoder_config(bundle.encoder_config)
+        if bundle.graph is not None and config != bundle.encoder_config:
+            raise ConfigError(
+                f"options: wanted those of the graph in {where}, which has every layer, got "
+                f"{dict(options or {})}: export the model with these options"
+            )
+        bundle = replace(bundle, encoder_config=config)
+        lies_in = None if isinstance(folder, Bundle) else Path(folder)
+        self.backend = _backend(bundle, self.task, lies_in, device)
+        self.model = self.backend.model
         # The model holds its own copy of the weights: theirs would double the memory.
         self.bundle = replace(bundle, state={})
         # A whole number of `pad`'s steps, so that padding never passes the last position.
@@ -99,8 +111,7 @@ class Predictor:
 
     def forward(self, windows: Sequence[Window]) -> list[np.ndarray]:
         """Scores of each window before softmax, fp32."""
-        pad_id = self.bundle.tokenizer.pad_id
-        return scores_of(self.model, windows, pad_id, packed_from=self._packed_from)
+        return self.backend.scores(windows, self.bundle.tokenizer.pad_id)
 
     def decode(
         self,
@@ -111,6 +122,23 @@ class Predictor:
     ) -> list[Any]:
         """Answers from scores, in the task's own schema."""
         return self.task.decode(rows, windows, scores, parameters)
+
+
+def _backend(bundle: Bundle, task: Task, folder: Path | None, device: str | None) -> Backend:
+    """What the bundle holds says what runs it; a graph only where its folder is known."""
+    config = bundle.encoder_config
+    if bundle.graph is None or folder is None:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        model = build_model(bundle, [task.build_objective(config)], require_heads=True)
+        return TorchBackend(model.to(place).eval(), packing(config, place, "fp32"))
+    if device not in (None, "cpu"):
+        raise ConfigError(
+            f"device: wanted cpu for {folder / bundle.graph}, which onnxruntime computes there, "
+            f"got {device}: leave it out, or give the bundle with {WEIGHTS} it was exported from"
+        )
+    with torch.device("meta"):
+        model = ObjectiveModel(config, [task.build_objective(config)])
+    return GraphBackend(folder / bundle.graph, model.eval(), torch.get_num_threads())
 
 
 def _task_of(

@@ -1,16 +1,73 @@
-"""Windows through a model: what evaluation while training, prediction and server all run."""
+"""Windows to scores: what evaluation while training, prediction and server all run.
 
+What computes is a backend: here torch, from weights; `graph` has the other.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bert_core.batches import buckets, collate
 from bert_core.data.windows import Window
-from bert_core.objectives.base import ObjectiveModel
+from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 
 BUDGET_TOKENS = 8192
 """Most tokens, padding included, of one forward pass: what a CPU's cache and a GPU both like."""
+
+
+class Backend(ABC):
+    """What computes a model's scores. The model has one objective."""
+
+    requirements: ClassVar[tuple[str, ...]] = ()
+    """Packages that it needs beside torch."""
+
+    def __init__(
+        self, model: ObjectiveModel, packed_from: float = 1.0, budget_tokens: int = BUDGET_TOKENS
+    ) -> None:
+        """`model` says what is computed; its weights may be elsewhere (device `meta`)."""
+        self.model, self.packed_from, self.budget_tokens = model, packed_from, budget_tokens
+        ((self.name, objective),) = model.objectives.items()
+        self.objective = cast("Objective", objective)
+
+    @abstractmethod
+    def logits(self, batch: Batch) -> Tensor:
+        """The scores of `Objective.logits`, on the CPU and in fp32."""
+
+    def scores(self, windows: Sequence[Window], pad_id: int) -> list[np.ndarray]:
+        """The scores of each window in fp32, in order.
+
+        Windows of like length run together, so a batch of mixed lengths spends little on padding.
+        Where tokens are scored, a window has (tokens, classes); where spans are, (S, 2), S being at
+        least its length.
+        """
+        key = self.objective.position_key
+        scores: list[np.ndarray] = [np.empty(0)] * len(windows)
+        with torch.inference_mode():
+            lengths = np.array([window.tokens for window in windows], dtype=np.int64)
+            for group in buckets(lengths, self.budget_tokens):
+                chosen = [windows[place] for place in group]
+                found = self.logits(collate(chosen, pad_id, self.packed_from)).numpy()
+                if key is None:
+                    parts = list(found)
+                else:
+                    ends = np.cumsum([len(window.positions[key]) for window in chosen])
+                    parts = np.split(found, ends[:-1])
+                for place, part in zip(group, parts, strict=True):
+                    scores[place] = part
+        return scores
+
+
+class TorchBackend(Backend):
+    """torch, on the device that the model's weights are on."""
+
+    def logits(self, batch: Batch) -> Tensor:
+        device = next(self.model.parameters()).device
+        batch = {entry: tensor.to(device) for entry, tensor in batch.items()}
+        return self.model.logits(batch)[self.name].float().cpu()
 
 
 def scores_of(
@@ -21,28 +78,5 @@ def scores_of(
     budget_tokens: int = BUDGET_TOKENS,
     packed_from: float = 1.0,
 ) -> list[np.ndarray]:
-    """The scores of each window in fp32, in order; the model has one objective.
-
-    Windows of like length run together, so a batch of mixed lengths spends little on padding.
-    Where tokens are scored, a window has (tokens, classes); where spans are, (S, 2), S being at
-    least its length.
-    """
-    (name,) = model.objectives
-    key = model.objectives[name].position_key
-    device = next(model.parameters()).device
-    scores: list[np.ndarray] = [np.empty(0)] * len(windows)
-    with torch.inference_mode():
-        lengths = np.array([window.tokens for window in windows], dtype=np.int64)
-        for group in buckets(lengths, budget_tokens):
-            chosen = [windows[place] for place in group]
-            batch = collate(chosen, pad_id, packed_from)
-            batch = {entry: tensor.to(device) for entry, tensor in batch.items()}
-            found = model.logits(batch)[name].float().cpu().numpy()
-            if key is None:
-                parts = list(found)
-            else:
-                ends = np.cumsum([len(window.positions[key]) for window in chosen])
-                parts = np.split(found, ends[:-1])
-            for place, part in zip(group, parts, strict=True):
-                scores[place] = part
-    return scores
+    """`Backend.scores` by torch."""
+    return TorchBackend(model, packed_from, budget_tokens).scores(windows, pad_id)

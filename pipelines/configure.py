@@ -38,6 +38,7 @@ STAGES = {
     "distill": Command("pipelines.distill", "DistillConfig", "teacher + rows → smaller bundle"),
     "evaluate": Command("pipelines.evaluate", "EvaluateConfig", "bundle + labelled rows → metrics"),
     "publish": Command("pipelines.publish", "PublishConfig", "bundle → MLflow registry"),
+    "export": Command("pipelines.export", "ExportConfig", "bundle → bundle with an ONNX graph"),
     "predict": Command("pipelines.predict", "PredictConfig", "bundle + rows → rows with answers"),
     "search": Command("pipelines.search", "SearchConfig", "queries + vectors → nearest rows"),
     "extract": Command("pipelines.extract", "ExtractConfig", "bundles + documents → a record each"),

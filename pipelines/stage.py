@@ -131,6 +131,15 @@ def _without_inputs(config: Any) -> dict[str, Any]:
     }
 
 
+def recipe(config: StageConfig, digest: str) -> dict[str, Any]:
+    """How a stage makes a bundle, for its lineage."""
+    return {
+        "config": determining_fields(config),
+        "stage_digest": digest,
+        "code_version": code_version(),
+    }
+
+
 def with_absolute_paths(config: Config) -> Config:
     """The same config for a process that runs in another folder. What an input is by default is a
     word (`docstrings`), no path."""

@@ -22,13 +22,7 @@ from bert_core.manifest import Output
 from bert_core.train.config import LoopConfig
 from pipelines import cluster
 from pipelines.report import meter
-from pipelines.stage import (
-    StageConfig,
-    code_version,
-    determining_fields,
-    local_outputs,
-    with_absolute_paths,
-)
+from pipelines.stage import StageConfig, local_outputs, recipe, with_absolute_paths
 from tracking.runs import RunRecorder, tracking_uri
 
 if TYPE_CHECKING:
@@ -297,11 +291,6 @@ def write_bundle(
         tokenizer,
         task=task,
         metrics=metrics,
-        lineage={
-            **lineage,
-            "config": determining_fields(config),
-            "stage_digest": digest,
-            "code_version": code_version(),
-        },
+        lineage=lineage | recipe(config, digest),
     )
     return local_outputs(config, [local / name for name in names_in(local)])

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from hypothesis import settings
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
 
 settings.register_profile("raybert", deadline=None)  # machines are shared
 settings.load_profile("raybert")
@@ -34,6 +34,15 @@ install_import_hook(
     ["bert_core", "pipelines", "serve", "tracking"],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
+
+
+@pytest.fixture(scope="module")
+def unchecked() -> Iterator[None]:
+    """No checks of types: where a model is traced, sizes are symbols and no numbers."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
 
 # Every port that `ray start` gives a fixed number to, so that another cluster is in nobody's way.
 HEAD_PORTS = (

@@ -31,11 +31,13 @@ MAY_IMPORT_INSIDE = {
     "objectives": BASE | {"model"},
     "batches": BASE | {"data", "objectives"},
     "scores": BASE | {"batches", "data", "objectives"},
+    "graph": BASE | {"batches", "objectives", "scores"},
+    "export": BASE | {"graph", "objectives", "scores"},
     "train": BASE | {"batches", "data", "model", "objectives", "scores"},
     "tasks": BASE | {"data", "metrics", "model", "objectives"},
     "bundle": BASE | {"data", "metrics", "model", "objectives", "tasks"},
     "predictor": BASE
-    | {"batches", "bundle", "data", "metrics", "model", "objectives", "scores", "tasks"},
+    | {"batches", "bundle", "data", "graph", "metrics", "model", "objectives", "scores", "tasks"},
     "inspection": BASE | {"batches", "data", "model", "objectives", "tasks"},
     "augmentation": BASE | {"bundle", "data", "predictor", "tasks"},
 }

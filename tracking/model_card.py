@@ -24,6 +24,7 @@ ORIGINS = {
     "pretrain": "pretrained by raybert",
     "finetune": "fine-tuned by raybert",
     "distill": "distilled by raybert",
+    "export": "exported by raybert",
     None: "not made by raybert",
 }
 
@@ -118,7 +119,9 @@ def _use(publication: Publication, predictor: "Predictor", example: Row, answer:
     from bert_core.model.hf import architecture
 
     version = publication.version
-    kind = architecture(predictor.bundle.encoder_config, predictor.model.in_transformers)
+    config, graph = predictor.bundle.encoder_config, predictor.bundle.graph
+    kind = architecture(config, predictor.model.in_transformers)
+    loads = f"`transformers.{kind}` loads" if graph is None else f"onnxruntime runs `{graph}` in"
     best = json.dumps(predictor.task.cells(answer), ensure_ascii=False)
     return (
         "Where raybert is installed, and MLflow's tracking URI is that of this registry:\n\n"
@@ -126,7 +129,7 @@ def _use(publication: Publication, predictor: "Predictor", example: Row, answer:
         f'model = mlflow.pyfunc.load_model("models:/{version.name}/{version.version}")\n'
         f"model.predict(pd.DataFrame([{dict(example)!r}]))\n```\n\n"
         f"The answer, on the machine that measured it:\n\n```json\n{best}\n```\n\n"
-        f"`raybert serve` answers over HTTP; `transformers.{kind}` loads the folder of this file."
+        f"`raybert serve` answers over HTTP; {loads} the folder of this file."
     )
 
 

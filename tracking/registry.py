@@ -251,7 +251,7 @@ def _log_model(
                 artifacts={"bundle": str(bundle)},
                 signature=signature,
                 input_example=_shown_example(input_example),
-                pip_requirements=_requirements(),
+                pip_requirements=_requirements(predictor),
             )
             client.log_model_artifacts(logged.model_id, str(model))
         if run_id is not None:
@@ -341,6 +341,7 @@ def _parameter_type(annotation: Any, default: Any) -> tuple[str, Any, tuple[int]
     return {bool: "boolean", int: "long", float: "double"}.get(kinds[0], "string"), default, None
 
 
-def _requirements() -> list[str]:
+def _requirements(predictor: "Predictor") -> list[str]:
+    names = sorted({*REQUIREMENTS, *predictor.backend.requirements})
     # Without the local part, `+cpu`, that no index has.
-    return [f"{name}=={installed_version(name).partition('+')[0]}" for name in REQUIREMENTS]
+    return [f"{name}=={installed_version(name).partition('+')[0]}" for name in names]

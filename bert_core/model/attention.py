@@ -98,13 +98,14 @@ def _mixed(
     blocks = []
     for block, mask in zip(rows.blocks(joined), rows.masks(), strict=True):
         query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, D / H)
-        if reach is not None and scores is None and query.shape[2] > reach + 1:
+        # A graph is for rows of any length: what is right for all of them, and no blocks.
+        plain = scores is not None or torch.compiler.is_exporting()
+        if reach is not None and not plain and query.shape[2] > reach + 1:
             mixed = _near(query, key, value, mask, reach, drop)
         else:
             bias = None if mask is None else _bias(mask, query)
-            if reach is not None and scores is not None:
-                bias = _outside(reach, query) + (0.0 if bias is None else bias)
-                bias.diagonal(dim1=-2, dim2=-1).zero_()  # padding too sees itself, as in `_near`
+            if reach is not None and plain:
+                bias = _within(reach, mask, query)
             mixed = _attended(query, key, value, bias, drop, scores=scores)
         blocks.append(mixed.transpose(1, 2).flatten(2))
     return rows.joined(blocks)
@@ -202,11 +203,14 @@ def _bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 1 seq"]:
     return bias[:, None, None, :]
 
 
-def _outside(reach: int, like: Tensor) -> Float[Tensor, "seq seq"]:
-    """The same for keys farther than `reach` from a query."""
+def _within(reach: int, mask: Tensor | None, like: Tensor) -> Float[Tensor, "batch_1 1 seq seq"]:
+    """The same where a query looks no farther than `reach`; padding looks at itself, too."""
     places = torch.arange(like.shape[2], device=like.device)
-    far = (places[:, None] - places).abs() > reach
-    return like.new_zeros(far.shape).masked_fill_(far, float("-inf"))
+    distance = (places[:, None] - places).abs()
+    allowed = (distance <= reach)[None]
+    if mask is not None:
+        allowed = allowed & (mask[:, None, :] | (distance == 0))
+    return like.new_zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))[:, None]
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,8 @@ def _turned(
 class RelativePositions(nn.Module):
     """The vectors of relative distances, which all layers share (DeBERTa, He et al. 2020).
 
-    There are 2k: distance 0 is row k; `forward` gives those that rows of a batch can need.
+    There are 2k: distance 0 is row k; `forward` gives those that rows of a batch can need, and to a
+    graph all, where they are constants.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -257,6 +262,9 @@ class RelativePositions(nn.Module):
         attention = config.attention
         assert isinstance(attention, DisentangledAttentionConfig)
         self.config = attention
+        # NOTE: a constant, since another logarithm would round the farthest into another bucket.
+        farthest = config.max_length - 1
+        self._buckets = self.bucket(torch.arange(-farthest, farthest + 1, device="cpu"))
         self.embeddings = nn.Embedding(2 * attention.span, config.hidden_size)
         self.norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -265,13 +273,14 @@ class RelativePositions(nn.Module):
         )
 
     def forward(self, rows: Rows) -> "Distances":
-        reach = int(self.bucket(torch.tensor([rows.longest - 1])))
-        span = self.config.span
+        span, middle = self.config.span, len(self._buckets) // 2
+        exporting = torch.compiler.is_exporting()
+        reach = span if exporting else int(self.bucket(torch.tensor([rows.longest - 1])))
         first, last = max(0, span - reach), min(2 * span - 1, span + reach)
         table = self.embeddings.weight[first : last + 1]
-        distances = torch.arange(rows.longest)
-        buckets = self.bucket(distances[:, None] - distances).add_(span).clamp_(0, 2 * span - 1)
-        index = (buckets - first).to(table.device)
+        places = torch.arange(rows.longest)
+        buckets = self._buckets[middle + places[:, None] - places] + span
+        index = (buckets.clamp_(0, 2 * span - 1) - first).to(table.device)
         return Distances(table if self.norm is None else self.norm(table), index)
 
     def bucket(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
@@ -280,7 +289,8 @@ class RelativePositions(nn.Module):
             return distance.clamp(-self.config.span, self.config.span)
         middle = self.config.position_buckets // 2
         far = distance.abs().clamp(min=middle)
-        scale = torch.log(torch.tensor((self.config.max_relative_positions - 1) / middle))
+        most = torch.tensor((self.config.max_relative_positions - 1) / middle, device="cpu")
+        scale = torch.log(most)
         steps = torch.ceil(torch.log(far / middle) / scale * (middle - 1)).long() + middle
         return torch.where(distance.abs() <= middle, distance, steps * distance.sign())
 

@@ -68,6 +68,9 @@ class Objective(nn.Module, ABC):
     """Whether the encoder learns from it, or stays as it is."""
     in_transformers: ClassVar[bool] = True
     """Whether a class of transformers has its head."""
+    graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
+    """What its ONNX graph gives, by optimum's names: `every`, or where there are several names its
+    last dimension in parts. None where there is no such graph."""
     beside: ClassVar[tuple[str, ...]] = ()
     """Its parts that this class lacks."""
     weight: ClassVar[float] = 1.0
@@ -100,6 +103,17 @@ class Objective(nn.Module, ABC):
         Args:
             encoded: its `hidden` has the tokens at `places`, in their order, or all.
         """
+
+    def every(
+        self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "..."]:
+        """`logits` where nobody says which are asked for: of every token in `encoded.hidden`, or of
+        every row, as a graph has them."""
+        return self.logits(encoded, {}, word_embeddings)
+
+    def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "..."]:
+        """`logits` of what `every` gave, tokens as they lie in the batch."""
+        return every if self.position_key is None else taken(every, self.places(batch))
 
     def places(self, batch: Batch) -> Int[Tensor, "items"] | None:
         """Places of the tokens that it reads beside the pooled vector; None reads all."""

@@ -29,6 +29,7 @@ class Embedding(Objective):
     in_transformers = False
     label_key = "similarities"
     position_key = "vector_starts"
+    graph_outputs = ("last_hidden_state",)
 
     def __init__(self, loss: Loss = "contrastive", temperature: float = 0.05) -> None:
         super().__init__()
@@ -47,9 +48,15 @@ class Embedding(Objective):
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items hidden"]:
         """A vector for each run of tokens from `vector_starts` up to `vector_ends`."""
-        wide = encoded.hidden.to(torch.promote_types(encoded.hidden.dtype, torch.float32))
-        lengths = batch["vector_ends"] - batch["vector_starts"]
-        return torch.segment_reduce(wide, "mean", lengths=lengths)
+        return _means(encoded.hidden, batch)
+
+    def every(
+        self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        return encoded.hidden
+
+    def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "items hidden"]:
+        return _means(super().picked(every, batch), batch)
 
     def counts(self, batch: Batch) -> int:
         rows = len(batch["choices"])
@@ -112,6 +119,13 @@ class Embedding(Objective):
         right_too = (alike.float() @ is_right.float() > 0) | (anchor[:, None] == compared)
         right_too[torch.arange(len(right), device=right.device), right] = False
         return right_too | (group[:, None] != group[row_of])
+
+
+def _means(hidden: Float[Tensor, "tokens hidden"], batch: Batch) -> Float[Tensor, "items hidden"]:
+    """The mean of each run, of tokens that lie one run after the other."""
+    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    lengths = batch["vector_ends"] - batch["vector_starts"]
+    return torch.segment_reduce(wide, "mean", lengths=lengths)
 
 
 def _counted(sizes: Int[Tensor, "groups"]) -> Int[Tensor, "members"]:

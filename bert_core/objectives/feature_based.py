@@ -24,6 +24,7 @@ class FeatureBasedTokenClassification(Objective):
     reads_layers = True
     trains_encoder = False
     in_transformers = False
+    graph_outputs = ()  # its LSTM reads every row to its own end
 
     def __init__(self, config: EncoderConfig, num_labels: int) -> None:
         super().__init__()

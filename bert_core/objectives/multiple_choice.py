@@ -28,6 +28,16 @@ class MultipleChoice(Objective):
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "questions choices"]:
         """Scores of every question's choices, -inf where it has fewer than others."""
+        return self.picked(self.every(encoded, word_embeddings), batch)
+
+    def every(
+        self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "batch 1"]:
         assert encoded.pooled is not None
-        scores = self.head(encoded.pooled)[:, 0].split(batch["choices"].tolist())
+        return self.head(encoded.pooled)
+
+    def picked(
+        self, every: Float[Tensor, "batch 1"], batch: Batch
+    ) -> Float[Tensor, "questions choices"]:
+        scores = every[:, 0].split(batch["choices"].tolist())
         return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))

@@ -26,6 +26,7 @@ class Span(Objective):
     name = "span"
     needs_pooler = False
     label_key = "start_positions"
+    graph_outputs = ("start_logits", "end_logits")
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from bert_core.bundle import build_model, load_bundle, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, FormatError, InputError
+from bert_core.export import TOLERANCE, export_graph, largest_difference
+from bert_core.graph import GraphBackend
 from bert_core.model.attention import RelativePositions
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import ARCHITECTURES, LAYOUTS
@@ -37,12 +39,14 @@ from bert_core.model.variants import (
 )
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
+from bert_core.objectives.embedding import Embedding
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.multiple_choice import MultipleChoice
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.objectives.sop import SentenceOrderPrediction
 from bert_core.objectives.span import Span
 from bert_core.objectives.token_classification import TokenClassification
+from bert_core.scores import TorchBackend
 
 LABELS, CHOICES, VOCABULARY = 5, 2, 97
 TOKENIZER = Tokenizer.from_vocabulary(
@@ -137,6 +141,7 @@ HEADS: dict[str, Callable[[EncoderConfig], Objective]] = {
     "token_classification": lambda config: TokenClassification(config, LABELS),
     "span": Span,
     "multiple_choice": MultipleChoice,
+    "embedding": lambda config: Embedding(),
 }
 QUICK = ("ForMaskedLM", "ForSequenceClassification")
 CASES = [
@@ -424,6 +429,55 @@ def test_a_row_past_the_last_position_is_refused_with_both_lengths() -> None:
         encoder(ids, ids * 0)
     with pytest.raises(InputError, match=r"rows of at most 24 tokens.* got 25"):
         encoder(ids[0], ids[0] * 0, offsets=torch.tensor([0, 25]))
+
+
+def batch_of(lengths: list[int]) -> Batch:
+    """Rows of these lengths, padded to a multiple of 8; every real token asked for."""
+    generator = torch.Generator().manual_seed(6)
+    width = -(-max(lengths) // 8) * 8
+    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(2, VOCABULARY, mask.shape, generator=generator) * mask
+    real = mask.flatten().nonzero().flatten()
+    starts = torch.arange(len(lengths)) * width
+    batch = {
+        "input_ids": ids,
+        "token_type_ids": (torch.arange(width) > 3).long() * mask,
+        "mlm_positions": real,
+        "token_positions": real,
+        "vector_starts": starts,
+        "vector_ends": starts + torch.tensor(lengths),
+        "choices": torch.tensor([len(lengths)]),
+    }
+    return batch if mask.all() else batch | {"attention_mask": mask}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.drill
+@pytest.mark.parametrize(
+    ("kind", "objective"),
+    [
+        *(
+            (kind, *objectives)
+            for kind, objectives in cast(
+                "list[tuple[str, tuple[str, ...]]]", [case.values for case in CASES]
+            )
+            if len(objectives) == 1
+        ),
+        *((kind, "embedding") for kind in KINDS),
+    ],
+)
+def test_a_graph_gives_the_scores_of_torch(kind: str, objective: str, tmp_path: Path) -> None:
+    import onnx
+
+    model = ours_of(kind, (objective,))
+    export_graph(model, tmp_path / "model.onnx")
+    onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
+    graph = GraphBackend(tmp_path / "model.onnx", model, threads=1)
+    for lengths in ([24, 1, 15], [8], [7, 16], [16, 16, 16, 16, 16, 16, 16], [2]):
+        batch = batch_of(lengths)
+        with torch.inference_mode():
+            wanted, found = TorchBackend(model).logits(batch), graph.logits(batch)
+        assert largest_difference([wanted.numpy()], [found.numpy()]) < TOLERANCE, lengths
 
 
 def loss_of(scores: dict[str, Tensor]) -> Tensor:

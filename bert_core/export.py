@@ -1,0 +1,172 @@
+"""A model as an ONNX graph, which onnxruntime runs (`graph`) and other tools of that format.
+
+Inputs, outputs and files have the names that Hugging Face's optimum gives them.
+"""
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bert_core.errors import FormatError
+from bert_core.graph import EXPORTING, check_installed
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.scores import TorchBackend
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+Quantize = Literal["int8"]
+OPSET = 20
+"""The first with GELU as one operator."""
+MOST_BYTES = 2_000_000_000
+"""Most that the weights in a graph's file may take: the format has no files of 2 GiB."""
+TOLERANCE = 1e-4
+"""Most that a graph's scores may differ from torch's, beside scores of 1 or less."""
+EXAMPLE = (2, 8)
+"""Rows and tokens of what is traced: any number but 1, which torch takes for fixed."""
+
+
+class Graph(nn.Module):
+    """What a graph computes: of padded rows the scores of every token, or of every row."""
+
+    def __init__(self, model: ObjectiveModel) -> None:
+        super().__init__()
+        self.model = model
+        backend = TorchBackend(model)
+        self.objective, self.outputs = backend.objective, backend.objective.graph_outputs
+        segments = model.encoder.config.embeddings.type_vocab_size > 1
+        self.inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if segments else [])]
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        attention_mask: Int[Tensor, "batch seq"],
+        token_type_ids: Int[Tensor, "batch seq"] | None = None,
+    ) -> tuple[Float[Tensor, "..."], ...]:
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        batch = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": types,
+        }
+        encoded = self.model.encode(batch)
+        tokens = self.objective.position_key is not None
+        if tokens:
+            encoded = replace(encoded, hidden=encoded.hidden.flatten(0, 1))
+        words = self.model.encoder.embeddings.word_embeddings.weight
+        every = self.objective.every(encoded, words)
+        every = every.unflatten(0, input_ids.shape) if tokens else every
+        return every.unbind(-1) if len(self.outputs) > 1 else (every,)
+
+
+def export_graph(model: ObjectiveModel, path: Path, quantize: Quantize | None = None) -> None:
+    """Write the graph of a model with one objective, for any number of rows of any length.
+
+    Args:
+        model: on the CPU.
+        path: of the graph; weights that do not fit into its file lie beside it, in `<name>_data`.
+        quantize: None keeps fp32.
+    Raises: FormatError if what the model computes has no graph; ResourceError if a package is
+        missing.
+    """
+    check_installed(EXPORTING, "an export to ONNX")
+    import onnx
+
+    graph = Graph(model).eval()
+    if not graph.outputs:
+        raise FormatError(
+            f"wanted a head that has an ONNX graph, got {graph.objective.name}, whose work follows "
+            "the length of every row: use the bundle as it is, or fine-tune a model for the task "
+            "without that option"
+        )
+    with _quiet():
+        made = _traced(graph)
+        made = made if quantize is None else _quantized(made)
+    onnx.save_model(made, path, save_as_external_data=_is_large(made), location=f"{path.name}_data")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch and onnxruntime tell those who work on them."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _traced(graph: Graph) -> "ModelProto":
+    config = graph.model.encoder.config
+    rows = torch.export.Dim("batch_size")
+    tokens = torch.export.Dim("sequence_length", max=config.max_length)
+    with torch.no_grad():
+        program = torch.onnx.export(
+            graph,
+            tuple(torch.ones(EXAMPLE, dtype=torch.int64) for _ in graph.inputs),
+            input_names=graph.inputs,
+            output_names=list(graph.outputs),
+            opset_version=OPSET,
+            dynamo=True,
+            dynamic_shapes={name: {0: rows, 1: tokens} for name in graph.inputs},
+            verbose=False,
+        )
+    assert program is not None
+    return program.model_proto
+
+
+def _quantized(graph: "ModelProto") -> "ModelProto":
+    """The graph with weights of matrix products in 8 bits, each output of its own scale, and what
+    they are multiplied with in 8 bits of a scale that each pass finds."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch, "int8.onnx")
+        quantize_dynamic(
+            graph,
+            made,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            # NOTE: 7 bits of them. x86 CPUs without VNNI add two products in 16 bits, where 8 by 8
+            # can overflow: what a graph costs on this machine would not be what it costs there.
+            reduce_range=True,
+            use_external_data_format=_is_large(graph),
+        )
+        return onnx.load(made)
+
+
+def _is_large(graph: "ModelProto") -> bool:
+    """Whether the weights do not fit into the graph's file."""
+    return sum(len(each.raw_data) for each in graph.graph.initializer) > MOST_BYTES
+
+
+def largest_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
+    """How far two lists of scores are apart, beside scores above 1 as a share of them.
+
+    Raises: FormatError if one has scores where the other has none.
+    """
+    most = 0.0
+    for mine, its in zip(ours, theirs, strict=True):
+        real = np.isfinite(mine)
+        if mine.shape != its.shape or (real != np.isfinite(its)).any():
+            raise FormatError(
+                f"wanted scores of shape {mine.shape} in the same places, the graph gave "
+                f"{its.shape}: report this, with the model"
+            )
+        apart = np.abs(mine[real] - its[real]) / np.maximum(1, np.abs(mine[real]))
+        most = max(most, float(apart.max(initial=0.0)))
+    return most

@@ -1,0 +1,235 @@
+"""Bundle → the same bundle with an ONNX graph instead of weights, in 8 bits where rows allow it."""
+
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from bert_core import files
+from bert_core.errors import ConfigError, FormatError
+from bert_core.manifest import Manifest
+from bert_core.metrics.bootstrap import Verdict, not_worse
+from pipelines.evaluate import ROWS_PER_TASK
+from pipelines.report import meter, say
+from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_of
+from pipelines.stage import INPUT, Result, StageConfig, local_outputs, recipe, run_stage
+from pipelines.training import BUNDLE
+from tracking.runs import DatasetInput
+
+if TYPE_CHECKING:
+    from bert_core.bundle import Bundle
+    from bert_core.graph import GraphBackend
+    from bert_core.predictor import Predictor
+
+HELD_OUT: Final = "held_out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(StageConfig):
+    """Which bundle to export, and what that may cost. The work is done in this process."""
+
+    model: str = field(metadata=INPUT)
+    """Bundle with weights: a folder, a URI, or models:/name@alias."""
+    format: Literal["onnx"] = "onnx"
+    """What to write instead of weights."""
+    quantize: Literal["int8"] | None = None
+    """`int8` computes matrix products in 8 bits; fp32 where this is not given."""
+    held_out: LabelledConfig | None = None
+    """Labelled rows that did not select the model; the export is refused if it does worse on them
+    by more than `max_drop`. `quantize` needs them."""
+    max_drop: float = 0.01
+    """Most that the task's metric may fall, in its own units. All of the fall's interval (95 %, by
+    paired bootstrap) has to be within, so few rows may not be enough to tell."""
+    task: str | None = None
+    """What the graph is for, of a model that was not fine-tuned, as for `predict`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the task is told, where it needs no head, as for `predict`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.max_drop >= 0:
+            raise ConfigError(f"max_drop: wanted 0 or more, got {self.max_drop}")
+        if self.quantize is not None and self.held_out is None:
+            raise ConfigError(
+                "held_out: wanted labelled rows that did not select the model, to see what "
+                f"{self.quantize} costs, got none: give --held_out.source, or leave quantize out"
+            )
+
+
+def run(config: ExportConfig) -> Manifest:
+    """Write the bundle with a graph, unless that does worse than `max_drop` allows."""
+    from bert_core.bundle import bundle_digest
+    from bert_core.graph import EXPORTING, check_installed
+    from tracking.resolve import resolve
+
+    check_installed(EXPORTING, "an export to ONNX")
+    folder = resolve(config.model, uri=config.tracking_uri)
+    inputs = [DatasetInput("model", bundle_digest(folder), config.model)]
+    if config.held_out is not None:
+        inputs.append(labelled_input(HELD_OUT, config.held_out, HELD_OUT))
+    return run_stage("export", config, inputs, partial(_export, config, folder, inputs))
+
+
+def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], digest: str) -> Result:
+    from bert_core.bundle import GRAPHS
+    from bert_core.export import export_graph
+    from bert_core.graph import GraphBackend
+    from bert_core.predictor import Predictor
+
+    threads = config.threads_per_worker
+    predictor = Predictor(
+        folder, device="cpu", threads=threads, task=config.task, options=config.options
+    )
+    bundle = predictor.bundle
+    if bundle.graph is not None:
+        raise ConfigError(
+            f"model: wanted a bundle with weights, {config.model} was exported and has "
+            f"{bundle.graph} instead: give the bundle that it was exported from"
+        )
+    data = _data(config, bundle, inputs)
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch, GRAPHS[config.quantize])
+        made.parent.mkdir()
+        export_graph(predictor.model, made, config.quantize)
+        size_bytes = sum(path.stat().st_size for path in made.parent.iterdir())
+        found = _measured(config, predictor, GraphBackend(made, predictor.model, threads))
+        lineage = {
+            "stage": "export",
+            "data": data,
+            "parent": bundle.digest,
+            "parent_lineage": bundle.lineage,
+            **recipe(config, digest),
+        }
+        written = _save(config, predictor, made, found.metrics, lineage)
+    if found.verdict is not None:
+        say(f"export: {found.verdict}")
+    say(f"export: {size_bytes / 1e6:,.1f} MB, bundle in {files.join(config.output, BUNDLE)}")
+    counts = {
+        "size_bytes": size_bytes,
+        "fp32_bytes": 4 * sum(each.numel() for each in predictor.model.parameters()),
+        "largest_difference": found.difference,
+        **found.counts,
+    }
+    return Result(outputs=local_outputs(config, written), counts=counts)
+
+
+def _data(
+    config: ExportConfig, bundle: "Bundle", inputs: list[DatasetInput]
+) -> list[dict[str, Any]]:
+    """The rows, for the lineage. Raises: ConfigError if the model was trained on them."""
+    if config.held_out is None:
+        return []
+    (rows,) = (each for each in inputs if each.name == HELD_OUT)
+    if rows.digest in bundle.trained_on:
+        raise ConfigError(
+            f"held_out: wanted rows that the model was not trained on, by its record it was on "
+            f"those of {config.held_out.source}: give others"
+        )
+    return [{"name": HELD_OUT, "digest": rows.digest, "source": config.held_out.source}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """What became of the scores."""
+
+    difference: float
+    """The largest one of a score, beside scores above 1 as a share of them."""
+    metrics: dict[str, float]
+    """Of the graph, where there are labelled rows; else those that the model has."""
+    verdict: Verdict | None = None
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        if self.verdict is None:
+            return {}
+        verdict, metric = self.verdict, self.verdict.metric
+        return {
+            "rows": verdict.rows,
+            "primary_metric": metric,
+            **self.metrics,
+            f"{metric}_drop": 0 - verdict.difference,  # a fall of none is no -0.0
+            f"{metric}_drop_low": 0 - verdict.high,
+            f"{metric}_drop_high": 0 - verdict.low,
+        }
+
+
+def _measured(config: ExportConfig, predictor: "Predictor", graph: "GraphBackend") -> _Measured:
+    """The graph beside the weights, on the held-out rows or else on the task's examples.
+
+    Raises: FormatError if an fp32 graph gives other scores; ConfigError if the metric falls.
+    """
+    from bert_core.export import TOLERANCE, largest_difference
+
+    task, bundle = predictor.task, predictor.bundle
+    source = config.held_out
+    rows = (
+        predictor.rows(task.examples)
+        if source is None
+        else read_labelled(source, HELD_OUT, task.shapes(task.chosen))
+    )
+    answers: tuple[list[Any], list[Any]] = ([], [])
+    difference = 0.0
+    with meter("comparing", len(rows), "rows") as progress:
+        for start in range(0, len(rows), ROWS_PER_TASK):
+            part = rows[start : start + ROWS_PER_TASK]
+            windows = task.encode(part, bundle.tokenizer, predictor.max_length)
+            pad_id = bundle.tokenizer.pad_id
+            both = [each.scores(windows, pad_id) for each in (predictor.backend, graph)]
+            difference = max(difference, largest_difference(*both))
+            for found, scores in zip(answers, both, strict=True):
+                found += task.decode(part, windows, scores)
+            progress.add(len(part))
+    if config.quantize is None and difference > TOLERANCE:
+        raise FormatError(
+            f"wanted the graph's scores within {TOLERANCE:g} of torch's, they are {difference:.2g} "
+            "apart: report this, with the model; until then use the bundle as it is"
+        )
+    if source is None:
+        return _Measured(difference=difference, metrics=bundle.metrics)
+    with rows_of(source.source):
+        old, new = (task.compare(rows, each) for each in answers)
+    metrics = task.metrics(new)
+    verdict = not_worse(task.main_metric(metrics), task.metrics, new, old)
+    _check_drop(config, verdict)
+    return _Measured(difference=difference, metrics=metrics, verdict=verdict)
+
+
+def _check_drop(config: ExportConfig, verdict: Verdict) -> None:
+    if verdict.low < -config.max_drop:
+        raise ConfigError(
+            f"max_drop: wanted {verdict.metric} to fall by at most {config.max_drop:g}, by "
+            f"{config.quantize or 'export'} it falls by {-verdict.difference:z.4f} "
+            f"({-verdict.high:z.4f} to {-verdict.low:z.4f} by paired bootstrap on {verdict.rows} "
+            "rows): leave quantize out, raise max_drop, or give more rows if they are too few to "
+            "tell; nothing is written"
+        )
+
+
+def _save(
+    config: ExportConfig,
+    predictor: "Predictor",
+    made: Path,
+    metrics: dict[str, float],
+    lineage: dict[str, Any],
+) -> list[Path]:
+    """Write the bundle around the graph; gives its files."""
+    from bert_core.bundle import GRAPHS, names_in, save_bundle
+
+    def move(path: Path) -> None:
+        for each in made.parent.iterdir():  # the graph, and weights beside it
+            shutil.move(each, path.parent / each.name)
+
+    local = config.local_folder / BUNDLE
+    shutil.rmtree(local, ignore_errors=True)  # of a run that was killed after writing it
+    save_bundle(
+        local,
+        predictor.model,
+        predictor.bundle.tokenizer,
+        task=predictor.task,
+        metrics=metrics,
+        lineage=lineage,
+        graph=(GRAPHS[config.quantize], move),
+    )
+    return [local / name for name in names_in(local)]

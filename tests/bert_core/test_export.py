@@ -1,0 +1,263 @@
+"""Graphs beside torch: the same scores for every task, from a bundle that other tools run too."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from bert_core import export
+from bert_core.bundle import GRAPHS, build_model, bundle_digest, load_bundle, save_bundle
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.errors import ConfigError, FormatError
+from bert_core.export import TOLERANCE, Quantize, export_graph, largest_difference
+from bert_core.graph import GraphBackend
+from bert_core.model.hf import encoder_config_from_huggingface
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.predictor import Predictor
+from bert_core.tasks.base import Task
+from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
+from bert_core.tasks.question_answering import QuestionAnswering
+from bert_core.tasks.registry import TASKS
+from bert_core.tasks.text_classification import TextClassification
+from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+TOKENIZER = Tokenizer.from_vocabulary(
+    [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), ".", "?"], lowercase=True
+)
+CONFIG = encoder_config_from_huggingface(
+    {
+        "vocab_size": TOKENIZER.vocab_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+    }
+)
+LABELS = ["B-sea", "I-sea", "O"]
+
+
+def saved(folder: Path, task: Task, quantize: Quantize | None = None) -> Path:
+    """A folder with `weights` and `graph`, bundles of one model with random weights."""
+    torch.manual_seed(0)
+    config = task.encoder_config(CONFIG)
+    model = ObjectiveModel(config, [task.build_objective(config)]).eval()
+    about: dict[str, Any] = {"task": task, "metrics": {"accuracy": 0.5}, "lineage": {"a": 1}}
+    save_bundle(folder / "weights", model, TOKENIZER, **about)
+    write: Callable[[Path], None] = lambda path: export_graph(model, path, quantize)  # noqa: E731
+    save_bundle(folder / "graph", model, TOKENIZER, **about, graph=(GRAPHS[quantize], write))
+    return folder
+
+
+def stretched(value: Any, times: int) -> Any:
+    """An example with every text `times` as long."""
+    if isinstance(value, str):
+        return " ".join([value] * times)
+    if isinstance(value, dict):
+        return {name: stretched(each, times) for name, each in value.items()}
+    return [stretched(each, times) for each in value]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("classifier"), TextClassification(LABELS))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        TextClassification.name,
+        *(
+            pytest.param(name, marks=pytest.mark.drill)
+            for name in TASKS
+            if name != TextClassification.name
+        ),
+    ],
+)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == TextClassification.name:
+        return request.getfixturevalue("classifier")
+    return saved(tmp_path_factory.mktemp(request.param), TASKS[request.param](LABELS))
+
+
+def test_a_graph_answers_as_torch_does_in_batches_of_any_size_and_length(exported: Path) -> None:
+    torchs = Predictor(exported / "weights", device="cpu")
+    graphs = Predictor(exported / "graph")
+    assert isinstance(graphs.backend, GraphBackend)
+    examples = [stretched(each, times) for times in (1, 3, 2) for each in torchs.task.examples]
+    rows = torchs.rows(examples)
+    windows = torchs.task.encode(rows, TOKENIZER, torchs.max_length)
+    assert len({window.tokens for window in windows}) > 1
+    for part in ([windows[0]], windows[:2], windows, [*windows * 9]):
+        wanted, found = torchs.forward(part), graphs.forward(part)
+        assert largest_difference(wanted, found) < TOLERANCE
+        assert [each.dtype for each in found] == [np.float32] * len(part)
+    answers = graphs.decode(rows, windows, graphs.forward(windows))
+    assert len(answers) == len(rows)
+    graphs.predict(graphs.task.examples)
+
+
+def test_a_graph_is_valid_and_has_the_names_that_optimum_gives(exported: Path) -> None:
+    path = exported / "graph" / "onnx" / "model.onnx"
+    onnx.checker.check_model(path, full_check=True)
+    model = onnx.load(path)
+    wanted = {
+        "question-answering": ["start_logits", "end_logits"],
+        "feature-extraction": ["last_hidden_state"],
+    }
+    task = Predictor(exported / "graph").task.name
+    assert [one.name for one in model.graph.output] == wanted.get(task, ["logits"])
+    assert [one.name for one in model.graph.input] == [
+        "input_ids", "attention_mask", "token_type_ids",
+    ]  # fmt: skip
+    for each in model.graph.input:
+        sizes = [size.dim_param for size in each.type.tensor_type.shape.dim]
+        assert sizes == ["batch_size", "sequence_length"]
+
+
+def test_an_exported_bundle_has_all_but_the_weights(exported: Path) -> None:
+    weights, graph = load_bundle(exported / "weights"), load_bundle(exported / "graph")
+    assert graph.graph == "onnx/model.onnx"
+    assert weights.task is not None
+    assert graph.task is not None
+    assert (graph.task.name, graph.task.record) == (weights.task.name, weights.task.record)
+    assert (graph.metrics, graph.lineage) == (weights.metrics, weights.lineage)
+    assert graph.digest == bundle_digest(exported / "graph") != weights.digest
+    names = {path.name for path in (exported / "graph").rglob("*")}
+    assert not names & {"model.safetensors", "objective.safetensors"}
+    assert (exported / "graph" / "config.json").read_bytes() == (
+        exported / "weights" / "config.json"
+    ).read_bytes()
+
+
+def test_a_graph_in_8_bits_is_small_and_near(tmp_path: Path) -> None:
+    saved(tmp_path, QuestionAnswering(), "int8")
+    (path,) = (tmp_path / "graph" / "onnx").iterdir()
+    assert path.name == "model_quantized.onnx"
+    graph = onnx.load(path).graph
+    assert "MatMulInteger" in {node.op_type for node in graph.node}
+    whole = [onnx.numpy_helper.to_array(each) for each in graph.initializer]
+    weights = [each for each in whole if each.dtype == np.int8 and each.ndim == 2]
+    assert weights
+    for each in weights:  # two products of a pair fit into 16 bits on any CPU
+        assert 2 * 255 * np.abs(each.astype(int)).max() < 1 << 15
+    torchs, graphs = Predictor(tmp_path / "weights", device="cpu"), Predictor(tmp_path / "graph")
+    windows = torchs.encode(torchs.rows(torchs.task.examples))
+    difference = largest_difference(torchs.forward(windows), graphs.forward(windows))
+    assert TOLERANCE < difference < 0.3
+
+
+@pytest.mark.parametrize("quantize", GRAPHS)
+@pytest.mark.drill
+def test_weights_that_do_not_fit_into_the_file_lie_beside_it(
+    quantize: Quantize | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "MOST_BYTES", 0)
+    saved(tmp_path, TextClassification(LABELS), quantize)
+    graph, beside = sorted((tmp_path / "graph" / "onnx").iterdir())
+    assert beside.name == f"{graph.name}_data"
+    assert beside.stat().st_size > 10_000
+    torchs, graphs = (Predictor(tmp_path / name, device="cpu") for name in ("weights", "graph"))
+    windows = torchs.encode(torchs.rows(torchs.task.examples))
+    difference = largest_difference(torchs.forward(windows), graphs.forward(windows))
+    assert difference < (TOLERANCE if quantize is None else 0.3)
+    beside.write_bytes(beside.read_bytes()[:-1])
+    with pytest.raises(FormatError, match=r"onnx_data: wanted sha256"):
+        Predictor(tmp_path / "graph")
+
+
+def test_threads_are_as_many_as_asked_for(classifier: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            backend = Predictor(classifier / "graph", threads=threads).backend
+            assert isinstance(backend, GraphBackend)
+            options = backend.session.get_session_options()
+            assert options.intra_op_num_threads == threads == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.drill
+def test_a_layer_before_the_last_is_the_graph_s_last(tmp_path: Path) -> None:
+    saved(tmp_path, FeatureExtraction(options=FeatureExtractionOptions(layer=1)))
+    ours, graphs = (Predictor(tmp_path / name, device="cpu") for name in ("weights", "graph"))
+    wanted, found = (each.predict(["a text"]) for each in (ours, graphs))
+    np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+    assert Predictor(tmp_path / "graph", options={"normalize": True}, task="feature-extraction")
+
+
+def test_what_has_no_graph_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    task = TokenClassification(LABELS, TokenClassificationOptions(feature_based=True))
+    message = (
+        "wanted a head that has an ONNX graph, got feature_based_token_classification.*"
+        "use the bundle as it is, or"
+    )
+    with pytest.raises(FormatError, match=message):
+        saved(tmp_path, task)
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+
+
+def test_a_graph_for_another_task_is_refused(classifier: Path) -> None:
+    with pytest.raises(FormatError, match=r"wanted the outputs last_hidden_state.*it has logits"):
+        Predictor(classifier / "graph", task="feature-extraction")
+
+
+def test_a_graph_is_not_for_a_gpu_and_not_to_be_trained(classifier: Path) -> None:
+    with pytest.raises(ConfigError, match=r"device: wanted cpu for .*got cuda: leave it out"):
+        Predictor(classifier / "graph", device="cuda")
+    with pytest.raises(FormatError, match=r"wanted a bundle with model.safetensors, this one"):
+        build_model(load_bundle(classifier / "graph"), [])
+
+
+def test_a_graph_that_was_changed_or_is_none_is_refused(classifier: Path, tmp_path: Path) -> None:
+    path = classifier / "graph" / "onnx" / "model.onnx"
+    whole = path.read_bytes()
+    try:
+        path.write_bytes(whole[:-1])
+        with pytest.raises(FormatError, match=r"model.onnx: wanted sha256"):
+            Predictor(classifier / "graph")
+    finally:
+        path.write_bytes(whole)
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    model = Predictor(classifier / "weights", device="cpu").model
+    with pytest.raises(FormatError, match=r"wanted a graph that onnxruntime .* can run.*: export"):
+        GraphBackend(tmp_path / "model.onnx", model, 1)
+
+
+WITHOUT = """
+import sys
+sys.modules["onnxruntime"] = None
+from bert_core.predictor import Predictor
+Predictor(sys.argv[1])
+"""
+
+
+def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(classifier: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, str(classifier / "graph")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ResourceError" in done.stderr
+    assert "onnxruntime is not installed: pip install" in done.stderr
+
+
+def test_scores_that_differ_are_measured_and_those_that_are_missing_refused() -> None:
+    ones = np.ones((2, 3), dtype=np.float32)
+    gap = np.array([[1, -np.inf, 1], [1, 1, 1]], dtype=np.float32)
+    assert largest_difference([ones, gap], [ones, gap + 0.25]) == 0.25
+    assert largest_difference([4 * ones], [5 * ones]) == 0.25
+    with pytest.raises(FormatError, match="in the same places"):
+        largest_difference([ones], [gap])

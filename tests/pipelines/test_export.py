@@ -1,0 +1,179 @@
+"""Export: a bundle that every stage takes, refused where it costs more than was allowed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert_core import files
+from bert_core.bundle import bundle_digest, load_bundle
+from bert_core.errors import ConfigError
+from bert_core.export import TOLERANCE
+from bert_core.predictor import Predictor
+from pipelines import evaluate, export, predict, publish
+from pipelines.evaluate import EvaluateConfig
+from pipelines.export import ExportConfig
+from pipelines.predict import PredictConfig
+from pipelines.publish import PublishConfig
+from pipelines.sources import LabelledConfig
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+TASK = "feature-extraction"
+ROWS = 60
+
+
+@pytest.fixture(scope="module")
+def likeness(pretrained: Any) -> LabelledConfig:
+    """Pairs of texts with the cosine that the pretrained encoder gives them: none does better."""
+    lines = [line for line in pretrained.text.read_text().splitlines() if len(line) > 40]
+    pairs = [{"text": a, "text_pair": b} for a, b in zip(lines[:ROWS], lines[ROWS:], strict=False)]
+    predictor = Predictor(pretrained.folder / "pretrain" / "bundle", device="cpu", task=TASK)
+    windows = predictor.task.encode(pairs, predictor.bundle.tokenizer, predictor.max_length)
+    for pair, vectors in zip(pairs, predictor.forward(windows), strict=True):
+        first, second = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        pair["score"] = float(first @ second)
+    path = pretrained.folder / "likeness.jsonl"
+    path.write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    return LabelledConfig(source=str(path))
+
+
+@pytest.fixture
+def config(pretrained: Any, tmp_path: Path) -> ExportConfig:
+    return ExportConfig(
+        output=str(tmp_path / "export"),
+        model=str(pretrained.folder / "pretrain" / "bundle"),
+        task=TASK,
+        num_workers=0,
+        tracking_uri=pretrained.tracking_uri,
+    )
+
+
+def test_an_export_is_the_same_model_and_knows_where_it_comes_from(
+    config: ExportConfig, likeness: LabelledConfig
+) -> None:
+    config = replace(config, held_out=likeness)
+    manifest = export.run(config)
+    assert manifest.counts["spearman_drop"] == pytest.approx(0)
+    folder = Path(config.output, "bundle")
+    bundle, parent = load_bundle(folder), load_bundle(config.model)
+    assert bundle.graph == "onnx/model.onnx"
+    assert manifest.counts["largest_difference"] < TOLERANCE
+    there = {f"bundle/{path.relative_to(folder)}" for path in folder.rglob("*") if path.is_file()}
+    assert there == manifest.outputs.keys()
+    lineage = bundle.lineage
+    assert (lineage["stage"], lineage["parent"]) == ("export", parent.digest)
+    assert lineage["parent_lineage"] == parent.lineage
+    assert lineage["stage_digest"] == manifest.digest
+    texts = ["Return the sum.", "Open a file, and close it again when that is done."]
+    wanted = Predictor(config.model, device="cpu", task=TASK).predict(texts)
+    np.testing.assert_allclose(Predictor(folder).predict(texts), wanted, atol=TOLERANCE)
+    assert export.run(config) == manifest
+
+
+@pytest.mark.drill
+def test_8_bits_pass_where_the_fall_is_allowed_and_the_bundle_goes_to_the_registry(
+    config: ExportConfig, likeness: LabelledConfig, tmp_path: Path, pretrained: Any
+) -> None:
+    config = replace(config, quantize="int8", held_out=likeness, max_drop=0.5)
+    manifest = export.run(config)
+    folder = Path(config.output, "bundle")
+    counts = manifest.counts
+    assert counts["primary_metric"] == "spearman"
+    assert counts["rows"] == ROWS
+    assert 0 <= counts["spearman_drop_low"] <= counts["spearman_drop"] < 0.5
+    assert counts["spearman_drop"] > 0
+    assert counts["size_bytes"] < counts["fp32_bytes"]
+    bundle = load_bundle(folder)
+    assert bundle.metrics["spearman"] == pytest.approx(1 - counts["spearman_drop"])
+    assert bundle.lineage["data"][0]["name"] == "held_out"
+
+    common: dict[str, Any] = {"num_workers": 0, "tracking_uri": pretrained.tracking_uri}
+    evaluation = str(tmp_path / "evaluate")
+    evaluated = evaluate.run(
+        EvaluateConfig(output=evaluation, model=str(folder), held_out=likeness, **common)
+    )
+    assert evaluated.counts["spearman"] == pytest.approx(bundle.metrics["spearman"], abs=1e-6)
+    published = publish.run(
+        PublishConfig(
+            output=str(tmp_path / "publish"),
+            model=str(folder),
+            evaluation=evaluation,
+            name="exported",
+            **common,
+        )
+    )
+    assert published.counts["is_champion"]
+    card = (tmp_path / "publish" / "model_card.md").read_text()
+    assert "onnxruntime runs `onnx/model_quantized.onnx` in the folder" in card
+    predicted = predict.run(
+        PredictConfig(
+            output=str(tmp_path / "predict"),
+            model="models:/exported@champion",
+            source=likeness.source,
+            **common,
+        )
+    )
+    assert (predicted.counts["rows"], predicted.counts["rejected"]) == (ROWS, 0)
+
+
+def test_8_bits_that_cost_too_much_are_refused_and_nothing_is_written(
+    config: ExportConfig, likeness: LabelledConfig
+) -> None:
+    config = replace(config, quantize="int8", held_out=likeness, max_drop=0.0)
+    message = (
+        r"max_drop: wanted spearman to fall by at most 0, by int8 it falls by 0\.\d+ "
+        rf"\(0\.\d+ to 0\.\d+ by paired bootstrap on {ROWS} rows\): leave quantize out, raise max_d"
+    )
+    with pytest.raises(ConfigError, match=message):
+        export.run(config)
+    assert not Path(config.output, "bundle").exists()
+    assert not files.exists(f"{config.output}/manifest.json")
+
+
+def test_rows_that_a_model_was_trained_on_are_refused(finetuned: Any, config: ExportConfig) -> None:
+    tuned = replace(
+        config,
+        model=str(finetuned.folder / "finetune" / "bundle"),
+        task=None,
+        quantize="int8",
+        held_out=finetuned.rows,
+    )
+    message = r"held_out: wanted rows that the model was not trained on, .*rows.jsonl: give others"
+    with pytest.raises(ConfigError, match=message):
+        export.run(tuned)
+
+
+@pytest.mark.drill
+def test_a_fine_tuned_model_is_exported_once(finetuned: Any, config: ExportConfig) -> None:
+    other = finetuned.folder / "other_rows.jsonl"
+    other.write_text("".join(reversed(Path(finetuned.rows.source).read_text().splitlines(True))))
+    wide = replace(
+        config,
+        model=str(finetuned.folder / "finetune" / "bundle"),
+        task=None,
+        quantize="int8",
+        held_out=LabelledConfig(source=str(other)),
+        max_drop=1.0,
+    )
+    assert 0 <= export.run(wide).counts["accuracy"] <= 1
+    again = replace(config, output=f"{config.output}-2", model=f"{wide.output}/bundle", task=None)
+    digest = bundle_digest(again.model)
+    with pytest.raises(ConfigError, match=r"has onnx/model_quantized.onnx instead: give"):
+        export.run(again)
+    assert bundle_digest(again.model) == digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quantize": "int8"}, "held_out: wanted labelled rows .* int8 costs, got none: give"),
+        ({"max_drop": -0.1}, "max_drop: wanted 0 or more, got -0.1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ExportConfig(output="out", model="model", **changes)
