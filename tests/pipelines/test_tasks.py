@@ -31,85 +31,100 @@ LINES = [
     "Return the number of bytes", "Open a file and close it", "Raise an error", "Parse a string",
     "Close the socket", "Read all lines of the file", "Write bytes", "Return a new list",
 ]  # fmt: skip
-SQUAD = {
-    "data": [
+OTHERS = [
+    "Bind the socket to an address", "Return the size of a file", "Parse all bytes", "Open a list",
+    "Write a string", "Close all files", "Raise the number", "Read an error",
+]  # fmt: skip
+
+
+def squad(lines: list[str]) -> dict[str, Any]:
+    """A set in the format of SQuAD, a passage a line."""
+    passages = [
         {
-            "paragraphs": [
+            "context": f"{line}. " * 12,
+            "qas": [
                 {
-                    "context": f"{line}. " * 12,
-                    "qas": [
-                        {
-                            "id": f"{number}",
-                            "question": "What is done?",
-                            "answers": [{"text": line, "answer_start": 0}],
-                        }
-                    ],
+                    "id": f"{number}",
+                    "question": "What is done?",
+                    "answers": [{"text": line, "answer_start": 0}],
                 }
-                for number, line in enumerate(LINES)
-            ]
+            ],
         }
+        for number, line in enumerate(lines)
     ]
-}
-# Of every task a file as people have it, and what is to be said of it.
-FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "text-classification": (
-        "pairs.csv",
-        "a,b,same\n" + "".join(f"{line},{line},yes\n{line},x,no\n" for line in LINES),
-        {"columns": {"text": "a", "text_pair": "b", "label": "same"}},
-    ),
-    "text-regression": (
-        "sts.csv",
-        "".join(f"g\tf\ty\t{n}\t{n / 2}\t{line}\tx\n" for n, line in enumerate(LINES)),
-        {"format": "sts_benchmark"},
-    ),
-    "token-classification": (
-        "tags.conll",
-        "\n".join(
-            "".join(f"{word}\t{'B-verb' if n == 0 else 'O'}\n" for n, word in enumerate(l.split()))
-            for l in LINES  # noqa: E741
+    return {"data": [{"paragraphs": passages}]}
+
+
+def tagged(line: str) -> list[tuple[str, str]]:
+    """The words of a line that says what to do, with their tags."""
+    verb, *words = line.split()
+    return [(verb, "B-verb"), *((word, "O") for word in words)]
+
+
+def files(lines: list[str]) -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """Of every task a file as people have it, and what is to be said of it."""
+    return {
+        "text-classification": (
+            "pairs.csv",
+            "a,b,same\n" + "".join(f"{line},{line},yes\n{line},x,no\n" for line in lines),
+            {"columns": {"text": "a", "text_pair": "b", "label": "same"}},
         ),
-        {"format": "conll"},
-    ),
-    "multiple-choice": (
-        "choices.jsonl",
-        "".join(
-            json.dumps({"text": line, "choices": ["so it is", "no"], "label": n % 2}) + "\n"
-            for n, line in enumerate(LINES)
+        "text-regression": (
+            "sts.csv",
+            "".join(f"g\tf\ty\t{n}\t{n / 2}\t{line}\tx\n" for n, line in enumerate(lines)),
+            {"format": "sts_benchmark"},
         ),
-        {},
-    ),
-    "next-sentence-prediction": (
-        "next.csv",
-        "text,text_pair,label\n"
-        + "".join(
-            f"{line},then,{'IsNext' if n % 2 else 'NotNext'}\n" for n, line in enumerate(LINES)
+        "token-classification": (
+            "tags.conll",
+            "\n".join("".join(f"{word}\t{tag}\n" for word, tag in tagged(line)) for line in lines),
+            {"format": "conll"},
         ),
-        {},
-    ),
-    "fill-mask": (
-        "masks.jsonl",
-        "".join(
-            json.dumps({"text": f"[MASK] {line} [MASK].", "words": ["the", "a"]}) + "\n"
-            for line in LINES
+        "multiple-choice": (
+            "choices.jsonl",
+            "".join(
+                json.dumps({"text": line, "choices": ["so it is", "no"], "label": n % 2}) + "\n"
+                for n, line in enumerate(lines)
+            ),
+            {},
         ),
-        {},
-    ),
-    "feature-extraction": (
-        "belongs.jsonl",
-        "".join(json.dumps({"text": line, "passage": f"So {line}"}) + "\n" for line in LINES),
-        {"columns": {"text_pair": "passage"}},
-    ),
-    "question-answering": ("squad.json", json.dumps(SQUAD), {"format": "squad"}),
-}
+        "next-sentence-prediction": (
+            "next.csv",
+            "text,text_pair,label\n"
+            + "".join(
+                f"{line},then,{'IsNext' if n % 2 else 'NotNext'}\n" for n, line in enumerate(lines)
+            ),
+            {},
+        ),
+        "fill-mask": (
+            "masks.jsonl",
+            "".join(
+                json.dumps({"text": f"[MASK] {line} [MASK].", "words": ["the", "a"]}) + "\n"
+                for line in lines
+            ),
+            {},
+        ),
+        "feature-extraction": (
+            "belongs.jsonl",
+            "".join(json.dumps({"text": line, "passage": f"So {line}"}) + "\n" for line in lines),
+            {"columns": {"text_pair": "passage"}},
+        ),
+        "question-answering": ("squad.json", json.dumps(squad(lines)), {"format": "squad"}),
+    }
+
+
+def written(folder: Path, task: str, lines: list[str] = LINES) -> LabelledConfig:
+    """The task's file of these lines, in the folder, which is made."""
+    folder.mkdir(exist_ok=True)
+    name, text, said = files(lines)[task]
+    (folder / name).write_text(text)
+    return LabelledConfig(source=str(folder / name), **said)
 
 
 @pytest.mark.drill
 def test_tags_are_learned_from_the_features_of_an_encoder_that_stays_as_it_is(
     pretrained: Any, tmp_path: Path
 ) -> None:
-    name, text, said = FILES["token-classification"]
-    (tmp_path / name).write_text(text)
-    rows = LabelledConfig(source=str(tmp_path / name), **said)
+    rows = written(tmp_path, "token-classification")
     config = replace(
         pretrained.finetune(tmp_path / "finetune"),
         task="token-classification", options={"feature_based": True}, train=rows, held_out=rows,
@@ -191,12 +206,10 @@ def test_a_task_goes_all_the_way(
     task: str, options: dict[str, Any], pretrained: Any, tmp_path: Path
 ) -> None:
     registered = "-".join(["walked", task, *options])
-    name, text, said = FILES[task]
-    (tmp_path / name).write_text(text)
-    rows = LabelledConfig(source=str(tmp_path / name), **said)
+    rows, held_out = written(tmp_path / "train", task, OTHERS), written(tmp_path / "dev", task)
     tuned = replace(
         pretrained.finetune(tmp_path / "finetune"),
-        task=task, options=options, train=rows, held_out=rows,
+        task=task, options=options, train=rows, held_out=held_out,
         rows_per_class=None, seeds=(0,), epochs=1.0,
     )  # fmt: skip
     counts = finetune.run(tuned).counts
@@ -205,7 +218,7 @@ def test_a_task_goes_all_the_way(
     assert f"baseline_{main}" in counts or task == "fill-mask"
     bundle = tmp_path / "finetune" / "bundle"
     evaluation = EvaluateConfig(
-        output=str(tmp_path / "evaluate"), model=str(bundle), held_out=rows,
+        output=str(tmp_path / "evaluate"), model=str(bundle), held_out=held_out,
         num_workers=0, tracking_uri=pretrained.tracking_uri,
     )  # fmt: skip
     measured = evaluate.run(evaluation).counts
