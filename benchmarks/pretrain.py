@@ -250,81 +250,97 @@ ROWS = 256  # of a step, as in the paper; a worker of two has half
 
 def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Planned]:
     """The stage itself, by what it records: after start-up, without evaluation."""
-    from pipelines import cluster, prepare, vocab
+    from pipelines import cluster
     from pipelines.pretrain import PretrainConfig
-    from pipelines.sources import CorpusConfig
 
+    share: Any = {
+        "precision": "bf16",
+        "rows_per_step": ROWS,
+        "micro_batch_tokens": CPU_TOKENS,
+    }
+    # Where products in bf16 have a unit of their own, one core alone may run it faster than two.
+    scaling: Any = {
+        "precision": "fp32",
+        "rows_per_step": 2 * ROWS,
+        "micro_batch_tokens": PretrainConfig.micro_batch_tokens,
+    }
+    settings = {"variant": "bert-mini", "threads_per_worker": 1}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        (folder / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
-        corpus = CorpusConfig(source=str(folder / "text.txt"), held_out_share=0.02)
-        common: Any = {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "num_workers": 0}
-        words, shards = str(folder / "vocab"), str(folder / "shards")
-        vocab.run(vocab.VocabConfig(output=words, corpus=corpus, **common))
-        prepare.run(
-            prepare.PrepareConfig(
-                output=shards,
-                corpus=corpus,
-                tokenizer=words,
-                pairs=PairsConfig(max_length=128, dupe_factor=1),
-                masking=MaskingConfig(),
-                **common,
-            )
-        )
-
-        def rate(
-            workers: int, precision: Precision = "bf16", rows: int = ROWS, tokens: int = CPU_TOKENS
-        ) -> float:
-            config = PretrainConfig(
-                output=str(folder / f"run-{time.monotonic_ns()}"),
-                shards=shards,
-                tokenizer=words,
-                variant="bert-mini",
-                global_batch_size=rows,
-                micro_batch_tokens=tokens,
-                held_out_rows=64,
-                log_every_steps=WARM_UP,
-                checkpoint_every_steps=1000,
-                threads_per_worker=1,
-                loop=LoopConfig(max_steps=steps, precision=precision),
-                **common | {"num_workers": workers},
-            )
-            if workers:
-                return _pretrained(config)
-            # As Ray's workers are: kernels are made for each new shape, in every process again.
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-                return fresh.submit(_pretrained, config).result()
-
-        settings = {"variant": "bert-mini", "threads_per_worker": 1}
-        default = PretrainConfig.micro_batch_tokens
+        stage = _Stage(Path(scratch), texts, steps)
         try:
             yield compare(
                 "ray_vs_bare_loop",
-                lambda: rate(1),
-                lambda: rate(0),
+                lambda: stage.rate(1, **share),
+                lambda: stage.rate(0, **share),
                 unit="tokens/s",
                 rounds=rounds,
                 what="one worker on Ray Train, against the loop in a process without Ray",
-                precision="bf16",
-                rows_per_step=ROWS,
-                micro_batch_tokens=CPU_TOKENS,
+                **share,
                 **settings,
             )
             yield compare(
                 "pretrain_2_workers_vs_1",
-                # Products in bf16 go through a unit that one core alone runs faster than two.
-                lambda: rate(2, "fp32", 2 * ROWS, default),
-                lambda: rate(1, "fp32", 2 * ROWS, default),
+                lambda: stage.rate(2, **scaling),
+                lambda: stage.rate(1, **scaling),
                 unit="tokens/s",
-                rounds=min(rounds, 3),
+                rounds=rounds,
                 what="two workers of one thread each, against one",
-                precision="fp32",
-                rows_per_step=2 * ROWS,
-                micro_batch_tokens=default,
+                **scaling,
                 **settings,
             )
         finally:
             cluster.disconnect()
+
+
+class _Stage:
+    """`raybert pretrain` on rows of the texts."""
+
+    def __init__(self, folder: Path, texts: list[str], steps: int) -> None:
+        from pipelines import prepare, vocab
+        from pipelines.sources import CorpusConfig
+
+        self._folder, self._steps = folder, steps
+        self._words, self._shards = str(folder / "vocab"), str(folder / "shards")
+        (folder / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
+        corpus = CorpusConfig(source=str(folder / "text.txt"), held_out_share=0.02)
+        self._common: Any = {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "num_workers": 0}
+        vocab.run(vocab.VocabConfig(output=self._words, corpus=corpus, **self._common))
+        prepare.run(
+            prepare.PrepareConfig(
+                output=self._shards,
+                corpus=corpus,
+                tokenizer=self._words,
+                pairs=PairsConfig(max_length=128, dupe_factor=1),
+                masking=MaskingConfig(),
+                **self._common,
+            )
+        )
+
+    def rate(
+        self, workers: int, *, precision: Precision, rows_per_step: int, micro_batch_tokens: int
+    ) -> float:
+        """Tokens a second; without workers in a process of its own."""
+        from pipelines.pretrain import PretrainConfig
+
+        config = PretrainConfig(
+            output=str(self._folder / f"run-{time.monotonic_ns()}"),
+            shards=self._shards,
+            tokenizer=self._words,
+            variant="bert-mini",
+            global_batch_size=rows_per_step,
+            micro_batch_tokens=micro_batch_tokens,
+            held_out_rows=64,
+            log_every_steps=WARM_UP,
+            checkpoint_every_steps=1000,
+            threads_per_worker=1,
+            loop=LoopConfig(max_steps=self._steps, precision=precision),
+            **self._common | {"num_workers": workers},
+        )
+        if workers:
+            return _pretrained(config)
+        # As Ray's workers are: kernels are made for each new shape, in every process again.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+            return fresh.submit(_pretrained, config).result()
 
 
 def _pretrained(config: Any) -> float:

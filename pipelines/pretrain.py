@@ -391,7 +391,6 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
     )
     phases = config.phases
     shards = [ShardSet.read(phase.shards) for phase in phases]
-
     made = [
         some(rows, TRAIN, global_batch_size=phase.global_batch_size)
         for rows, phase in zip(shards, phases, strict=True)

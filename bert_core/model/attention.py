@@ -100,12 +100,12 @@ def _mixed(
         query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, D / H)
         # A graph is for rows of any length: what is right for all of them, and no blocks.
         plain = scores is not None or torch.compiler.is_exporting()
-        if reach is not None and not plain and query.shape[2] > reach + 1:
+        if reach is not None and plain:
+            mixed = _attended(query, key, value, _within(reach, mask, query), drop, scores=scores)
+        elif reach is not None and query.shape[2] > reach + 1:
             mixed = _near(query, key, value, mask, reach, drop)
         else:
             bias = None if mask is None else _bias(mask, query)
-            if reach is not None and plain:
-                bias = _within(reach, mask, query)
             mixed = _attended(query, key, value, bias, drop, scores=scores)
         blocks.append(mixed.transpose(1, 2).flatten(2))
     return rows.joined(blocks)
