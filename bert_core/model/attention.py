@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
 from bert_core.model.dropout import Dropout, dropout
-from bert_core.model.rows import Packed, Rows, taken
+from bert_core.model.rows import Bins, Packed, Rows, taken
 from bert_core.model.variants import (
     AttentionConfig,
     DisentangledAttentionConfig,
@@ -95,8 +95,12 @@ def _mixed(
         mixed = varlen_attn(query, key, value, offsets, offsets, bound, bound, **window)
         assert isinstance(mixed, Tensor)
         return mixed.flatten(-2)
+    layout: Rows | Bins = rows
+    bins = rows.bins if isinstance(rows, Packed) and scores is None else None
+    if bins is not None and (reach is None or rows.longest <= reach + 1):
+        layout, reach = bins, None
     blocks = []
-    for block, mask in zip(rows.blocks(joined), rows.masks(), strict=True):
+    for block, mask in zip(layout.blocks(joined), layout.masks(), strict=True):
         query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, D / H)
         # A graph is for rows of any length: what is right for all of them, and no blocks.
         plain = scores is not None or torch.compiler.is_exporting()
@@ -108,7 +112,7 @@ def _mixed(
             bias = None if mask is None else _bias(mask, query)
             mixed = _attended(query, key, value, bias, drop, scores=scores)
         blocks.append(mixed.transpose(1, 2).flatten(2))
-    return rows.joined(blocks)
+    return layout.joined(blocks)
 
 
 def _near(
@@ -194,13 +198,14 @@ def _runs_unpadded(tensor: Tensor, dropout: float) -> bool:
     return tensor.is_cuda and tensor.element_size() == 2 and dropout == 0
 
 
-def _bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 1 seq"]:
-    """What is added to scores: 0 where a token is real, -inf where not.
+def _bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 seq"]:
+    """What is added to scores: 0 where a token is real, or one that the query may look at, and -inf
+    where not.
 
     A mask of bool would be turned into this by every call.
     """
     bias = like.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
-    return bias[:, None, None, :]
+    return bias[:, None, None, :] if mask.ndim == 2 else bias[:, None]
 
 
 def _within(reach: int, mask: Tensor | None, like: Tensor) -> Float[Tensor, "batch_1 1 seq seq"]:

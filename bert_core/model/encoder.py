@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bert_core.errors import InputError
@@ -18,8 +19,12 @@ from bert_core.model.layers import (
     initialise,
     layer_norm,
 )
-from bert_core.model.rows import Packed, Padded, Rows, taken
+from bert_core.model.rows import Packed, Padded, Rows, rounded_up, taken
 from bert_core.model.variants import EncoderConfig
+
+TOKENS_MULTIPLE = 32
+"""Tokens that rows end to end are filled up to a multiple of, where kernels are made for each
+number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +94,17 @@ class Encoder(nn.Module):
                 computed again in the backward pass.
         Raises: InputError if a row is too long (end to end on a GPU that is not looked at).
         """
-        rows = self._rows(input_ids, attention_mask, offsets)
+        given = rows = self._rows(input_ids, attention_mask, offsets)
+        count = len(input_ids)
+        if isinstance(rows, Packed) and not all_scores and self._makes_kernels(rows):
+            input_ids, token_type_ids, rows = self._evened(input_ids, token_type_ids, rows)
         hidden = embedded = self.embeddings(input_ids, token_type_ids, rows)
         shared = None if self.shared is None else self.shared(rows)
         layers = [hidden] if all_layers else []
         scores: list[Scores] = [[] for _ in range(self.config.num_hidden_layers * all_scores)]
         last = self.config.num_hidden_layers - 1
         whole = all_scores or not self.may_take_early
-        early = None if whole else self._asked(rows, places)
+        early = None if whole else self._asked(given, places)
         for index in range(last + 1):
             layer = self.layers[index % len(self.layers)]
             asked = early if index == last else None
@@ -113,12 +121,15 @@ class Encoder(nn.Module):
         if self.norm is not None:  # which Hugging Face counts to the last layer
             hidden = self.norm(hidden)
             layers[-1:] = [hidden] if all_layers else []
+        if rows is not given:
+            layers = [each[:count] for each in layers]
+            hidden = hidden[:count] if early is None else hidden
         if early is None or places is None:
-            first, hidden = self._first(hidden, rows), taken(hidden, places)
+            first, hidden = self._first(hidden, given), taken(hidden, places)
         else:
             first, hidden = hidden.split([len(early) - len(places), len(places)])
         pooled = None if self.pooler is None else self.pooler(first)
-        return Encoded(hidden, pooled, rows, layers, scores, shared)
+        return Encoded(hidden, pooled, given, layers, scores, shared)
 
     @property
     def may_take_early(self) -> bool:
@@ -151,8 +162,30 @@ class Encoder(nn.Module):
             return Padded(input_ids, attention_mask)
         rows = Packed(input_ids, offsets, self.config.max_length)
         if offsets.device.type == "cpu":  # a GPU would have to be waited for
-            self._check_length(rows.longest)
+            self._check_length(max(rows.lengths, default=0))
         return rows
+
+    def _makes_kernels(self, rows: Packed) -> bool:
+        """Whether matrix products have a kernel for each number of tokens, made when it is first
+        seen, which takes longer than a product of a small batch."""
+        bf16 = (
+            torch.is_autocast_enabled("cpu") or self.embeddings.norm.weight.dtype == torch.bfloat16
+        )
+        return rows.offsets.device.type == "cpu" and bf16 and not torch.compiler.is_compiling()
+
+    def _evened(
+        self, input_ids: Int[Tensor, "tokens"], token_type_ids: Int[Tensor, "tokens"], rows: Packed
+    ) -> tuple[Int[Tensor, "more"], Int[Tensor, "more"], Packed]:
+        """With one more row, of padding, that fills the tokens up to a multiple of 32."""
+        multiple = min(TOKENS_MULTIPLE, self.config.max_length)
+        whole = rounded_up(len(input_ids), multiple)
+        missing = (0, whole - len(input_ids))
+        if missing == (0, 0):
+            return input_ids, token_type_ids, rows
+        input_ids = functional.pad(input_ids, missing, value=self.config.embeddings.pad_token_id)
+        offsets = functional.pad(rows.offsets, (0, 1), value=whole)
+        even = Packed(input_ids, offsets, self.config.max_length)
+        return input_ids, functional.pad(token_type_ids, missing), even
 
     def _check_length(self, longest: int) -> None:
         most = self.config.max_length

@@ -9,14 +9,19 @@ the flattened `*tokens`.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 ROW_BY_ROW = 48
 """Tokens of a row, in the mean, from which a CPU computes on one at a time: on shorter ones calls
 cost more than padding."""
+BIN_TOKENS = 64
+"""Of a bin, if no row is longer."""
+WIDTH_MULTIPLE = 8
+"""Of a bin's tokens."""
 
 
 class Rows(ABC):
@@ -123,7 +128,7 @@ class Packed(Rows):
         return max(self.lengths)
 
     def positions(self) -> Int[Tensor, "tokens"]:
-        return torch.arange(self._tokens, device=self.offsets.device) - self._each(self.starts())
+        return torch.arange(self._tokens, device=self.offsets.device) - self.each(self.starts())
 
     def starts(self) -> Int[Tensor, "batch"]:
         return self.offsets[:-1]
@@ -153,11 +158,74 @@ class Packed(Rows):
     def _places(self) -> Int[Tensor, "tokens"]:
         """Where each token stands in the block of all rows, which is as wide as the longest."""
         rows = torch.arange(len(self.lengths), device=self.offsets.device)
-        return self._each(rows * self.longest) + self.positions()
+        return self.each(rows * self.longest) + self.positions()
 
-    def _each(self, of_rows: Int[Tensor, "batch"]) -> Int[Tensor, "tokens"]:
+    @cached_property
+    def bins(self) -> "Bins | None":
+        """What short rows attend in; None where they had better do it in blocks."""
+        at_once = self._row_by_row or self.offsets.device.type != "cpu"
+        return None if at_once else Bins(self)
+
+    def each(self, of_rows: Int[Tensor, "batch"]) -> Int[Tensor, "tokens"]:
         """What each row has, for each of its tokens."""
         return of_rows.repeat_interleave(self.offsets.diff(), output_size=self._tokens)
+
+
+class Bins:
+    """Short rows side by side in a few wide ones, filled in order: a block (b, s, size) in which
+    each token has its own row alone to look at. One call does for all what would be a call for each
+    or padding to the longest."""
+
+    def __init__(self, rows: Packed) -> None:
+        width = max(BIN_TOKENS, rounded_up(rows.longest, WIDTH_MULTIPLE))
+        starts, used = [], 0
+        for length in rows.lengths:
+            if -used % width < length:  # what is left of the bin
+                used = rounded_up(used, width)
+            starts.append(used)
+            used += length
+        self._shape = -(-used // width), width
+        self._places = rows.each(torch.tensor(starts)) + rows.positions()
+        self._token_at = torch.zeros(self._shape[0] * width, dtype=torch.long)
+        self._token_at[self._places] = torch.arange(len(self._places))
+        self._row_of = torch.full((self._shape[0] * width,), -1)
+        self._row_of[self._places] = rows.each(torch.arange(len(starts)))
+
+    def blocks(self, tokens: Float[Tensor, "tokens *size"]) -> Sequence[Tensor]:
+        """The tokens in one block; what no row fills has the first one's."""
+        return [_Moved.apply(tokens, self._token_at, self._places).unflatten(0, self._shape)]
+
+    def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
+        """The reverse of `blocks`."""
+        return _Moved.apply(blocks[0].flatten(0, 1), self._places, self._token_at)
+
+    def masks(self) -> Sequence[Tensor | None]:
+        """Which tokens each token may look at, (b, s, s) of bool: what no row fills, itself."""
+        return [self._mask]
+
+    @cached_property
+    def _mask(self) -> Bool[Tensor, "bins seq seq"]:
+        row_of = self._row_of.view(self._shape)
+        return row_of[:, :, None] == row_of[:, None, :]
+
+
+class _Moved(torch.autograd.Function):
+    """Tokens taken from some places. Their gradients are taken back from where they went, which is
+    faster than to add them up: what stands elsewhere gets one that nobody reads."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, places: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return tokens.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(0, *ctx.saved_tensors), None, None
+
+
+def rounded_up(count: int, multiple: int) -> int:
+    """The least multiple that is not below the count."""
+    return -(-count // multiple) * multiple
 
 
 def taken(

@@ -37,6 +37,7 @@ from bert_core.train.parallel import (
     sum_gradients,
     sum_over_ranks,
 )
+from bert_core.train.sparse import SparseGradients
 
 _WAY_OUT = "train into another output with a lower optimizer.lr or longer schedule.warmup_steps"
 
@@ -134,7 +135,8 @@ def training_steps(
     place = config.place(start, elapsed_s)
     if place >= config.max_steps:
         return
-    with closing(prefetched(batches, pin_memory=on_gpu)) as ahead:
+    sparse = SparseGradients(model, on=not (on_gpu or config.compile or rank_of_world()[1] > 1))
+    with closing(prefetched(batches, pin_memory=on_gpu)) as ahead, sparse:
         began = time.perf_counter()
         for index, micro_batches in enumerate(ahead, start):
             waited_s = time.perf_counter() - began
@@ -143,12 +145,14 @@ def training_steps(
                 group["lr"] = lr * group.get("lr_scale", 1.0)
             optimizer.zero_grad(set_to_none=True)
             loss_sums, correct, counts = _backward(trained, micro_batches, index, config)
+            sparse.gather()
             grad_norm = _clipped(model, max_grad_norm)
             if not math.isfinite(grad_norm):
                 raise DivergedError(
                     f"step {index + 1}: wanted a finite gradient, its norm is {grad_norm}: "
                     f"{_WAY_OUT}"
                 )
+            sparse.spread()
             optimizer.step()
             lengths = np.concatenate([row_lengths(batch) for batch in micro_batches])
             elapsed_s = time.perf_counter() - zero
@@ -179,7 +183,7 @@ def _clipped(model: nn.Module, most: float) -> float:
     """The norm of the whole gradient, which is scaled down to `most` where it is above; not by 1,
     as torch's own clipping does it, which is one more pass over all gradients."""
     gradients = [one.grad for one in model.parameters() if one.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
+    norm = nn.utils.get_total_norm([one.values() if one.is_sparse else one for one in gradients])
     whole = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if 0 < most < whole:
         nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)

@@ -46,6 +46,7 @@ from bert_core.train.config import (
 from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
+from bert_core.train.sparse import SparseGradients
 
 VOCABULARY, GLOBAL_BATCH, LONGEST = 60, 13, 32
 CONFIG = encoder_config_from_huggingface(
@@ -491,6 +492,35 @@ def test_a_long_gradient_is_scaled_to_its_limit_and_a_short_one_is_left() -> Non
     assert before > 0.05
     assert norms[0.05] == pytest.approx((before, 0.05), rel=1e-4)
     assert norms[0.0] == norms[1e6] == pytest.approx((before, before), rel=1e-5)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.05])
+@pytest.mark.parametrize("name", ["mlm", "nsp"])  # one reads word embeddings whole as well
+def test_gradients_of_the_rows_that_were_read_train_as_those_of_all(
+    name: str, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for on in (True, False):
+        if not on:
+            monkeypatch.setattr(
+                "bert_core.train.loop.SparseGradients",
+                lambda model, *, on: SparseGradients(model, on=False),
+            )
+        torch.manual_seed(0)
+        model = ObjectiveModel(CONFIG, [PRETRAINING[name](CONFIG)]).double()
+        steps = train(
+            model,
+            batches(4).from_step(0),  # several micro-batches a step
+            LoopConfig(max_steps=4, precision="fp32"),
+            optimizer=replace(OPTIMIZER, max_grad_norm=limit),
+        )
+        assert not model.encoder.embeddings.word_embeddings.sparse
+        found.append((gradient(model), [step.grad_norm for step in steps], model.state_dict()))
+    (mine, norms, state), (theirs, others, wanted) = found
+    assert relative_error(mine, theirs) < 1e-12
+    assert norms == pytest.approx(others, rel=1e-12)
+    for key, weight in wanted.items():
+        torch.testing.assert_close(state[key], weight, atol=1e-12, rtol=0, msg=key)
 
 
 def test_a_part_without_items_has_no_say() -> None:
