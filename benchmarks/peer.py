@@ -15,9 +15,15 @@ SETTINGS = "Trainer, SDPA, fused AdamW, group_by_length, padded to the longest"
 
 
 def training_arguments(
-    folder: str, *, rows: int, steps: int, precision: Precision, **more: Any
+    folder: str,
+    *,
+    rows: int,
+    steps: int,
+    precision: Precision,
+    grouped: bool = True,
+    **more: Any,
 ) -> TrainingArguments:
-    """Rows grouped by their `length`, fused AdamW, and nothing written or logged meanwhile."""
+    """Fused AdamW, rows `grouped` by their `length`, and nothing written or logged meanwhile."""
     return TrainingArguments(
         output_dir=folder,
         per_device_train_batch_size=rows,
@@ -25,7 +31,7 @@ def training_arguments(
         optim="adamw_torch_fused",
         bf16=precision == "bf16",
         use_cpu=not torch.cuda.is_available(),
-        train_sampling_strategy="group_by_length",
+        train_sampling_strategy="group_by_length" if grouped else "random",
         length_column_name="length",
         remove_unused_columns=False,
         report_to=[],

@@ -95,7 +95,7 @@ class Encoder(nn.Module):
         Raises: InputError if a row is too long (end to end on a GPU that is not looked at).
         """
         given = rows = self._rows(input_ids, attention_mask, offsets)
-        count = len(input_ids)
+        count = input_ids.shape[0]
         if isinstance(rows, Packed) and not all_scores and self._makes_kernels(rows):
             input_ids, token_type_ids, rows = self._evened(input_ids, token_type_ids, rows)
         hidden = embedded = self.embeddings(input_ids, token_type_ids, rows)
