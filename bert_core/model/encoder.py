@@ -95,7 +95,7 @@ class Encoder(nn.Module):
         Raises: InputError if a row is too long (end to end on a GPU that is not looked at).
         """
         given = rows = self._rows(input_ids, attention_mask, offsets)
-        count = input_ids.shape[0]
+        tokens = input_ids.shape[0]  # NOTE: len() would fix the number in a graph
         if isinstance(rows, Packed) and not all_scores and self._makes_kernels(rows):
             input_ids, token_type_ids, rows = self._evened(input_ids, token_type_ids, rows)
         hidden = embedded = self.embeddings(input_ids, token_type_ids, rows)
@@ -122,8 +122,8 @@ class Encoder(nn.Module):
             hidden = self.norm(hidden)
             layers[-1:] = [hidden] if all_layers else []
         if rows is not given:
-            layers = [each[:count] for each in layers]
-            hidden = hidden[:count] if early is None else hidden
+            layers = [each[:tokens] for each in layers]
+            hidden = hidden[:tokens] if early is None else hidden
         if early is None or places is None:
             first, hidden = self._first(hidden, given), taken(hidden, places)
         else:

@@ -184,12 +184,14 @@ class Bins:
                 used = rounded_up(used, width)
             starts.append(used)
             used += length
-        self._shape = -(-used // width), width
+        self._shape = rounded_up(used, width) // width, width
         self._places = rows.each(torch.tensor(starts)) + rows.positions()
         self._token_at = torch.zeros(self._shape[0] * width, dtype=torch.long)
         self._token_at[self._places] = torch.arange(len(self._places))
-        self._row_of = torch.full((self._shape[0] * width,), -1)
-        self._row_of[self._places] = rows.each(torch.arange(len(starts)))
+        row_of = torch.full((self._shape[0] * width,), -1)
+        row_of[self._places] = rows.each(torch.arange(len(starts)))
+        row_of = row_of.view(self._shape)
+        self._mask: Bool[Tensor, "bins seq seq"] = row_of[:, :, None] == row_of[:, None, :]
 
     def blocks(self, tokens: Float[Tensor, "tokens *size"]) -> Sequence[Tensor]:
         """The tokens in one block; what no row fills has the first one's."""
@@ -202,11 +204,6 @@ class Bins:
     def masks(self) -> Sequence[Tensor | None]:
         """Which tokens each token may look at, (b, s, s) of bool: what no row fills, itself."""
         return [self._mask]
-
-    @cached_property
-    def _mask(self) -> Bool[Tensor, "bins seq seq"]:
-        row_of = self._row_of.view(self._shape)
-        return row_of[:, :, None] == row_of[:, None, :]
 
 
 class _Moved(torch.autograd.Function):

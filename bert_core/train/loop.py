@@ -37,7 +37,7 @@ from bert_core.train.parallel import (
     sum_gradients,
     sum_over_ranks,
 )
-from bert_core.train.sparse import SparseGradients
+from bert_core.train.sparse import sparse_gradients
 
 _WAY_OUT = "train into another output with a lower optimizer.lr or longer schedule.warmup_steps"
 
@@ -135,8 +135,11 @@ def training_steps(
     place = config.place(start, elapsed_s)
     if place >= config.max_steps:
         return
-    sparse = SparseGradients(model, on=not (on_gpu or config.compile or rank_of_world()[1] > 1))
-    with closing(prefetched(batches, pin_memory=on_gpu)) as ahead, sparse:
+    by_rows = not (on_gpu or config.compile or rank_of_world()[1] > 1)
+    with (
+        closing(prefetched(batches, pin_memory=on_gpu)) as ahead,
+        sparse_gradients(model, on=by_rows) as sparse,
+    ):
         began = time.perf_counter()
         for index, micro_batches in enumerate(ahead, start):
             waited_s = time.perf_counter() - began

@@ -46,7 +46,7 @@ from bert_core.train.config import (
 from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
-from bert_core.train.sparse import SparseGradients
+from bert_core.train.sparse import sparse_gradients
 
 VOCABULARY, GLOBAL_BATCH, LONGEST = 60, 13, 32
 CONFIG = encoder_config_from_huggingface(
@@ -501,20 +501,26 @@ def test_gradients_of_the_rows_that_were_read_train_as_those_of_all(
 ) -> None:
     found = []
     for on in (True, False):
-        if not on:
-            monkeypatch.setattr(
-                "bert_core.train.loop.SparseGradients",
-                lambda model, *, on: SparseGradients(model, on=False),
-            )
+        monkeypatch.setattr(
+            "bert_core.train.loop.sparse_gradients",
+            lambda model, *, on, allowed=on: sparse_gradients(model, on=on and allowed),
+        )
         torch.manual_seed(0)
         model = ObjectiveModel(CONFIG, [PRETRAINING[name](CONFIG)]).double()
+        words = model.encoder.embeddings.word_embeddings
+        by_rows: list[bool] = []
+        words.weight.register_post_accumulate_grad_hook(
+            lambda weight, by_rows=by_rows: by_rows.append(weight.grad.is_sparse)
+        )
         steps = train(
             model,
             batches(4).from_step(0),  # several micro-batches a step
             LoopConfig(max_steps=4, precision="fp32"),
             optimizer=replace(OPTIMIZER, max_grad_norm=limit),
         )
-        assert not model.encoder.embeddings.word_embeddings.sparse
+        assert by_rows
+        assert set(by_rows) == {on and name == "nsp"}
+        assert not words.sparse
         found.append((gradient(model), [step.grad_norm for step in steps], model.state_dict()))
     (mine, norms, state), (theirs, others, wanted) = found
     assert relative_error(mine, theirs) < 1e-12
