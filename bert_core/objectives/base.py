@@ -64,6 +64,8 @@ class Objective(nn.Module, ABC):
     """Whether its part counts what is correct."""
     reads_layers: ClassVar[bool] = False
     """Whether it reads what every layer gave (`Encoded.layers`)."""
+    reads_words: ClassVar[bool] = False
+    """Whether it reads the embeddings of all words, each of which gets a gradient from it then."""
     trains_encoder: ClassVar[bool] = True
     """Whether the encoder learns from it, or stays as it is."""
     in_transformers: ClassVar[bool] = True

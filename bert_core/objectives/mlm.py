@@ -15,6 +15,7 @@ class MaskedLanguageModeling(Objective):
 
     name = "mlm"
     needs_pooler = False
+    reads_words = True
     label_key = "mlm_labels"
     position_key = "mlm_positions"
 

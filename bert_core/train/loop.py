@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -135,7 +136,7 @@ def training_steps(
     place = config.place(start, elapsed_s)
     if place >= config.max_steps:
         return
-    by_rows = not (on_gpu or config.compile or rank_of_world()[1] > 1)
+    by_rows = not (on_gpu or config.compile or isinstance(model, FSDPModule))
     with (
         closing(prefetched(batches, pin_memory=on_gpu)) as ahead,
         sparse_gradients(model, on=by_rows) as sparse,

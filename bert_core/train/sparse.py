@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bert_core.objectives.base import ObjectiveModel
+from bert_core.train.parallel import rank_of_world
 
 
 class SparseGradients:
@@ -49,10 +50,20 @@ class SparseGradients:
 
 @contextmanager
 def sparse_gradients(model: ObjectiveModel, *, on: bool) -> Iterator[SparseGradients]:
-    """Inside, the word embeddings' gradients come by rows; `on` False leaves all as it is, as ranks
-    want it that sum dense gradients."""
-    words = {encoder.embeddings.word_embeddings for encoder in model.encoders if on}
-    tables = [table for table in words if not parametrize.is_parametrized(table)]
+    """Inside, the word embeddings' gradients come by rows; `on` False leaves all as it is.
+
+    Where an objective reads all words as well, the rows are added to the gradient from there, which
+    stays dense. Ranks sum dense gradients, so several have this one alone.
+    """
+    scored = any(objective.reads_words for objective in model.objectives.values())
+    several = rank_of_world()[1] > 1
+    tables = [
+        table
+        for table in {encoder.embeddings.word_embeddings for encoder in model.encoders}
+        if on
+        and not parametrize.is_parametrized(table)
+        and (not several or (scored and table.weight is model.word_embeddings))
+    ]
     for table in tables:
         table.sparse = True
     try:
