@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Quantize = Literal["int8"]
-OPSET = 20
-"""The first with GELU as one operator."""
+OPSET = 23
+"""The first with attention as one operator."""
 MOST_BYTES = 2_000_000_000
 """Most that the weights in a graph's file may take: the format has no files of 2 GiB."""
 TOLERANCE = 1e-4

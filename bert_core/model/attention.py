@@ -95,6 +95,8 @@ def _mixed(
         mixed = varlen_attn(query, key, value, offsets, offsets, bound, bound, **window)
         assert isinstance(mixed, Tensor)
         return mixed.flatten(-2)
+    if torch.compiler.is_exporting():
+        return _graphed(joined, rows, reach)
     layout: Rows | Bins = rows
     bins = rows.bins if isinstance(rows, Packed) and scores is None else None
     if bins is not None and (reach is None or rows.longest <= reach + 1):
@@ -102,9 +104,7 @@ def _mixed(
     blocks = []
     for block, mask in zip(layout.blocks(joined), layout.masks(), strict=True):
         query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, D / H)
-        # A graph is for rows of any length: what is right for all of them, and no blocks.
-        plain = scores is not None or torch.compiler.is_exporting()
-        if reach is not None and plain:
+        if reach is not None and scores is not None:
             mixed = _attended(query, key, value, _within(reach, mask, query), drop, scores=scores)
         elif reach is not None and query.shape[2] > reach + 1:
             mixed = _near(query, key, value, mask, reach, drop)
@@ -113,6 +113,24 @@ def _mixed(
             mixed = _attended(query, key, value, bias, drop, scores=scores)
         blocks.append(mixed.transpose(1, 2).flatten(2))
     return layout.joined(blocks)
+
+
+def _graphed(
+    joined: Float[Tensor, "*tokens 3 heads size"], rows: Rows, reach: int | None
+) -> Float[Tensor, "*tokens hidden"]:
+    """The same as one operator of an ONNX graph, which is for rows of any length: no blocks."""
+    [block], [mask] = rows.blocks(joined), rows.masks()
+    heads, length = block.shape[-2], block.shape[1]
+    query, key, value = (each.flatten(-2) for each in block.unbind(2))
+    bias: Tensor | None = None if mask is None else _bias(mask, query)
+    if reach is not None:
+        bias = _within(reach, mask, block.permute(2, 0, 3, 1, 4)[0])
+    if bias is not None:
+        bias = bias.expand(block.shape[0], -1, length, -1)
+    mixed, *_ = torch.onnx.ops.attention(
+        query, key, value, bias, q_num_heads=heads, kv_num_heads=heads
+    )
+    return rows.joined([mixed])
 
 
 def _near(

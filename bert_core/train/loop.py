@@ -187,11 +187,21 @@ def _clipped(model: nn.Module, most: float) -> float:
     """The norm of the whole gradient, which is scaled down to `most` where it is above; not by 1,
     as torch's own clipping does it, which is one more pass over all gradients."""
     gradients = [one.grad for one in model.parameters() if one.grad is not None]
-    norm = nn.utils.get_total_norm([one.values() if one.is_sparse else one for one in gradients])
+    norm = nn.utils.get_total_norm([_row_norms(one) for one in gradients])
     whole = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if 0 < most < whole:
         nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
     return whole
+
+
+def _row_norms(gradient: Tensor) -> Tensor:
+    """What has the norm of `gradient`: on a CPU those of a matrix's rows, which all cores take, as
+    they do not take one norm; elsewhere itself."""
+    if gradient.is_sparse:
+        gradient = gradient.values()
+    if gradient.is_cuda or gradient.ndim < 2 or isinstance(gradient, DTensor):
+        return gradient
+    return torch.linalg.vector_norm(gradient, dim=-1)
 
 
 def _backward(
