@@ -1,6 +1,6 @@
 """What models learn: every task fine-tuned by `raybert finetune` and by transformers' Trainer.
 
-    python -m benchmarks.tasks --model FOLDER [--only NAME …] [--json FILE]
+    python -m benchmarks.tasks --model FOLDER [--only NAME …] [--threads N] [--json FILE]
 
 Both start from the same checkpoint and see the same rows, cut into the same windows, with the same
 hyperparameters, epochs and seeds, in steps of rows of any length; the answers of both are read off
@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from pipelines.sources import LabelledConfig, read_labelled
 
 SEEDS = (0, 1, 2)
 THREADS = 2
+"""Of one run. Two runs of one thread, each with other sets, have more done in an hour."""
 BATCH = 32
 SHARE_OF_WARM_UP = 0.1
 MOST_TOKENS = 8192
@@ -116,17 +117,17 @@ LINES = (
 )  # fmt: skip
 
 
-def benchmark(model: str, lines: Sequence[Line]) -> Iterator[dict[str, Any]]:
+def benchmark(model: str, lines: Sequence[Line], threads: int) -> Iterator[dict[str, Any]]:
     """A line of the table for each set."""
     data = Path(os.environ["RAYBERT_DATA"])
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(threads)
     for line in lines:
         with tempfile.TemporaryDirectory() as scratch:
-            yield _compared(line, model, data, Path(scratch))
+            ours = stage_config(line, model, data, Path(scratch))
+            yield _compared(line, replace(ours, threads_per_worker=threads), Path(scratch))
 
 
-def _compared(line: Line, model: str, data: Path, scratch: Path) -> dict[str, Any]:
-    ours = stage_config(line, model, data, scratch)
+def _compared(line: Line, ours: FinetuneConfig, scratch: Path) -> dict[str, Any]:
     began = time.monotonic()
     counts = finetune.run(ours).counts
     middle = time.monotonic()
@@ -160,6 +161,7 @@ def _compared(line: Line, model: str, data: Path, scratch: Path) -> dict[str, An
             "lr": line.lr,
             "max_length": line.max_length,
             "precision": ours.precision,
+            "threads": ours.threads_per_worker,
             "seeds": list(SEEDS),
         },
         "made": made(),
@@ -329,11 +331,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tasks")
     parser.add_argument("--model", required=True, help="folder of the checkpoint to start from")
     parser.add_argument("--only", nargs="*", default=[], help="names of the sets, all if not given")
+    parser.add_argument("--threads", type=int, default=THREADS, help="that compute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
     chosen = parser.parse_args()
     lines = [line for line in LINES if not chosen.only or line.name in chosen.only]
     found = []
-    for one in benchmark(chosen.model, lines):
+    for one in benchmark(chosen.model, lines, chosen.threads):
         print(
             f"{one['name']:<14}{one['metric']:<12}{one['ours_mean']:>8.3f}{one['trainer_mean']:>8.3f}"
             f"  {one['standard_errors'] or 0:.1f} standard errors, "
