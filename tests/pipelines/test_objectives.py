@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
 from transformers import AutoModelForMaskedLM
 
+from benchmarks.recipes import RECIPES, Recipe, stage
 from bert_core.bundle import load_bundle
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
@@ -174,23 +175,6 @@ def test_an_encoder_beside_a_bundle_is_refused(small: Any, name: str) -> None:
         replace(config, **{name: "bert-tiny"})
 
 
-class Recipe(NamedTuple):
-    """The configs that a recipe is made of."""
-
-    vocab: str
-    prepare: str
-    pretrain: str
-    more: tuple[str, ...] = ()
-
-
-RECIPES = [
-    Recipe("roberta", "wikipedia_roberta", "roberta_base"),
-    Recipe("albert", "wikipedia_albert", "albert_base"),
-    Recipe("wikipedia_cased", "wikipedia_spanbert", "spanbert_base"),
-    Recipe("roberta", "wikipedia_roberta", "deberta_base"),
-    Recipe("deberta_v3", "wikipedia_deberta_v3", "deberta_v3_base"),
-    Recipe("scibert", "scibert_128", "scibert", ("--then", "null")),
-]
 PARTS = {
     "roberta_base": {"mlm"},
     "albert_base": {"mlm", "sop"},
@@ -202,28 +186,14 @@ PARTS = {
 }
 
 
-def stage(word: str, recipe: str, folder: Path, *more: str) -> Manifest:
-    """A recipe, made small by the config that WikiText-2 has for the stage, and smaller."""
-    configs = [str(CONFIGS / word / f"{name}.toml") for name in (recipe, "wikitext2")]
-    given = ["--config", configs[0], "--config", configs[1], "--output", str(folder / word)]
-    given += ["--num_workers", "0", "--tracking_uri", f"sqlite:///{folder}/mlflow.db", *more]
-    module = {"vocab": vocab, "prepare": prepare, "pretrain": pretrain}[word]
-    return module.run(parse(word, given))
-
-
 def rows_and_training(recipe: Recipe, folder: Path, text: Path, tokenizer: Path) -> Manifest:
+    """Smaller than WikiText-2's configs make it."""
     corpus = ["--corpus.source", str(text), "--tokenizer", str(tokenizer)]
-    stage("prepare", recipe.prepare, folder, *corpus)
-    shorter = [
-        "--loop.max_steps",
-        "60",
-        "--schedule.warmup_steps",
-        "10",
-        "--loop.precision",
-        "fp32",
-    ]
+    stage("prepare", recipe.prepare, folder / "prepare", *corpus, "--num_workers", "0")
     places = ["--shards", str(folder / "prepare"), "--tokenizer", str(tokenizer)]
-    return stage("pretrain", recipe.pretrain, folder, *shorter, *places, *recipe.more)
+    shorter = ["--loop.max_steps", "60", "--schedule.warmup_steps", "10", "--num_workers", "0"]
+    more = [*places, *shorter, "--loop.precision", "fp32", *recipe.more]
+    return stage("pretrain", recipe.pretrain, folder / "pretrain", *more)
 
 
 def check_fall(done: Manifest, recipe: str, folder: Path) -> None:
@@ -245,16 +215,18 @@ def articles(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.pretrain)
+@pytest.mark.parametrize(
+    "recipe", [each for each in RECIPES if each.parent is None], ids=lambda recipe: recipe.name
+)
 def test_a_recipe_made_small_learns_on_real_text(
     recipe: Recipe, articles: Path, tmp_path: Path
 ) -> None:
-    size = ["--vocab_size", "2000", "--corpus.source", str(articles)]
-    stage("vocab", recipe.vocab, tmp_path, *size)
+    size = ["--vocab_size", "2000", "--corpus.source", str(articles), "--num_workers", "0"]
+    stage("vocab", recipe.vocab, tmp_path / "vocab", *size)
     done = rows_and_training(recipe, tmp_path, articles, tmp_path / "vocab")
-    check_fall(done, recipe.pretrain, tmp_path)
+    check_fall(done, recipe.name, tmp_path)
     bundle = load_bundle(tmp_path / "pretrain" / "bundle")
-    variant = parse("pretrain", ["--config", str(CONFIGS / f"pretrain/{recipe.pretrain}.toml")])
+    variant = parse("pretrain", ["--config", str(CONFIGS / f"pretrain/{recipe.name}.toml")])
     published = VARIANTS[variant.variant].config
     assert bundle.encoder_config.family == published.family
     assert bundle.encoder_config.shared_layers == published.shared_layers
@@ -266,8 +238,8 @@ def test_biobert_made_small_goes_on_in_the_words_of_another_domain(
 ) -> None:
     """From docstrings to articles."""
     parent = pretrained.folder / "pretrain" / "bundle"
-    more = ("--sizes_of", "null", "--model", str(parent))
-    recipe = Recipe("", "biobert", "biobert", more)
+    [recipe] = [each for each in RECIPES if each.parent is not None]
+    recipe = replace(recipe, more=(*recipe.more, "--model", str(parent)))
     done = rows_and_training(recipe, tmp_path, articles, parent)
     check_fall(done, "biobert", tmp_path)
     assert done.counts["fresh_parts"] == []

@@ -1,0 +1,146 @@
+"""What every pretraining recipe learns in some minutes, made small.
+
+    python -m benchmarks.recipes --output FOLDER [--only NAME …] [--json FILE]
+
+A recipe of `configs/pretrain/` with the configs for WikiText-2 behind it: its own objectives, rows,
+masks and kind of encoder in the sizes of BERT-tiny, 2,000 steps on the text of the folder that
+RAYBERT_DATA names. BioBERT's goes on from a BERT that was trained on books, in the books' words.
+Beside the JSON goes a picture of the held-out losses. A run that was killed goes on in its folder.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import made
+from bert_core.manifest import Manifest
+from pipelines import prepare, pretrain, vocab
+from pipelines.configure import CONFIGS, parse
+from pipelines.training import read_records
+
+STAGES = {"vocab": vocab, "prepare": prepare, "pretrain": pretrain}
+SMALL = "wikitext2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The configs that a recipe is made of; None takes those for WikiText-2 as they are."""
+
+    pretrain: str | None
+    vocab: str | None = None
+    prepare: str | None = None
+    more: tuple[str, ...] = ()
+    """What its training is given beside."""
+    text: tuple[str, ...] = ("wikitext2/train.txt",)
+    """Below the data folder."""
+    parent: str | None = None
+    """The recipe whose bundle it goes on from, in the words of that one."""
+
+    @property
+    def name(self) -> str:
+        return self.pretrain or "bert"
+
+
+RECIPES = (
+    Recipe(pretrain="roberta_base", vocab="roberta", prepare="wikipedia_roberta"),
+    Recipe(pretrain="albert_base", vocab="albert", prepare="wikipedia_albert"),
+    Recipe(pretrain="spanbert_base", vocab="wikipedia_cased", prepare="wikipedia_spanbert"),
+    Recipe(pretrain="deberta_base", vocab="roberta", prepare="wikipedia_roberta"),
+    Recipe(pretrain="deberta_v3_base", vocab="deberta_v3", prepare="wikipedia_deberta_v3"),
+    Recipe(
+        pretrain="scibert", vocab="scibert", prepare="scibert_128", more=("--then", "null")
+    ),
+    Recipe(pretrain="biobert", prepare="biobert", more=("--sizes_of", "null"), parent="bert"),
+)  # fmt: skip
+BERT = Recipe(pretrain=None)
+BOOKS = ("classic_books/Charles Dickens",)
+
+
+def stage(word: str, recipe: str | None, output: Path, *more: str) -> Manifest:
+    """Run a stage by its recipe, made small by the config that WikiText-2 has for it."""
+    given: list[str] = []
+    for name in (recipe, SMALL):
+        given += [] if name is None else ["--config", str(CONFIGS / word / f"{name}.toml")]
+    tracking = f"sqlite:///{output.parent}/mlflow.db"
+    config = parse(word, [*given, "--output", str(output), "--tracking_uri", tracking, *more])
+    return STAGES[word].run(config)
+
+
+def learn(recipe: Recipe, folder: Path, texts: Sequence[Path], *more: str) -> Manifest:
+    """The whole recipe into `folder`/<name>; `more` goes to its training."""
+    own = folder / recipe.name
+    corpus = ["--corpus.source", json.dumps([str(text) for text in texts])]
+    words, given = own / "vocab", [*recipe.more, *more]
+    if recipe.parent is None:
+        stage("vocab", recipe.vocab, words, *corpus)
+    else:
+        words = folder / recipe.parent / "pretrain" / "bundle"
+        given += ["--model", str(words)]
+    stage("prepare", recipe.prepare, own / "prepare", *corpus, "--tokenizer", str(words))
+    places = ["--shards", str(own / "prepare"), "--tokenizer", str(words)]
+    return stage("pretrain", recipe.pretrain, own / "pretrain", *places, *given)
+
+
+def benchmark(folder: Path, only: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A line of the table for each recipe."""
+    data = Path(os.environ["RAYBERT_DATA"])
+    for recipe in RECIPES:
+        if only and recipe.name not in only:
+            continue
+        if recipe.parent is not None:
+            learn(BERT, folder, [data / each for each in BOOKS])
+        began = time.monotonic()
+        counts = learn(recipe, folder, [data / each for each in recipe.text]).counts
+        records = read_records(folder / recipe.name / "pretrain")
+        yield {
+            "name": recipe.name,
+            "minutes": (time.monotonic() - began) / 60,
+            **counts,
+            "held_out": {
+                step: numbers["held_out/loss"]
+                for step, numbers in records.items()
+                if "held_out/loss" in numbers
+            },
+            "made": made(),
+        }
+
+
+def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
+    """The held-out loss of every recipe, step by step."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for line in lines:
+        steps = [int(step) for step in line["held_out"]]
+        axes.plot(steps, list(line["held_out"].values()), marker="o", label=line["name"])
+    axes.set(xlabel="step", ylabel="held-out loss (all parts)", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes")
+    parser.add_argument("--output", type=Path, required=True, help="folder for what is made")
+    parser.add_argument("--only", nargs="*", default=[], help="names of recipes, all if not given")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
+    chosen = parser.parse_args()
+    found = []
+    for one in benchmark(chosen.output.absolute(), chosen.only):
+        parts = [name.removesuffix("_loss_after") for name in one if name.endswith("_loss_after")]
+        falls = (f"{p} {one[f'{p}_loss_before']:.3f} → {one[f'{p}_loss_after']:.3f}" for p in parts)
+        print(f"{one['name']:<18}{', '.join(falls)}; {one['minutes']:.1f} minutes", flush=True)
+        found.append(one)
+        if chosen.json:  # after every line
+            chosen.json.write_text(json.dumps(found, indent=2, default=str) + "\n")
+            draw(found, chosen.json.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
