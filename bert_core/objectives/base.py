@@ -307,6 +307,11 @@ class ObjectiveModel(nn.Module):
         return _with_submodels(self._parts)
 
     @property
+    def reads_words(self) -> bool:
+        """Whether every word's embedding gets a gradient from an objective of its own."""
+        return any(part.reads_words for part in self._parts)
+
+    @property
     def word_embeddings(self) -> Float[Tensor, "vocab embedding"]:
         return self.encoder.embeddings.word_embeddings.weight
 

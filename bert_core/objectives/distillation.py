@@ -126,6 +126,10 @@ class Distillation(ObjectiveModel):
         tokens = _real_tokens(batch) if self._matched else 0
         return {name: tokens if name in MATCHED else items for name in self.weights}
 
+    @property
+    def reads_words(self) -> bool:
+        return self._answers and super().reads_words
+
     def outputs(self, batch: Batch) -> int | None:
         return None if self._matched else super().outputs(batch)
 

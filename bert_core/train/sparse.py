@@ -55,14 +55,13 @@ def sparse_gradients(model: ObjectiveModel, *, on: bool) -> Iterator[SparseGradi
     Where an objective reads all words as well, the rows are added to the gradient from there, which
     stays dense. Ranks sum dense gradients, so several have this one alone.
     """
-    scored = any(objective.reads_words for objective in model.objectives.values())
     several = rank_of_world()[1] > 1
     tables = [
         table
         for table in {encoder.embeddings.word_embeddings for encoder in model.encoders}
         if on
         and not parametrize.is_parametrized(table)
-        and (not several or (scored and table.weight is model.word_embeddings))
+        and (not several or (model.reads_words and table.weight is model.word_embeddings))
     ]
     for table in tables:
         table.sparse = True
