@@ -36,8 +36,6 @@ class Recipe:
     prepare: str | None = None
     more: tuple[str, ...] = ()
     """What its training is given beside."""
-    text: tuple[str, ...] = ("wikitext2/train.txt",)
-    """Below the data folder."""
     parent: str | None = None
     """The recipe whose bundle it goes on from, in the words of that one."""
 
@@ -58,7 +56,8 @@ RECIPES = (
     Recipe(pretrain="biobert", prepare="biobert", more=("--sizes_of", "null"), parent="bert"),
 )  # fmt: skip
 BERT = Recipe(pretrain=None)
-BOOKS = ("classic_books/Charles Dickens",)
+ARTICLES, BOOKS = "wikitext2/train.txt", "classic_books/Charles Dickens"
+"""Below the data folder."""
 
 
 def stage(word: str, recipe: str | None, output: Path, *more: str) -> Manifest:
@@ -71,11 +70,11 @@ def stage(word: str, recipe: str | None, output: Path, *more: str) -> Manifest:
     return STAGES[word].run(config)
 
 
-def learn(recipe: Recipe, folder: Path, texts: Sequence[Path], *more: str) -> Manifest:
-    """The whole recipe into `folder`/<name>; `more` goes to its training."""
+def learn(recipe: Recipe, folder: Path, text: Path) -> Manifest:
+    """The whole recipe into `folder`/<name>."""
     own = folder / recipe.name
-    corpus = ["--corpus.source", json.dumps([str(text) for text in texts])]
-    words, given = own / "vocab", [*recipe.more, *more]
+    corpus = ["--corpus.source", str(text)]
+    words, given = own / "vocab", list(recipe.more)
     if recipe.parent is None:
         stage("vocab", recipe.vocab, words, *corpus)
     else:
@@ -93,9 +92,9 @@ def benchmark(folder: Path, only: Sequence[str]) -> Iterator[dict[str, Any]]:
         if only and recipe.name not in only:
             continue
         if recipe.parent is not None:
-            learn(BERT, folder, [data / each for each in BOOKS])
+            learn(BERT, folder, data / BOOKS)
         began = time.monotonic()
-        counts = learn(recipe, folder, [data / each for each in recipe.text]).counts
+        counts = learn(recipe, folder, data / ARTICLES).counts
         records = read_records(folder / recipe.name / "pretrain")
         yield {
             "name": recipe.name,
