@@ -36,7 +36,6 @@ from pipelines.sources import LabelledConfig, read_labelled
 
 SEEDS = (0, 1, 2)
 THREADS = 2
-"""Of one run. Two runs of one thread, each with other sets, have more done in an hour."""
 BATCH = 32
 SHARE_OF_WARM_UP = 0.1
 MOST_TOKENS = 8192
