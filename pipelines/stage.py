@@ -28,7 +28,7 @@ from bert_core.manifest import (
     write_manifest,
 )
 from pipelines.report import say
-from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, send_backlog, tracking_uri
+from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, finish_run, tracking_uri
 from tracking.spool import await_release
 
 STARTED = "started.json"
@@ -189,7 +189,7 @@ def run_stage(
         done = read_manifest(config.output)
         if done.digest == digest:
             say(f"{stage}: {config.output} is there already, made with the same settings: skipped")
-            send_backlog(config.local_folder, uri=tracking_uri(config.tracking_uri))
+            finish_run(config.local_folder, uri=tracking_uri(config.tracking_uri))
             return done
         raise ConfigError(
             f"{config.output} holds a finished `{done.stage}` "
@@ -215,13 +215,13 @@ def run_stage(
         counts={**result.counts, "seconds": round(time.time() - began, 3)},
         code_version=code_version(),
     )
-    write_manifest(config.output, manifest)
-    recorder = _open_run(stage, config, determining)
-    numbers = {k: v for k, v in manifest.counts.items() if isinstance(v, int | float)}
-    recorder.record(recorder.last_step + 1, numbers)
-    for path in result.artifacts:
-        recorder.artifact(path)
-    recorder.close("FINISHED")
+    with _open_run(stage, config, determining) as recorder:
+        numbers = {k: v for k, v in manifest.counts.items() if isinstance(v, int | float)}
+        recorder.record(recorder.last_step + 1, numbers)
+        for path in result.artifacts:
+            recorder.artifact(path)
+        # From here on the output is complete: killed now, the next start only ends the run.
+        write_manifest(config.output, manifest)
     return manifest
 
 

@@ -248,15 +248,20 @@ class RunRecorder:
             logger.warning(line)
 
 
-def send_backlog(folder: str | Path, *, uri: str, timeout_s: float = 20.0) -> str | None:
-    """Send what an ended run left behind while MLflow was away; for a stage that is skipped.
+def finish_run(folder: str | Path, *, uri: str, timeout_s: float = 20.0) -> str | None:
+    """End the run of a stage whose output is complete; for a stage that is skipped.
 
-    Returns: None if there was nothing or all of it was sent, else the sentence that was logged.
+    The run is open where the stage was killed between its manifest and the run's end, and MLflow
+    has not got all of it where it was away.
+
+    Returns: None if MLflow has everything, else the sentence that was logged.
     """
     run = read_run(Path(folder))
     if run is None or run.tracking_uri != without_password(uri):
         return None
     spool = Spool(Path(folder), run)
+    if run.status != "FINISHED":
+        spool.tell("status", "FINISHED")
     if not spool.has_unsent():
         spool.close()
         return None

@@ -72,6 +72,8 @@ class Run:
     run_name: str
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     run_id: str | None = None
+    status: str | None = None
+    """The last one that was noted."""
     untold: tuple[Note, ...] = ()
     format_version: int = FORMAT_VERSION
 
@@ -210,7 +212,8 @@ class Spool:
                 for other in self._run.untold
                 if other != note and not other.kind == kind == "status"
             ]
-            self._save(replace(self._run, untold=(*kept, note)))
+            status = value if kind == "status" else self._run.status
+            self._save(replace(self._run, status=status, untold=(*kept, note)))
 
     def told(self, note: Note) -> None:
         """MLflow knows this now."""

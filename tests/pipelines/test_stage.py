@@ -1,10 +1,15 @@
 """What every stage shares: done work is skipped, other people's files are safe."""
 
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
+from mlflow.entities import Run
 
 from bert_core import files
 from bert_core.errors import ConfigError
@@ -118,6 +123,40 @@ def test_a_killed_run_goes_on_in_its_folder_and_one_of_other_settings_starts_ove
     Path(config.output, "manifest.json").unlink()
     run_stage("copy", replace(config, times=3), source, work)
     assert seen == [True, False]
+
+
+@pytest.mark.drill
+def test_a_stage_killed_after_its_manifest_has_its_run_ended_by_the_next_start(
+    tmp_path: Path,
+) -> None:
+    config = StageConfig(
+        output=str(tmp_path / "out"), tracking_uri=f"sqlite:///{tmp_path}/mlflow.db"
+    )
+    code = (
+        "import os, signal, sys; from pipelines import stage\n"
+        "write = stage.write_manifest\n"
+        "def write_and_end(*of_what):\n"
+        "    write(*of_what)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "stage.write_manifest = write_and_end\n"
+        "config = stage.StageConfig(output=sys.argv[1], tracking_uri=sys.argv[2])\n"
+        "made = stage.Result(outputs={}, counts={'rows': 3})\n"
+        "stage.run_stage('copy', config, [], lambda digest: made)\n"
+    )
+    command = [sys.executable, "-c", code, config.output, str(config.tracking_uri)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    client = mlflow.MlflowClient(str(config.tracking_uri))
+
+    def the_run() -> Run:
+        experiment = client.get_experiment_by_name(config.experiment)
+        assert experiment is not None
+        (run,) = client.search_runs([experiment.experiment_id])
+        return run
+
+    assert the_run().info.status == "RUNNING"
+    run_stage("copy", config, [], lambda digest: pytest.fail("it is complete"))
+    assert the_run().info.status == "FINISHED"
+    assert the_run().data.metrics["rows"] == 3
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bert_core.errors import FormatError
-from tracking.runs import DatasetInput, RunRecorder, flatten, send_backlog
+from tracking.runs import DatasetInput, RunRecorder, finish_run, flatten
 from tracking.server import connect
 from tracking.spool import METRICS, Spool
 
@@ -263,19 +263,18 @@ def test_a_dead_server_delays_nothing_and_is_told_of(
     assert any(record.exc_info for record in caplog.records), "what went wrong is there to debug"
 
 
-def test_what_an_ended_run_left_behind_can_be_sent_later(
+def test_a_run_that_was_left_open_is_ended_and_what_it_left_behind_is_sent_later(
     tmp_path: Path, store: str, experiment: str
 ) -> None:
     recorder = RunRecorder.open(tmp_path, uri=store, experiment=experiment)
-    recorder.close("FAILED")
+    recorder.close("RUNNING")
     spool = Spool(tmp_path, recorder._spool.run)
     spool.append(1, {"loss": 1.0})
-    spool.tell("status", "FINISHED")
     spool.close()
-    assert send_backlog(tmp_path / "absent", uri=store) is None
-    assert send_backlog(tmp_path, uri=free_uri()) is None, "another place is another run"
-    assert run_of(store, experiment).info.status == "FAILED"
-    assert send_backlog(tmp_path, uri=store) is None
+    assert finish_run(tmp_path / "absent", uri=store) is None
+    assert finish_run(tmp_path, uri=free_uri()) is None, "another place is another run"
+    assert run_of(store, experiment).info.status == "RUNNING"
+    assert finish_run(tmp_path, uri=store) is None
     run = run_of(store, experiment)
     assert history(store, run.info.run_id, "loss") == [(1, 1.0)]
     assert run.info.status == "FINISHED"
@@ -328,7 +327,7 @@ def test_a_server_stopped_and_started_gets_every_record_once_in_one_run(
     assert recorder.close("FINISHED") is not None
     assert time.monotonic() - begin < 20
     server.start()
-    assert send_backlog(tmp_path, uri=server.uri, timeout_s=60.0) is None
+    assert finish_run(tmp_path, uri=server.uri, timeout_s=60.0) is None
     run = run_of(server.uri, "e")
     assert run.info.run_id == first_id
     assert run.info.status == "FINISHED"
