@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
@@ -138,7 +139,7 @@ def test_a_model_of_another_task_gives_vectors_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_what_a_bundle_writes_for_sentence_transformers_is_read_again(
+def test_sentence_transformers_loads_a_bundle_and_what_is_written_for_it_is_read_again(
     pooling: Any, normalize: bool, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -159,10 +160,12 @@ def test_what_a_bundle_writes_for_sentence_transformers_is_read_again(
     ours = Predictor(path, device="cpu")
     assert ours.task.record == task.record
     assert "1_Pooling/config.json" in json.loads((path / "raybert.json").read_text())["files"]
+    theirs = SentenceTransformer(str(path), device="cpu").encode(TEXTS)
+    cut = FeatureExtractionParameters(truncate=True)
+    close(ours.predict(TEXTS, cut), torch.from_numpy(theirs))
     (path / "raybert.json").unlink()  # as a folder that sentence-transformers wrote
     again = Predictor(path, device="cpu")
     assert again.predict(TEXTS[:2]) == ours.predict(TEXTS[:2])
-    cut = FeatureExtractionParameters(truncate=True)
     assert again.predict(["sea " * 30], cut) == again.predict(["sea " * 6])
     digest = again.bundle.digest
     (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
