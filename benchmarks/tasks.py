@@ -36,7 +36,6 @@ from pipelines.sources import LabelledConfig, read_labelled
 
 SEEDS = (0, 1, 2)
 THREADS = 2
-BATCH = 32
 SHARE_OF_WARM_UP = 0.1
 MOST_TOKENS = 8192
 """Of one forward pass of what is scored."""
@@ -54,6 +53,7 @@ class Line:
     rows: int
     held_out_rows: int = 1000
     epochs: float = 2.0
+    batch_size: int = 32
     lr: float = 5e-5
     max_length: int = 128
     columns: dict[str, str] = field(default_factory=dict)
@@ -108,8 +108,8 @@ LINES = (
         held_out=("ud_ewt/en_ewt-ud-dev.conllu", "conllu"),
     ),
     Line(
-        name="SQuADShifts", task="question-answering", rows=700, held_out_rows=500, lr=2e-4,
-        max_length=256,
+        name="SQuADShifts", task="question-answering", rows=850, held_out_rows=500, lr=2e-4,
+        batch_size=16, max_length=256,
         train=("squadshifts/amazon_reviews_v1.0.json", "squad"),
         held_out=("squadshifts/reddit_v1.0.json", "squad"),
     ),
@@ -156,7 +156,7 @@ def _compared(line: Line, ours: FinetuneConfig, scratch: Path) -> dict[str, Any]
             "train_rows": counts["train_rows"],
             "held_out_rows": counts["held_out_rows"],
             "epochs": line.epochs,
-            "batch_size": BATCH,
+            "batch_size": line.batch_size,
             "lr": line.lr,
             "max_length": line.max_length,
             "precision": ours.precision,
@@ -191,7 +191,7 @@ def stage_config(line: Line, model: str, data: Path, scratch: Path) -> FinetuneC
         held_out=part("held_out", line.held_out, line.held_out_rows),
         max_length=line.max_length,
         epochs=line.epochs,
-        batch_size=BATCH,
+        batch_size=line.batch_size,
         lr=line.lr,
         warmup_share=SHARE_OF_WARM_UP,
         seeds=SEEDS,
@@ -220,7 +220,7 @@ def _trainer(line: Line, config: FinetuneConfig, seed: int, scratch: Path) -> di
         model=model,
         args=training_arguments(
             str(scratch / f"trainer-{seed}"),
-            rows=BATCH,
+            rows=line.batch_size,
             steps=steps,
             precision=config.precision,
             grouped=False,  # which rows are in a step together is part of how a model learns
