@@ -15,10 +15,12 @@ from torch import Tensor
 from bert_core.batches import PAD_MULTIPLE
 from bert_core.errors import FormatError, ResourceError
 from bert_core.objectives.base import Batch, ObjectiveModel
-from bert_core.scores import BUDGET_TOKENS, Backend
+from bert_core.scores import Backend
 
 RUNNING, EXPORTING = ("onnxruntime",), ("onnx", "onnxscript", "onnxruntime")
 """Packages that running a graph needs, and making one."""
+TOKENS_PER_THREAD = 512
+"""Tokens of one pass for each thread: what operators hand to each other stays in its cache."""
 MOST_SCORES = 1 << 26
 """Most scores of one pass: a head of words has one for each entry of the vocabulary, everywhere."""
 
@@ -60,7 +62,7 @@ class GraphBackend(Backend):
             ) from error
         self._inputs = [one.name for one in self.session.get_inputs()]
         outputs = {one.name: one.shape[-1] for one in self.session.get_outputs()}
-        super().__init__(model)
+        super().__init__(model, 1.0, TOKENS_PER_THREAD * threads)
         self._outputs = list(self.objective.graph_outputs)
         if not self._outputs or not outputs.keys() >= set(self._outputs):
             raise FormatError(
@@ -69,7 +71,7 @@ class GraphBackend(Backend):
             )
         width = outputs[self._outputs[0]]
         scores = width if isinstance(width, int) else 1
-        self.budget_tokens = max(PAD_MULTIPLE, min(BUDGET_TOKENS, MOST_SCORES // scores))
+        self.budget_tokens = max(PAD_MULTIPLE, min(self.budget_tokens, MOST_SCORES // scores))
 
     def logits(self, batch: Batch) -> Tensor:
         given = {name: tensor.numpy() for name, tensor in batch.items() if name in self._inputs}

@@ -15,8 +15,9 @@ from bert_core.batches import buckets, collate
 from bert_core.data.windows import Window
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 
-BUDGET_TOKENS = 8192
-"""Most tokens, padding included, of one forward pass: what a CPU's cache and a GPU both like."""
+GPU_TOKENS, TOKENS_PER_THREAD = 8192, 1024
+"""Most tokens, padding included, of one forward pass on a GPU, and for each thread of a CPU, whose
+cache is to hold what a layer makes of them."""
 
 
 class Backend(ABC):
@@ -25,9 +26,7 @@ class Backend(ABC):
     requirements: ClassVar[tuple[str, ...]] = ()
     """Packages that it needs beside torch."""
 
-    def __init__(
-        self, model: ObjectiveModel, packed_from: float = 1.0, budget_tokens: int = BUDGET_TOKENS
-    ) -> None:
+    def __init__(self, model: ObjectiveModel, packed_from: float, budget_tokens: int) -> None:
         """`model` says what is computed; its weights may be elsewhere (device `meta`)."""
         self.model, self.packed_from, self.budget_tokens = model, packed_from, budget_tokens
         ((self.name, objective),) = model.objectives.items()
@@ -41,8 +40,7 @@ class Backend(ABC):
         """The scores of each window in fp32, in order.
 
         Windows of like length run together, so a batch of mixed lengths spends little on padding.
-        Where tokens are scored, a window has (tokens, classes); where spans are, (S, 2), S being at
-        least its length.
+        Where tokens are scored, a window has (tokens, classes); where spans are, (its length, 2).
         """
         key = self.objective.position_key
         scores: list[np.ndarray] = [np.empty(0)] * len(windows)
@@ -51,7 +49,9 @@ class Backend(ABC):
             for group in buckets(lengths, self.budget_tokens):
                 chosen = [windows[place] for place in group]
                 found = self.logits(collate(chosen, pad_id, self.packed_from)).numpy()
-                if key is None:
+                if key is None and found.ndim == 3:  # of every token of a row, padding too
+                    parts = [its[: one.tokens] for its, one in zip(found, chosen, strict=True)]
+                elif key is None:
                     parts = list(found)
                 else:
                     ends = np.cumsum([len(window.positions[key]) for window in chosen])
@@ -64,6 +64,14 @@ class Backend(ABC):
 class TorchBackend(Backend):
     """torch, on the device that the model's weights are on."""
 
+    def __init__(
+        self, model: ObjectiveModel, packed_from: float = 1.0, most_tokens: int = GPU_TOKENS
+    ) -> None:
+        """`most_tokens`: of one forward pass, where memory allows fewer than would be fast."""
+        on_gpu = next(model.parameters()).device.type != "cpu"
+        fast = GPU_TOKENS if on_gpu else TOKENS_PER_THREAD * torch.get_num_threads()
+        super().__init__(model, packed_from, min(most_tokens, fast))
+
     def logits(self, batch: Batch) -> Tensor:
         device = next(self.model.parameters()).device
         batch = {entry: tensor.to(device) for entry, tensor in batch.items()}
@@ -75,8 +83,8 @@ def scores_of(
     windows: Sequence[Window],
     pad_id: int,
     *,
-    budget_tokens: int = BUDGET_TOKENS,
     packed_from: float = 1.0,
+    most_tokens: int = GPU_TOKENS,
 ) -> list[np.ndarray]:
     """`Backend.scores` by torch."""
-    return TorchBackend(model, packed_from, budget_tokens).scores(windows, pad_id)
+    return TorchBackend(model, packed_from, most_tokens).scores(windows, pad_id)

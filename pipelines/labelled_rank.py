@@ -56,7 +56,7 @@ class LabelledRank:
             windows,
             self.pad_id,
             loop,
-            budget_tokens=self.config.micro_batch_tokens,
+            most_tokens=self.config.micro_batch_tokens,
             packed_from=self.packed_from,
         )
         answers = self.task.decode(rows, windows, scores)

@@ -314,7 +314,7 @@ def evaluation_scores(
     pad_id: int,
     config: LoopConfig,
     *,
-    budget_tokens: int,
+    most_tokens: int,
     packed_from: float = 1.0,
 ) -> list[np.ndarray]:
     """`scores.scores_of` of all windows, each computed by one rank, dropout off. Collective."""
@@ -326,8 +326,8 @@ def evaluation_scores(
             model,
             windows[part.start : part.stop],
             pad_id,
-            budget_tokens=budget_tokens,
             packed_from=packed_from,
+            most_tokens=most_tokens,
         )
     model.train()
     return joined_over_ranks(own)

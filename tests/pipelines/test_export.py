@@ -23,7 +23,7 @@ from pipelines.sources import LabelledConfig
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 TASK = "feature-extraction"
-ROWS = 60
+ROWS = 200
 
 
 @pytest.fixture(scope="module")
