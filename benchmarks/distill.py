@@ -12,8 +12,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ MEASURED = {"SST-2": (10_000, 2.0, 4.0), "Banking77": (6_000, 5.0, 8.0)}
 """Set → rows that are trained on, epochs of the teacher, epochs of the students."""
 
 
-def benchmark(rounds: int, quick: bool) -> Iterator[Planned | Comparison]:
+def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     yield from _steps(rounds, quick)
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
@@ -177,9 +178,41 @@ class _Step:
         return time.perf_counter() - began
 
 
-def _taught(
-    line: Line, model: str, scratch: Path, rounds: int, quick: bool
-) -> Iterator[Planned | Comparison]:
+def _taught(line: Line, model: str, scratch: Path, rounds: int, quick: bool) -> Iterator[Planned]:
+    taught = cache(partial(_trained, line, model, scratch, quick))
+    key = line.name.lower().replace("-", "")
+    for peer in ("teacher", "alone"):
+        name = f"distill_{key}_vs_{peer}"
+        yield Planned(name, partial(_score, name, taught, peer))
+    name = f"distill_{key}_speed"
+    yield Planned(name, lambda: _speed(name, scratch, taught().teacher, rounds).make())
+
+
+@dataclass(frozen=True)
+class _Taught:
+    """Teacher and students of a set, trained."""
+
+    teacher: FinetuneConfig
+    metric: str
+    scores: dict[str, float]
+    """`taught`, `alone` and `teacher`; of the students the mean of their seeds."""
+    settings: dict[str, Any]
+
+
+def _score(name: str, taught: Callable[[], _Taught], peer: str) -> Comparison:
+    found = taught()
+    ours, theirs = found.scores["taught"], found.scores[peer]
+    return Comparison(
+        name=name,
+        ours=100 * ours,
+        peer=100 * theirs,
+        unit=f"% {found.metric}",
+        ratio=ours / theirs,
+        settings=found.settings,
+    )
+
+
+def _trained(line: Line, model: str, scratch: Path, quick: bool) -> _Taught:
     rows, teacher_epochs, student_epochs = MEASURED[line.name]
     if quick:
         line = replace(line, held_out_rows=400)
@@ -202,8 +235,8 @@ def _taught(
             }
         )
         runs[name] = distill.run(config).counts
-    taught, alone = runs["taught"], runs["alone"]
-    main_metric = taught["primary_metric"]
+    taught = runs["taught"]
+    metric = taught["primary_metric"]
     settings = {
         "train_rows": taught["train_rows"],
         "held_out_rows": taught["held_out_rows"],
@@ -211,32 +244,18 @@ def _taught(
         "student_epochs": student_epochs,
         "lr": line.lr,
         "losses": SCORES.weights | {"temperature": SCORES.temperature},
-        "teacher": taught[f"teacher_{main_metric}"],
-        "taught": [each[main_metric] for each in taught["seeds"]],
-        "alone": [each[main_metric] for each in alone["seeds"]],
+        **{name: [each[metric] for each in its["seeds"]] for name, its in runs.items()},
         "teacher_parameters": taught["teacher_parameters"],
         "student_parameters": taught["student_parameters"],
     }
-    key = line.name.lower().replace("-", "")
-    for peer, score in (
-        ("teacher", taught[f"teacher_{main_metric}"]),
-        ("alone", alone[f"{main_metric}_mean"]),
-    ):
-        ours = taught[f"{main_metric}_mean"]
-        yield Comparison(
-            name=f"distill_{key}_vs_{peer}",
-            ours=100 * ours,
-            peer=100 * score,
-            unit=f"% {main_metric}",
-            ratio=ours / score,
-            settings=settings,
-        )
-    yield _speed(f"distill_{key}_speed", scratch / "taught", Path(base.output), base, rounds)
+    scores = {name: its[f"{metric}_mean"] for name, its in runs.items()}
+    return _Taught(base, metric, scores | {"teacher": taught[f"teacher_{metric}"]}, settings)
 
 
-def _speed(name: str, student: Path, teacher: Path, config: FinetuneConfig, rounds: int) -> Planned:
+def _speed(name: str, scratch: Path, config: FinetuneConfig, rounds: int) -> Planned:
     """Held-out rows a second through the models alone, as they are served on a CPU: in fp32."""
     assert config.held_out is not None
+    student, teacher = scratch / "taught", Path(config.output)
     task = load_bundle(teacher / "bundle").task
     assert task is not None
     rows = read_labelled(config.held_out, "held_out", task.shapes(task.chosen))

@@ -111,8 +111,8 @@ def main(benchmark: Callable[[int, bool], Iterable[Planned | Comparison]], modul
             flush=True,
         )
         found.append({**asdict(one), "made": made()})
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2, default=str) + "\n")
+        if arguments.json:  # after every line: some take half an hour
+            arguments.json.write_text(json.dumps(found, indent=2, default=str) + "\n")
 
 
 def made() -> dict[str, Any]:
