@@ -258,12 +258,7 @@ def build_model(
     Raises: FormatError if the bundle has a graph instead of weights, the encoder's weights do not
         fit its config, or a head is required that is not there.
     """
-    if bundle.graph is not None:
-        raise FormatError(
-            f"wanted a bundle with {WEIGHTS}, this one was exported and has {bundle.graph} "
-            "instead: give the bundle that it was exported from"
-        )
-    model = ObjectiveModel(bundle.encoder_config, objectives)
+    model = ObjectiveModel(with_weights(bundle).encoder_config, objectives)
     wanted, given = plain_state(model), _given(bundle, model)
     unfit = _unfit(wanted, given)
     fresh = {_part(name) for name in unfit}
@@ -277,6 +272,16 @@ def build_model(
     taken = {name: given[name] for name in wanted if _part(name) not in fresh}
     load_plain_state(model, taken)
     return model
+
+
+def with_weights(bundle: Bundle) -> Bundle:
+    """The bundle itself. Raises: FormatError if it has a graph instead of weights."""
+    if bundle.graph is not None:
+        raise FormatError(
+            f"wanted a bundle with {WEIGHTS}, this one was exported and has {bundle.graph} "
+            "instead: give the bundle that it was exported from"
+        )
+    return bundle
 
 
 def fresh_parts(bundle: Bundle, model: ObjectiveModel) -> set[str]:

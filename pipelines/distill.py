@@ -107,6 +107,12 @@ class DistillConfig(FinetuneConfig):
                 f"shards: wanted no {', '.join(of_rows)} beside it, which are of labelled rows: "
                 "leave one or the other out"
             )
+        if self.layer_map and not self.losses.of_layers:
+            raise ConfigError(
+                "layer_map: wanted none where no layers are compared, got "
+                f"{list(self.layer_map)}: give losses.hidden or losses.attention a weight, or "
+                "leave it out"
+            )
         if self.shards and len(self.seeds) > 1:
             raise ConfigError(f"seeds: wanted one where shards are read, got {len(self.seeds)}")
 
@@ -153,13 +159,16 @@ def _task(
     config: DistillConfig, folders: Mapping[str, Path], inputs: list[DatasetInput], digest: str
 ) -> Result:
     """On labelled rows."""
-    from bert_core.bundle import load_bundle
+    from bert_core.bundle import load_bundle, with_weights
     from bert_core.tasks.registry import TASKS
 
     if config.task not in TASKS:
         raise ConfigError(f"task: wanted one of {', '.join(TASKS)}, got {config.task!r}")
-    teacher = load_bundle(folders["teacher"])
+    teacher = with_weights(load_bundle(folders["teacher"]))
     kind = TASKS[config.task]
+    answers = config.losses.of_answers or kind.headless
+    if not answers:
+        _check_unscored(config)
     options = _options(config, teacher)
     read, parts = read_parts(config, kind.shapes(options))
     known = teacher.task is not None and teacher.task.name == config.task
@@ -173,7 +182,7 @@ def _task(
     parts[TRAIN] = parts[TRAIN] + new
     shorter = min(teacher, own, key=lambda one: one.encoder_config.max_length)
     sets = encoded(config, shorter, task, parts)
-    learner = Learner(task, own.tokenizer, own.encoder_config, pair.build)
+    learner = Learner(task, own.tokenizer, own.encoder_config, pair.build, answers=answers)
     lineage = {
         **pair.lineage(teacher, own),
         "data": lineage_of(config, own.tokenizer, inputs, sets),
@@ -186,6 +195,18 @@ def _task(
         **_against_teacher(pair, teacher, sets, result.counts),
     }
     return replace(result, counts=counts)
+
+
+def _check_unscored(config: DistillConfig) -> None:
+    """Raises: ConfigError if answers of a head that learns nothing are to be scored."""
+    why = "as losses.soft and losses.hard are 0, so that the head learns nothing"
+    if config.held_out is not None:
+        raise ConfigError(f"held_out: wanted none, {why}: score the run that trains the head")
+    if config.selection.share and config.selection.metric != "loss":
+        raise ConfigError(
+            f"selection.metric: wanted loss, {why}, got {config.selection.metric}: set it, or "
+            "selection.share to 0"
+        )
 
 
 def _options(config: DistillConfig, teacher: "Bundle") -> "Options":

@@ -197,6 +197,14 @@ def _measured(config: ExportConfig, predictor: "Predictor", graph: "GraphBackend
 
 
 def _check_drop(config: ExportConfig, verdict: Verdict) -> None:
+    if config.quantize and verdict.low == verdict.high == 0 and 3 / verdict.rows > config.max_drop:
+        # The rule of three (Hanley and Lippman-Hand 1983): 95 % are sure of no more.
+        raise ConfigError(
+            f"held_out: wanted enough rows to tell that {verdict.metric} falls by at most "
+            f"{config.max_drop:g}, got {verdict.rows}: that {config.quantize} errs on none of them "
+            f"leaves a fall of up to {3 / verdict.rows:.2g}: give more rows, or raise max_drop; "
+            "nothing is written"
+        )
     if verdict.low < -config.max_drop:
         raise ConfigError(
             f"max_drop: wanted {verdict.metric} to fall by at most {config.max_drop:g}, by "

@@ -119,6 +119,8 @@ class Learner:
     encoder_config: "EncoderConfig"
     build: Callable[[int], "ObjectiveModel"]
     """The model that the training of a seed begins with."""
+    answers: bool = True
+    """Whether its head learns; the bundle is for no task otherwise."""
 
 
 def _finetune(
@@ -181,7 +183,7 @@ def learn(
         digest,
         learner.build(config.seeds[0]),
         learner.tokenizer,
-        task=task,
+        task=task if learner.answers else None,
         metrics={name: value for name, value in seeds[0].items() if name != "steps"},
         lineage=lineage,
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), taken),

@@ -1,5 +1,6 @@
 """A teacher and its student: what they are built from, what is learned, and whether they fit."""
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,15 +41,17 @@ class LossesConfig:
 
     def __post_init__(self) -> None:
         for name, weight in self.weights.items():
-            if not weight >= 0:
-                raise ConfigError(f"losses.{name}: wanted 0 or more, got {weight}")
+            if not 0 <= weight < math.inf:
+                raise ConfigError(f"losses.{name}: wanted 0 or more and finite, got {weight}")
         if not any((self.soft, self.hard, self.cosine, self.hidden)):
             raise ConfigError(
                 "losses: wanted something that the last layer learns from, got no weight for "
                 "soft, hard, cosine or hidden: give one of them"
             )
-        if not self.temperature > 0:
-            raise ConfigError(f"losses.temperature: wanted above 0, got {self.temperature}")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(
+                f"losses.temperature: wanted above 0 and finite, got {self.temperature}"
+            )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -61,6 +64,11 @@ class LossesConfig:
     def of_answers(self) -> bool:
         """Whether the student learns to answer."""
         return bool(self.soft or self.hard)
+
+    @property
+    def of_layers(self) -> bool:
+        """Whether layers are compared."""
+        return bool(self.hidden or self.attention)
 
     @property
     def of_teacher(self) -> bool:
@@ -125,9 +133,9 @@ class Pair:
         )
 
     def load_teacher(self) -> "Bundle":
-        from bert_core.bundle import load_bundle
+        from bert_core.bundle import load_bundle, with_weights
 
-        return load_bundle(self.teacher)
+        return with_weights(load_bundle(self.teacher))
 
     def build_teacher(self, teacher: "Bundle", *, scored: bool) -> "ObjectiveModel":
         """`scored`: with the head that it answers with."""
@@ -169,7 +177,7 @@ class Pair:
 
         Raises: ConfigError if it has other words than the teacher.
         """
-        from bert_core.bundle import load_bundle
+        from bert_core.bundle import load_bundle, with_weights
         from bert_core.objectives.distillation import with_layers
 
         config = self.config
@@ -178,7 +186,7 @@ class Pair:
                 vocab_size=teacher.encoder_config.vocab_size, pad_token_id=teacher.tokenizer.pad_id
             )
             return replace(teacher, encoder_config=encoder, state={}, task=None)
-        own = teacher if self.student is None else load_bundle(self.student)
+        own = teacher if self.student is None else with_weights(load_bundle(self.student))
         theirs = (teacher.tokenizer.digest, teacher.encoder_config.vocab_size)
         if (own.tokenizer.digest, own.encoder_config.vocab_size) != theirs:
             raise ConfigError(

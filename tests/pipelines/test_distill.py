@@ -1,6 +1,7 @@
 """A teacher and a smaller bundle: on labelled rows and on shards, in this process and on Ray."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from bert_core.bundle import build_model, load_bundle, save_bundle
+from bert_core.bundle import GRAPHS, build_model, load_bundle, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
@@ -161,6 +162,7 @@ def test_tinybert_goes_through_its_stages(on_shards: Distilling, on_rows: Distil
         augmentation=augmentation, held_out=None,
     )  # fmt: skip
     counts = distill.run(intermediate).counts
+    assert load_bundle(f"{intermediate.output}/bundle").task is None, "its head learned nothing"
     assert counts["augmented_rows"] == 2 * 32
     assert counts["train_rows"] == 3 * 32
     prediction = on_rows(
@@ -229,6 +231,20 @@ def test_a_student_of_other_words_is_refused(on_rows: Distilling, tmp_path: Path
         distill.run(config)
 
 
+@pytest.mark.parametrize("name", ["teacher", "model"])
+def test_a_bundle_that_has_a_graph_for_weights_is_refused(
+    on_rows: Distilling, name: str, tmp_path: Path
+) -> None:
+    bundle = load_bundle(on_rows().teacher)
+    assert bundle.task is not None
+    save_bundle(
+        tmp_path / "exported", build_model(bundle, []), bundle.tokenizer, task=bundle.task,
+        metrics={}, lineage={}, graph=(GRAPHS[None], lambda path: path.write_bytes(b"graph")),
+    )  # fmt: skip
+    with pytest.raises(FormatError, match=r"this one was exported and has onnx/model\.onnx inst"):
+        distill.run(on_rows(**{name: str(tmp_path / "exported")}))
+
+
 def test_shards_of_other_words_are_refused(on_shards: Distilling, tmp_path: Path) -> None:
     config = on_shards(teacher=other_words(tmp_path))
     with pytest.raises(FormatError, match="was made with vocabulary"):
@@ -239,7 +255,15 @@ def test_shards_of_other_words_are_refused(on_shards: Distilling, tmp_path: Path
     ("changes", "wanted"),
     [
         ({"layers": (0, 2)}, r"wanted layers of the model, 0 to 1, got \[0, 2\]"),
-        ({"layer_map": (0, 1), "losses": INTERMEDIATE}, r"1 layers one of the teacher's, 0 to 1"),
+        (
+            {"layer_map": (0, 1), "losses": INTERMEDIATE, "held_out": None},
+            r"1 layers one of the teacher's, 0 to 1",
+        ),
+        ({"losses": INTERMEDIATE}, "held_out: wanted none, as losses.soft and losses.hard are 0"),
+        (
+            {"losses": INTERMEDIATE, "held_out": None, "selection": SelectionConfig(share=0.1)},
+            "selection.metric: wanted loss, .* got None: set it, or selection.share to 0",
+        ),
         ({"task": "token-classification"}, "wanted a teacher for token-classification"),
         ({"options": {"multi_label": True}}, "options: wanted those that the teacher"),
     ],
@@ -279,6 +303,7 @@ def test_rows_whose_answers_are_places_are_not_augmented(
         ({"variant": "bert-tiny", "layers": (0,)}, "layers: wanted none beside variant"),
         ({"shards": "x"}, "shards: wanted no train, held_out, rows_per_class, max_length beside"),
         ({"held_out_rows": 0}, "held_out_rows: wanted at least 1"),
+        ({"layer_map": (1,)}, r"layer_map: wanted none where no layers are compared, got \[1\]"),
     ],
 )
 def test_a_config_that_contradicts_itself_is_refused(
@@ -310,7 +335,9 @@ def test_what_shards_do_not_have_is_refused(
     [
         ({"soft": -1.0}, "losses.soft: wanted 0 or more"),
         ({"soft": 0.0, "hard": 0.0, "cosine": 0.0, "attention": 1.0}, "that the last layer learns"),
+        ({"soft": math.inf}, "losses.soft: wanted 0 or more and finite, got inf"),
         ({"temperature": 0.0}, "losses.temperature: wanted above 0"),
+        ({"temperature": math.inf}, "losses.temperature: wanted above 0 and finite, got inf"),
     ],
 )
 def test_losses_that_teach_nothing_are_refused(weights: dict[str, float], wanted: str) -> None:

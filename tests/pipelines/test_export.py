@@ -134,6 +134,16 @@ def test_8_bits_that_cost_too_much_are_refused_and_nothing_is_written(
     assert not files.exists(f"{config.output}/manifest.json")
 
 
+def test_8_bits_that_err_on_none_of_too_few_rows_are_refused(
+    config: ExportConfig, likeness: LabelledConfig, tmp_path: Path
+) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(Path(likeness.source).read_text().splitlines(True)[:3]))
+    config = replace(config, quantize="int8", held_out=LabelledConfig(source=str(few)))
+    with pytest.raises(ConfigError, match=r"held_out: .* by at most 0.01, got 3: .* up to 1: give"):
+        export.run(config)
+
+
 def test_rows_that_a_model_was_trained_on_are_refused(finetuned: Any, config: ExportConfig) -> None:
     tuned = replace(
         config,
