@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bert_core.batches import buckets, collate
 from bert_core.data.windows import Window
+from bert_core.errors import FormatError
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 
 GPU_TOKENS, TOKENS_PER_THREAD = 8192, 1024
@@ -41,6 +42,7 @@ class Backend(ABC):
 
         Windows of like length run together, so a batch of mixed lengths spends little on padding.
         Where tokens are scored, a window has (tokens, classes); where spans are, (its length, 2).
+        Raises: FormatError if a score is NaN.
         """
         key = self.objective.position_key
         scores: list[np.ndarray] = [np.empty(0)] * len(windows)
@@ -49,6 +51,11 @@ class Backend(ABC):
             for group in buckets(lengths, self.budget_tokens):
                 chosen = [windows[place] for place in group]
                 found = self.logits(collate(chosen, pad_id, self.packed_from)).numpy()
+                if np.isnan(found).any():
+                    raise FormatError(
+                        f"wanted numbers as scores of {self.name}, the model gave NaN: its weights "
+                        "are damaged or too large; train it again, at a lower learning rate"
+                    )
                 if key is None and found.ndim == 3:  # of every token of a row, padding too
                     parts = [its[: one.tokens] for its, one in zip(found, chosen, strict=True)]
                 elif key is None:

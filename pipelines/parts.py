@@ -18,7 +18,7 @@ from bert_core import files
 from bert_core.data.formats import decode_utf8, jsonl_rows
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.manifest import Output
-from bert_core.tasks.rows import Row, as_row, has_empty_text, own_columns
+from bert_core.tasks.rows import Row, as_row, check_unicode, has_empty_text, own_columns
 from pipelines import parquet
 from pipelines.blocks import Block, plan_blocks, read_pieces, read_row_groups
 from pipelines.distribute import run_tasks
@@ -305,8 +305,10 @@ def read_texts(block: Block, part: Part) -> Iterator[Read]:
                 if record is None:  # a byte order mark alone
                     continue
                 columns = record
+                if rb"\ud" in piece.lower():  # may be half of a pair, which no file can hold
+                    check_unicode(list(columns.values()), where)
             part.check_names(columns, where)
-        except CorpusError as error:
+        except (CorpusError, InputError) as error:
             part.reject(where, piece.decode(errors="replace"), "unreadable", str(error))
         else:
             yield Read(where, columns)

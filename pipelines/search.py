@@ -6,7 +6,7 @@ time, and a worker holds one part of the queries. A part of the queries becomes 
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -17,7 +17,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core import files
-from bert_core.errors import ConfigError, FormatError
+from bert_core.errors import ConfigError, CorpusError, FormatError
 from bert_core.manifest import Manifest, Output, read_manifest
 from pipelines import parquet
 from pipelines.distribute import run_tasks
@@ -28,6 +28,8 @@ from tracking.runs import DatasetInput
 
 VECTOR = "vector"
 """What the column of vectors is called behind the prefix of a prediction."""
+RESULTS = "results"
+"""The column of what is found."""
 ROWS_AT_ONCE, QUERIES_AT_ONCE = 8192, 1024
 
 
@@ -178,13 +180,34 @@ def _make_part(
             with parquet.open_parquet(path) as opened:
                 table = opened.read()
             kept = table.drop_columns([one for one in queries.added if one in table.column_names])
-            pq.write_table(kept.append_column("results", pa.array(results)), sink)
+            _check_free(kept.column_names, path)
+            pq.write_table(kept.append_column(RESULTS, _column(results, path)), sink)
         else:
             rows = (row for some in queries.rows([path]) for row in some)
             for row, result in zip(rows, results, strict=True):
-                line = json.dumps(row | {"results": result}, ensure_ascii=False, default=str)
+                _check_free(row, path)
+                line = json.dumps(row | {RESULTS: result}, ensure_ascii=False, default=str)
                 sink.write(f"{line}\n".encode())
     return {"name": name, "queries": len(asked), "rows": searched}
+
+
+def _check_free(columns: Collection[str], path: str) -> None:
+    if RESULTS in columns:
+        raise CorpusError(
+            f"{path}: wanted queries without a column {RESULTS!r}, which is for what is found: "
+            "rename it before they are predicted"
+        )
+
+
+def _column(results: list[Any], path: str) -> pa.Array:
+    """Raises: CorpusError if rows that are found have unlike values in a column."""
+    try:
+        return pa.array(results)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise CorpusError(
+            f"{path}: wanted rows of one type in each column, for a table, those of the corpus "
+            f"differ ({error}): name the columns to give, or predict the queries from JSONL"
+        ) from error
 
 
 def _nearest(

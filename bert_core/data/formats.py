@@ -145,11 +145,16 @@ def check_header(names: Sequence[str], source: str) -> None:
         )
 
 
+LONGEST_CELL = 2**31 - 1
+"""Characters: the csv module's own limit, 131,072, is below what a long passage has."""
+
+
 def table_rows(data: bytes, source: str) -> list[dict]:
     """Rows of a CSV, TSV, JSONL or Parquet file, told apart by its name, values by column.
 
     TSV is GLUE's: a header, no quoting. Raises: CorpusError naming the file.
     """
+    csv.field_size_limit(LONGEST_CELL)
     suffix = source.rsplit(".", 1)[-1].lower()
     if suffix in ("jsonl", "ndjson"):
         return [row for row in jsonl_rows(data, source) if row is not None]
@@ -163,16 +168,18 @@ def table_rows(data: bytes, source: str) -> list[dict]:
             reader = (
                 csv.DictReader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
                 if suffix == "tsv"
-                else csv.DictReader(text)
+                else csv.DictReader(text, strict=True)
             )
             check_header(reader.fieldnames or [], source)
             rows: list[dict[Any, Any]] = list(reader)
             for number, row in enumerate(rows, 1):
-                if None in row:
+                columns = len(row.keys() - {None})
+                cells = columns + len(row.get(None, ())) - list(row.values()).count(None)
+                if cells != columns:
                     raise CorpusError(
-                        f"{source}, row {number}: wanted {len(row) - 1} cells, as many as the "
-                        f"header has columns, got {len(row) - 1 + len(row[None])}: quote what "
-                        "holds the divider"
+                        f"{source}, row {number}: wanted {columns} cells, as many as the header "
+                        f"has columns, got {cells}: quote what holds the divider, and leave empty "
+                        "what there is none of"
                     )
             return rows
     except (csv.Error, pa.ArrowInvalid) as error:

@@ -142,7 +142,10 @@ def _squad(data: bytes, source: str) -> list[Record]:
                         "id": question["id"],
                         "question": question["question"],
                         "context": paragraph["context"],
-                        "answers": question.get("answers", []),
+                        # Without the key nobody said whether there is one: a test set.
+                        "answers": question.get(
+                            "answers", [] if question.get("is_impossible") else None
+                        ),
                     }
                     for question in paragraph["qas"]
                 )
@@ -164,7 +167,13 @@ def _clinc(split: str) -> Reader:
                 f"{source}: wanted CLINC150's splits, found no {split!r}: give its data_full.json"
             )
         pairs = [*splits[split], *splits.get(f"oos_{split}", [])]
-        return [{"text": text, "intent": intent} for text, intent in pairs]
+        try:
+            return [{"text": text, "intent": intent} for text, intent in pairs]
+        except (ValueError, TypeError) as error:
+            raise CorpusError(
+                f"{source}: wanted a list of text and intent in {split!r}, found something else "
+                f"({error}): give CLINC150's data_full.json"
+            ) from error
 
     return read
 

@@ -55,8 +55,8 @@ def squad_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str,
     if has.all():
         return metrics
     for kind, rows in (("answer", has), ("no_answer", ~has)):
-        for name in ("exact_match", "f1"):
-            metrics[f"{kind}_{name}"] = float(columns[name][rows].mean()) if rows.any() else 0.0
+        for name in ("exact_match", "f1") if rows.any() else ():
+            metrics[f"{kind}_{name}"] = float(columns[name][rows].mean())
     for name in ("exact_match", "f1") if "advantage" in columns else ():
         metrics[f"best_{name}"] = _at_best_threshold(
             columns["advantage"], columns[f"answered_{name}"], has

@@ -67,7 +67,7 @@ def labelled(
             row[name] = value
         try:
             for name, value in row.items():
-                _check_unicode(value, name)
+                check_unicode(value, name)
             shapes[0](**{name: value for name, value in row.items() if name not in targets})
             shapes[1](**{name: value for name, value in row.items() if name in targets})
         except InputError as error:
@@ -135,7 +135,7 @@ def as_row(shape: type, value: Any, where: str) -> dict[str, Any]:
             raise InputError(f"{where}: wanted {_listed(hints)}, {name} is missing")
         if not _fits(given, hint):
             raise InputError(f"{where_of[name]}: wanted {_kind(hint)}, got {shown(given)}")
-        _check_unicode(given, where_of[name])
+        check_unicode(given, where_of[name])
         row[name] = given
     try:
         shape(**row)
@@ -232,10 +232,13 @@ def _listed(hints: Mapping[str, Any]) -> str:
     return " and ".join(f"{name} ({_kind(hint)})" for name, hint in hints.items()) or "none"
 
 
-def _check_unicode(value: Any, where: str) -> None:
-    if isinstance(value, list | tuple):
+def check_unicode(value: Any, where: str) -> None:
+    """Raises: InputError if a text, or one in a list or object, has half a surrogate pair."""
+    if isinstance(value, dict):
+        check_unicode([*value, *value.values()], where)
+    elif isinstance(value, list | tuple):
         for index, each in enumerate(value):
-            _check_unicode(each, f"{where}[{index}]")
+            check_unicode(each, f"{where}[{index}]")
     elif isinstance(value, str):
         try:
             value.encode()

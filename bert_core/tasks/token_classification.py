@@ -142,6 +142,15 @@ class TokenClassification(Task):
                 f"training rows: wanted at least two tags, found {len(labels)} "
                 f"({', '.join(labels) or 'no rows'}): add rows of another tag"
             )
+        others = [label for label in labels if not _is_of_entity(label)]
+        if (options is None or options.entities is None) and 0 < len(others) < len(
+            set(labels) - {OUTSIDE}
+        ):
+            raise CorpusError(
+                "training rows: wanted tags of entities (B-PER, I-PER, O) or none, got both: "
+                f"{', '.join(others[:5])} {'is none' if len(others) == 1 else 'are none'}: correct "
+                "them, or set options.entities = false to have each tag be right or wrong by itself"
+            )
         return cls(labels, options)
 
     def build_objective(

@@ -72,6 +72,14 @@ def test_answers_are_those_of_transformers_pipeline(folder: Path, predictor: Pre
         assert [answer["score"] for answer in ours] == pytest.approx(scores, abs=1e-5)
 
 
+def test_scores_that_are_no_numbers_are_no_answer(folder: Path) -> None:
+    damaged = Predictor(folder, device="cpu")
+    with torch.no_grad():
+        next(damaged.model.parameters()).fill_(float("nan"))
+    with pytest.raises(FormatError, match=r"wanted numbers as scores of .*, the model gave NaN"):
+        damaged.predict([WORDS[0]])
+
+
 def test_a_text_gets_the_same_answer_in_any_company_and_order(predictor: Predictor) -> None:
     texts = texts_of_all_lengths(300)  # several forward passes
     together = scores(predictor, texts)

@@ -120,17 +120,18 @@ def test_rows_that_cannot_be_answered_are_put_aside_with_the_reason(
         b'{"text": "\xff"}',
         b"[1]",
         b'{"text": "Half a pair \\ud800."}',
+        b'{"text": "Half a pair elsewhere.", "more": [{"\\uD83D": 1}]}',
         b'{"text": "Taken.", "answer": "mine"}',
         b'{"text": "Close the file."}',
     ]
     Path(str(config.source)).write_bytes(b"\n".join(lines))
     counts = predict.run(replace(config, part_bytes=1_000_000)).counts
-    assert (counts["rows"], counts["rejected"]) == (2, 7)
-    assert counts["rejected_unreadable"] + counts["rejected_without_the_input"] == 7
+    assert (counts["rows"], counts["rejected"]) == (2, 8)
+    assert counts["rejected_unreadable"] + counts["rejected_without_the_input"] == 8
     kept = [row["text"] for row in lines_of(f"{config.output}/rows")]
     assert kept == ["Return a list.", "Close the file."]
     aside = lines_of(f"{config.output}/rejected")
-    assert Counter(row["kind"] for row in aside) == {"unreadable": 4, "without_the_input": 3}
+    assert Counter(row["kind"] for row in aside) == {"unreadable": 6, "without_the_input": 2}
     at = {row["where"].rpartition("byte ")[2]: row["reason"] for row in aside}
     assert "wanted text, got a number (7)" in at["27"]
     assert "text (text), text_pair (text), text is missing" in at["48"].replace(" and", ",")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_core.errors import ConfigError, FormatError
+from bert_core.errors import ConfigError, CorpusError, FormatError
 from bert_core.predictor import Predictor
 from pipelines import predict, search
 from pipelines.predict import PredictConfig
@@ -123,6 +123,24 @@ def test_what_cannot_be_searched_is_refused(
         search.run(replace(config, queries=other.output))
     with pytest.raises(FormatError, match="wanted vectors in the column 'predicted_vector', there"):
         search.run(replace(config, queries=other.output, corpus=other.output))
+
+
+def test_queries_with_a_column_for_results_are_refused(
+    config: SearchConfig, pretrained: Any, tmp_path: Path
+) -> None:
+    source = tmp_path / "taken.jsonl"
+    source.write_text('{"text": "a list", "results": "mine"}\n')
+    asked = PredictConfig(
+        output=str(tmp_path / "taken"),
+        model=str(pretrained.folder / "pretrain" / "bundle"),
+        task="feature-extraction",
+        source=str(source),
+        num_workers=0,
+        tracking_uri=config.tracking_uri,
+    )
+    predict.run(asked)
+    with pytest.raises(CorpusError, match="wanted queries without a column 'results', which is fo"):
+        search.run(replace(config, queries=asked.output))
 
 
 def test_the_best_are_those_of_a_full_sort() -> None:

@@ -238,19 +238,24 @@ def test_squad_comes_with_and_without_answers() -> None:
     questions = [
         {"id": "1", "question": "q", "answers": [{"text": "b", "answer_start": 2}]},
         {"id": "2", "question": "r", "is_impossible": True, "answers": []},
-        {"id": "3", "question": "a test row"},
+        {"id": "3", "question": "s", "is_impossible": True},
+        {"id": "4", "question": "a test row"},
     ]
     data = {"version": "v2.0", "data": [{"paragraphs": [{"context": "a b", "qas": questions}]}]}
     records = records_of(json.dumps(data), "squad")
-    assert [len(record["answers"]) for record in records] == [1, 0, 0]
-    rows = labelled(records, QuestionAnswering.shapes(), {}, "a")
+    rows = labelled(records[:3], QuestionAnswering.shapes(), {}, "a")
     assert [row["id"] for row in rows] == ["1", "2", "3"]
+    assert [len(row["answers"]) for row in rows] == [1, 0, 0]
+    with pytest.raises(CorpusError, match=r"a, row 4: wanted .* in the column 'answers', got"):
+        labelled(records, QuestionAnswering.shapes(), {}, "a")
 
 
 def test_clinc_has_its_rows_that_are_out_of_scope() -> None:
     data = {"val": [["hi there", "greeting"]], "oos_val": [["blue", "oos"]], "train": []}
     found = records_of(json.dumps(data), "clinc_val")
     assert found == [{"text": "hi there", "intent": "greeting"}, {"text": "blue", "intent": "oos"}]
+    with pytest.raises(CorpusError, match="wanted a list of text and intent in 'val', found"):
+        records_of(json.dumps({"val": [["hi", "there", "greeting"]]}), "clinc_val")
 
 
 # Rows of each file as its authors count them.

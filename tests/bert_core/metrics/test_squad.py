@@ -72,3 +72,6 @@ def test_questions_with_and_without_an_answer_are_scored_apart() -> None:
     assert (found["exact_match"], found["f1"]) == (0.5, 0.625)
     assert (found["answer_f1"], found["no_answer_f1"]) == (0.75, 0.5)
     assert squad_metrics({k: v[:2] for k, v in columns.items()}).keys() == {"exact_match", "f1"}
+    none = squad_metrics({k: v[2:] for k, v in columns.items()})
+    assert none["no_answer_f1"] == 0.5
+    assert "answer_f1" not in none, "of no rows there is none"

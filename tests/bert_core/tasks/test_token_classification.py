@@ -192,6 +192,14 @@ def test_one_tag_alone_is_no_training_set() -> None:
         TokenClassification.from_rows([{"tokens": ["a"], "tags": ["O"]}])
 
 
+def test_tags_of_entities_with_others_among_them_are_refused() -> None:
+    rows = [{"tokens": ["a", "b"], "tags": ["B-PER", "O"]}, {"tokens": ["a"], "tags": ["I_PER"]}]
+    with pytest.raises(CorpusError, match=r"\(B-PER, I-PER, O\) or none, got both: I_PER is none"):
+        TokenClassification.from_rows(rows)
+    chosen = TokenClassificationOptions(entities=False)
+    assert TokenClassification.from_rows(rows, chosen).primary_metric == "accuracy"
+
+
 @pytest.mark.parametrize("value", [{}, {"text": "a", "tokens": ["a"]}])
 def test_an_input_has_a_text_or_words(value: dict) -> None:
     with pytest.raises(InputError, match="inputs: wanted text, or tokens, one of them"):
