@@ -100,25 +100,25 @@ def benchmark(folder: Path, only: Sequence[str]) -> Iterator[dict[str, Any]]:
             "name": recipe.name,
             "minutes": (time.monotonic() - began) / 60,
             **counts,
-            "held_out": {
-                step: numbers["held_out/loss"]
+            "held_out_mlm_loss": {
+                step: numbers["held_out/mlm_loss"]
                 for step, numbers in records.items()
-                if "held_out/loss" in numbers
+                if "held_out/mlm_loss" in numbers
             },
             "made": made(),
         }
 
 
 def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
-    """The held-out loss of every recipe, step by step."""
+    """The held-out loss of masked words of every recipe, step by step."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for line in lines:
-        steps = [int(step) for step in line["held_out"]]
-        axes.plot(steps, list(line["held_out"].values()), marker="o", label=line["name"])
-    axes.set(xlabel="step", ylabel="held-out loss (all parts)", ylim=(0, None))
+        losses = line["held_out_mlm_loss"]
+        axes.plot([int(step) for step in losses], losses.values(), marker="o", label=line["name"])
+    axes.set(xlabel="step", ylabel="held-out loss of masked words (nats)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=120)
