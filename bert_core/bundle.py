@@ -258,7 +258,7 @@ def build_model(
     Raises: FormatError if the bundle has a graph instead of weights, the encoder's weights do not
         fit its config, or a head is required that is not there.
     """
-    model = ObjectiveModel(with_weights(bundle).encoder_config, objectives)
+    model = ObjectiveModel(require_weights(bundle).encoder_config, objectives)
     wanted, given = plain_state(model), _given(bundle, model)
     unfit = _unfit(wanted, given)
     fresh = {_part(name) for name in unfit}
@@ -274,7 +274,7 @@ def build_model(
     return model
 
 
-def with_weights(bundle: Bundle) -> Bundle:
+def require_weights(bundle: Bundle) -> Bundle:
     """The bundle itself. Raises: FormatError if it has a graph instead of weights."""
     if bundle.graph is not None:
         raise FormatError(

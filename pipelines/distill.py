@@ -159,12 +159,12 @@ def _task(
     config: DistillConfig, folders: Mapping[str, Path], inputs: list[DatasetInput], digest: str
 ) -> Result:
     """On labelled rows."""
-    from bert_core.bundle import load_bundle, with_weights
+    from bert_core.bundle import load_bundle, require_weights
     from bert_core.tasks.registry import TASKS
 
     if config.task not in TASKS:
         raise ConfigError(f"task: wanted one of {', '.join(TASKS)}, got {config.task!r}")
-    teacher = with_weights(load_bundle(folders["teacher"]))
+    teacher = require_weights(load_bundle(folders["teacher"]))
     kind = TASKS[config.task]
     answers = config.losses.of_answers or kind.headless
     if not answers:

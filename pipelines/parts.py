@@ -306,7 +306,7 @@ def read_texts(block: Block, part: Part) -> Iterator[Read]:
                     continue
                 columns = record
                 if rb"\ud" in piece.lower():  # may be half of a pair, which no file can hold
-                    check_unicode(list(columns.values()), where)
+                    check_unicode(columns, where)
             part.check_names(columns, where)
         except (CorpusError, InputError) as error:
             part.reject(where, piece.decode(errors="replace"), "unreadable", str(error))

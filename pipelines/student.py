@@ -133,9 +133,9 @@ class Pair:
         )
 
     def load_teacher(self) -> "Bundle":
-        from bert_core.bundle import load_bundle, with_weights
+        from bert_core.bundle import load_bundle, require_weights
 
-        return with_weights(load_bundle(self.teacher))
+        return require_weights(load_bundle(self.teacher))
 
     def build_teacher(self, teacher: "Bundle", *, scored: bool) -> "ObjectiveModel":
         """`scored`: with the head that it answers with."""
@@ -177,7 +177,7 @@ class Pair:
 
         Raises: ConfigError if it has other words than the teacher.
         """
-        from bert_core.bundle import load_bundle, with_weights
+        from bert_core.bundle import load_bundle, require_weights
         from bert_core.objectives.distillation import with_layers
 
         config = self.config
@@ -186,7 +186,7 @@ class Pair:
                 vocab_size=teacher.encoder_config.vocab_size, pad_token_id=teacher.tokenizer.pad_id
             )
             return replace(teacher, encoder_config=encoder, state={}, task=None)
-        own = teacher if self.student is None else with_weights(load_bundle(self.student))
+        own = teacher if self.student is None else require_weights(load_bundle(self.student))
         theirs = (teacher.tokenizer.digest, teacher.encoder_config.vocab_size)
         if (own.tokenizer.digest, own.encoder_config.vocab_size) != theirs:
             raise ConfigError(

@@ -17,6 +17,8 @@ from bert_core.errors import CorpusError
 
 Boundary = Literal["blank_line", "line", "heading", "file"]
 Errors = Literal["fail", "skip"]
+LONGEST_CELL = 2**31 - 1
+"""Characters: the csv module's own limit, 131,072, is below what a long passage has."""
 
 # Where one document of a text file ends and the next begins; `heading` is WikiText's ` = Title = `
 # and the first two levels of Markdown.
@@ -143,10 +145,6 @@ def check_header(names: Sequence[str], source: str) -> None:
             f"{source}: wanted each column once, got {twice!r} {names.count(twice)} times: write "
             "the file again with names of their own"
         )
-
-
-LONGEST_CELL = 2**31 - 1
-"""Characters: the csv module's own limit, 131,072, is below what a long passage has."""
 
 
 def table_rows(data: bytes, source: str) -> list[dict]:

@@ -235,7 +235,9 @@ def _listed(hints: Mapping[str, Any]) -> str:
 def check_unicode(value: Any, where: str) -> None:
     """Raises: InputError if a text, or one in a list or object, has half a surrogate pair."""
     if isinstance(value, dict):
-        check_unicode([*value, *value.values()], where)
+        for key, each in value.items():
+            check_unicode(key, where)
+            check_unicode(each, f"{where}, {key!r}")
     elif isinstance(value, list | tuple):
         for index, each in enumerate(value):
             check_unicode(each, f"{where}[{index}]")

@@ -125,22 +125,26 @@ def test_what_cannot_be_searched_is_refused(
         search.run(replace(config, queries=other.output, corpus=other.output))
 
 
-def test_queries_with_a_column_for_results_are_refused(
+def test_columns_that_results_cannot_stand_beside_are_refused(
     config: SearchConfig, pretrained: Any, tmp_path: Path
 ) -> None:
-    source = tmp_path / "taken.jsonl"
-    source.write_text('{"text": "a list", "results": "mine"}\n')
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"text": "a list", "results": 1}\n{"text": "a file", "results": "mine"}\n')
     asked = PredictConfig(
-        output=str(tmp_path / "taken"),
+        output=str(tmp_path / "vectors"),
         model=str(pretrained.folder / "pretrain" / "bundle"),
         task="feature-extraction",
         source=str(source),
+        answer_column="",
         num_workers=0,
         tracking_uri=config.tracking_uri,
     )
     predict.run(asked)
     with pytest.raises(CorpusError, match="wanted queries without a column 'results', which is fo"):
         search.run(replace(config, queries=asked.output))
+    tables = replace(config, queries=config.corpus, corpus=asked.output, top_k=2)
+    with pytest.raises(CorpusError, match="wanted rows of one type in each column, for a table"):
+        search.run(tables)
 
 
 def test_the_best_are_those_of_a_full_sort() -> None:
