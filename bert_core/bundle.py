@@ -4,6 +4,7 @@
 names; `raybert.json` adds what it has no place for: task, metrics, lineage, and the sha256 of every
 other file. Heads that transformers does not know are in `objective.safetensors`, which it ignores,
 and models that an objective trains beside the encoder are bundles themselves, in folders of it.
+`trained_rows.npy` has the digests of the labelled rows that the weights have seen.
 An exported bundle holds an ONNX graph instead of weights, where optimum and transformers.js look.
 A folder without `raybert.json`, as transformers writes it, is a bundle too, unverified. Folders are
 local: fetching one from elsewhere is for `tracking.resolve`.
@@ -19,7 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Bool
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -42,12 +45,15 @@ from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.tasks.base import Task
+from bert_core.tasks.digests import NO_ROWS, Digests
 from bert_core.tasks.feature_extraction import MODULES, POOLING, SETTINGS, FeatureExtraction
 from bert_core.tasks.registry import TASKS
+from bert_core.tasks.rows import Row
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "raybert.json"
 OBJECTIVE = "objective.safetensors"
+TRAINED_ROWS = "trained_rows.npy"
 GRAPHS = {None: "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
 """Where a graph lies, by how it is quantized."""
 # Where weights are in folders of others: in parts, or as torch itself saved them.
@@ -86,21 +92,13 @@ class Bundle:
     """sha256 over names and sha256 of the files: two bundles that are one model have one digest."""
     submodels: dict[str, Path] = field(default_factory=dict)
     """The bundles in its folder, by their names there."""
+    trained_rows: Digests = field(default_factory=lambda: NO_ROWS)
+    """`Task.digests` of the labelled rows that its weights were trained on or selected by, those of
+    its parents and teachers included."""
 
-    @property
-    def trained_on(self) -> set[str]:
-        """sha256 of the labelled rows that its weights have seen, those of its parents and teachers
-        included."""
-        return _trained_on(self.lineage)
-
-
-def _trained_on(lineage: dict[str, Any]) -> set[str]:
-    seen = {each["digest"] for each in lineage.get("data", ()) if each["name"] == "train"}
-    begun = () if lineage.get("from_scratch") else ("parent_lineage",)
-    for before in (*begun, "teacher_lineage"):
-        if before in lineage:
-            seen |= _trained_on(lineage[before])
-    return seen
+    def has_seen(self, task: Task, rows: Sequence[Row]) -> Bool[np.ndarray, "rows"]:
+        """Which of a task's rows are among `trained_rows`."""
+        return np.isin(task.digests(rows, task.chosen), self.trained_rows)
 
 
 def save_bundle(
@@ -111,11 +109,13 @@ def save_bundle(
     task: Task | None,
     metrics: dict[str, float],
     lineage: dict[str, Any],
+    trained_rows: Digests = NO_ROWS,
     graph: tuple[str, Callable[[Path], object]] | None = None,
 ) -> None:
     """Write a bundle; the folder appears whole or not at all.
 
     Args:
+        trained_rows: as a bundle has them, in any order.
         graph: one of `GRAPHS` and what writes it there, with data beside it, instead of weights.
     Raises: ConfigError if something lies at `folder` already, or the tokenizer has more tokens
         than the model.
@@ -158,6 +158,8 @@ def save_bundle(
             write(partial / name)
         segments = config.embeddings.type_vocab_size > 1
         tokenizer.save(partial, config.max_length, segments=segments)
+        if len(trained_rows):
+            np.save(partial / TRAINED_ROWS, np.unique(trained_rows))
         for path, value in ({} if task is None else task.files(config)).items():
             files.write_json(str(partial / path), value)
         record = {
@@ -236,6 +238,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         lineage=(record or {}).get("lineage", {}),
         digest=_digest(sha256s),
         submodels={path.parent.name: path.parent for path in folder.glob(f"*/{RECORD}")},
+        trained_rows=np.load(folder / TRAINED_ROWS) if TRAINED_ROWS in sha256s else NO_ROWS,
     )
 
 

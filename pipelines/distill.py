@@ -170,7 +170,7 @@ def _task(
     if not answers:
         _check_unscored(config)
     options = _options(config, teacher)
-    read, parts = read_parts(config, kind.shapes(options))
+    read, parts = read_parts(config, kind, options)
     known = teacher.task is not None and teacher.task.name == config.task
     with rows_of(config.train.source):
         task = teacher.task if known and not kind.headless else kind.from_rows(read, options)
@@ -182,7 +182,8 @@ def _task(
     parts[TRAIN] = parts[TRAIN] + new
     shorter = min(teacher, own, key=lambda one: one.encoder_config.max_length)
     sets = encoded(config, shorter, task, parts)
-    learner = Learner(task, own.tokenizer, own.encoder_config, pair.build, answers=answers)
+    before = pair.trained_rows(teacher, own)
+    learner = Learner(task, own.tokenizer, own.encoder_config, pair.build, before, answers=answers)
     lineage = {
         **pair.lineage(teacher, own),
         "data": lineage_of(config, own.tokenizer, inputs, sets),
@@ -277,11 +278,12 @@ def _against_teacher(
 
 def _general(config: DistillConfig, folders: Mapping[str, Path], digest: str) -> Result:
     """On shards: masked words where answers count."""
+    from bert_core.bundle import load_bundle, require_weights
     from bert_core.tasks.fill_mask import FillMask
 
-    task = FillMask() if config.losses.of_answers else None
+    teacher = require_weights(load_bundle(folders["teacher"]))
+    task = FillMask.of_pretrained(teacher.state) if config.losses.of_answers else None
     pair = Pair(config, folders["teacher"], folders.get("model"), task)
-    teacher = pair.load_teacher()
     own = pair.load_student(teacher)
     assert config.shards is not None
     shards = ShardSet.read(config.shards)
@@ -309,6 +311,7 @@ def _general(config: DistillConfig, folders: Mapping[str, Path], digest: str) ->
                 {"name": "shards", "digest": made.digest, "rows": made.counts["rows"]},
             ],
         },
+        trained_rows=pair.trained_rows(teacher, own),
     )
     say(
         f"distill: held-out loss {before['loss']:.3f} → {after['loss']:.3f}, "

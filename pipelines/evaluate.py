@@ -20,7 +20,7 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row
 from pipelines.distribute import run_tasks
-from pipelines.report import CUT, meter, say, tell_remarks
+from pipelines.report import CUT, SEEN, meter, say, tell_remarks
 from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_after, rows_of
 from pipelines.stage import INPUT, Result, StageConfig, local_outputs, run_stage
 from tracking.runs import DatasetInput
@@ -82,7 +82,8 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     from bert_core.metrics.bootstrap import intervals
 
     asked = (config.task, named(config.options))
-    task = predictor_of(folder, config.threads_per_worker, *asked).task
+    predictor = predictor_of(folder, config.threads_per_worker, *asked)
+    task = predictor.task
     if config.metric in task.lower_is_better:
         raise ConfigError(
             f"metric: wanted one that is better when it is higher, got {config.metric!r}: give "
@@ -102,7 +103,8 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     if main not in metrics:
         raise ConfigError(f"metric: wanted one of {', '.join(metrics)}, got {main!r}")
     ranges = intervals(task.metrics, columns)
-    remarks = task.remarks(rows) | {CUT: answered.cut}
+    seen = int(predictor.bundle.has_seen(task, rows).sum())
+    remarks = task.remarks(rows) | {CUT: answered.cut, SEEN: seen}
     tell_remarks("evaluate", remarks, config.held_out.source)
     fit = _reliability(task, rows, answers)
     paths = _write(config, task, rows, answers, columns, fit)

@@ -12,14 +12,13 @@ from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import Manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
 from pipelines.evaluate import ROWS_PER_TASK
-from pipelines.report import meter, say
+from pipelines.report import SEEN, meter, say
 from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_of
 from pipelines.stage import INPUT, Result, StageConfig, local_outputs, recipe, run_stage
 from pipelines.training import BUNDLE
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
-    from bert_core.bundle import Bundle
     from bert_core.graph import GraphBackend
     from bert_core.predictor import Predictor
 
@@ -88,16 +87,17 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
             f"model: wanted a bundle with weights, {config.model} was exported and has "
             f"{bundle.graph} instead: give the bundle that it was exported from"
         )
-    data = _data(config, bundle, inputs)
+    rows = None if config.held_out is None else _unseen(config.held_out, predictor)
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch, GRAPHS[config.quantize])
         made.parent.mkdir()
         export_graph(predictor.model, made, config.quantize)
         size_bytes = sum(path.stat().st_size for path in made.parent.iterdir())
-        found = _measured(config, predictor, GraphBackend(made, predictor.model, threads))
+        graph = GraphBackend(made, predictor.model, threads)
+        found = _measured(config, predictor, graph, rows)
         lineage = {
             "stage": "export",
-            "data": data,
+            "data": _data(config, inputs),
             "parent": bundle.digest,
             "parent_lineage": bundle.lineage,
             **recipe(config, digest),
@@ -115,18 +115,29 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
     return Result(outputs=local_outputs(config, written), counts=counts)
 
 
-def _data(
-    config: ExportConfig, bundle: "Bundle", inputs: list[DatasetInput]
-) -> list[dict[str, Any]]:
-    """The rows, for the lineage. Raises: ConfigError if the model was trained on them."""
+def _unseen(source: LabelledConfig, predictor: "Predictor") -> list[dict[str, Any]]:
+    """The held-out rows that did not train or select the model.
+
+    Raises: ConfigError if they all did.
+    """
+    task = predictor.task
+    rows = read_labelled(source, HELD_OUT, task.shapes(task.chosen))
+    seen = predictor.bundle.has_seen(task, rows)
+    if seen.all():
+        raise ConfigError(
+            "held_out: wanted rows that the model was not trained on, by its record it was on all "
+            f"those of {source.source}: give others"
+        )
+    if seen.any():
+        say(f"export: {seen.sum():,} {SEEN.replace('_', ' ')} in {source.source} left out")
+    return [row for row, out in zip(rows, seen, strict=True) if not out]
+
+
+def _data(config: ExportConfig, inputs: list[DatasetInput]) -> list[dict[str, Any]]:
+    """The rows, for the lineage."""
     if config.held_out is None:
         return []
     (rows,) = (each for each in inputs if each.name == HELD_OUT)
-    if rows.digest in bundle.trained_on:
-        raise ConfigError(
-            f"held_out: wanted rows that the model was not trained on, by its record it was on "
-            f"those of {config.held_out.source}: give others"
-        )
     return [{"name": HELD_OUT, "digest": rows.digest, "source": config.held_out.source}]
 
 
@@ -155,7 +166,12 @@ class _Measured:
         }
 
 
-def _measured(config: ExportConfig, predictor: "Predictor", graph: "GraphBackend") -> _Measured:
+def _measured(
+    config: ExportConfig,
+    predictor: "Predictor",
+    graph: "GraphBackend",
+    held_out: list[dict[str, Any]] | None,
+) -> _Measured:
     """The graph beside the weights, on the held-out rows or else on the task's examples.
 
     Raises: FormatError if an fp32 graph gives other scores; ConfigError if the metric falls.
@@ -163,12 +179,7 @@ def _measured(config: ExportConfig, predictor: "Predictor", graph: "GraphBackend
     from bert_core.export import TOLERANCE, largest_difference
 
     task, bundle = predictor.task, predictor.bundle
-    source = config.held_out
-    rows = (
-        predictor.rows(task.examples)
-        if source is None
-        else read_labelled(source, HELD_OUT, task.shapes(task.chosen))
-    )
+    rows = predictor.rows(task.examples) if held_out is None else held_out
     answers: tuple[list[Any], list[Any]] = ([], [])
     difference = 0.0
     with meter("comparing", len(rows), "rows") as progress:
@@ -186,9 +197,9 @@ def _measured(config: ExportConfig, predictor: "Predictor", graph: "GraphBackend
             f"wanted the graph's scores within {TOLERANCE:g} of torch's, they are {difference:.2g} "
             "apart: report this, with the model; until then use the bundle as it is"
         )
-    if source is None:
+    if config.held_out is None:
         return _Measured(difference=difference, metrics=bundle.metrics)
-    with rows_of(source.source):
+    with rows_of(config.held_out.source):
         old, new = (task.compare(rows, each) for each in answers)
     metrics = task.metrics(new)
     verdict = not_worse(task.main_metric(metrics), task.metrics, new, old)
@@ -238,6 +249,7 @@ def _save(
         task=predictor.task,
         metrics=metrics,
         lineage=lineage,
+        trained_rows=predictor.bundle.trained_rows,
         graph=(GRAPHS[config.quantize], move),
     )
     return [local / name for name in names_in(local)]

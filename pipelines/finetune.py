@@ -11,6 +11,7 @@ import numpy as np
 from bert_core import files
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
+from bert_core.tasks.digests import NO_ROWS, Digests
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines.labelled_sets import (
     HELD_OUT,
@@ -22,6 +23,7 @@ from pipelines.labelled_sets import (
     lineage_of,
     read_sets,
     remarks_of,
+    trained_rows,
 )
 from pipelines.report import say
 from pipelines.selection import TASK, Measurement, with_prefix
@@ -119,6 +121,8 @@ class Learner:
     encoder_config: "EncoderConfig"
     build: Callable[[int], "ObjectiveModel"]
     """The model that the training of a seed begins with."""
+    trained_rows: Digests
+    """Of the rows that these weights, and those of its teacher, have seen before."""
     answers: bool = True
     """Whether its head learns; the bundle is for no task otherwise."""
 
@@ -142,7 +146,8 @@ def _finetune(
         "parent_lineage": bundle.lineage,
         "from_scratch": config.from_scratch,
     }
-    learner = Learner(task, bundle.tokenizer, bundle.encoder_config, build)
+    before = NO_ROWS if config.from_scratch else bundle.trained_rows
+    learner = Learner(task, bundle.tokenizer, bundle.encoder_config, build, before)
     return learn(config, learner, sets, lineage, digest, watch)
 
 
@@ -162,7 +167,8 @@ def learn(
     from bert_core.train.checkpoint import checkpoint_at
 
     task, stage = learner.task, lineage["stage"]
-    remarks = remarks_of(stage, config, task, sets)
+    trained_on = np.union1d(learner.trained_rows, trained_rows(task, sets))
+    remarks = remarks_of(stage, config, task, sets, trained_on)
     steps = config.steps(len(sets[TRAIN].windows))
     total = _records_before(len(config.seeds), steps)
     fit(
@@ -186,6 +192,7 @@ def learn(
         task=task if learner.answers else None,
         metrics={name: value for name, value in seeds[0].items() if name != "steps"},
         lineage=lineage,
+        trained_rows=trained_on,
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), taken),
     )
     say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")

@@ -8,8 +8,9 @@ import numpy as np
 
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
+from bert_core.tasks.digests import Digests
 from bert_core.train.config import Precision
-from pipelines.report import CUT, tell_remarks
+from pipelines.report import CUT, SEEN, tell_remarks
 from pipelines.selection import SelectionConfig
 from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_of
 from pipelines.stage import INPUT
@@ -102,21 +103,22 @@ def read_sets(
 
     kind = TASKS[config.task]
     options = kind.options_of(config.options)
-    read, parts = read_parts(config, kind.shapes(options))
+    read, parts = read_parts(config, kind, options)
     with rows_of(config.train.source):
         task = kind.from_rows(read, options)
     return task, encoded(config, bundle, task, parts)
 
 
 def read_parts(
-    config: LabelledTrainingConfig, shapes: tuple[type, type]
+    config: LabelledTrainingConfig, kind: "type[Task]", options: Any
 ) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
     """The rows that were read to train on, and the rows of each set, by its name.
 
-    Raises: CorpusError naming what does not fit the shapes.
+    Raises: CorpusError naming what does not fit the task.
     """
+    shapes = kind.shapes(options)
     read = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
-    parts = divided(read, config.selection)
+    parts = divided(read, kind.groups(read, options), config.selection)
     if config.held_out is not None:
         parts[HELD_OUT] = read_labelled(config.held_out, "held_out", shapes)
     return read, parts
@@ -151,13 +153,20 @@ def encoded(
     return sets
 
 
-def divided(rows: list[dict], config: SelectionConfig) -> dict[str, list[dict]]:
-    """The rows that are trained on, and those that select, where there are to be any."""
+def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[str, list[dict]]:
+    """The rows that are trained on, and those that select, where there are to be any.
+
+    Groups are drawn until they hold enough rows, so that none is on both sides.
+    """
     if not config.share:
         return {TRAIN: rows}
     count = max(1, round(config.share * len(rows)))
-    kept = np.zeros(len(rows), dtype=bool)
-    kept[np.random.default_rng(config.seed).permutation(len(rows))[:count]] = True
+    _, first, group_of, sizes = np.unique(
+        groups, return_index=True, return_inverse=True, return_counts=True
+    )
+    drawn = np.argsort(first)[np.random.default_rng(config.seed).permutation(len(first))]
+    enough = np.searchsorted(np.cumsum(sizes[drawn]), count) + 1
+    kept = np.isin(group_of, drawn[:enough])
     return {
         TRAIN: [row for row, out in zip(rows, kept, strict=True) if not out],
         SELECTION: [row for row, out in zip(rows, kept, strict=True) if out],
@@ -182,15 +191,34 @@ def few_per_class(rows: list[dict[str, Any]], most: int | None, seed: int = 0) -
     return [rows[place] for place in sorted(kept)]
 
 
+def trained_rows(task: "Task", sets: dict[str, LabelledSet]) -> Digests:
+    """Of the rows that weights are trained on or selected by."""
+    return task.digests(
+        [row for name in (TRAIN, SELECTION) if name in sets for row in sets[name].rows],
+        task.chosen,
+    )
+
+
 def remarks_of(
-    stage: str, config: LabelledTrainingConfig, task: "Task", sets: dict[str, LabelledSet]
+    stage: str,
+    config: LabelledTrainingConfig,
+    task: "Task",
+    sets: dict[str, LabelledSet],
+    trained_on: Digests,
 ) -> dict[str, int]:
-    """What is odd in the rows that are trained on and in those held out, counted and told of."""
+    """What is odd in the rows that are trained on and in those held out, counted and told of.
+
+    Args:
+        trained_on: all that the model has seen when it is scored.
+    """
     remarks: dict[str, int] = {}
     for split, source in ((TRAIN, config.train), (HELD_OUT, config.held_out)):
         if source is not None:
             rows, windows = sets[split].rows, sets[split].windows
             found = task.remarks(rows) | {CUT: cut_rows(windows)}
+            if split == HELD_OUT:
+                seen = np.isin(task.digests(rows, task.chosen), trained_on)
+                found[SEEN] = int(seen.sum())
             tell_remarks(stage, found, f"{source.source} ({split})")
             remarks |= {f"{split}_{name}": count for name, count in found.items()}
     return remarks

@@ -15,6 +15,7 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.language_model import unigram_baseline
 from bert_core.model.variants import VARIANTS, EncoderConfig
+from bert_core.tasks.digests import NO_ROWS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines.objectives import check_names, objectives_of
 from pipelines.report import say
@@ -304,6 +305,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
         tokenizer,
         metrics=measured,
         lineage=lineage,
+        trained_rows=NO_ROWS if parent is None else parent.trained_rows,
     )
     say(
         f"pretrain: held-out MLM loss {before['held_out/mlm_loss']:.3f} → "

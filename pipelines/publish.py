@@ -140,8 +140,9 @@ def _compared(
     rows: list[dict[str, Any]],
     uri: str,
 ) -> tuple[Verdict | None, str]:
-    """Whether the bundle is not worse than the champion on the evaluation's rows, or a clause that
-    says why that cannot be told; neither where there is no champion."""
+    """Whether the bundle is not worse than the champion on those rows of the evaluation that
+    neither has seen, or a clause that says why that cannot be told; neither where there is no
+    champion."""
     from tracking import registry
     from tracking.resolve import resolve
 
@@ -156,14 +157,21 @@ def _compared(
             f"it is for {_told(champion.task)}, this bundle for {_told(task)}, so they are not "
             "compared"
         )
-    for who, each in (("it", champion), ("this bundle", predictor)):
-        if evaluation.inputs["held_out"] in each.bundle.trained_on:
-            return None, f"{who} was trained on the evaluation's rows, which favour it"
+    its, own = (each.bundle.has_seen(task, rows) for each in (champion, predictor))
+    unseen = [row for row, out in zip(rows, its | own, strict=True) if not out]
+    if not unseen:
+        who = "it" if its.all() else "this bundle" if own.all() else "one or the other"
+        return None, f"{who} was trained on all the evaluation's rows, which favour it"
+    if len(unseen) < len(rows):
+        say(
+            f"publish: compared on {len(unseen):,} of {len(rows):,} rows; the others were in the "
+            "training of one of the two"
+        )
     verdict = not_worse(
         str(evaluation.counts["primary_metric"]),
         task.metrics,
-        task.compare(rows, [json.loads(row[ANSWER]) for row in rows]),
-        task.compare(rows, predict_rows(champion_folder, rows, config).answers),
+        task.compare(unseen, [json.loads(row[ANSWER]) for row in unseen]),
+        task.compare(unseen, predict_rows(champion_folder, unseen, config).answers),
     )
     return verdict, ""
 

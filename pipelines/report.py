@@ -25,6 +25,10 @@ console = Console(highlight=False, soft_wrap=True)
 CUT = "rows_cut"
 """Remark: how many rows are longer than the model takes them."""
 
+SEEN = "rows_seen_in_training"
+"""Remark: how many of the rows that score a model have taught or selected it, so that its figures
+are better than they are on others."""
+
 
 def tell_remarks(stage: str, remarks: Mapping[str, int], source: str) -> None:
     """A line for everything that is odd in rows which are used all the same."""

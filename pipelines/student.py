@@ -5,8 +5,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bert_core.errors import ConfigError
 from bert_core.model.variants import VARIANTS
+from bert_core.tasks.digests import NO_ROWS, Digests
 from pipelines.stage import INPUT
 
 if TYPE_CHECKING:
@@ -222,6 +225,14 @@ class Pair:
         if self.config.losses.of_teacher:
             lineage |= {"teacher": teacher.digest, "teacher_lineage": teacher.lineage}
         return lineage
+
+    def trained_rows(self, teacher: "Bundle", own: "Bundle") -> Digests:
+        """Of the rows that they have seen before."""
+        begun = own.state and not self.config.from_scratch
+        return np.union1d(
+            own.trained_rows if begun else NO_ROWS,
+            teacher.trained_rows if self.config.losses.of_teacher else NO_ROWS,
+        )
 
 
 def _answers(teacher: "Bundle", task: "Task") -> bool:

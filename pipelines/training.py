@@ -19,6 +19,7 @@ from bert_core import files
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, RaybertError, ResourceError
 from bert_core.manifest import Output
+from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
 from pipelines import cluster
 from pipelines.report import meter
@@ -267,6 +268,7 @@ def write_bundle(
     *,
     metrics: dict[str, float],
     lineage: dict[str, Any],
+    trained_rows: Digests,
     task: "Task | None" = None,
     checkpoint: "Checkpoint | None" = None,
 ) -> dict[str, Output]:
@@ -292,5 +294,6 @@ def write_bundle(
         task=task,
         metrics=metrics,
         lineage=lineage | recipe(config, digest),
+        trained_rows=trained_rows,
     )
     return local_outputs(config, [local / name for name in names_in(local)])

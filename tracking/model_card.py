@@ -54,7 +54,7 @@ def model_card(
         "## Use",
         _use(publication, predictor, example, answer),
         "## How well it answers",
-        _evaluated(bundle, evaluation),
+        _evaluated(evaluation),
         _metrics(evaluation.counts),
         *([] if classes is None else [_by_class(classes)]),
         "## Whether it was the champion when it was published",
@@ -133,13 +133,10 @@ def _use(publication: Publication, predictor: "Predictor", example: Row, answer:
     )
 
 
-def _evaluated(bundle: "Bundle", evaluation: Manifest) -> str:
+def _evaluated(evaluation: Manifest) -> str:
     counts, digest = evaluation.counts, evaluation.inputs.get("held_out", "")
-    warning = (
-        " **They are the rows that it was trained on**: on others it does worse."
-        if digest in bundle.trained_on
-        else ""
-    )
+    seen = counts.get("rows_seen_in_training", 0)
+    warning = f" **It was trained on {seen:,} of them**: on others it does worse." if seen else ""
     return (
         f"Measured on {counts['rows']:,} rows of {counts.get('source', 'a file')} (sha256 "
         f"`{digest}`).{warning} Intervals are of 95 %, by bootstrap over these rows; the baseline "

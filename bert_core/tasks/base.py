@@ -4,8 +4,8 @@ A new task is one file and an entry in `registry.TASKS`; stages, server and bund
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, InputError
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Objective
+from bert_core.tasks.digests import Digests, row_digests
 from bert_core.tasks.rows import Row, as_row, has_empty_text
 
 Columns = dict[str, np.ndarray]
@@ -76,6 +77,9 @@ class Task(ABC):
     """Whether Hugging Face's schema has its parameters beside the inputs too."""
     replaceable: ClassVar[tuple[str, ...]] = ()
     """Fields whose words may be others without another answer being right."""
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Fields that many rows share, such as a passage that is asked about: rows of one are divided
+    together into those that train and those that select."""
     group_rows: int = 1
     """Training rows that follow each other and have one loss together."""
     examples: ClassVar[list[Any]]
@@ -112,9 +116,28 @@ class Task(ABC):
         return cls(labels)
 
     @classmethod
+    def of_pretrained(cls, tensors: Container[str]) -> "Task":
+        """The task of a model whose head was pretrained.
+
+        Args:
+            tensors: names of the weights that it has.
+        """
+        return cls()
+
+    @classmethod
     def shapes(cls, options: Any = None) -> tuple[type, type]:
         """Dataclasses of the fields of labelled rows: of the input, and of what is right."""
         return cls.inputs, cls.target
+
+    @classmethod
+    def digests(cls, rows: Sequence[Row], options: Any = None) -> Digests:
+        """Of what each row asks, whatever is right of it: rows that ask the same have the same."""
+        return row_digests(rows, [one.name for one in fields(cls.shapes(options)[0])])
+
+    @classmethod
+    def groups(cls, rows: Sequence[Row], options: Any = None) -> Digests:
+        """The same of what rows have in common that are to be divided together."""
+        return row_digests(rows, cls.shared) if cls.shared else cls.digests(rows, options)
 
     def encoder_config(self, config: EncoderConfig) -> EncoderConfig:
         """The encoder that it uses, of a model's. Raises: ConfigError if the model has none."""

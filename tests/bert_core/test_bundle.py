@@ -368,21 +368,22 @@ def test_a_bundle_keeps_what_it_was_given(tmp_path: Path) -> None:
     assert all(torch.equal(bundle.state[name], state[name]) for name in state)
 
 
-def seen(rows: str, **before: Any) -> dict[str, Any]:
-    """The lineage of what was trained on these rows."""
-    return {
-        "data": [{"name": "train", "digest": rows}, {"name": "held_out", "digest": "h"}]
-    } | before
-
-
-def test_a_model_has_seen_the_rows_of_its_parents_and_of_its_teachers(tmp_path: Path) -> None:
-    teacher = seen("d", parent_lineage=seen("e"))
-    lineage = seen("a", parent_lineage=seen("b"), teacher_lineage=teacher)
-    for name, begun in (("whole", lineage), ("fresh", lineage | {"from_scratch": True})):
-        folder = tmp_path / name
-        save_bundle(folder, model_of("mlm"), TOKENIZER, task=None, metrics={}, lineage=begun)
-    assert load_bundle(tmp_path / "whole").trained_on == {"a", "b", "d", "e"}
-    assert load_bundle(tmp_path / "fresh").trained_on == {"a", "d", "e"}
+def test_a_bundle_knows_the_rows_that_its_weights_have_seen(tmp_path: Path) -> None:
+    task = TextClassification(["a", "b", "c"])
+    rows = [{"text": text} for text in ("an axis", "a row", "an axis")]
+    seen = task.digests(rows)
+    about: dict[str, Any] = {"task": task, "metrics": {}, "lineage": {}}
+    save_bundle(tmp_path / "x", model_of("classification"), TOKENIZER, trained_rows=seen, **about)
+    bundle = load_bundle(tmp_path / "x")
+    asked = [{"text": "a column"}, {"text": "a row"}, {"text": "an axis"}]
+    assert bundle.has_seen(task, asked).tolist() == [False, True, True]
+    assert len(bundle.trained_rows) == 2, "a row that is there twice is one"
+    saved(tmp_path / "none", "mlm")
+    assert not load_bundle(tmp_path / "none").has_seen(task, asked).any()
+    assert not (tmp_path / "none" / "trained_rows.npy").exists()
+    (tmp_path / "x" / "trained_rows.npy").write_bytes(b"")
+    with pytest.raises(FormatError, match=r"trained_rows.npy: wanted sha256"):
+        load_bundle(tmp_path / "x")
 
 
 def test_one_model_has_one_digest_and_another_another(tmp_path: Path) -> None:

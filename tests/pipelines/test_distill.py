@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM
@@ -81,6 +82,8 @@ def test_a_student_of_a_task_is_measured_beside_its_teacher(on_rows: Distilling)
     assert bundle.lineage["stage"] == "distill"
     assert bundle.lineage["teacher"] == bundle.lineage["parent"] == teacher.digest
     assert bundle.lineage["teacher_lineage"] == teacher.lineage
+    assert len(teacher.trained_rows) >= 30
+    assert np.isin(teacher.trained_rows, bundle.trained_rows).all()
     measured = evaluate.run(
         EvaluateConfig(
             output=f"{config.output}-evaluate", model=config.teacher, held_out=config.train,
@@ -173,8 +176,11 @@ def test_tinybert_goes_through_its_stages(on_shards: Distilling, on_rows: Distil
     counts = distill.run(prediction).counts
     assert (counts["train_rows"], counts["selection_rows"]) == (3 * 24, 8)
     assert "kept_accuracy" in counts
-    lineage = load_bundle(f"{prediction.output}/bundle").lineage
-    assert lineage["parent_lineage"]["parent"] == bundle.digest
+    made = load_bundle(f"{prediction.output}/bundle")
+    assert made.lineage["parent_lineage"]["parent"] == bundle.digest
+    read = [json.loads(line) for line in Path(prediction.train.source).read_text().splitlines()]
+    assert made.task is not None
+    assert made.has_seen(made.task, read).sum() >= 32, "those that select are seen too"
 
 
 @pytest.mark.drill

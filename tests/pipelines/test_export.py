@@ -13,6 +13,7 @@ from bert_core.bundle import bundle_digest, load_bundle
 from bert_core.errors import ConfigError
 from bert_core.export import TOLERANCE
 from bert_core.predictor import Predictor
+from bert_core.tasks.text_classification import TextClassification
 from pipelines import evaluate, export, predict, publish
 from pipelines.evaluate import EvaluateConfig
 from pipelines.export import ExportConfig
@@ -144,32 +145,46 @@ def test_8_bits_that_err_on_none_of_too_few_rows_are_refused(
         export.run(config)
 
 
-def test_rows_that_a_model_was_trained_on_are_refused(finetuned: Any, config: ExportConfig) -> None:
+def test_rows_that_a_model_was_trained_on_are_refused(
+    finetuned: Any, config: ExportConfig, tmp_path: Path
+) -> None:
     tuned = replace(
         config,
         model=str(finetuned.folder / "finetune" / "bundle"),
         task=None,
         quantize="int8",
-        held_out=finetuned.rows,
+        held_out=LabelledConfig(source=str(tmp_path / "again.jsonl")),
     )
-    message = r"held_out: wanted rows that the model was not trained on, .*rows.jsonl: give others"
+    lines = Path(finetuned.rows.source).read_text().splitlines()
+    seen = load_bundle(tuned.model).has_seen(
+        TextClassification([]), [json.loads(line) for line in lines]
+    )
+    again = [line for line, out in zip(lines, seen, strict=True) if out]
+    (tmp_path / "again.jsonl").write_text("".join(f"{line}\n" for line in reversed(again)))
+    message = r"held_out: wanted rows that the model was not trained on, .*again.jsonl: give others"
     with pytest.raises(ConfigError, match=message):
         export.run(tuned)
 
 
 @pytest.mark.drill
-def test_a_fine_tuned_model_is_exported_once(finetuned: Any, config: ExportConfig) -> None:
-    other = finetuned.folder / "other_rows.jsonl"
-    other.write_text("".join(reversed(Path(finetuned.rows.source).read_text().splitlines(True))))
+def test_a_fine_tuned_model_is_exported_once_by_rows_that_it_has_not_seen(
+    finetuned: Any, config: ExportConfig
+) -> None:
     wide = replace(
         config,
         model=str(finetuned.folder / "finetune" / "bundle"),
         task=None,
         quantize="int8",
-        held_out=LabelledConfig(source=str(other)),
+        held_out=finetuned.rows,
         max_drop=1.0,
     )
-    assert 0 <= export.run(wide).counts["accuracy"] <= 1
+    counts = export.run(wide).counts
+    lines = Path(finetuned.rows.source).read_text().splitlines()
+    seen = load_bundle(wide.model).has_seen(
+        TextClassification([]), [json.loads(line) for line in lines]
+    )
+    assert counts["rows"] == len(lines) - seen.sum() < len(lines)
+    assert 0 <= counts["accuracy"] <= 1
     again = replace(config, output=f"{config.output}-2", model=f"{wide.output}/bundle", task=None)
     digest = bundle_digest(again.model)
     with pytest.raises(ConfigError, match=r"has onnx/model_quantized.onnx instead: give"):

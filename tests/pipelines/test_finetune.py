@@ -22,6 +22,8 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import read_manifest
 from bert_core.predictor import Predictor
+from bert_core.tasks.question_answering import QuestionAnswering
+from bert_core.tasks.text_classification import TextClassification
 from pipelines import evaluate, finetune, publish
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
@@ -130,13 +132,25 @@ def test_what_selects_is_no_row_that_is_trained_on_and_the_same_for_every_seed(
     selecting: FinetuneConfig,
 ) -> None:
     rows = [{"text": str(number)} for number in range(40)]
-    parts = divided(rows, selecting.selection)
+    groups = TextClassification.groups(rows)
+    parts = divided(rows, groups, selecting.selection)
     assert len(parts["selection"]) == 10
     texts = {name: {row["text"] for row in part} for name, part in parts.items()}
     assert not texts["train"] & texts["selection"]
-    assert divided(rows, selecting.selection) == parts
-    assert divided(rows, replace(selecting.selection, seed=1)) != parts
-    assert divided(rows, SelectionConfig()) == {"train": rows}
+    assert divided(rows, groups, selecting.selection) == parts
+    assert divided(rows, groups, replace(selecting.selection, seed=1)) != parts
+    assert divided(rows, groups, SelectionConfig()) == {"train": rows}
+
+
+def test_rows_of_one_passage_are_all_trained_on_or_all_select() -> None:
+    rows = [{"question": str(n), "context": str(n % 9), "answers": []} for n in range(45)]
+    for seed in range(5):
+        selection = SelectionConfig(share=0.25, seed=seed)
+        parts = divided(rows, QuestionAnswering.groups(rows), selection)
+        passages = {name: {row["context"] for row in part} for name, part in parts.items()}
+        assert not passages["train"] & passages["selection"]
+        assert len(parts["selection"]) == 15, "the least whole passages that are a quarter"
+        assert sum(map(len, parts.values())) == 45
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -281,7 +295,8 @@ def test_a_version_carries_the_card_of_its_model(evaluated: Any, tmp_path: Path)
     )
     assert row in text
     assert f"{why[0].upper()}{why[1:]}." in text
-    assert "They are the rows that it was trained on" in text
+    assert counts["rows_seen_in_training"] >= 32, "they were drawn from these rows"
+    assert f"**It was trained on {counts['rows_seen_in_training']:,} of them**" in text
     shards = read_manifest(str(evaluated.folder / "shards"))
     made_of = [
         ("corpus", shards.inputs["corpus"], f"{shards.counts['documents']:,} documents"),
@@ -329,7 +344,9 @@ def test_a_champion_of_another_task_stays_and_is_not_compared(
     assert counts["why"][1:] in (tmp_path / "second" / "model_card.md").read_text()
 
 
-def test_rows_that_trained_a_model_do_not_compare_it(evaluated: Any, tmp_path: Path) -> None:
+def test_a_model_is_compared_on_rows_that_trained_neither(
+    evaluated: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = PublishConfig(
         output=str(tmp_path / "publish"), model=str(evaluated.folder / "finetune" / "bundle"),
         evaluation=str(evaluated.folder / "evaluate"), name="of-its-own-rows", num_workers=0,
@@ -337,15 +354,48 @@ def test_rows_that_trained_a_model_do_not_compare_it(evaluated: Any, tmp_path: P
     )  # fmt: skip
     assert publish.run(config).counts["is_champion"], "there is none to compare it with"
     finetune.run(replace(evaluated.finetune(tmp_path / "other"), seeds=(5,), epochs=0.5))
-    measured = evaluation(evaluated, tmp_path / "evaluate")
-    evaluate.run(replace(measured, model=str(tmp_path / "other" / "bundle")))
-    second = replace(
-        config, output=str(tmp_path / "second"), model=str(tmp_path / "other" / "bundle"),
-        evaluation=measured.output,
-    )  # fmt: skip
-    counts = publish.run(second).counts
-    assert not counts["is_champion"]
-    assert "it was trained on the evaluation's rows, which favour it" in counts["why"]
+    lines = Path(evaluated.rows.source).read_text().splitlines()
+    bundle = load_bundle(config.model)
+    task = TextClassification(["early", "late"])
+    seen = bundle.has_seen(task, [json.loads(line) for line in lines])
+    unseen = [line for line, out in zip(lines, seen, strict=True) if not out]
+    assert 10 < len(unseen) < len(lines)
+
+    def second(name: str, lines: list[str]) -> str:
+        """Why the other one is the champion or not, by these rows in another file and order."""
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(f"{line}\n" for line in reversed(lines)))
+        measured = replace(
+            evaluation(evaluated, tmp_path / f"evaluate-{name}"),
+            model=str(tmp_path / "other" / "bundle"),
+            held_out=LabelledConfig(source=str(path)),
+        )
+        counts = evaluate.run(measured).counts
+        assert counts["rows_seen_in_training"] == len(lines) - sum(x in unseen for x in lines)
+        return str(
+            publish.run(
+                replace(
+                    config, output=str(tmp_path / f"publish-{name}"), model=measured.model,
+                    evaluation=measured.output,
+                )
+            ).counts["why"]
+        )  # fmt: skip
+
+    why = second("seen", [line for line, out in zip(lines, seen, strict=True) if out])
+    assert "it was trained on all the evaluation's rows, which favour it" in why
+    capsys.readouterr()
+    assert f"by paired bootstrap on {len(unseen)} rows" in second("all", lines)
+    told = f"publish: compared on {len(unseen)} of {len(lines)} rows; the others were in the train"
+    assert told in " ".join(capsys.readouterr().out.split())
+
+
+def test_held_out_rows_that_were_trained_on_are_counted(evaluated: Any) -> None:
+    config = evaluated.finetune(evaluated.folder / "finetune")
+    counts = finetune.run(config).counts
+    lines = Path(evaluated.rows.source).read_text().splitlines()
+    bundle = load_bundle(f"{config.output}/bundle")
+    seen = bundle.has_seen(TextClassification([]), [json.loads(line) for line in lines])
+    assert counts["held_out_rows_seen_in_training"] == seen.sum() >= 32
 
 
 def test_an_evaluation_of_what_the_bundle_is_not_registered_for_is_refused(
