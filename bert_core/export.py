@@ -59,7 +59,7 @@ class Graph(nn.Module):
             "attention_mask": attention_mask,
             "token_type_ids": types,
         }
-        encoded = self.model.encode(batch)
+        encoded = self.model.encode(batch, all_layers=self.objective.reads_layers)
         tokens = self.objective.position_key is not None
         if tokens:
             encoded = replace(encoded, hidden=encoded.hidden.flatten(0, 1))

@@ -137,12 +137,12 @@ class Distillation(ObjectiveModel):
         """What a model makes of the batch, as far as it is compared."""
         places = None
         if self._answers and not self._matched:
-            places = self._parts[0].places(batch)
+            places = model._parts[0].places(batch)
         layers = bool({EMBEDDINGS, HIDDEN} & self.weights.keys())
         return model.encode(
             batch,
             places,
-            all_layers=layers or any(part.reads_layers for part in self._parts),
+            all_layers=layers or any(part.reads_layers for part in model._parts),
             all_scores=ATTENTION in self.weights,
         )
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bert_core.errors import ConfigError
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import EncoderLayer, initialise
+from bert_core.model.rows import taken
 from bert_core.model.size import training_flops
 from bert_core.model.variants import DisentangledAttentionConfig, EncoderConfig
 from bert_core.objectives.base import Batch
@@ -34,8 +35,7 @@ class EnhancedMaskedLanguageModeling(MaskedLanguageModeling):
     def __init__(self, config: EncoderConfig) -> None:
         """Raises: ConfigError if the encoder adds positions already, or attends otherwise."""
         super().__init__(config)
-        disentangled = isinstance(config.attention, DisentangledAttentionConfig)
-        if not disentangled or config.embeddings.absolute_positions:
+        if not self.fits(config):
             raise ConfigError(
                 "objectives: wanted for emd_mlm an encoder with disentangled attention that adds "
                 f"no positions to its embeddings (deberta-…), got family {config.family}: "
@@ -43,6 +43,12 @@ class EnhancedMaskedLanguageModeling(MaskedLanguageModeling):
             )
         self.positions = nn.Embedding(config.max_length, config.hidden_size)
         initialise(self.positions, config)
+
+    @staticmethod
+    def fits(config: EncoderConfig) -> bool:
+        """Whether the encoder attends as DeBERTa does, and does not add positions already."""
+        disentangled = isinstance(config.attention, DisentangledAttentionConfig)
+        return disentangled and not config.embeddings.absolute_positions
 
     def attach(self, encoder: Encoder) -> None:
         self._encoder = (encoder,)  # NOTE: in a tuple, or its weights would be the objective's too
@@ -61,10 +67,29 @@ class EnhancedMaskedLanguageModeling(MaskedLanguageModeling):
 
         Queries do not look at each other, so the first step too is finished there only.
         """
-        hidden, rows, shared = encoded.layers[-2], encoded.rows, encoded.shared
-        places, last = batch["mlm_positions"], self._encoder[0].layers[-1]
-        assert isinstance(last, EncoderLayer)
-        asking = hidden + self.positions(rows.positions())
-        once = last.decoded(asking, hidden, rows, shared, places)
+        hidden, places = encoded.layers[-2], batch["mlm_positions"]
+        once = self._step(self._asking(encoded), encoded, places)
         again = hidden.flatten(0, -2).index_copy(0, places, once.to(hidden.dtype)).view_as(hidden)
-        return last.decoded(again, hidden, rows, shared, places)
+        return self._step(again, encoded, places)
+
+    def every(
+        self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "tokens vocab"]:
+        again = self._step(self._step(self._asking(encoded), encoded), encoded)
+        return self.head(again.flatten(0, -2), word_embeddings)
+
+    def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "..."]:
+        return taken(every, batch["mlm_positions"])
+
+    def _asking(self, encoded: Encoded) -> Float[Tensor, "*tokens hidden"]:
+        return encoded.layers[-2] + self.positions(encoded.rows.positions())
+
+    def _step(
+        self,
+        queries: Float[Tensor, "*tokens hidden"],
+        encoded: Encoded,
+        places: Int[Tensor, "items"] | None = None,
+    ) -> Float[Tensor, "..."]:
+        last = self._encoder[0].layers[-1]
+        assert isinstance(last, EncoderLayer)
+        return last.decoded(queries, encoded.layers[-2], encoded.rows, encoded.shared, places)

@@ -1,6 +1,6 @@
 """Which words stand behind the masks of a text (Devlin et al. 2018, section 3.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,8 +13,9 @@ from bert_core.data.windows import Ids, Window, ids_of, joined
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics
 from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.tasks.base import Columns, CuttingParameters, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
 from bert_core.tasks.rows import Row
 
 
@@ -32,6 +33,14 @@ class MaskedWords:
 
     words: list[str]
     """The word of each mask, each one token of the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillMaskOptions(Options):
+    """How masks were filled in pretraining."""
+
+    enhanced: bool = False
+    """Whether DeBERTa's enhanced mask decoder fills them, where the encoder is one that has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +66,19 @@ class FillMask(Task):
     lower_is_better = frozenset({"perplexity"})
     pretrained = True
     parameters = FillMaskParameters
+    options = FillMaskOptions
     examples: ClassVar = ["The capital of France is [MASK]."]
     cell_types: ClassVar = {"words": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
 
+    chosen: FillMaskOptions
+
+    @classmethod
+    def of_pretrained(cls, tensors: Container[str]) -> "FillMask":
+        return cls(options=FillMaskOptions(enhanced="objectives.mlm.positions.weight" in tensors))
+
     def build_objective(self, config: EncoderConfig) -> MaskedLanguageModeling:
+        if self.chosen.enhanced and EnhancedMaskedLanguageModeling.fits(config):
+            return EnhancedMaskedLanguageModeling(config)
         return MaskedLanguageModeling(config)
 
     def encode(

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from bert_core.errors import ConfigError, FormatError
 from bert_core.export import TOLERANCE, Quantize, export_graph, largest_difference
 from bert_core.graph import GraphBackend
 from bert_core.model.hf import encoder_config_from_huggingface
+from bert_core.model.variants import VARIANTS, EncoderConfig, FeedForwardConfig
 from bert_core.objectives.base import ObjectiveModel
+from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
+from bert_core.tasks.fill_mask import FillMask, FillMaskOptions
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.registry import TASKS
 from bert_core.tasks.text_classification import TextClassification
@@ -47,10 +51,12 @@ CONFIG = encoder_config_from_huggingface(
 LABELS = ["B-sea", "I-sea", "O"]
 
 
-def saved(folder: Path, task: Task, quantize: Quantize | None = None) -> Path:
+def saved(
+    folder: Path, task: Task, quantize: Quantize | None = None, encoder: EncoderConfig = CONFIG
+) -> Path:
     """A folder with `weights` and `graph`, bundles of one model with random weights."""
     torch.manual_seed(0)
-    config = task.encoder_config(CONFIG)
+    config = task.encoder_config(encoder)
     model = ObjectiveModel(config, [task.build_objective(config)]).eval()
     about: dict[str, Any] = {"task": task, "metrics": {"accuracy": 0.5}, "lineage": {"a": 1}}
     save_bundle(folder / "weights", model, TOKENIZER, **about)
@@ -105,6 +111,48 @@ def test_a_graph_answers_as_torch_does_in_batches_of_any_size_and_length(exporte
     answers = graphs.decode(rows, windows, graphs.forward(windows))
     assert len(answers) == len(rows)
     graphs.predict(graphs.task.examples)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 9), (2, 63), (2, 64)])
+def test_a_graph_takes_any_number_of_rows_of_any_length(
+    exported: Path, shape: tuple[int, int]
+) -> None:
+    """As other tools feed it, whose lengths are no multiples of ours."""
+    graphs = Predictor(exported / "graph").backend
+    assert isinstance(graphs, GraphBackend)
+    graph = export.Graph(Predictor(exported / "weights", device="cpu").model).eval()
+    generator = torch.Generator().manual_seed(sum(shape))
+    ids = torch.randint(5, TOKENIZER.vocab_size, shape, generator=generator)
+    mask = (torch.arange(shape[1]) < torch.tensor([[shape[1]], [1], [5]])[: shape[0]]).long()
+    given = [ids * mask, mask, torch.zeros_like(ids)]
+    with torch.inference_mode():
+        wanted = graph(*given)
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    feed = dict(zip(names, (each.numpy() for each in given), strict=True))
+    for mine, its in zip(wanted, graphs.session.run(list(graph.outputs), feed), strict=True):
+        assert mine.shape == its.shape
+        of_tokens = mine.ndim == 3 or len(graph.outputs) > 1
+        scored = mask.bool().numpy() if of_tokens else ...
+        np.testing.assert_allclose(its[scored], mine.numpy()[scored], atol=TOLERANCE)
+
+
+@pytest.mark.drill
+def test_the_graph_of_an_enhanced_mask_decoder_fills_masks_as_torch_does(tmp_path: Path) -> None:
+    task = FillMask(options=FillMaskOptions(enhanced=True))
+    config = VARIANTS["deberta-base"].config
+    encoder = replace(
+        config,
+        hidden_size=32,
+        num_hidden_layers=2,
+        attention=replace(config.attention, num_heads=4),
+        feed_forward=FeedForwardConfig(intermediate_size=48),
+        initializer_range=0.3,
+    ).adapted(vocab_size=TOKENIZER.vocab_size, pad_token_id=0)
+    saved(tmp_path, task, encoder=encoder)
+    torchs, graphs = Predictor(tmp_path / "weights", device="cpu"), Predictor(tmp_path / "graph")
+    assert isinstance(graphs.backend.objective, EnhancedMaskedLanguageModeling)
+    windows = torchs.encode(torchs.rows(["the [MASK] is [MASK].", "a [MASK]", "[MASK]"]))
+    assert largest_difference(torchs.forward(windows), graphs.forward(windows)) < TOLERANCE
 
 
 def test_a_graph_is_valid_and_has_the_names_that_optimum_gives(exported: Path) -> None:

@@ -19,6 +19,7 @@ from bert_core.model.variants import VARIANTS, EncoderConfig
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, soft_cross_entropy
 from bert_core.objectives.classification import Classification, ProblemType
 from bert_core.objectives.distillation import Distillation, fitting_map, with_layers
+from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.span import Span
 from bert_core.tasks.text_classification import TextClassification
@@ -339,6 +340,27 @@ def test_layers_that_are_not_there_or_are_others_elsewhere_are_refused() -> None
             with_layers(config, state, layers)
     with pytest.raises(ConfigError, match=r"wanted layers of the model, 0 to 21, got \[0, 22\]"):
         with_layers(config, state, [0, 22])
+
+
+def test_a_teacher_that_fills_masks_by_its_decoder_is_asked_so() -> None:
+    torch.manual_seed(0)
+    config = VARIANTS["deberta-base"].config
+    its = replace(
+        config,
+        hidden_size=32,
+        num_hidden_layers=2,
+        attention=replace(config.attention, num_heads=4),
+    ).adapted(vocab_size=TOKENIZER.vocab_size, pad_token_id=0)
+    teacher = ObjectiveModel(its, [EnhancedMaskedLanguageModeling(its)])
+    own = encoder_of(16, 2)
+    for weights in ({"soft": 1.0}, {"soft": 1.0, "cosine": 1.0}):
+        student = ObjectiveModel(own, [MaskedLanguageModeling(own)])
+        batch = batch_of(rows_of())
+        part = Distillation(student, teacher, weights)(batch)["soft"]
+        wanted = soft_cross_entropy(
+            student.logits(batch)["mlm"], teacher.logits(batch)["mlm"].detach(), 1.0
+        )
+        torch.testing.assert_close(part.sum, wanted.sum)
 
 
 def test_a_bundle_has_the_student_alone(tmp_path: Path) -> None:

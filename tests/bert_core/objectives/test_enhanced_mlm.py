@@ -1,11 +1,14 @@
 """The enhanced mask decoder beside one written from the paper, token by token."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from bert_core.bundle import save_bundle
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError
 from bert_core.model.attention import KeylessBiasLinear, RelativePositions
 from bert_core.model.layers import EncoderLayer
@@ -18,6 +21,7 @@ from bert_core.model.variants import (
 )
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
+from bert_core.predictor import Predictor
 
 WIDTH, HEADS, SPAN = 12, 2, 5
 LENGTHS = (9, 5, 7)  # some distances are beyond the span
@@ -169,6 +173,38 @@ def test_words_that_are_masked_are_told_apart_by_where_they_stand() -> None:
         objective_of(model).positions.weight[4] += 1
     moved = (model.logits(batch)["mlm"] - scores).abs().amax(1) > 1e-6
     assert moved.tolist() == [False, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("variant", ["deberta-base", "deberta-v3-base"])
+def test_scores_of_every_token_are_those_of_the_chosen_ones(variant: str) -> None:
+    model, batch = model_of(variant), batch_of()
+    objective = objective_of(model)
+    wanted = model.logits(batch)["mlm"]
+    del batch["mlm_positions"]
+    every = objective.every(model.encode(batch, all_layers=True), model.word_embeddings)
+    assert every.shape == (len(LENGTHS) * max(LENGTHS), 40)
+    found = objective.picked(every, batch_of())
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_bundle_fills_masks_as_it_was_trained_to(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_vocabulary(
+        [*SPECIAL_TOKENS, *(chr(97 + n) for n in range(26))], lowercase=True
+    )
+    model = model_of("deberta-base").float().eval()
+    save_bundle(tmp_path / "bundle", model, tokenizer, task=None, metrics={}, lineage={})
+    predictor = Predictor(tmp_path / "bundle", device="cpu")
+    windows = predictor.encode(predictor.rows(["a [MASK] b [MASK]", "[MASK]"]))
+    for window, found in zip(windows, predictor.forward(windows), strict=True):
+        ids = torch.from_numpy(window.ids[0].astype("int64"))[None]
+        places = torch.from_numpy(window.positions["mlm_positions"])
+        batch = {"input_ids": ids, "token_type_ids": ids * 0, "mlm_positions": places}
+        wanted = model.logits(batch)["mlm"].detach()
+        torch.testing.assert_close(torch.from_numpy(found), wanted, atol=1e-5, rtol=1e-5)
+        hidden = model.encode(batch).hidden.flatten(0, 1)[places]  # of the last layer by itself
+        plain = objective_of(model).head(hidden, model.word_embeddings)
+        assert (plain - wanted).abs().max() > 0.1
 
 
 def test_what_the_decoder_computes_is_counted() -> None:
