@@ -135,6 +135,10 @@ class Slice:
     """The pieces from here to `own_end` are further from its ends than from those of any other."""
     own_end: int
 
+    def holds(self, first: int, last: int) -> bool:
+        """Whether it has the pieces from one to another."""
+        return self.first <= first and last < self.end
+
 
 def slices(pieces: int, room: int, stride: int) -> list[Slice]:
     """Slices of at most `room` pieces, of which two that follow each other share `stride`.

@@ -22,21 +22,36 @@ def normalized(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
-def exact_match(answer: str, wanted: Sequence[str]) -> float:
-    """1 where the answer is one of those wanted; no answer is the empty text."""
-    return max(float(normalized(answer) == normalized(one)) for one in wanted or [""])
+def exact_match(answer: str, wanted: Sequence[str], *, no_answer: bool = False) -> float:
+    """1 where the answer is one of those wanted; no answer is the empty text.
+
+    Args:
+        no_answer: by the rules of 2.0, where what is an article alone is wanted by nobody.
+    """
+    return max(float(normalized(answer) == one) for one in _compared(wanted, no_answer))
 
 
-def token_f1(answer: str, wanted: Sequence[str]) -> float:
-    """The best F1 of the words of the answer and of one wanted; no words are equal to none."""
-    return max(_f1(normalized(answer).split(), normalized(one).split()) for one in wanted or [""])
+def token_f1(answer: str, wanted: Sequence[str], *, no_answer: bool = False) -> float:
+    """The best F1 of the words of the answer and of one wanted; `no_answer` as in `exact_match`.
+
+    Without words it is 0, but where no answer is right: of that, no words are equal to none.
+    """
+    words = normalized(answer).split()
+    compared = _compared(wanted, no_answer)
+    if compared == [""] and (no_answer or not wanted):
+        return float(not words)
+    return max(_f1(words, one.split()) for one in compared)
+
+
+def _compared(wanted: Sequence[str], no_answer: bool) -> list[str]:
+    """The answers wanted, as answers are compared; the empty one where there is none."""
+    every = [normalized(one) for one in wanted]
+    return [one for one in every if one or not no_answer] or [""]
 
 
 def _f1(predicted: list[str], wanted: list[str]) -> float:
-    if not predicted or not wanted:
-        return float(predicted == wanted)
     common = sum((Counter(predicted) & Counter(wanted)).values())
-    return 2 * common / (len(predicted) + len(wanted))
+    return 2 * common / (len(predicted) + len(wanted)) if common else 0.0
 
 
 def squad_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str, float]:

@@ -102,6 +102,7 @@ class QuestionAnswering(Task):
     primary_metric = "f1"
     parameters = QuestionAnsweringParameters
     options = QuestionAnsweringOptions
+    shared = ("context",)
     examples: ClassVar = [
         {"question": "Where is the tower?", "context": "The Eiffel Tower stands in Paris."}
     ]
@@ -155,13 +156,17 @@ class QuestionAnswering(Task):
             stride = min(self.chosen.doc_stride, room // 2)
             answer = _first_answer(row, number + 1) if labelled else None
             pieces = None if answer is None else _pieces_of(answer, context.offsets)
-            for part in slices(len(context.ids), room, stride):
+            parts = slices(len(context.ids), room, stride)
+            missed = answer is not None and not (
+                pieces and any(part.holds(*pieces) for part in parts)
+            )
+            for part in parts:
                 sequence = joined(tokenizer, asked, context.ids[part.first : part.end])
                 offsets = context.offsets[part.first : part.end]
                 labels = {}
                 if labelled:
                     begin, end = 0, 0
-                    if pieces and part.first <= pieces[0] and pieces[1] < part.end:
+                    if pieces and part.holds(*pieces):
                         begin, end = (one - part.first + sequence.second_start for one in pieces)
                     labels = {
                         "start_positions": np.array([begin], dtype=np.int64),
@@ -174,7 +179,7 @@ class QuestionAnswering(Task):
                         segment_b_start=(sequence.segment_b_start,),
                         labels=labels,
                         origin=(sequence.second_start, offsets),
-                        is_cut=len(asked) < len(question.ids),
+                        is_cut=missed or len(asked) < len(question.ids),
                     )
                 )
         return windows
@@ -241,15 +246,16 @@ class QuestionAnswering(Task):
         columns: dict[str, list[float]] = {"exact_match": [], "f1": [], "has_answer": []}
         if self.chosen.no_answer:
             columns |= {"answered_exact_match": [], "answered_f1": [], "advantage": []}
+        rules = {"no_answer": self.chosen.no_answer}
         for row, answer in zip(rows, answers, strict=True):
             wanted = [one["text"] for one in row["answers"]]
-            columns["exact_match"].append(exact_match(answer["answer"], wanted))
-            columns["f1"].append(token_f1(answer["answer"], wanted))
+            columns["exact_match"].append(exact_match(answer["answer"], wanted, **rules))
+            columns["f1"].append(token_f1(answer["answer"], wanted, **rules))
             columns["has_answer"].append(float(bool(wanted)))
             if self.chosen.no_answer:
                 best = answer.get("best_span", answer["answer"])
-                columns["answered_exact_match"].append(exact_match(best, wanted))
-                columns["answered_f1"].append(token_f1(best, wanted))
+                columns["answered_exact_match"].append(exact_match(best, wanted, **rules))
+                columns["answered_f1"].append(token_f1(best, wanted, **rules))
                 columns["advantage"].append(answer.get("advantage", 0.0))
         return {name: np.array(values) for name, values in columns.items()}
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from bert_core.data.windows import Window
+from bert_core.data.windows import Window, cut_rows
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.question_answering import (
     QuestionAnswering,
@@ -156,6 +156,14 @@ def test_an_answer_may_reach_into_the_white_space_around() -> None:
     ):
         (window,) = TASK.encode([row_of(context, answer)], TOKENIZER, 32, labelled=True)
         assert window.labels["start_positions"][0] > 0
+
+
+def test_an_answer_that_no_window_holds_is_counted() -> None:
+    context = "a b c d e f " * 5
+    rows = [row_of(context, answer) for answer in (context.strip(), "c d", "f a")]
+    windows = TASK.encode(rows, TOKENIZER, 16, labelled=True)
+    assert {window.row for window in windows if window.is_cut} == {0}
+    assert cut_rows(TASK.encode(rows, TOKENIZER, 16)) == 0
 
 
 def test_windows_overlap_by_half_at_most() -> None:
