@@ -181,7 +181,8 @@ def read_block(block: Block) -> Iterator[Document]:
 
 
 def read_pieces(block: Block) -> Iterator[tuple[str, int, bytes]]:
-    """The lines of a block's JSONL, and the lines or documents of its text, that are not blank.
+    """The lines of a block's JSONL and its documents of text that are not blank, and all lines of
+    text.
 
     Each comes with its file and its byte there. Raises: as `read_block`.
     """
@@ -196,7 +197,7 @@ def read_pieces(block: Block) -> Iterator[tuple[str, int, bytes]]:
                             yield file.path, offset + start, piece
                     continue
                 for line in data.splitlines(keepends=True):
-                    if line.strip():
+                    if file.format == "text" or line.strip():
                         yield file.path, offset, line
                     offset += len(line)
 

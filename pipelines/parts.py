@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 ROWS, REJECTED, PARTS = "rows", "rejected", "parts"
 """Folders of the output: what came of the rows, rows put aside, and what each part came to."""
 EMPTY = "rows_with_empty_text"
+BLANK = "blank_lines_left_out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +230,7 @@ def make_parts(
             f"({why or 'no row at all'}): see {files.join(config.output, REJECTED)}, name the "
             "right columns, or give another source"
         )
-    odd = {name: counts[name] for name in (EMPTY, CUT)}
+    odd = {name: counts[name] for name in (EMPTY, BLANK, CUT)}
     tell_remarks(stage, odd, ", ".join(config.corpus.sources))
     if rejected:
         say(f"{stage}: {rejected:,} put aside ({why}) in {files.join(config.output, REJECTED)}")
@@ -295,6 +296,9 @@ def read_texts(block: Block, part: Part) -> Iterator[Read]:
     for path, offset, piece in read_pieces(block):
         unit = "document" if path in texts and not of_lines else "line"
         where = f"{path}, the {unit} at byte {offset:,}"
+        if not piece.strip():
+            part.counts[BLANK] += 1
+            continue
         try:
             if path in texts:
                 text = decode_utf8(piece, path, offset).removeprefix("\ufeff")

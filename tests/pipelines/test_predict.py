@@ -105,7 +105,8 @@ def test_tables_without_rows_and_with_other_columns(config: PredictConfig, tmp_p
 
 def test_lines_of_text_are_rows(config: PredictConfig, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("\ufeff" + "\n\n".join(TEXTS) + "\n", encoding="utf-8")
-    predict.run(replace(config, source=str(tmp_path / "rows.txt")))
+    counts = predict.run(replace(config, source=str(tmp_path / "rows.txt"))).counts
+    assert counts["blank_lines_left_out"] == len(TEXTS) - 1
     assert [row["text"] for row in lines_of(f"{config.output}/rows")] == TEXTS
 
 
