@@ -48,7 +48,7 @@ RECIPES = (
     Recipe(pretrain="roberta_base", vocab="roberta", prepare="wikipedia_roberta"),
     Recipe(pretrain="albert_base", vocab="albert", prepare="wikipedia_albert"),
     Recipe(pretrain="spanbert_base", vocab="wikipedia_cased", prepare="wikipedia_spanbert"),
-    Recipe(pretrain="deberta_base", vocab="roberta", prepare="wikipedia_roberta"),
+    Recipe(pretrain="deberta_base", vocab="roberta", prepare="wikipedia_deberta"),
     Recipe(pretrain="deberta_v3_base", vocab="deberta_v3", prepare="wikipedia_deberta_v3"),
     Recipe(
         pretrain="scibert", vocab="scibert", prepare="scibert_128", more=("--then", "null")

@@ -14,6 +14,8 @@ from pipelines.configure import CONFIGS, parse
 from pipelines.pretrain import PretrainConfig
 from pipelines.training import read_records
 
+RECIPES = ("deberta_wikitext2", "deberta_v3_wikitext2")
+
 
 def recipe(word: str, name: str) -> Any:
     return parse(word, ["--config", str(CONFIGS / word / f"{name}.toml")])
@@ -21,7 +23,7 @@ def recipe(word: str, name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def wikitext(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With vocab/ and shards/ of the first megabyte, by the recipes."""
+    """With a vocabulary of the first megabyte, and each model's rows, by the recipes."""
     folder = tmp_path_factory.mktemp("wikitext")
     text = (data_dir / "wikitext2" / "train.txt").read_bytes()[: 1 << 20].decode(errors="ignore")
     (folder / "train.txt").write_text(text)
@@ -29,9 +31,10 @@ def wikitext(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = recipe("vocab", "deberta_wikitext2")
     corpus = replace(made.corpus, source=str(folder / "train.txt"), held_out_share=0.05)
     vocab.run(replace(made, output=str(folder / "vocab"), corpus=corpus, vocab_size=1500, **here))
-    rows = recipe("prepare", "deberta_wikitext2")
     words = {"tokenizer": str(folder / "vocab"), "corpus": corpus}
-    prepare.run(replace(rows, output=str(folder / "shards"), **words, **here))
+    for name in RECIPES:
+        rows = recipe("prepare", name)
+        prepare.run(replace(rows, output=str(folder / f"shards-{name}"), **words, **here))
     return folder
 
 
@@ -40,7 +43,7 @@ def config_of(name: str, folder: Path, output: Path) -> PretrainConfig:
     return replace(
         recipe("pretrain", name),
         output=str(output),
-        shards=str(folder / "shards"),
+        shards=str(folder / f"shards-{name}"),
         tokenizer=str(folder / "vocab"),
         evaluate_every_steps=40,
         held_out_rows=128,
@@ -74,7 +77,7 @@ def test_held_out_losses_fall_and_transformers_loads_what_comes_of_it(
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("name", ["deberta_wikitext2", "deberta_v3_wikitext2"])
+@pytest.mark.parametrize("name", RECIPES)
 def test_the_micro_batch_does_not_change_what_is_learned(
     name: str, wikitext: Path, tmp_path: Path
 ) -> None:
