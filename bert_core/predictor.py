@@ -163,7 +163,10 @@ def _task_of(
     came = "only pretrained (or for a task that is not known here)"
     if bundle.task is not None:
         came = f"for {bundle.task.name}"
+    ways = [f"ask for {one}" for one in able]
+    if (name or FillMask.name) == FillMask.name:  # which the model beside was trained for
+        ways += [f"give {path}" for path in bundle.submodels.values()]
     raise FormatError(
         f"{folder}: wanted a bundle for {name or 'a task'}, this one is {came}: fine-tune it first "
-        f"with `raybert finetune`{''.join(f', or ask for {one}' for one in able)}"
+        f"with `raybert finetune`{''.join(f', or {way}' for way in ways)}"
     )

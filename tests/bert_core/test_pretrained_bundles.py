@@ -20,6 +20,7 @@ from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.rtd import ReplacedTokenDetection
+from bert_core.predictor import Predictor
 
 TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *map(chr, range(48, 90))], lowercase=False)
 
@@ -101,6 +102,17 @@ def test_what_was_replaced_is_learned_on_from_a_bundle(tmp_path: Path) -> None:
         replace(bundle, submodels={}), [ReplacedTokenDetection(bundle.encoder_config)]
     )
     close(plain_state(alone)[words], plain_state(model)[words])
+
+
+def test_who_asks_the_encoder_to_fill_masks_is_sent_to_the_generator(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    saved(folder, "deberta-v3-tiny", ReplacedTokenDetection)
+    for task in (None, "fill-mask"):
+        with pytest.raises(FormatError, match=rf"only pretrained.*, or give {folder}/generator$"):
+            Predictor(folder, task=task)
+    assert len(Predictor(folder / "generator").predict(["[MASK]"])[0]) == 5
+    with pytest.raises(FormatError, match=r"wanted a bundle for next-sentence-.*extraction$"):
+        Predictor(folder, task="next-sentence-prediction")
 
 
 def test_a_generator_that_was_changed_is_found(tmp_path: Path) -> None:
