@@ -86,7 +86,7 @@ def _tsv(*names: str, errors: Errors = "fail") -> Reader:
 def _conll(data: bytes, source: str) -> list[Record]:
     """Sentences between blank lines, a token a line; columns `0`, `1`, … and `-1`, the last."""
     records = []
-    for rows in _sentences(data, source, lambda line: line.startswith("-DOCSTART-")):
+    for rows in _sentences(data, source, ends=lambda line: line.startswith("-DOCSTART-")):
         columns = list(zip(*rows, strict=True))
         record = {str(place): list(column) for place, column in enumerate(columns)}
         records.append(record | {"-1": list(columns[-1])})
@@ -97,7 +97,7 @@ def _conllu(data: bytes, source: str) -> list[Record]:
     """Sentences of CoNLL-U by the names of its columns, without ranges (`1-2`) and `8.1`."""
     records = []
     for rows in _sentences(
-        data, source, lambda line: line.startswith("#"), columns=len(CONLLU_COLUMNS)
+        data, source, passes=lambda line: line.startswith("#"), columns=len(CONLLU_COLUMNS)
     ):
         words = [row for row in rows if row[0].isdecimal()]
         if words:
@@ -109,13 +109,23 @@ def _conllu(data: bytes, source: str) -> list[Record]:
 
 
 def _sentences(
-    data: bytes, source: str, passes: Callable[[str], bool], columns: int | None = None
+    data: bytes,
+    source: str,
+    *,
+    passes: Callable[[str], bool] = lambda _: False,
+    ends: Callable[[str], bool] = lambda _: False,
+    columns: int | None = None,
 ) -> Iterator[list[list[str]]]:
-    """Rows between blank lines, all with as many columns; `columns` where that is fixed."""
+    """Rows between blank lines, all with as many columns; `columns` where that is fixed.
+
+    Args:
+        passes: whether a line is no row.
+        ends: whether a line ends a sentence as a blank one does.
+    """
     rows: list[list[str]] = []
     text = decode_utf8(data, source).removeprefix("\ufeff")
     for number, line in enumerate([*text.split("\n"), ""], 1):
-        if not line.strip():
+        if not line.strip() or ends(line):
             if rows:
                 yield rows
             rows = []

@@ -154,7 +154,9 @@ Peter NNP B-NP B-PER
 """
 
 
-@pytest.mark.parametrize("change", [("", ""), ("\n", "\r\n"), (" ", "\t")])
+@pytest.mark.parametrize(
+    "change", [("", ""), ("\n", "\r\n"), (" ", "\t"), ("\n\n", "\n")], ids=repr
+)
 def test_conll_is_sentences_between_blank_lines_without_its_documents(
     change: tuple[str, str],
 ) -> None:
