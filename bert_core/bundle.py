@@ -63,6 +63,7 @@ _FOREIGN = (
     CONFIG,
     WEIGHTS,
     OBJECTIVE,
+    TRAINED_ROWS,
     "tokenizer.json",
     "vocab.txt",
     "tokenizer_config.json",
@@ -151,6 +152,7 @@ def save_bundle(
             _write_weights(partial, model)
             for name, _, other in _submodels(model):
                 about: dict[str, Any] = {"task": None, "metrics": {}, "lineage": lineage}
+                about["trained_rows"] = trained_rows
                 save_bundle(partial / name, other, tokenizer, **about)
         else:
             name, write = graph
@@ -497,7 +499,9 @@ def _foreign_task(
     names = {int(index): label for index, label in named.items()}
     # transformers leaves its own default names out of the file.
     labels = [names.get(index, f"LABEL_{index}") for index in range(len(head))]
-    return next(filter(None, (task.from_huggingface(entries, labels) for task in known)), None)
+    tasks = (task.from_huggingface(entries, labels) for task in known)
+    task = next(filter(None, tasks), None)
+    return None if task is None else task.adapted(state)
 
 
 def _vector_task(folder: Path, *, bare: bool) -> Task | None:

@@ -158,7 +158,7 @@ def _task_of(
     parts = {one.split(".")[1] for one in bundle.state if one.startswith("objectives.")}
     able = [one for one, kind in TASKS.items() if kind.pretrained and kind.objective in parts]
     if bundle.task is None and (name or FillMask.name) in able:
-        return TASKS[name or FillMask.name].of_pretrained(bundle.state)
+        return TASKS[name or FillMask.name]([]).adapted(bundle.state)
     able += [one for one, kind in TASKS.items() if kind.headless]
     came = "only pretrained (or for a task that is not known here)"
     if bundle.task is not None:

@@ -172,11 +172,13 @@ def _task(
     options = _options(config, teacher)
     read, parts = read_parts(config, kind, options)
     known = teacher.task is not None and teacher.task.name == config.task
+    pair = Pair(config, folders["teacher"], folders.get("model"), None)
+    own = pair.load_student(teacher)
     with rows_of(config.train.source):
         task = teacher.task if known and not kind.headless else kind.from_rows(read, options)
     assert task is not None
-    pair = Pair(config, folders["teacher"], folders.get("model"), task)
-    own = pair.load_student(teacher)
+    task = task.adapted(own.state)
+    pair = replace(pair, task=task)
     pair.build(config.seeds[0])  # what does not fit is found before workers start
     new = _augmented(config, folders, task, parts[TRAIN])
     parts[TRAIN] = parts[TRAIN] + new
@@ -282,9 +284,10 @@ def _general(config: DistillConfig, folders: Mapping[str, Path], digest: str) ->
     from bert_core.tasks.fill_mask import FillMask
 
     teacher = require_weights(load_bundle(folders["teacher"]))
-    task = FillMask.of_pretrained(teacher.state) if config.losses.of_answers else None
-    pair = Pair(config, folders["teacher"], folders.get("model"), task)
+    pair = Pair(config, folders["teacher"], folders.get("model"), None)
     own = pair.load_student(teacher)
+    if config.losses.of_answers:
+        pair = replace(pair, task=FillMask().adapted(own.state))
     assert config.shards is not None
     shards = ShardSet.read(config.shards)
     shards.check_tokenizer(teacher.tokenizer.digest, config.teacher)

@@ -87,7 +87,7 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
             f"model: wanted a bundle with weights, {config.model} was exported and has "
             f"{bundle.graph} instead: give the bundle that it was exported from"
         )
-    rows = None if config.held_out is None else _unseen(config.held_out, predictor)
+    rows, seen = (None, 0) if config.held_out is None else _unseen(config.held_out, predictor)
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch, GRAPHS[config.quantize])
         made.parent.mkdir()
@@ -111,17 +111,20 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
         "fp32_bytes": 4 * sum(each.numel() for each in predictor.model.parameters()),
         "largest_difference": found.difference,
         **found.counts,
+        **({} if config.held_out is None else {SEEN: seen}),
     }
     return Result(outputs=local_outputs(config, written), counts=counts)
 
 
-def _unseen(source: LabelledConfig, predictor: "Predictor") -> list[dict[str, Any]]:
-    """The held-out rows that did not train or select the model.
+def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[str, Any]], int]:
+    """The held-out rows that did not train or select the model, and the number of those that did.
 
     Raises: ConfigError if they all did.
     """
     task = predictor.task
     rows = read_labelled(source, HELD_OUT, task.shapes(task.chosen))
+    with rows_of(source.source):
+        task.baseline(rows)  # finds labels that the task does not know, by the file's row
     seen = predictor.bundle.has_seen(task, rows)
     if seen.all():
         raise ConfigError(
@@ -130,7 +133,7 @@ def _unseen(source: LabelledConfig, predictor: "Predictor") -> list[dict[str, An
         )
     if seen.any():
         say(f"export: {seen.sum():,} {SEEN.replace('_', ' ')} in {source.source} left out")
-    return [row for row, out in zip(rows, seen, strict=True) if not out]
+    return [row for row, out in zip(rows, seen, strict=True) if not out], int(seen.sum())
 
 
 def _data(config: ExportConfig, inputs: list[DatasetInput]) -> list[dict[str, Any]]:

@@ -105,7 +105,7 @@ def read_sets(
     options = kind.options_of(config.options)
     read, parts = read_parts(config, kind, options)
     with rows_of(config.train.source):
-        task = kind.from_rows(read, options)
+        task = kind.from_rows(read, options).adapted(bundle.state)
     return task, encoded(config, bundle, task, parts)
 
 
@@ -156,17 +156,27 @@ def encoded(
 def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[str, list[dict]]:
     """The rows that are trained on, and those that select, where there are to be any.
 
-    Groups are drawn until they hold enough rows, so that none is on both sides.
+    Groups are drawn whole while they fit, so that none is on both sides. Raises: ConfigError if
+    none fits.
     """
     if not config.share:
         return {TRAIN: rows}
-    count = max(1, round(config.share * len(rows)))
+    left = max(1, round(config.share * len(rows)))
     _, first, group_of, sizes = np.unique(
         groups, return_index=True, return_inverse=True, return_counts=True
     )
-    drawn = np.argsort(first)[np.random.default_rng(config.seed).permutation(len(first))]
-    enough = np.searchsorted(np.cumsum(sizes[drawn]), count) + 1
-    kept = np.isin(group_of, drawn[:enough])
+    if sizes.min() > left:
+        raise ConfigError(
+            f"selection.share: wanted a share of the {len(rows):,} rows that holds a group of rows "
+            f"which belong together (about one passage, or equal ones), got {config.share:g} "
+            f"({left:,} rows), where the least group has {sizes.min():,}: raise it, or set it to 0"
+        )
+    drawn = np.zeros(len(sizes), dtype=bool)
+    for group in np.argsort(first)[np.random.default_rng(config.seed).permutation(len(first))]:
+        if sizes[group] <= left:
+            drawn[group] = True
+            left -= sizes[group]
+    kept = drawn[group_of]
     return {
         TRAIN: [row for row, out in zip(rows, kept, strict=True) if not out],
         SELECTION: [row for row, out in zip(rows, kept, strict=True) if out],

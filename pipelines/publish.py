@@ -159,21 +159,23 @@ def _compared(
         )
     its, own = (each.bundle.has_seen(task, rows) for each in (champion, predictor))
     unseen = [row for row, out in zip(rows, its | own, strict=True) if not out]
-    if not unseen:
-        who = "it" if its.all() else "this bundle" if own.all() else "one or the other"
-        return None, f"{who} was trained on all the evaluation's rows, which favour it"
+    if 2 * len(unseen) < len(rows):
+        who = "it" if its.sum() >= own.sum() else "this bundle"
+        return None, (
+            f"{who} was trained on {max(its.sum(), own.sum()):,} of the evaluation's {len(rows):,} "
+            "rows, which favour it"
+        )
     if len(unseen) < len(rows):
         say(
             f"publish: compared on {len(unseen):,} of {len(rows):,} rows; the others were in the "
             "training of one of the two"
         )
-    verdict = not_worse(
-        str(evaluation.counts["primary_metric"]),
-        task.metrics,
-        task.compare(unseen, [json.loads(row[ANSWER]) for row in unseen]),
-        task.compare(unseen, predict_rows(champion_folder, unseen, config).answers),
-    )
-    return verdict, ""
+    metric = str(evaluation.counts["primary_metric"])
+    new = task.compare(unseen, [json.loads(row[ANSWER]) for row in unseen])
+    if metric not in task.metrics(new):
+        return None, f"the rows that neither was trained on have no {metric}"
+    old = task.compare(unseen, predict_rows(champion_folder, unseen, config).answers)
+    return not_worse(metric, task.metrics, new, old), ""
 
 
 def _told(task: "Task") -> str:

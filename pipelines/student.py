@@ -113,7 +113,7 @@ class Pair:
     student: Path | None
     """None is the teacher."""
     task: "Task | None"
-    """What the student answers; None where it has no head."""
+    """What the student answers, as it does; None where it has no head."""
 
     def build(self, seed: int) -> "ObjectiveModel":
         """The student with its teacher, where there is anything to learn from one.
@@ -144,9 +144,9 @@ class Pair:
         """`scored`: with the head that it answers with."""
         from bert_core.bundle import build_model
 
-        task = self.task
-        if task is None:
+        if self.task is None:
             return build_model(teacher, [])
+        task = self.task.adapted(teacher.state)
         encoder = task.encoder_config(teacher.encoder_config)
         if scored and not _answers(teacher, task):
             known = "only pretrained" if teacher.task is None else f"for {teacher.task.name}"

@@ -136,7 +136,7 @@ def _use(publication: Publication, predictor: "Predictor", example: Row, answer:
 def _evaluated(evaluation: Manifest) -> str:
     counts, digest = evaluation.counts, evaluation.inputs.get("held_out", "")
     seen = counts.get("rows_seen_in_training", 0)
-    warning = f" **It was trained on {seen:,} of them**: on others it does worse." if seen else ""
+    warning = f" **{seen:,} of them taught or selected it**, which favours it." if seen else ""
     return (
         f"Measured on {counts['rows']:,} rows of {counts.get('source', 'a file')} (sha256 "
         f"`{digest}`).{warning} Intervals are of 95 %, by bootstrap over these rows; the baseline "

@@ -115,14 +115,9 @@ class Task(ABC):
         """
         return cls(labels)
 
-    @classmethod
-    def of_pretrained(cls, tensors: Container[str]) -> "Task":
-        """The task of a model whose head was pretrained.
-
-        Args:
-            tensors: names of the weights that it has.
-        """
-        return cls()
+    def adapted(self, tensors: Container[str]) -> "Task":
+        """The task as a model does it that has weights of these names."""
+        return self
 
     @classmethod
     def shapes(cls, options: Any = None) -> tuple[type, type]:

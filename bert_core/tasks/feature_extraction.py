@@ -106,6 +106,7 @@ class FeatureExtraction(Task):
     primary_metric = "mrr"
     headless = True
     parameters_beside = True
+    shared = ("text",)
     parameters = FeatureExtractionParameters
     options = FeatureExtractionOptions
     examples: ClassVar = ["A text to find again."]

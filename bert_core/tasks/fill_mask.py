@@ -40,7 +40,8 @@ class FillMaskOptions(Options):
     """How masks were filled in pretraining."""
 
     enhanced: bool = False
-    """Whether DeBERTa's enhanced mask decoder fills them, where the encoder is one that has it."""
+    """Whether DeBERTa's enhanced mask decoder fills them, where the encoder is one that has it. The
+    weights say so, whatever is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +73,12 @@ class FillMask(Task):
 
     chosen: FillMaskOptions
 
-    @classmethod
-    def of_pretrained(cls, tensors: Container[str]) -> "FillMask":
-        return cls(options=FillMaskOptions(enhanced="objectives.mlm.positions.weight" in tensors))
+    def adapted(self, tensors: Container[str]) -> "FillMask":
+        enhanced = "objectives.mlm.positions.weight" in tensors
+        return FillMask(options=FillMaskOptions(enhanced=enhanced))
+
+    def is_comparable(self, other: Task) -> bool:
+        return self.name == other.name  # what decodes is a model's own affair
 
     def build_objective(self, config: EncoderConfig) -> MaskedLanguageModeling:
         if self.chosen.enhanced and EnhancedMaskedLanguageModeling.fits(config):

@@ -381,6 +381,10 @@ def test_a_bundle_knows_the_rows_that_its_weights_have_seen(tmp_path: Path) -> N
     saved(tmp_path / "none", "mlm")
     assert not load_bundle(tmp_path / "none").has_seen(task, asked).any()
     assert not (tmp_path / "none" / "trained_rows.npy").exists()
+    record = (tmp_path / "x" / "raybert.json").read_bytes()
+    (tmp_path / "x" / "raybert.json").unlink()
+    assert load_bundle(tmp_path / "x").has_seen(task, asked).tolist() == [False, True, True]
+    (tmp_path / "x" / "raybert.json").write_bytes(record)
     (tmp_path / "x" / "trained_rows.npy").write_bytes(b"")
     with pytest.raises(FormatError, match=r"trained_rows.npy: wanted sha256"):
         load_bundle(tmp_path / "x")

@@ -1,5 +1,6 @@
 """DeBERTa's own objectives from WikiText-2 to bundles, by the recipes that are shipped."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,16 @@ from typing import Any
 import pytest
 from transformers import AutoModel, AutoModelForMaskedLM
 
+from bert_core.bundle import load_bundle
+from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.predictor import Predictor
 from bert_core.train.config import LoopConfig
-from pipelines import prepare, pretrain, vocab
+from pipelines import distill, finetune, prepare, pretrain, vocab
 from pipelines.configure import CONFIGS, parse
+from pipelines.distill import DistillConfig
+from pipelines.finetune import FinetuneConfig
 from pipelines.pretrain import PretrainConfig
+from pipelines.sources import LabelledConfig
 from pipelines.training import read_records
 
 RECIPES = ("deberta_wikitext2", "deberta_v3_wikitext2")
@@ -72,8 +78,42 @@ def test_held_out_losses_fall_and_transformers_loads_what_comes_of_it(
     AutoModel.from_pretrained(bundle)
     generator = bundle / "generator" if "rtd" in parts else bundle
     AutoModelForMaskedLM.from_pretrained(generator)
-    [words] = Predictor(generator, task="fill-mask").predict(["The album was [MASK] in May."])
+    predictor = Predictor(generator, task="fill-mask")
+    [words] = predictor.predict(["The album was [MASK] in May."])
     assert len(words) == 5
+    enhanced = isinstance(predictor.backend.objective, EnhancedMaskedLanguageModeling)
+    assert enhanced == (name == "deberta_wikitext2")
+
+
+@pytest.mark.drill
+def test_a_decoder_is_fine_tuned_and_asked_as_a_teacher(wikitext: Path, tmp_path: Path) -> None:
+    config = config_of("deberta_wikitext2", wikitext, tmp_path / "out")
+    pretrain.run(replace(config, loop=LoopConfig(max_steps=8, precision="fp32")))
+    words = ["the", "and"] * 20
+    rows = [{"text": f"one [MASK] of {n} .", "words": [one]} for n, one in enumerate(words)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    here: Any = {
+        "task": "fill-mask", "train": LabelledConfig(source=str(tmp_path / "rows.jsonl")),
+        "held_out": LabelledConfig(source=str(tmp_path / "rows.jsonl")), "epochs": 1.0,
+        "batch_size": 8, "max_length": 16, "precision": "fp32", "num_workers": 0,
+        "tracking_uri": config.tracking_uri,
+    }  # fmt: skip
+    tuned = FinetuneConfig(output=str(tmp_path / "tuned"), model=f"{config.output}/bundle", **here)
+    finetune.run(tuned)
+    taught = DistillConfig(
+        output=str(tmp_path / "taught"), teacher=f"{tuned.output}/bundle", **here
+    )
+    counts = distill.run(taught).counts
+    for output in (tuned.output, taught.output):
+        bundle = load_bundle(f"{output}/bundle")
+        assert "objectives.mlm.positions.weight" in bundle.state
+        assert bundle.task is not None
+        assert bundle.task.record["options"] == {"enhanced": True}
+    asked = Predictor(f"{tuned.output}/bundle", device="cpu")
+    windows = asked.task.encode(rows, asked.bundle.tokenizer, asked.max_length)
+    answers = asked.decode(rows, windows, asked.forward(windows))
+    wanted = asked.task.metrics(asked.task.compare(rows, answers))
+    assert counts["teacher_accuracy"] == pytest.approx(wanted["accuracy"])
 
 
 @pytest.mark.drill

@@ -149,8 +149,11 @@ def test_rows_of_one_passage_are_all_trained_on_or_all_select() -> None:
         parts = divided(rows, QuestionAnswering.groups(rows), selection)
         passages = {name: {row["context"] for row in part} for name, part in parts.items()}
         assert not passages["train"] & passages["selection"]
-        assert len(parts["selection"]) == 15, "the least whole passages that are a quarter"
+        assert len(parts["selection"]) == 10, "as many whole passages as a quarter holds"
         assert sum(map(len, parts.values())) == 45
+    one = QuestionAnswering.groups([row | {"context": "one"} for row in rows])
+    with pytest.raises(ConfigError, match=r"share: .* holds a group of .* least group has 45: rai"):
+        divided(rows, one, SelectionConfig(share=0.25))
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -296,7 +299,7 @@ def test_a_version_carries_the_card_of_its_model(evaluated: Any, tmp_path: Path)
     assert row in text
     assert f"{why[0].upper()}{why[1:]}." in text
     assert counts["rows_seen_in_training"] >= 32, "they were drawn from these rows"
-    assert f"**It was trained on {counts['rows_seen_in_training']:,} of them**" in text
+    assert f"**{counts['rows_seen_in_training']:,} of them taught or selected it**" in text
     shards = read_manifest(str(evaluated.folder / "shards"))
     made_of = [
         ("corpus", shards.inputs["corpus"], f"{shards.counts['documents']:,} documents"),
@@ -359,7 +362,7 @@ def test_a_model_is_compared_on_rows_that_trained_neither(
     task = TextClassification(["early", "late"])
     seen = bundle.has_seen(task, [json.loads(line) for line in lines])
     unseen = [line for line, out in zip(lines, seen, strict=True) if not out]
-    assert 10 < len(unseen) < len(lines)
+    assert len(lines) / 2 < len(unseen) < len(lines)
 
     def second(name: str, lines: list[str]) -> str:
         """Why the other one is the champion or not, by these rows in another file and order."""
@@ -381,8 +384,10 @@ def test_a_model_is_compared_on_rows_that_trained_neither(
             ).counts["why"]
         )  # fmt: skip
 
-    why = second("seen", [line for line, out in zip(lines, seen, strict=True) if out])
-    assert "it was trained on all the evaluation's rows, which favour it" in why
+    known = [line for line, out in zip(lines, seen, strict=True) if out]
+    mixed = [*known, *unseen[: len(known) - 1]]
+    told = f"it was trained on {len(known)} of the evaluation's {len(mixed)} rows, which favour it"
+    assert told in second("seen", mixed)
     capsys.readouterr()
     assert f"by paired bootstrap on {len(unseen)} rows" in second("all", lines)
     told = f"publish: compared on {len(unseen)} of {len(lines)} rows; the others were in the train"

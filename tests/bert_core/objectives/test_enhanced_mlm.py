@@ -22,6 +22,7 @@ from bert_core.model.variants import (
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.predictor import Predictor
+from bert_core.tasks.fill_mask import FillMask
 
 WIDTH, HEADS, SPAN = 12, 2, 5
 LENGTHS = (9, 5, 7)  # some distances are beyond the span
@@ -188,13 +189,17 @@ def test_scores_of_every_token_are_those_of_the_chosen_ones(variant: str) -> Non
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_bundle_fills_masks_as_it_was_trained_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_bundle_fills_masks_as_it_was_trained_to(recorded: bool, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_vocabulary(
         [*SPECIAL_TOKENS, *(chr(97 + n) for n in range(26))], lowercase=True
     )
     model = model_of("deberta-base").float().eval()
     save_bundle(tmp_path / "bundle", model, tokenizer, task=None, metrics={}, lineage={})
+    if not recorded:
+        (tmp_path / "bundle" / "raybert.json").unlink()
     predictor = Predictor(tmp_path / "bundle", device="cpu")
+    assert predictor.task.is_comparable(FillMask())
     windows = predictor.encode(predictor.rows(["a [MASK] b [MASK]", "[MASK]"]))
     for window, found in zip(windows, predictor.forward(windows), strict=True):
         ids = torch.from_numpy(window.ids[0].astype("int64"))[None]
