@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -17,10 +18,14 @@ from bert_core.manifest import Output, read_manifest
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.registry import TASKS
-from pipelines import evaluate, finetune, publish
+from pipelines import distill, evaluate, finetune, publish
+from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
+from pipelines.finetune import FinetuneConfig
 from pipelines.publish import PublishConfig
 from pipelines.sources import LabelledConfig
+from pipelines.student import LossesConfig
+from pipelines.training import read_records
 from tracking.resolve import resolve
 from tracking.server import as_default, connect
 from tracking.spool import read_run
@@ -194,6 +199,28 @@ def check_card(reference: str, task: Task, measured: dict[str, Any], uri: str) -
     assert list(lines["answer"].columns) == list(shown)
 
 
+def check_student(teacher: Path, tuned: FinetuneConfig, output: Path) -> None:
+    """A student with half of the layers learns the teacher's task, and answers as it does."""
+    config = DistillConfig(
+        output=str(output), teacher=str(teacher), task=tuned.task, train=tuned.train,
+        held_out=tuned.held_out, losses=LossesConfig(soft=1.0, hard=1.0, cosine=1.0), epochs=0.5,
+        batch_size=tuned.batch_size, max_length=tuned.max_length, precision="fp32",
+        num_workers=0, tracking_uri=tuned.tracking_uri,
+    )  # fmt: skip
+    counts = distill.run(config).counts
+    main = counts["primary_metric"]
+    assert counts["student_parameters"] < counts["teacher_parameters"]
+    assert {f"{main}_mean", f"teacher_{main}"} <= counts.keys()
+    names = {name for each in read_records(output).values() for name in each}
+    assert {"train/soft_loss", "train/cosine_loss"} <= names
+    its, own = (Predictor(each, device="cpu") for each in (teacher, output / "bundle"))
+    assert (own.task.name, own.task.record) == (its.task.name, its.task.record)
+    windows = its.encode(its.rows(its.task.examples))
+    for one, other in zip(its.forward(windows), own.forward(windows), strict=True):
+        assert one.shape == other.shape
+        assert not np.allclose(one, other), "it is another model"
+
+
 WAYS: list[tuple[str, dict[str, Any]]] = [
     *((task, {}) for task in TASKS),
     ("token-classification", {"feature_based": True}),
@@ -249,6 +276,7 @@ def test_a_task_goes_all_the_way(
     cells = [predictor.task.cells(answer) for answer in predictor.predict(inputs[:2])]
     assert list(answers.columns) == list(cells[0])
     check_card(f"models:/{registered}@champion", predictor.task, measured, pretrained.tracking_uri)
+    check_student(bundle, tuned, tmp_path / "student")
     other = replace(tuned, output=str(tmp_path / "other"), seeds=(1,), epochs=0.5)
     finetune.run(other)
     again = replace(evaluation, output=str(tmp_path / "evaluate-2"), model=f"{other.output}/bundle")
