@@ -38,7 +38,12 @@ from bert_core.train.checkpoint import (
     read_progress,
 )
 from bert_core.train.config import LoopConfig, OptimizerConfig
-from bert_core.train.hardware import keep_freed_memory, peak_flops, peak_memory_bytes
+from bert_core.train.hardware import (
+    keep_freed_memory,
+    make_deterministic,
+    peak_flops,
+    peak_memory_bytes,
+)
 from bert_core.train.loop import DivergedError, Rise, Step, Totals, training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
@@ -66,8 +71,7 @@ class Place:
         torch.set_num_threads(config.threads_per_worker)
         keep_freed_memory()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        # NOTE: use_deterministic_algorithms does the same and imports all of inductor: 2 s.
-        torch.set_deterministic_debug_mode("error" if device.type == "cpu" else "default")
+        make_deterministic(device)
         return cls(*rank_of_world(), device)
 
 

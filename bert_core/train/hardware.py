@@ -23,6 +23,11 @@ PEAK_FLOPS = {
 }
 
 
+# Environment of a process that trains on a CPU: memory of all threads in one heap, in huge pages
+# where the system has them for whom asks. A step of MiniLM reads and writes a gigabyte, and what it
+# takes to find its pages is a twentieth. Read once, when a process starts, by glibc from 2.35 on.
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1"}
+
 # Of `malloc.h`, which gives these settings no names that Python knows.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -37,6 +42,17 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def make_deterministic(device: "torch.device") -> None:
+    """Let a CPU give the same bits every time, and raise where it cannot; not a GPU, which would be
+    slower."""
+    import torch
+
+    # NOTE: use_deterministic_algorithms does the same and imports all of inductor: 2 s.
+    torch.set_deterministic_debug_mode("error" if device.type == "cpu" else "default")
+    # Else torch fills all memory that it asks for, a twelfth of a step of MiniLM.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def peak_flops(device: "torch.device") -> float | None:

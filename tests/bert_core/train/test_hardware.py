@@ -39,6 +39,16 @@ def test_memory_that_is_freed_is_kept_where_that_is_asked_for() -> None:
     assert given_back < 10e6 < 90e6 < kept
 
 
+def test_a_cpu_computes_deterministically_and_fills_no_memory_for_it() -> None:
+    code = (
+        "import torch\n"
+        "from bert_core.train.hardware import make_deterministic\n"
+        "make_deterministic(torch.device('cpu'))\n"
+        "print(torch.get_deterministic_debug_mode(), torch.empty(100_000).isnan().all().item())"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code]).split() == [b"2", b"False"]
+
+
 def test_a_cpu_has_no_peak_to_compare_with() -> None:
     assert peak_flops(torch.device("cpu")) is None
 
