@@ -48,7 +48,12 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.rows import labelled
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
-from bert_core.train.hardware import HUGE_PAGES, keep_freed_memory, make_deterministic
+from bert_core.train.hardware import (
+    HUGE_PAGES,
+    flush_denormals,
+    keep_freed_memory,
+    make_deterministic,
+)
 from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer
 
@@ -135,7 +140,8 @@ class _Training:
         }
 
     def ours(self) -> float:
-        keep_freed_memory()  # these two as our workers do
+        flush_denormals()  # these three as our workers do
+        keep_freed_memory()
         make_deterministic(self._device)
         torch.manual_seed(0)
         model = ObjectiveModel(self._config, [self._task.build_objective(self._config)])

@@ -23,6 +23,7 @@ from ray.tune.stopper import Stopper
 
 from bert_core import errors, files
 from bert_core.manifest import is_complete
+from bert_core.train.hardware import flush_denormals
 from bert_core.train.loop import DivergedError
 from pipelines import cluster, finetune
 from pipelines.finetune import FinetuneConfig
@@ -185,6 +186,7 @@ def _on_tune(
     """
     if Path(home).is_dir():
         os.chdir(home)  # Ray Tune gives every trial a folder of its own
+    flush_denormals()
     number, error = parameters["trial"], None
 
     def tell(measurement: Measurement) -> None:

@@ -39,6 +39,7 @@ from bert_core.train.checkpoint import (
 )
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import (
+    flush_denormals,
     keep_freed_memory,
     make_deterministic,
     peak_flops,
@@ -78,6 +79,7 @@ class Place:
 def on_ray(arguments: dict[str, Any]) -> None:
     """Entry point of a Ray Train worker: reports go through `ray.train.report`."""
 
+    flush_denormals()  # not where the work is done in a user's own process
     noticed: set[str] = set()
 
     def report(records: Records, last: bool) -> bool:

@@ -55,6 +55,17 @@ def make_deterministic(device: "torch.device") -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
+def flush_denormals() -> None:
+    """Let this thread, and those that compute for it from now on, take numbers below 1e-38 for 0.
+
+    AdamW's first moment of a word that is not read falls by a tenth a step, and stays from some 750
+    steps on at such a number, with which a CPU computes six to twenty times more slowly.
+    """
+    import torch
+
+    torch.set_flush_denormal(True)
+
+
 def peak_flops(device: "torch.device") -> float | None:
     """Floating-point operations a second in bf16 that the device has at most; None if unknown."""
     if device.type != "cuda":

@@ -49,6 +49,20 @@ def test_a_cpu_computes_deterministically_and_fills_no_memory_for_it() -> None:
     assert subprocess.check_output([sys.executable, "-c", code]).split() == [b"2", b"False"]
 
 
+def test_numbers_that_a_cpu_is_slow_with_are_0_on_every_core_where_that_is_asked_for() -> None:
+    code = (
+        "import sys, torch\n"
+        "from bert_core.train.hardware import flush_denormals\n"
+        "torch.set_num_threads(2)\n"
+        "if sys.argv[1] == 'flush': flush_denormals()\n"
+        "print(torch.full((1_000_000,), 1e-40).mul_(0.9).count_nonzero().item())"
+    )
+    flushed, kept = (
+        int(subprocess.check_output([sys.executable, "-c", code, how])) for how in ("flush", "keep")
+    )
+    assert (flushed, kept) == (0, 1_000_000)
+
+
 def test_a_cpu_has_no_peak_to_compare_with() -> None:
     assert peak_flops(torch.device("cpu")) is None
 
