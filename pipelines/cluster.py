@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bert_core.errors import ConfigError, ResourceError
+from bert_core.train.hardware import HUGE_PAGES
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -104,6 +105,11 @@ def has_gpus(count: int) -> bool:
     import ray
 
     return ray.cluster_resources().get("GPU", 0) >= count
+
+
+def worker_environment() -> dict[str, str]:
+    """Of a process that trains; what this one's says stays."""
+    return {name: os.environ.get(name, value) for name, value in HUGE_PAGES.items()}
 
 
 def child_environment() -> dict[str, str]:

@@ -4,7 +4,6 @@ What a worker does is in `worker`; the mathematics is in `bert_core.train`.
 """
 
 import json
-import os
 import shutil
 import threading
 import uuid
@@ -22,7 +21,6 @@ from bert_core.errors import ConfigError, RaybertError, ResourceError
 from bert_core.manifest import Output
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
-from bert_core.train.hardware import HUGE_PAGES
 from pipelines import cluster
 from pipelines.report import meter
 from pipelines.stage import StageConfig, local_outputs, recipe, with_absolute_paths
@@ -170,9 +168,7 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
             storage_path=storage,
             failure_config=FailureConfig(max_failures=config.max_failures),
             callbacks=[callback],  # type: ignore[list-item]
-            worker_runtime_env={
-                "env_vars": HUGE_PAGES if HUGE_PAGES.keys().isdisjoint(os.environ) else {}
-            },
+            worker_runtime_env={"env_vars": cluster.worker_environment()},
         ),
     )
     diverged = files.join(config.output, DIVERGED)

@@ -111,3 +111,12 @@ def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=f"address is {address}: wanted host:6379, ray://"):
         cluster._join(address)
+
+
+def test_a_workers_environment_is_ours_unless_the_users_own_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert "glibc.malloc.hugetlb=1" in cluster.worker_environment()["GLIBC_TUNABLES"]
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=3")
+    assert cluster.worker_environment() == {"GLIBC_TUNABLES": "glibc.malloc.check=3"}
