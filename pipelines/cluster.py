@@ -108,7 +108,7 @@ def has_gpus(count: int) -> bool:
 
 
 def worker_environment() -> dict[str, str]:
-    """Of a process that trains; what this one's says stays."""
+    """Environment of a worker that trains; what is set in this process stays as it is."""
     return {name: os.environ.get(name, value) for name, value in HUGE_PAGES.items()}
 
 
