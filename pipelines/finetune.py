@@ -298,6 +298,7 @@ def worker(
 ) -> None:
     """One rank: the seeds one after the other."""
     from bert_core.train.checkpoint import load_weights
+    from bert_core.train.words import train_read_words
     from pipelines.labelled_rank import LabelledRank
     from pipelines.worker import Place, Training, chosen_checkpoint, train
 
@@ -310,11 +311,14 @@ def worker(
         loop = LoopConfig(max_steps=steps, precision=config.precision, seed=seed)
         checkpoints = files.join(config.output, _checkpoints(index))
         first_record = _records_before(index, steps)
+        model = learner.build(seed)
+        if not config.fsdp:  # of which checkpoints have all, with however many workers it goes on
+            train_read_words(model, rank.shown, rank.pad_id)
         train(
             Training(
                 config=config,
                 place=place,
-                model=learner.build(seed),
+                model=model,
                 batches=rank.batches(TRAIN, seed),
                 measure=partial(rank.measure, SELECTION, loop) if SELECTION in sets else None,
                 measured_as=SELECTION,

@@ -1,17 +1,20 @@
 """Labelled sets as one rank has them: batches to train on, and what a model comes to."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
+from bert_core.data.windows import Window
 from bert_core.model.attention import packing
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.base import Task
 from bert_core.train.config import LoopConfig
 from bert_core.train.loop import evaluate, evaluation_scores
-from pipelines.labelled_sets import TRAIN, LabelledSet, LabelledTrainingConfig
+from pipelines.labelled_sets import SELECTION, TRAIN, LabelledSet, LabelledTrainingConfig
 from pipelines.selection import TASK
 from pipelines.worker import Place
 
@@ -34,6 +37,13 @@ class LabelledRank:
     def packed_from(self) -> float:
         """The share of padding from which rows lie end to end."""
         return packing(self.encoder_config, self.place.device, self.config.precision)
+
+    @property
+    def shown(self) -> Iterator[Window]:
+        """All that a model is shown while it is trained."""
+        return chain.from_iterable(
+            self.sets[split].windows for split in (TRAIN, SELECTION) if split in self.sets
+        )
 
     def batches(self, split: str, seed: int) -> RankBatches:
         """The rows of a set in the order that the seed gives."""

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from bert_core import files
 from bert_core.errors import FormatError
 from bert_core.train.parallel import like_part, own_part, rank_of_world
+from bert_core.train.words import table_of
 
 FORMAT_VERSION = 1
 LAST_FILE = "checkpoint.json"
@@ -196,7 +197,11 @@ def load_optimizer(
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in _tensors(checkpoint, OPTIMIZER, run_digest).items():
         index, key = name.split(".", 1)
-        cut = like_part(value, weights[int(index)]) if value.ndim else value
+        weight = weights[int(index)]
+        table = table_of(weight)
+        if table is not None and value.ndim:
+            value = table.moments_of_read(value)
+        cut = like_part(value, weight) if value.ndim else value
         state.setdefault(int(index), {})[key] = cut
     # The groups' settings come from the config of today, whose digest is the checkpoint's.
     optimizer.load_state_dict(
@@ -259,7 +264,12 @@ def _whole_checkpoints(folder: str) -> list[Checkpoint]:
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{index}.{key}": value for index, values in state.items() for key, value in values.items()
-    }
+    """Moments of whole tables, however many of their words are trained."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    found: dict[str, Tensor] = {}
+    for index, values in optimizer.state_dict()["state"].items():
+        table = table_of(weights[index])
+        for key, value in values.items():
+            whole = table is not None and value.ndim
+            found[f"{index}.{key}"] = table.moments_of_all(value) if table and whole else value
+    return found

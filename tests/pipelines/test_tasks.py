@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ OTHERS = [
 ]  # fmt: skip
 
 
+KINDS = ["file", "bytes", "the", "a"]  # of which a line has any number
+
+
 def squad(lines: list[str]) -> dict[str, Any]:
     """A set in the format of SQuAD, a passage a line."""
     passages = [
@@ -67,12 +71,21 @@ def tagged(line: str) -> list[tuple[str, str]]:
 
 
 def files(lines: list[str]) -> dict[str, tuple[str, str, dict[str, Any]]]:
-    """Of every task a file as people have it, and what is to be said of it."""
+    """Of every task, and of every option that asks for other rows, a file as people have it, and
+    what is to be said of it."""
     return {
         "text-classification": (
             "pairs.csv",
             "a,b,same\n" + "".join(f"{line},{line},yes\n{line},x,no\n" for line in lines),
             {"columns": {"text": "a", "text_pair": "b", "label": "same"}},
+        ),
+        "text-classification-multi_label": (
+            "labels.jsonl",
+            "".join(
+                json.dumps({"text": line, "labels": [one for one in KINDS if one in line]}) + "\n"
+                for line in lines
+            ),
+            {},
         ),
         "text-regression": (
             "sts.csv",
@@ -117,10 +130,13 @@ def files(lines: list[str]) -> dict[str, tuple[str, str, dict[str, Any]]]:
     }
 
 
-def written(folder: Path, task: str, lines: list[str] = LINES) -> LabelledConfig:
+def written(
+    folder: Path, task: str, lines: list[str] = LINES, options: Iterable[str] = ()
+) -> LabelledConfig:
     """The task's file of these lines, in the folder, which is made."""
     folder.mkdir(exist_ok=True)
-    name, text, said = files(lines)[task]
+    every = files(lines)
+    name, text, said = every.get("-".join([task, *options]), every[task])
     (folder / name).write_text(text)
     return LabelledConfig(source=str(folder / name), **said)
 
@@ -224,6 +240,7 @@ def check_student(teacher: Path, tuned: FinetuneConfig, output: Path) -> None:
 WAYS: list[tuple[str, dict[str, Any]]] = [
     *((task, {}) for task in TASKS),
     ("token-classification", {"feature_based": True}),
+    ("text-classification", {"multi_label": True}),
 ]
 
 
@@ -233,7 +250,8 @@ def test_a_task_goes_all_the_way(
     task: str, options: dict[str, Any], pretrained: Any, tmp_path: Path
 ) -> None:
     registered = "-".join(["walked", task, *options])
-    rows, held_out = written(tmp_path / "train", task, OTHERS), written(tmp_path / "dev", task)
+    rows = written(tmp_path / "train", task, OTHERS, options)
+    held_out = written(tmp_path / "dev", task, LINES, options)
     tuned = replace(
         pretrained.finetune(tmp_path / "finetune"),
         task=task, options=options, train=rows, held_out=held_out,
