@@ -130,7 +130,8 @@ def training_steps(
         if config.compile:
             encoder.compile()
     trained = replicated(model)
-    on_gpu = next(model.parameters()).device.type == "cuda"
+    weights = list(model.parameters())  # to look for them takes a while
+    on_gpu = weights[0].device.type == "cuda"
     model.train()
     zero = time.perf_counter() - elapsed_s
     place = config.place(start, elapsed_s)
@@ -150,7 +151,7 @@ def training_steps(
             optimizer.zero_grad(set_to_none=True)
             loss_sums, correct, counts = _backward(trained, micro_batches, index, config)
             sparse.gather()
-            grad_norm = _clipped(model, max_grad_norm)
+            grad_norm = _clipped(weights, max_grad_norm)
             if not math.isfinite(grad_norm):
                 raise DivergedError(
                     f"step {index + 1}: wanted a finite gradient, its norm is {grad_norm}: "
@@ -183,14 +184,14 @@ def training_steps(
             began = time.perf_counter()
 
 
-def _clipped(model: nn.Module, most: float) -> float:
+def _clipped(weights: Sequence[Tensor], most: float) -> float:
     """The norm of the whole gradient, which is scaled down to `most` where it is above; not by 1,
     as torch's own clipping does it, which is one more pass over all gradients."""
-    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    gradients = [one.grad for one in weights if one.grad is not None]
     norm = nn.utils.get_total_norm([_row_norms(one) for one in gradients])
     whole = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if 0 < most < whole:
-        nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
+        nn.utils.clip_grads_with_norm_(weights, most, norm)
     return whole
 
 
