@@ -56,6 +56,7 @@ from bert_core.train.hardware import (
 )
 from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer
+from bert_core.train.words import train_read_words
 
 ROWS = 32  # of a step: the paper's larger batch
 LONGEST = 128
@@ -146,6 +147,7 @@ class _Training:
         torch.manual_seed(0)
         model = ObjectiveModel(self._config, [self._task.build_objective(self._config)])
         model.to(self._device)
+        train_read_words(model, self._windows, self._tokenizer.pad_id)
         optimizer = OptimizerConfig(lr=5e-5)
         packed_from = packing(self._config, self._device, self._precision)
         source = WindowSource(self._windows, self._tokenizer.pad_id, packed_from)
