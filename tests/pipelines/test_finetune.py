@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -21,10 +22,13 @@ from bert_core.bundle import load_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import read_manifest
+from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import TextClassification
-from pipelines import evaluate, finetune, publish
+from bert_core.train.config import OptimizerConfig
+from bert_core.train.optim import build_optimizer
+from pipelines import evaluate, finetune, publish, worker
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.labelled_sets import divided
@@ -76,6 +80,25 @@ def test_transformers_loads_the_bundle_and_gives_equal_logits(finetuned: Any) ->
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     theirs = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.detach().numpy()
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_the_optimizer_moves_the_words_alone_that_rows_have(
+    finetuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[int] = []
+
+    def watched(model: ObjectiveModel, config: OptimizerConfig) -> torch.optim.Optimizer:
+        moved.append(len(model.encoder.embeddings.word_embeddings.weight))
+        return build_optimizer(model, config)
+
+    monkeypatch.setattr(worker, "build_optimizer", watched)
+    config = replace(finetuned.finetune(tmp_path / "out"), seeds=(0,))
+    finetune.run(config)
+    bundle = load_bundle(config.model)
+    rows = map(json.loads, Path(finetuned.rows.source).read_text().splitlines())
+    read = {word for row in rows for word in bundle.tokenizer.inner.encode(row["text"]).ids}
+    # Padding and the witness beside those of 32 rows, cut to 32 tokens.
+    assert moved[0] <= len(read) + 2 < bundle.encoder_config.embeddings.vocab_size
 
 
 @pytest.mark.usefixtures("local_ray")

@@ -1,6 +1,7 @@
 """Words that no row has: training without them gives what training with all gives."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,25 +85,41 @@ def train(
     )
 
 
-def trained_state(*, by_read_words: bool) -> tuple[dict[str, Tensor], list[float]]:
+def trained_state(
+    *, by_read_words: bool, optimizer: OptimizerConfig = OPTIMIZER
+) -> tuple[dict[str, Tensor], list[float]]:
     made = model(by_read_words=by_read_words)
     assert isinstance(words_of(made), ReadWords) is by_read_words
-    norms = [step.grad_norm for step in train(made, build_optimizer(made, OPTIMIZER))]
+    norms = [step.grad_norm for step in train(made, build_optimizer(made, optimizer))]
     return made.state_dict(), norms
 
 
-def test_words_that_are_read_train_as_in_a_table_of_all_and_the_others_decay_as_there() -> None:
+@pytest.mark.parametrize("layer_decay", [1.0, 0.6])
+def test_words_that_are_read_train_as_in_a_table_of_all_and_the_others_decay_as_there(
+    layer_decay: float,
+) -> None:
     before = words_of(model(by_read_words=False)).weight.detach()
-    (own, norms), (whole, others) = (trained_state(by_read_words=on) for on in (True, False))
+    slower = replace(OPTIMIZER, layer_decay=layer_decay)
+    (own, norms), (whole, others) = (
+        trained_state(by_read_words=on, optimizer=slower) for on in (True, False)
+    )
     assert norms == pytest.approx(others, rel=1e-6)
     assert own.keys() == whole.keys()
     for name, weight in whole.items():
         torch.testing.assert_close(own[name], weight, rtol=2e-6, atol=1e-7, msg=name)
     table = own["encoder.embeddings.word_embeddings.weight"]
     odd = table[1::2] / before[1::2]
-    assert odd.mean() < 0.99  # or nothing is seen of the decay
+    assert odd.mean() < 0.999  # or nothing is seen of the decay
     torch.testing.assert_close(odd, odd.mean().expand_as(odd))
     assert not torch.allclose(table[EVEN], before[EVEN] * odd.mean(), atol=1e-3)
+
+
+def test_words_that_are_not_read_stay_where_nothing_decays() -> None:
+    before = words_of(model(by_read_words=False)).weight.detach()
+    state, _ = trained_state(by_read_words=True, optimizer=replace(OPTIMIZER, weight_decay=0.0))
+    table = state["encoder.embeddings.word_embeddings.weight"]
+    assert torch.equal(table[1::2], before[1::2])
+    assert not torch.allclose(table[EVEN], before[EVEN], atol=1e-3)
 
 
 def test_the_optimizer_has_moments_of_words_that_are_read_alone() -> None:
