@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForPreTraining
+from transformers import BertConfig, BertForPreTraining, BertForSequenceClassification
 
-from bert_core.batches import pad
+from bert_core.batches import collate, pad
 from bert_core.data.docstrings import docstrings_of
 from bert_core.data.documents import clean, document_digest, split_sentences
 from bert_core.data.draws import row_keys
@@ -20,17 +20,20 @@ from bert_core.data.masking import Masker, MaskingConfig
 from bert_core.data.pairs import Documents, PairsConfig, assemble, make_rows
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
+from bert_core.data.windows import Window
 from bert_core.model.hf import (
     encoder_config_from_huggingface,
     encoder_config_to_huggingface,
     to_huggingface,
 )
 from bert_core.objectives.base import Batch, ObjectiveModel
+from bert_core.objectives.classification import Classification, ProblemType
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer
+from bert_core.train.words import table_of, train_read_words
 
 STEPS, ROWS, IGNORE = 200, 12, -100
 CONFIG = encoder_config_from_huggingface(
@@ -115,6 +118,16 @@ def batch_of(rows: list[Row]) -> Batch:
     }
 
 
+def window_of(row: Row, kind: type) -> Window:
+    """With what is right of it: whether its second sentence follows the first."""
+    return Window(
+        row=0,
+        ids=(row.ids.astype(np.uint32),),
+        segment_b_start=(row.split,),
+        labels={"labels": np.array([row.is_random], kind)},
+    )
+
+
 def losses_of_ours(model: ObjectiveModel, steps: list[list[Batch]]) -> list[float]:
     losses = []
     for step in training_steps(
@@ -122,11 +135,19 @@ def losses_of_ours(model: ObjectiveModel, steps: list[list[Batch]]) -> list[floa
         steps,
         build_optimizer(model, OPTIMIZER),
         lambda step: OPTIMIZER.lr,
-        LoopConfig(max_steps=STEPS, precision="fp32"),
+        LoopConfig(max_steps=len(steps), precision="fp32"),
         max_grad_norm=OPTIMIZER.max_grad_norm,
     ):
         losses.append(sum(float(step.loss_sums[name]) / step.counts[name] for name in step.counts))
     return losses
+
+
+def as_transformers_asks(batch: Batch) -> Batch:
+    """Masked words' labels as a row's, -100 where none was masked."""
+    labels = torch.full_like(batch["input_ids"], IGNORE).flatten()
+    labels[batch["mlm_positions"]] = batch["mlm_labels"]
+    asked = {name: tensor for name, tensor in batch.items() if not name.startswith("mlm_")}
+    return asked | {"labels": labels.view_as(batch["input_ids"])}
 
 
 def losses_of_transformers(model: nn.Module, steps: list[Batch]) -> list[float]:
@@ -143,15 +164,7 @@ def losses_of_transformers(model: nn.Module, steps: list[Batch]) -> list[float]:
     )
     losses = []
     for batch in steps:
-        labels = torch.full_like(batch["input_ids"], IGNORE).flatten()
-        labels[batch["mlm_positions"]] = batch["mlm_labels"]
-        loss = model(
-            input_ids=batch["input_ids"],
-            token_type_ids=batch["token_type_ids"],
-            attention_mask=batch.get("attention_mask"),
-            labels=labels.view_as(batch["input_ids"]),
-            next_sentence_label=batch["next_sentence_label"],
-        ).loss
+        loss = model(**batch).loss
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.max_grad_norm)
@@ -171,7 +184,35 @@ def test_200_steps_give_the_losses_of_transformers_with_adamw() -> None:
     theirs.load_state_dict(to_huggingface(ours.state_dict(), config), strict=False)
     # Ours in two micro-batches of unlike size and padding, theirs in one batch.
     ours_losses = losses_of_ours(ours, [[batch_of(each[:5]), batch_of(each[5:])] for each in steps])
-    theirs_losses = losses_of_transformers(theirs, [batch_of(each) for each in steps])
+    theirs_losses = losses_of_transformers(
+        theirs, [as_transformers_asks(batch_of(each)) for each in steps]
+    )
     assert len(ours_losses) == len(theirs_losses) == STEPS
     assert np.mean(ours_losses[-20:]) < np.mean(ours_losses[:5]) - 0.5  # it did learn
+    np.testing.assert_allclose(ours_losses, theirs_losses, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("problem_type", ["single_label_classification", "regression"])
+def test_fine_tuning_gives_the_losses_of_transformers(problem_type: ProblemType) -> None:
+    rows, vocab_size = rows_of_docstrings(np.random.default_rng(1))
+    chosen = np.random.default_rng(2).integers(0, 8 * ROWS, (60, ROWS))  # rows come again
+    kind = np.float32 if problem_type == "regression" else np.int64
+    windows = [window_of(row, kind) for row in rows[: 8 * ROWS]]
+    config = CONFIG.adapted(vocab_size=vocab_size)
+    torch.manual_seed(0)
+    labels = 1 if problem_type == "regression" else 2
+    ours = ObjectiveModel(config, [Classification(config, labels, problem_type=problem_type)])
+    entries = encoder_config_to_huggingface(config)
+    entries |= {"num_labels": labels, "problem_type": problem_type}
+    theirs = BertForSequenceClassification(BertConfig(**entries))
+    theirs.load_state_dict(to_huggingface(ours.state_dict(), config), strict=False)
+    pad_id = config.embeddings.pad_token_id
+    train_read_words(ours, windows, pad_id)
+    assert table_of(ours.encoder.embeddings.word_embeddings.weight) is not None
+    # Ours end to end, theirs padded.
+    steps = [[windows[place] for place in places] for places in chosen]
+    ours_losses = losses_of_ours(ours, [[collate(each, pad_id, 0.0)] for each in steps])
+    theirs_losses = losses_of_transformers(theirs, [collate(each, pad_id) for each in steps])
+    assert len(ours_losses) == len(theirs_losses) == len(steps)
+    assert np.mean(ours_losses[-10:]) < 0.9 * np.mean(ours_losses[:10])  # it did learn
     np.testing.assert_allclose(ours_losses, theirs_losses, atol=1e-4, rtol=0)
