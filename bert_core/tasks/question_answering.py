@@ -7,7 +7,7 @@ no answer is that of the first token, the least over the windows.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -36,11 +36,18 @@ class QuestionInput:
     """The passage, of any length."""
 
 
+class Answer(TypedDict):
+    """One answer that is right."""
+
+    text: str
+    answer_start: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answers:
     """What is right of a question, as SQuAD has it."""
 
-    answers: list[dict]
+    answers: list[Answer]
     """`{"text": …, "answer_start": …}` of each answer that counts; none where there is none."""
     id: str | None = None
     """The question's id."""
@@ -48,7 +55,8 @@ class Answers:
     def __post_init__(self) -> None:
         for one in self.answers:
             text, start = one.get("text"), one.get("answer_start")
-            if not (isinstance(text, str) and text and isinstance(start, int)):
+            whole = isinstance(start, int) and not isinstance(start, bool)
+            if not (isinstance(text, str) and text and whole):
                 raise InputError(
                     f"wanted answers with a text and its answer_start, got {one}: correct the "
                     "row, or take it out"
@@ -279,7 +287,7 @@ class QuestionAnswering(Task):
 
 def _stands(context: str, answer: Mapping[str, Any]) -> bool:
     start, text = answer["answer_start"], answer["text"]
-    return context[start : start + len(text)] == text
+    return start >= 0 and context[start : start + len(text)] == text
 
 
 def _first_answer(row: Row, number: int) -> tuple[int, int] | None:

@@ -6,10 +6,11 @@ A shape is a dataclass; its fields hold text, numbers, or lists and objects of t
 import difflib
 import json
 import math
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from bert_core.errors import ConfigError, CorpusError, InputError
 
@@ -17,6 +18,7 @@ Row = Mapping[str, Any]
 """One example: the fields of a task's input and, where it is labelled, of what is right."""
 
 _SHOWN_CHARACTERS = 80
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
 
 
@@ -57,11 +59,12 @@ def labelled(
                 and (name not in columns or column in record)
             ):
                 continue
-            is_blank_label = name in targets and value == ""
-            if value is None or is_blank_label or not _fits(value, hint):
+            is_blank = name in targets and _has_blank(value)
+            if value is None or is_blank or not _fits(value, hint):
+                full = ", none of them empty," if is_blank and isinstance(value, list) else ""
                 raise CorpusError(
-                    f"{source}, row {number}: wanted {_kind(hint)} in the column {column!r}, got "
-                    f"{shown(record.get(column))}; there are: {', '.join(map(str, record))}: "
+                    f"{source}, row {number}: wanted {_kind(hint)}{full} in the column {column!r}, "
+                    f"got {shown(record.get(column))}; there are: {', '.join(map(str, record))}: "
                     "correct the row, or name the right column"
                 )
             row[name] = value
@@ -183,13 +186,13 @@ def _fits(value: Any, hint: Any) -> bool:
             (item,) = get_args(one)
             if isinstance(value, list | tuple) and all(_fits(each, item) for each in value):
                 return True
-        elif get_origin(one) is dict:
+        elif get_origin(one) is dict or is_typeddict(one):
             if isinstance(value, dict):
                 return True
         elif one in (int, float) and isinstance(value, bool):
             continue
         elif one is float and isinstance(value, int | float):
-            return math.isfinite(value)
+            return _is_finite(value)
         elif isinstance(value, one):
             return True
     return False
@@ -202,19 +205,43 @@ def _converted(value: Any, hint: Any, *, is_target: bool) -> Any:
             return float(value)
         except ValueError:
             return value
-    if int in kinds and isinstance(value, str) and value.lstrip("-").isdecimal():
+    if int in kinds and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
         return int(value)
     if not is_target:
         return value
-    if str in kinds and isinstance(value, bool | int | float) and math.isfinite(value):
+    if str in kinds and isinstance(value, bool | int | float) and _is_finite(value):
         whole = isinstance(value, float) and value.is_integer()
         return str(int(value)) if whole else str(value)
     if list[str] in kinds and isinstance(value, list):
         return [_converted(each, str, is_target=True) for each in value]
-    if list[dict] in kinds and isinstance(value, dict) and value:
-        # A list of objects as Hugging Face's data sets have it: an object of lists.
-        return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
+    item = next((get_args(one)[0] for one in kinds if get_origin(one) is list), None)
+    return _objects(value, [*get_type_hints(item)]) if is_typeddict(item) else value
+
+
+def _objects(value: Any, names: Sequence[str]) -> Any:
+    """A list of objects with these names alone; as it is where it is none, nor an object of lists,
+    as Hugging Face's data sets have it."""
+    if isinstance(value, dict) and all(name in value for name in names):
+        columns = [value[name] for name in names]
+        if not all(isinstance(each, list) for each in columns) or len({*map(len, columns)}) > 1:
+            return value
+        return [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
+    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        return [{name: each[name] for name in names if name in each} for each in value]
     return value
+
+
+def _has_blank(value: Any) -> bool:
+    """Whether it is a text of nothing, or a list with one."""
+    texts = value if isinstance(value, list) else [value]
+    return any(isinstance(each, str) and not each.strip() for each in texts)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all that a float holds
+        return False
 
 
 def _kind(hint: Any) -> str:
@@ -225,7 +252,9 @@ def _kind(hint: Any) -> str:
         return "a list of " + {"text": "texts", "an object": "objects"}.get(kind, kind)
     if get_origin(one) is Literal:
         return f"one of {', '.join(map(str, get_args(one)))}"
-    return "an object" if dict in (one, get_origin(one)) else _KINDS.get(one, "a value")
+    if is_typeddict(one) or dict in (one, get_origin(one)):
+        return "an object"
+    return _KINDS.get(one, "a value")
 
 
 def _listed(hints: Mapping[str, Any]) -> str:

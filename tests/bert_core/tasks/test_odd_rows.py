@@ -121,6 +121,34 @@ NAN = float("nan")
             QUESTION | {"answers": [{"text": "blue", "answer_start": "11"}]},
             "row 1: wanted answers with a text and its answer_start",
         ),
+        (
+            QuestionAnswering,
+            QUESTION | {"answers": {"text": "blue", "answer_start": 11}},
+            'a list of objects in the column \'answers\', got an object ({"text": "blue"',
+        ),
+        (
+            QuestionAnswering,
+            QUESTION | {"answers": {"text": ["blue", "sea"], "answer_start": [11]}},
+            "a list of objects in the column 'answers', got an object",
+        ),
+        (
+            QuestionAnswering,
+            QUESTION | {"answers": {"text": ["blue"]}},
+            "a list of objects in the column 'answers', got an object",
+        ),
+        (
+            TokenClassification,
+            {"tokens": ["a", "b"], "tags": ["O", ""]},
+            "row 1: wanted a list of texts, none of them empty, in the column 'tags', got a list",
+        ),
+        (TextClassification, {"text": "a", "label": " "}, "text in the column 'label', got text"),
+        (TextClassification, {"text": "a", "label": 10**400}, "text in the column 'label', got a"),
+        (TextRegression, {"text": "a", "score": 10**400}, "a number in the column 'score', got a"),
+        (
+            TASKS["multiple-choice"],
+            {"text": "a", "choices": ["b", "c"], "label": "--1"},
+            "a whole number in the column 'label', got text (\"--1\")",
+        ),
     ],
 )
 def test_a_cell_that_holds_nothing_is_named(task: type[Task], record: dict, message: str) -> None:
@@ -209,6 +237,18 @@ def test_held_out_rows_of_one_class_have_finite_metrics() -> None:
 def test_what_training_rows_lack_is_named(task: Task, row: dict, message: str) -> None:
     with pytest.raises(CorpusError, match=re.escape(message)):
         task.encode([row], TOKENIZER, 32, labelled=True)
+
+
+def test_a_list_of_labels_has_no_empty_one() -> None:
+    shapes = TextClassification.shapes(TextClassificationOptions(multi_label=True))
+    with pytest.raises(CorpusError, match="wanted a list of texts, none of them empty, in the col"):
+        labelled([{"text": "a", "labels": ["x", ""]}], shapes, {}, "a")
+    assert labelled([{"text": "a", "labels": []}], shapes, {}, "a")[0]["labels"] == []
+
+
+def test_an_answer_before_the_passage_is_not_where_it_is_said_to_be() -> None:
+    row = QUESTION | {"answers": [{"text": "blue", "answer_start": -4}]}
+    assert QuestionAnswering().remarks([row])["answers_not_where_they_are_said_to_be"] == 1
 
 
 @pytest.mark.parametrize("tags", [["O"], ["O", "O", "B-x"]])

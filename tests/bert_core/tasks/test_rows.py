@@ -129,6 +129,8 @@ def test_answers_come_as_squad_or_as_hugging_face_has_them() -> None:
         (answers, answers),
         (hub, answers),
         ({"text": [], "answer_start": []}, []),
+        ([one | {"answer_id": 3, "meta": {}} for one in answers], answers),
+        (hub | {"answer_id": ["x", 3]}, answers),
     ):
         record: dict[str, Any] = {"question": "a", "context": "b", "answers": given}
         [row] = labelled([record], QuestionAnswering.shapes(), {}, "a.json")
