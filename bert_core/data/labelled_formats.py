@@ -116,11 +116,12 @@ def _sentences(
     ends: Callable[[str], bool] = lambda _: False,
     columns: int | None = None,
 ) -> Iterator[list[list[str]]]:
-    """Rows between blank lines, all with as many columns; `columns` where that is fixed.
+    """Rows between blank lines, all of the file with as many columns as its first one.
 
     Args:
         passes: whether a line is no row.
         ends: whether a line ends a sentence as a blank one does.
+        columns: how many there are, where the first one does not say.
     """
     rows: list[list[str]] = []
     text = decode_utf8(data, source).removeprefix("\ufeff")
@@ -131,10 +132,10 @@ def _sentences(
             rows = []
         elif not passes(line):
             row = line.rstrip("\r").split("\t" if "\t" in line else None)
-            wanted = columns or (len(rows[0]) if rows else max(2, len(row)))
-            if len(row) != wanted:
+            columns = columns or max(2, len(row))
+            if len(row) != columns:
                 raise CorpusError(
-                    f"{source}, line {number}: wanted {wanted} columns, got "
+                    f"{source}, line {number}: wanted {columns} columns, got "
                     f"{len(row)} ({line.strip()[:80]!r}): correct the line, or take its sentence "
                     "out"
                 )

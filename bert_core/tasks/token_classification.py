@@ -242,7 +242,7 @@ class TokenClassification(Task):
         The last type stands for those that training rows do not have.
         """
         for number, row in enumerate(rows, 1):
-            _check_tags(row, number)
+            self._tag_ids(row, number)  # refuses tags that no answer could have
         columns: dict[str, list[Any]] = {"correct": [], "predicted": [], "wanted": []}
         if self.chosen.entities:
             columns |= {"surfaces": [], "wanted_surfaces": []}
@@ -349,7 +349,11 @@ class TokenClassification(Task):
         return found
 
     def _tag_ids(self, row: Row, number: int) -> Int[np.ndarray, "words"]:
-        _check_tags(row, number)
+        if len(row["tags"]) != len(row["tokens"]):
+            raise CorpusError(
+                f"row {number}: wanted a tag a word, got {len(row['tags'])} tags for "
+                f"{len(row['tokens'])} words: correct the row, or take it out"
+            )
         unknown = next((tag for tag in row["tags"] if tag not in self._ids), None)
         if unknown is not None:
             raise CorpusError(
@@ -366,14 +370,6 @@ class _Words:
     text: str
     spans: Spans
     words: Int[np.ndarray, "scored"]
-
-
-def _check_tags(row: Row, number: int) -> None:
-    if len(row["tags"]) != len(row["tokens"]):
-        raise CorpusError(
-            f"row {number}: wanted a tag a word, got {len(row['tags'])} tags for "
-            f"{len(row['tokens'])} words: correct the row, or take it out"
-        )
 
 
 def _is_of_entity(tag: str) -> bool:

@@ -217,6 +217,7 @@ def test_conllu_is_words_without_ranges_empty_nodes_and_remarks(ending: str) -> 
     [
         ("a B-x\nb\n", "conll", "a.conll, line 2: wanted 2 columns, got 1 ('b'): correct the line"),
         ("a\tO\nb\tx\tO\n", "conll", "a.conll, line 2: wanted 2 columns, got 3"),
+        ("a\tx\tO\n\nb\tO\n", "conll", "a.conll, line 3: wanted 3 columns, got 2 ('b\\tO')"),
         ("1\ta\n", "conllu", "a.conllu, line 1: wanted 10 columns, got 2 ('1\\ta')"),
         ('{"data": [{"paragraphs": [{}]}]}', "squad", "at question 1 there is no 'qas'"),
         ('{"data": ', "squad", "a.squad: wanted JSON, it cannot be read"),

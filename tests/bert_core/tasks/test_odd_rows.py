@@ -251,14 +251,24 @@ def test_an_answer_before_the_passage_is_not_where_it_is_said_to_be() -> None:
     assert QuestionAnswering().remarks([row])["answers_not_where_they_are_said_to_be"] == 1
 
 
-@pytest.mark.parametrize("tags", [["O"], ["O", "O", "B-x"]])
+@pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("labels", [["B-x", "O"], ["NOUN", "VERB"]])
-def test_tags_of_other_words_are_not_scored(tags: list[str], labels: list[str]) -> None:
-    task = TokenClassification(labels)
-    with pytest.raises(CorpusError, match=rf"row 2: wanted a tag a word, got {len(tags)} tags for"):
-        task.compare(
-            [{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a", "b"], "tags": tags}], [[], []]
+def test_tags_of_other_words_are_not_scored(number: int, labels: list[str]) -> None:
+    tags = [labels[0]] * number
+    with pytest.raises(CorpusError, match=rf"row 2: wanted a tag a word, got {number} tags for 2"):
+        TokenClassification(labels).compare(
+            [{"tokens": ["a"], "tags": labels[:1]}, {"tokens": ["a", "b"], "tags": tags}], [[], []]
         )
+
+
+@pytest.mark.parametrize(
+    ("labels", "unknown"), [(["B-x", "O"], "B-z"), (["B-x", "O"], "I-x"), (["NOUN", "VERB"], "X")]
+)
+def test_tags_that_no_training_row_had_are_not_scored(labels: list[str], unknown: str) -> None:
+    rows = [{"tokens": ["a"], "tags": [tag]} for tag in (labels[1], unknown)]
+    message = f"row 2: its tag '{unknown}' is not one of the training rows'"
+    with pytest.raises(CorpusError, match=message):
+        TokenClassification(labels).compare(rows, [[], []])
 
 
 @pytest.mark.parametrize(
