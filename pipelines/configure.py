@@ -6,6 +6,7 @@ A value on the command line wins over one from `--config`, in whatever order the
 import difflib
 import importlib
 import re
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -75,9 +76,10 @@ def parse(word: str, arguments: list[str]) -> Any:
 
 def parser_for(word: str) -> "ArgumentParser":
     """The parser of one command: an option for every field of its config."""
-    from jsonargparse import ArgumentParser, set_parsing_settings
+    from jsonargparse import ArgumentParser, set_loader, set_parsing_settings
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    set_loader("toml", _toml, exceptions=(tomllib.TOMLDecodeError,), json_superset=False)
 
     class Parser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -94,6 +96,13 @@ def parser_for(word: str) -> "ArgumentParser":
     parser.add_argument("--config", action="config", help="TOML file with the fields below")
     parser.add_class_arguments(kind, nested_key=None)
     return parser
+
+
+def _toml(text: str) -> Any:
+    """A file of fields, or the value of one as such a file has it: `{text = "body"}`."""
+    if text.lstrip().startswith("{"):  # which no file does
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    return tomllib.loads(text)
 
 
 def _config_first(arguments: list[str]) -> list[str]:

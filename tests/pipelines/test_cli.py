@@ -81,6 +81,18 @@ def test_a_switch_needs_no_value() -> None:
     assert not parse("prepare", [*PREPARE, "--force", "false"]).force
 
 
+@pytest.mark.parametrize(
+    "columns", ['{text = "a b", "label" = \'c\'}', ' {"text": "a b", "label": "c"} ']
+)
+def test_a_table_of_fields_is_written_as_toml_or_json_has_it(columns: str) -> None:
+    arguments = ["--output", "out", "--model", "bundle", "--train.columns", columns]
+    config = parse("finetune", [*arguments, "--options", "{multi_label = true}"])
+    assert config.train.columns == {"text": "a b", "label": "c"}
+    assert config.options == {"multi_label": True}
+    with pytest.raises(ConfigError, match="columns"):
+        parse("finetune", [*arguments, "--train.columns", "{text = }"])
+
+
 def test_several_sources_come_as_a_list() -> None:
     config = parse("prepare", [*PREPARE, "--corpus.source", '["a.txt", "b/*.jsonl"]'])
     assert config.corpus.sources == ("a.txt", "b/*.jsonl")
