@@ -5,6 +5,7 @@ shards, is that of `pipelines.card`.)
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,7 @@ def _what(predictor: "Predictor") -> str:
     if not task.labels:
         return sentence
     more = len(task.labels) - SHOWN_LABELS
-    names = ", ".join(f"`{label}`" for label in task.labels[:SHOWN_LABELS])
+    names = ", ".join(map(code_span, task.labels[:SHOWN_LABELS]))
     return f"{sentence} Its labels: {names}{f' and {more} more' if more > 0 else ''}."
 
 
@@ -237,4 +238,12 @@ def _number(value: float) -> str:
 
 def _cell(text: str) -> str:
     """Text in a cell of a table, which a bar or a line's end would break."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def code_span(text: str) -> str:
+    """Text as Markdown's code, which a line's end would break, or as many backticks in it."""
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
+    space = " " * (shown.startswith("`") or shown.endswith("`"))
+    return f"{fence}{space}{shown}{space}{fence}"
