@@ -311,9 +311,13 @@ def read_texts(block: Block, part: Part) -> Iterator[Read]:
                 columns = record
                 if rb"\ud" in piece.lower():  # may be half of a pair, which no file can hold
                     check_unicode(columns, where)
-            part.check_names(columns, where)
         except (CorpusError, InputError) as error:
             part.reject(where, piece.decode(errors="replace"), "unreadable", str(error))
+            continue
+        try:
+            part.check_names(columns, where)
+        except CorpusError as error:
+            part.reject(where, columns, "name_taken", str(error))
         else:
             yield Read(where, columns)
 

@@ -128,11 +128,18 @@ def test_rows_that_cannot_be_answered_are_put_aside_with_the_reason(
     Path(str(config.source)).write_bytes(b"\n".join(lines))
     counts = predict.run(replace(config, part_bytes=1_000_000)).counts
     assert (counts["rows"], counts["rejected"]) == (2, 8)
-    assert counts["rejected_unreadable"] + counts["rejected_without_the_input"] == 8
     kept = [row["text"] for row in lines_of(f"{config.output}/rows")]
     assert kept == ["Return a list.", "Close the file."]
     aside = lines_of(f"{config.output}/rejected")
-    assert Counter(row["kind"] for row in aside) == {"unreadable": 6, "without_the_input": 2}
+    assert Counter(row["kind"] for row in aside) == {
+        "unreadable": 5,
+        "name_taken": 1,
+        "without_the_input": 2,
+    }
+    assert (counts["rejected_unreadable"], counts["rejected_name_taken"]) == (5, 1)
+    (taken,) = [row for row in aside if row["kind"] == "name_taken"]
+    assert taken["row"] == {"text": "Taken.", "answer": "mine"}
+    assert "wanted no column 'answer', where answers go: give another" in taken["reason"]
     at = {row["where"].rpartition("byte ")[2]: row["reason"] for row in aside}
     assert "wanted text, got a number (7)" in at["27"]
     assert "text (text), text_pair (text), text is missing" in at["48"].replace(" and", ",")
