@@ -1,12 +1,13 @@
-"""Data sets in the layout of the Hugging Face hub: which of their files hold the training text.
+"""Data sets in the layout of the Hugging Face hub: which of their files are of which split.
 
 A data set is a folder, on the hub (`hf://datasets/<owner>/<name>`) or anywhere a clone of it lies.
 Its card, README.md, may say in its first lines which files are the `train` split of which config.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from bert_core import files
 from bert_core.errors import CorpusError
@@ -15,21 +16,45 @@ CARD = "README.md"
 HUB = "hf://datasets/"
 TRAIN = "train"
 _METADATA = re.compile(rb"\A---\r?\n(.*?)^---\r?$", re.DOTALL | re.MULTILINE)
-_DATA = re.compile(r"\.(parquet|jsonl|ndjson|txt|xml)(\.(gz|bz2|zst))?$", re.IGNORECASE)
-_FILE = re.compile(r"\.(md|[^./]+\.(gz|bz2|zst)|parquet|jsonl|ndjson|txt|xml)$", re.IGNORECASE)
-# A split's name, as a word of its own in a path: train-00000-of-00002.parquet, data/test.jsonl.
-_SPLIT = re.compile(
-    r"(?:^|[^a-z])(train|training|test|testing|val|valid|validation|dev|eval|evaluation)(?=[^a-z]|$)"
+_SPLITS = {
+    TRAIN: ("train", "training"),
+    "validation": ("validation", "val", "valid", "dev", "eval", "evaluation"),
+    "test": ("test", "testing"),
+}
+
+
+class Kind(NamedTuple):
+    """Files that are read for one purpose."""
+
+    words: str
+    """What they are, for messages."""
+    names: re.Pattern[str]
+    """What their names hold."""
+
+
+TEXTS = Kind(
+    "in Parquet, JSONL or text",
+    re.compile(r"\.(parquet|jsonl|ndjson|txt|xml)(\.(gz|bz2|zst))?$", re.IGNORECASE),
+)
+TABLES = Kind(
+    "in Parquet, JSONL, CSV or TSV",
+    re.compile(r"\.(parquet|jsonl|ndjson|csv|tsv)$", re.IGNORECASE),
+)
+ANY = Kind("beside the card", re.compile(rf"^(?!.*/{CARD}$)"))
+_FILE = re.compile(
+    r"\.(md|[^./]+\.(gz|bz2|zst)|parquet|jsonl|ndjson|csv|tsv|txt|xml)$", re.IGNORECASE
 )
 
 
-def data_files(source: str) -> list[str] | None:
-    """The files of the training split of a data set; None if `source` is none: no folder with a
-    card, nor on the hub.
+def data_files(
+    source: str, splits: Sequence[str] = (TRAIN,), kind: Kind = TEXTS
+) -> list[str] | None:
+    """The files of the first of these splits that a data set has; None if `source` is none: no
+    folder with a card, nor on the hub.
 
     Where its card names several configs, the one called `default` or marked so counts. Without a
-    word in the card they are the files with `train` in their names, or all where none is named
-    after a split.
+    word in the card the names of its files tell; where none is named after a split, all are `train`
+    as on the hub.
 
     Raises: CorpusError if there is no such split, or several configs and no default.
     """
@@ -37,26 +62,64 @@ def data_files(source: str) -> list[str] | None:
     if metadata is None and not (source.startswith(HUB) and _may_be_a_folder(source)):
         return None
     try:
-        patterns = _train_patterns(metadata or {}, source)
+        named = _named_splits(metadata or {}, source)
     except (AttributeError, KeyError, TypeError) as error:
         raise CorpusError(
             f"{files.join(source, CARD)}: wanted configs with data_files as the hub describes "
             f"them, got others ({error!r}): correct it, or name the files that are meant by a glob"
         ) from error
-    if patterns is not None:
+    if named is not None:
+        patterns = named[_chosen(source, named, splits)]
         wanted = [path for pattern in patterns for path in files.find_files(pattern)]
-        found = sorted({path for path in wanted if _DATA.search(path)})
-        return found or _no_data(source, f"its card names {', '.join(patterns)}")
-    every = [path for path in files.find_files(source) if _DATA.search(path)]
-    named = {path: _SPLIT.search(path[len(source) :].lower()) for path in every}
-    if any(named.values()):
-        every = [path for path, match in named.items() if match and TRAIN in match[1]]
-    return every or _no_data(source, "this data set has none")
+        found = sorted({path for path in wanted if kind.names.search(path)})
+        return found or _no_data(source, splits, kind, f"its card names {', '.join(patterns)}")
+    every = [path for path in files.find_files(source) if kind.names.search(path)]
+    if TRAIN in splits and not _splits_of(source, every):
+        return every or _no_data(source, splits, kind, "this data set has none")
+    return _of_first_split(source, every, splits, kind)
 
 
-def _no_data(source: str, there_is: str) -> NoReturn:
+def folder_files(source: str, splits: Sequence[str], kind: Kind, *, asked: bool) -> list[str]:
+    """The files of the first of these splits in a folder that is no data set, by their names; all
+    of them where these tell of one split at most, unless it is `asked` for.
+
+    Raises: CorpusError if there is no such split.
+    """
+    every = [path for path in files.find_files(source) if kind.names.search(path)]
+    if every and not asked and len(_splits_of(source, every)) < 2:
+        return every
+    return _of_first_split(source, every, splits, kind)
+
+
+def is_folder(source: str) -> bool:
+    """Whether files are searched below it: it is no file, no glob and no address in the web."""
+    return _may_be_a_folder(source) and files.find_files(source) != [source]
+
+
+def _of_first_split(source: str, paths: list[str], splits: Sequence[str], kind: Kind) -> list[str]:
+    for split in splits:
+        found = [path for path in paths if _is_of(split, path[len(source) :])]
+        if found:
+            return found
+    others = ", ".join(_splits_of(source, paths))
+    return _no_data(source, splits, kind, f"its files are named after {others or 'no split'}")
+
+
+def _splits_of(source: str, paths: Sequence[str]) -> list[str]:
+    names = [path[len(source) :] for path in paths]
+    return [split for split in _SPLITS if any(_is_of(split, name) for name in names)]
+
+
+def _is_of(split: str, name: str) -> bool:
+    """Whether a split's name is a word of its own in a path: train-00000-of-00002.parquet,
+    data/test.jsonl."""
+    words = "|".join(map(re.escape, _SPLITS.get(split, (split.lower(),))))
+    return re.search(rf"(?:^|[^a-z])({words})(?=[^a-z]|$)", name.lower()) is not None
+
+
+def _no_data(source: str, splits: Sequence[str], kind: Kind, there_is: str) -> NoReturn:
     raise CorpusError(
-        f"{source}: wanted a split {TRAIN} in Parquet, JSONL or text, {there_is}: name the files "
+        f"{source}: wanted a split {' or '.join(splits)} {kind.words}, {there_is}: name the files "
         "that are meant by a glob, convert those of another format"
     )
 
@@ -64,7 +127,7 @@ def _no_data(source: str, there_is: str) -> NoReturn:
 def _may_be_a_folder(source: str) -> bool:
     """Whether to ask for a card below: a server may refuse what is below a file, and a glob, or an
     address in the web, means just what it says."""
-    means_files = re.search(r"^https?://|[*?\[]", source) or _DATA.search(source)
+    means_files = re.search(r"^https?://|[*?\[]", source) or _FILE.search(source)
     return source != "docstrings" and not means_files
 
 
@@ -98,8 +161,8 @@ def license_of(source: str) -> str | None:
     return ", ".join(map(str, named if isinstance(named, list) else [named])) if named else None
 
 
-def _train_patterns(metadata: dict[str, Any], source: str) -> list[str] | None:
-    """Globs of the training split of the default config; None if the card names no files."""
+def _named_splits(metadata: dict[str, Any], source: str) -> dict[str, list[str]] | None:
+    """Globs of every split of the default config; None if the card names no files."""
     listed = [config for config in metadata.get("configs") or [] if config.get("data_files")]
     configs = {config.get("config_name", "default"): config for config in listed}
     if not configs:
@@ -114,11 +177,29 @@ def _train_patterns(metadata: dict[str, Any], source: str) -> list[str] | None:
     named = configs[chosen[0]]["data_files"]
     if isinstance(named, str) or all(isinstance(each, str) for each in named):
         named = [{"split": TRAIN, "path": named}]
-    paths = [each["path"] for each in named if each.get("split", TRAIN) == TRAIN]
-    if not paths:
-        raise CorpusError(
-            f"{source}: wanted a split {TRAIN}, its config {chosen[0]} has "
-            f"{', '.join(each['split'] for each in named)}: name the files by a glob"
+    splits: dict[str, list[str]] = {}
+    for each in named:
+        paths = [each["path"]] if isinstance(each["path"], str) else each["path"]
+        splits.setdefault(each.get("split", TRAIN), []).extend(
+            files.join(source, path) for path in paths
         )
-    flat = [path for each in paths for path in ([each] if isinstance(each, str) else each)]
-    return [files.join(source, path) for path in flat]
+    return splits
+
+
+def _chosen(source: str, named: Mapping[str, Any], splits: Sequence[str]) -> str:
+    """The first of `splits` that a card names, in its words or in others of the same meaning."""
+    for split in splits:
+        if split in named:
+            return split
+        alike = [name for name in named if split in _SPLITS and _is_of(split, name)]
+        if len(alike) == 1:
+            return alike[0]
+        if alike:
+            raise CorpusError(
+                f"{source}: wanted one split {split}, its card names {', '.join(alike)}: name the "
+                "one that is meant"
+            )
+    raise CorpusError(
+        f"{source}: wanted a split {' or '.join(splits)}, its card names {', '.join(named)}: "
+        "name one of them, or the files by a glob"
+    )

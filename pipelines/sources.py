@@ -23,6 +23,8 @@ from tracking.runs import DatasetInput
 Format = Literal["text", "jsonl", "parquet", "wikipedia"]
 Split = Literal["train", "held_out"]
 DOCSTRINGS = "docstrings"
+SPLITS_FOR: dict[Split, tuple[str, ...]] = {"train": ("train",), "held_out": ("test", "validation")}
+"""Names of splits by what they are for, the first one first."""
 _FORMATS: dict[str, Format] = {
     "txt": "text",
     "md": "text",
@@ -191,8 +193,11 @@ class LabelledConfig:
     """Which labelled rows to read."""
 
     source: str = field(default=DOCSTRINGS, metadata=INPUT)
-    """A file, a folder, a glob or a URI of them (`hf://datasets/<owner>/<name>/data/train-*` of the
-    Hugging Face hub); or `docstrings`: which library is it from."""
+    """A file, a folder, a glob or a URI of them; `hf://datasets/<owner>/<name>` of the Hugging Face
+    hub; or `docstrings`: which library is it from."""
+    split: str | None = None
+    """Of a folder or data set that has several: `train` to train on and `test`, or `validation`
+    where there is no test, to measure on, where this is not given."""
     format: str | None = None
     """As whom the file is written: `raybert list formats` shows those there are; a .csv, .tsv,
     .jsonl or .parquet table by its ending where this is not given."""
@@ -207,10 +212,26 @@ class Unlabelled:
 
 
 def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
-    """The files that `config` means, sorted. Raises: CorpusError if there is none."""
-    if config.source == DOCSTRINGS:
+    """The files that `config` means, sorted; of a folder those of a split, where it has several.
+
+    Raises: CorpusError if there is none; ConfigError if a split is wanted of files that are named.
+    """
+    source = config.source
+    if source == DOCSTRINGS:
         return [docstrings.labelled_file(split)]
-    return files.find_files(config.source)
+    splits = SPLITS_FOR[split] if config.split is None else (config.split,)
+    kind = hub.TABLES if config.format is None else hub.ANY
+    found = hub.data_files(source, splits, kind)
+    if found is not None:
+        return found
+    if hub.is_folder(source):
+        return hub.folder_files(source, splits, kind, asked=config.split is not None)
+    if config.split is not None:
+        raise ConfigError(
+            f"split: wanted a folder or data set with several splits in {source}, which names its "
+            f"files, got {config.split!r}: leave it out, or name the folder"
+        )
+    return files.find_files(source)
 
 
 def read_labelled(
@@ -223,7 +244,12 @@ def read_labelled(
     Raises: CorpusError naming a column that is missing or a row that does not fit.
     """
     rows: list[dict[str, Any]] = []
-    for path in labelled_files(config, split):
+    paths = labelled_files(config, split)
+    if config.source != DOCSTRINGS and paths != [config.source]:
+        names = [path.rpartition("/")[2] for path in paths]
+        more = f" and {len(names) - 3:,} more files" if len(names) > 3 else ""
+        say(f"{config.source} ({split}): {', '.join(names[:3])}{more}")
+    for path in paths:
         found, columns = labelled_records(files.read_bytes(path), path, config.format)
         records = [record for record in found if record is not None]
         if len(records) < len(found):

@@ -242,7 +242,7 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
     absolute = with_absolute_paths(config)
     made = absolute.trials(
         model=str(folder.absolute()),
-        train=replace(config.train, source=_source(config.train)),
+        train=_settled(config.train),
         tracking_uri=tracking_uri(config.tracking_uri),
         parent_run=parent,
     )
@@ -281,10 +281,12 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
     return Result(outputs={TRIALS: Output.of(path), **outputs}, counts=counts, artifacts=[picture])
 
 
-def _source(rows: LabelledConfig) -> str:
-    """Where training rows lie, whatever folder a trial runs in."""
+def _settled(rows: LabelledConfig) -> LabelledConfig:
+    """The same training rows, whatever folder a trial runs in."""
     paths = labelled_files(rows, "train")
-    return files.absolute(paths[0] if len(paths) == 1 else rows.source)
+    if len(paths) == 1:
+        return replace(rows, source=files.absolute(paths[0]), split=None)
+    return replace(rows, source=files.absolute(rows.source))
 
 
 def _table(config: TuneConfig, outcomes: "Sequence[Outcome]", sign: int) -> list[dict[str, Any]]:

@@ -1,14 +1,21 @@
-"""Of a data set in the hub's layout the training split is read, and the files around it are not."""
+"""Of a data set in the hub's layout the wanted split is read, and the files around it are not."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from bert_core.errors import CorpusError, RaybertError
+from bert_core.errors import ConfigError, CorpusError, RaybertError
 from pipelines.blocks import plan_blocks, read_block
 from pipelines.hub import data_files, license_of
-from pipelines.sources import CorpusConfig, corpus_files
+from pipelines.sources import (
+    CorpusConfig,
+    LabelledConfig,
+    Split,
+    corpus_files,
+    labelled_files,
+    labelled_input,
+)
 
 NAMES = [
     "README.md",
@@ -26,7 +33,7 @@ TRAIN = NAMES[4:6]
 
 def data_set(folder: Path, card: str, names: list[str]) -> str:
     for name in names:
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(name)
     (folder / "README.md").write_text(card)
     return str(folder)
@@ -109,9 +116,9 @@ def test_a_split_is_a_word_of_its_own_in_a_path(
         (("configs:", *GERMAN, *ENGLISH), NAMES, ": wanted one config, this data set has german, "
          "english: name the files of the one that is meant by a folder or a glob below it"),
         (("configs:", "- config_name: a", "  data_files:", "  - {split: test, path: b}"), NAMES,
-         ": wanted a split train, its config a has test: name the files by a glob"),
-        ((), ["test.jsonl", "dev.jsonl"], ": wanted a split train in Parquet, JSONL or text, this "
-         "data set has none: name the files that are meant by a glob"),
+         ": wanted a split train, its card names test: name one of them, or the files by a glob"),
+        ((), ["test.jsonl", "dev.jsonl"], ": wanted a split train in Parquet, JSONL or text, its "
+         "files are named after validation, test: name the files that are meant by a glob"),
         ((), ["data.csv"], ": wanted a split train in Parquet, JSONL or text, this data set has"),
         (("configs:", "- data_files: data.csv"), ["data.csv"], ", its card names "),
         (("configs:", "- data_files: gone/*"), NAMES, "/gone/*: wanted a file, a folder or a glob"),
@@ -139,6 +146,83 @@ def test_a_folder_whose_readme_is_no_card_is_a_folder(tmp_path: Path, text: str)
     assert license_of(source) is None
     found = [Path(file.path).name for file in corpus_files(CorpusConfig(source=source))]
     assert found == ["README.md", "test.txt"]
+
+
+LABELLED = ["data/train-0.csv", "data/train-1.csv", "data/dev.csv", "data/test.csv", "data/a.json"]
+SPLITS = (
+    "configs:", "- config_name: a", "  data_files:",
+    "  - {split: train, path: data/train-*}", "  - {split: validation, path: data/dev.csv}",
+    "  - {split: unsupervised, path: data/test.csv}",
+)  # fmt: skip
+
+
+def labelled_paths(
+    source: str, role: Split, split: str | None = None, written_as: str | None = None
+) -> list[str]:
+    config = LabelledConfig(source=source, split=split, format=written_as)
+    labelled_input("rows", config, role)
+    return [path.removeprefix(f"{source}/data/") for path in labelled_files(config, role)]
+
+
+@pytest.mark.parametrize(
+    ("text", "held_out"),
+    [
+        (card(*SPLITS), "dev.csv"),  # the card tells, whatever files are called
+        (card("license: mit"), "test.csv"),
+        ("# A folder of files", "test.csv"),
+    ],
+)
+def test_labelled_rows_of_a_data_set_are_of_the_split_that_they_are_for(
+    tmp_path: Path, text: str, held_out: str
+) -> None:
+    source = data_set(tmp_path, text, LABELLED)
+    assert labelled_paths(source, "train") == ["train-0.csv", "train-1.csv"]
+    assert labelled_paths(source, "held_out") == [held_out]
+    assert labelled_paths(source, "held_out", split="validation") == ["dev.csv"]
+    assert labelled_paths(source, "train", split="validation") == ["dev.csv"]
+    source = data_set(tmp_path / "untested", text.replace("test.csv", "dev.csv"), LABELLED[:3])
+    assert labelled_paths(source, "held_out") == ["dev.csv"]
+
+
+def test_a_split_goes_by_the_name_that_the_card_gives_it(tmp_path: Path) -> None:
+    lines = [line.replace("unsupervised", "validation_mismatched") for line in SPLITS]
+    source = data_set(tmp_path / "one", card(*lines), LABELLED)
+    assert labelled_paths(source, "held_out") == ["dev.csv"]
+    assert labelled_paths(source, "held_out", split="validation_mismatched") == ["test.csv"]
+    lines = [line.replace("split: validation,", "split: dev_matched,") for line in lines]
+    source = data_set(tmp_path / "several", card(*lines), LABELLED)
+    message = "wanted one split validation, its card names dev_matched, validation_mismatched: name"
+    with pytest.raises(CorpusError, match=message):
+        labelled_paths(source, "held_out")
+    assert labelled_paths(source, "held_out", split="dev_matched") == ["dev.csv"]
+    with pytest.raises(CorpusError, match="wanted a split all, its card names train, dev_matc"):
+        labelled_paths(source, "held_out", split="all")
+
+
+def test_files_that_are_named_are_read_whatever_their_names(tmp_path: Path) -> None:
+    source = data_set(tmp_path, card("license: mit"), LABELLED)
+    assert labelled_paths(f"{source}/data/test.csv", "train")[0].endswith("/test.csv")
+    assert len(labelled_paths(f"{source}/data/*.csv", "train")) == 4
+    for named in (f"{source}/data/test.csv", f"{source}/data/*.csv"):
+        with pytest.raises(ConfigError, match="split: wanted a folder or data set with several"):
+            labelled_paths(named, "train", split="train")
+
+
+def test_a_folder_whose_files_tell_of_no_split_is_read_whole(tmp_path: Path) -> None:
+    source = data_set(tmp_path, "words", ["data/a.csv", "data/test-b.csv"])
+    assert labelled_paths(source, "train") == ["a.csv", "test-b.csv"]
+    assert labelled_paths(source, "held_out") == ["a.csv", "test-b.csv"]
+    assert labelled_paths(source, "held_out", split="test") == ["test-b.csv"]
+    with pytest.raises(CorpusError, match="wanted a split train in Parquet, JSONL, CSV or TSV, i"):
+        labelled_paths(source, "train", split="train")
+
+
+def test_files_of_a_format_have_any_ending(tmp_path: Path) -> None:
+    names = ["data/train.conll", "data/test.conll"]
+    source = data_set(tmp_path, card("license: mit"), names)
+    assert labelled_paths(source, "train", written_as="conll") == ["train.conll"]
+    with pytest.raises(CorpusError, match=r"wanted a split train in Parquet, JSONL, CSV or TSV"):
+        labelled_paths(source, "train")
 
 
 def test_a_folder_a_file_and_a_glob_without_a_card_are_no_data_set(tmp_path: Path) -> None:
