@@ -31,7 +31,7 @@ from pipelines.labelled_sets import (
 from pipelines.report import say
 from pipelines.selection import with_prefix
 from pipelines.shard_rows import batches, check_rows
-from pipelines.sources import labelled_input, rows_of
+from pipelines.sources import labelled_input
 from pipelines.stage import INPUT, Result, input_digest, run_stage
 from pipelines.student import TEACHER, AugmentationConfig, LossesConfig, Pair
 from pipelines.training import (
@@ -170,13 +170,10 @@ def _task(
     if not answers:
         _check_unscored(config)
     options = _options(config, teacher)
-    read, parts = read_parts(config, kind, options)
-    known = teacher.task is not None and teacher.task.name == config.task
+    learned = teacher.task is not None and teacher.task.name == config.task and not kind.headless
+    task, parts = read_parts(config, kind, options, teacher.task if learned else None)
     pair = Pair(config, folders["teacher"], folders.get("model"), None)
     own = pair.load_student(teacher)
-    with rows_of(config.train.source):
-        task = teacher.task if known and not kind.headless else kind.from_rows(read, options)
-    assert task is not None
     task = task.adapted(own.state)
     pair = replace(pair, task=task)
     pair.build(config.seeds[0])  # what does not fit is found before workers start

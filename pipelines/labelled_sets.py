@@ -102,26 +102,31 @@ def read_sets(
     from bert_core.tasks.registry import TASKS
 
     kind = TASKS[config.task]
-    options = kind.options_of(config.options)
-    read, parts = read_parts(config, kind, options)
-    with rows_of(config.train.source):
-        task = kind.from_rows(read, options).adapted(bundle.state)
+    task, parts = read_parts(config, kind, kind.options_of(config.options))
+    task = task.adapted(bundle.state)
     return task, encoded(config, bundle, task, parts)
 
 
 def read_parts(
-    config: LabelledTrainingConfig, kind: "type[Task]", options: Any
-) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-    """The rows that were read to train on, and the rows of each set, by its name.
+    config: LabelledTrainingConfig,
+    kind: "type[Task]",
+    options: Any,
+    known: "Task | None" = None,
+) -> tuple["Task", dict[str, list[dict[str, Any]]]]:
+    """The task as the training rows have it, and the rows of each set, by its name.
 
+    Args:
+        known: the task, where another model has learned it.
     Raises: CorpusError naming what does not fit the task.
     """
-    shapes = kind.shapes(options)
-    read = few_per_class(read_labelled(config.train, "train", shapes), config.rows_per_class)
-    parts = divided(read, kind.groups(read, options), config.selection)
+    read = read_labelled(config.train, "train", kind.shapes(options))
+    read = few_per_class(read, config.rows_per_class)
+    with rows_of(config.train.source):
+        task = known or kind.from_rows(read, options)
+    parts = divided(read, task.groups(read, task.chosen), config.selection)
     if config.held_out is not None:
-        parts[HELD_OUT] = read_labelled(config.held_out, "held_out", shapes)
-    return read, parts
+        parts[HELD_OUT] = read_labelled(config.held_out, "held_out", task.shapes(task.chosen))
+    return task, parts
 
 
 def encoded(

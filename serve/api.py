@@ -62,7 +62,7 @@ class Listing:
 def model_routes(model: Model) -> APIRouter:
     """What one model answers: `POST /predict`, `GET /` (its card), `/healthz` and `/readyz`."""
     router = APIRouter(tags=[model.name])
-    shapes = Shapes(type(model.task))
+    shapes = Shapes(model.task)
     responses: dict[int | str, dict[str, Any]] = {
         200: {"model": shapes.response},
         400: {"model": Error},

@@ -84,7 +84,7 @@ class Model(ServedModel):
         )
 
     async def check_ready(self) -> None:
-        await self.predict(self.task.examples, None)
+        await self.predict(list(self.task.examples), None)
 
     async def card(self) -> Card:
         return Card(

@@ -58,7 +58,7 @@ class PredictRequest:
 class Shapes:
     """A task's request and response over HTTP, from its own dataclasses."""
 
-    def __init__(self, task: type[Task]) -> None:
+    def __init__(self, task: Task) -> None:
         self._task = task
         self._parameters = task.parameters
         hints = get_type_hints(task.parameters)

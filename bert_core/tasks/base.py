@@ -54,7 +54,7 @@ class Task(ABC):
     """Hugging Face's name of the pipeline, where there is one."""
     objective: ClassVar[str]
     """Name of the objective that trains it and scores its windows."""
-    inputs: ClassVar[type]
+    inputs: type
     """Dataclass of what is asked, by the names of Hugging Face's inference schema."""
     target: ClassVar[type]
     """Dataclass of what is right, which labelled rows have beside the input."""
@@ -82,7 +82,7 @@ class Task(ABC):
     together into those that train and those that select."""
     group_rows: int = 1
     """Training rows that follow each other and have one loss together."""
-    examples: ClassVar[list[Any]]
+    examples: tuple[Any, ...]
     """One input or more, as a caller sends them: shown in docs, and asked to see a model ready."""
     cell_types: ClassVar[Mapping[str, pa.DataType]]
     """Names and types of `cells`."""

@@ -109,7 +109,7 @@ class FeatureExtraction(Task):
     shared = ("text",)
     parameters = FeatureExtractionParameters
     options = FeatureExtractionOptions
-    examples: ClassVar = ["A text to find again."]
+    examples = ("A text to find again.",)
     cell_types: ClassVar = {"vector": pa.list_(pa.float32())}
 
     chosen: FeatureExtractionOptions

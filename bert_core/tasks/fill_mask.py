@@ -68,7 +68,7 @@ class FillMask(Task):
     pretrained = True
     parameters = FillMaskParameters
     options = FillMaskOptions
-    examples: ClassVar = ["The capital of France is [MASK]."]
+    examples = ("The capital of France is [MASK].",)
     cell_types: ClassVar = {"words": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
 
     chosen: FillMaskOptions

@@ -50,9 +50,9 @@ class MultipleChoice(Task):
     target = RightChoice
     primary_metric = "accuracy"
     parameters = CuttingParameters
-    examples: ClassVar = [
-        {"text": "She opened the umbrella because", "choices": ["it rained.", "it was a fish."]}
-    ]
+    examples = (
+        {"text": "She opened the umbrella because", "choices": ["it rained.", "it was a fish."]},
+    )
     cell_types: ClassVar = {
         "label": pa.int64(), "choice": pa.string(), "score": pa.float64(),
     }  # fmt: skip

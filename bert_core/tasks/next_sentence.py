@@ -51,7 +51,7 @@ class NextSentence(Task):
     pipeline_tag = "text-classification"
     pretrained = True
     parameters = CuttingParameters
-    examples: ClassVar = [{"text": "The ship left the port.", "text_pair": "It sailed west."}]
+    examples = ({"text": "The ship left the port.", "text_pair": "It sailed west."},)
     cell_types: ClassVar = {"label": pa.string(), "score": pa.float64()}
 
     def __init__(self, labels: Sequence[str] = (), options: Options | None = None) -> None:

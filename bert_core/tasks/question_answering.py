@@ -111,9 +111,9 @@ class QuestionAnswering(Task):
     parameters = QuestionAnsweringParameters
     options = QuestionAnsweringOptions
     shared = ("context",)
-    examples: ClassVar = [
-        {"question": "Where is the tower?", "context": "The Eiffel Tower stands in Paris."}
-    ]
+    examples = (
+        {"question": "Where is the tower?", "context": "The Eiffel Tower stands in Paris."},
+    )
     cell_types: ClassVar = {
         "answer": pa.string(), "score": pa.float64(), "start": pa.int64(), "end": pa.int64(),
     }  # fmt: skip

@@ -47,17 +47,20 @@ def labelled(
     if not records:
         raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
     optional, targets = _optional(shapes), _hints(shapes[1:])
+    # A text that no record has is a column for other tasks; one that some lack is an empty text.
+    unused = {
+        name
+        for name in optional
+        if all(record.get(column_of.get(name, name)) in (None, "") for record in records)
+    }
     rows = []
     for number, record in enumerate(records, 1):
         row = {}
         for name, column in column_of.items():
             hint = hints[name]
             value = _converted(record.get(column), hint, is_target=name in targets)
-            if (
-                name in optional
-                and value in (None, "")
-                and (name not in columns or column in record)
-            ):
+            nothing = value is None or (value == "" and (name in unused or not _is_text(hint)))
+            if nothing and name in optional and (name not in columns or column in record):
                 continue
             is_blank = name in targets and _has_blank(value)
             if value is None or is_blank or not _fits(value, hint):
@@ -235,6 +238,10 @@ def _has_blank(value: Any) -> bool:
     """Whether it is a text of nothing, or a list with one."""
     texts = value if isinstance(value, list) else [value]
     return any(isinstance(each, str) and not each.strip() for each in texts)
+
+
+def _is_text(hint: Any) -> bool:
+    return str in _alternatives(hint)
 
 
 def _is_finite(value: float) -> bool:

@@ -19,9 +19,9 @@ from bert_core.metrics.classification import (
 )
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.classification import Classification
-from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
+from bert_core.tasks.base import Columns, CuttingParameters
 from bert_core.tasks.rows import Row
-from bert_core.tasks.texts import TextInput, softmax, text_windows
+from bert_core.tasks.texts import TextOptions, TextTask, softmax
 
 Scoring = Literal["softmax", "sigmoid", "none"]
 SHOWN_LABELS = 20
@@ -44,7 +44,7 @@ class SeveralLabels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextClassificationOptions(Options):
+class TextClassificationOptions(TextOptions):
     """What a model of text classification is trained for."""
 
     multi_label: bool = False
@@ -72,18 +72,18 @@ class TextClassificationParameters(CuttingParameters):
             )
 
 
-class TextClassification(Task):
+class TextClassification(TextTask):
     """Rows are `{"text": …, "label": …}`, with a `text_pair` where the task is about two."""
 
     name = "text-classification"
     objective = Classification.name
-    inputs = TextInput
     target = OneLabel
     primary_metric = "accuracy"
-    replaceable = ("text", "text_pair")
     parameters = TextClassificationParameters
     options = TextClassificationOptions
-    examples: ClassVar = ["A text to be labelled."]
+    single = "A text to be labelled."
+    pair: ClassVar = {"text": "A text to be labelled", "text_pair": "with this one."}
+    examples = (single,)
     cell_types: ClassVar = {"label": pa.string(), "score": pa.float64()}
 
     chosen: TextClassificationOptions
@@ -105,14 +105,15 @@ class TextClassification(Task):
 
     @classmethod
     def shapes(cls, options: TextClassificationOptions | None = None) -> tuple[type, type]:
+        asked, target = super().shapes(options)
         several = options is not None and options.multi_label
-        return cls.inputs, SeveralLabels if several else cls.target
+        return asked, SeveralLabels if several else target
 
     @classmethod
     def from_rows(
         cls, rows: Sequence[Row], options: TextClassificationOptions | None = None
     ) -> "TextClassification":
-        options = options or cls.options()
+        options = cls.told(rows, options or cls.options())
         several = options.multi_label
         labels = sorted({each for row in rows for each in _labels_of(row, several=several)})
         if len(labels) < (1 if several else 2):
@@ -146,7 +147,7 @@ class TextClassification(Task):
         parameters: TextClassificationParameters | None = None,
     ) -> list[Window]:
         labels = {"labels": self._label_ids(rows)} if labelled else {}
-        return text_windows(rows, tokenizer, max_length, labels, parameters)
+        return self.windows(rows, tokenizer, max_length, labels, parameters)
 
     def decode(
         self,

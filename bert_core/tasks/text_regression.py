@@ -17,9 +17,9 @@ from bert_core.errors import CorpusError
 from bert_core.metrics.regression import correlations
 from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.classification import Classification
-from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
+from bert_core.tasks.base import Columns, CuttingParameters
 from bert_core.tasks.rows import Row
-from bert_core.tasks.texts import TextInput, text_windows
+from bert_core.tasks.texts import TextOptions, TextTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,22 +30,22 @@ class Score:
     """The number."""
 
 
-class TextRegression(Task):
+class TextRegression(TextTask):
     """Rows are `{"text": …, "text_pair": …, "score": 4.2}`."""
 
     name = "text-regression"
     objective = Classification.name
-    inputs = TextInput
     target = Score
     primary_metric = "correlation"
     pipeline_tag = "text-classification"
     lower_is_better = frozenset({"mse"})
-    replaceable = ("text", "text_pair")
     parameters = CuttingParameters
-    examples: ClassVar = [{"text": "A plane takes off.", "text_pair": "A plane is taking off."}]
+    single = "A plane takes off."
+    pair: ClassVar = {"text": single, "text_pair": "A plane is taking off."}
+    examples = (pair,)
     cell_types: ClassVar = {"score": pa.float64()}
 
-    def __init__(self, labels: Sequence[str] = (), options: Options | None = None) -> None:
+    def __init__(self, labels: Sequence[str] = (), options: TextOptions | None = None) -> None:
         super().__init__(labels or ["score"], options)
 
     @classmethod
@@ -56,13 +56,13 @@ class TextRegression(Task):
         return cls(labels) if is_regression else None
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row], options: Options | None = None) -> "TextRegression":
+    def from_rows(cls, rows: Sequence[Row], options: TextOptions | None = None) -> "TextRegression":
         if len({row["score"] for row in rows}) < 2:
             raise CorpusError(
                 f"training rows: wanted at least two different scores, found {len(rows)} rows with "
                 "one or none: add rows of another score"
             )
-        return cls(options=options)
+        return cls(options=cls.told(rows, options or cls.options()))
 
     def build_objective(self, config: EncoderConfig) -> Classification:
         return Classification(config, 1, problem_type="regression")
@@ -79,7 +79,7 @@ class TextRegression(Task):
         labels = {}
         if labelled:
             labels = {"labels": np.array([row["score"] for row in rows], np.float32)}
-        return text_windows(rows, tokenizer, max_length, labels, parameters)
+        return self.windows(rows, tokenizer, max_length, labels, parameters)
 
     def decode(
         self,

@@ -1,15 +1,18 @@
-"""What tasks over one text or a pair of texts share: their input and its window."""
+"""What tasks over one text or a pair of texts share: their input, its window, the training rows'
+kind of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Shaped
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window, ids_of, joined
-from bert_core.tasks.base import CuttingParameters
-from bert_core.tasks.rows import Row
+from bert_core.errors import CorpusError, InputError
+from bert_core.tasks.base import CuttingParameters, Options, Task
+from bert_core.tasks.rows import Row, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,95 @@ class TextInput:
     """The first text."""
     text_pair: str | None = None
     """The second one, where the task is about two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairInput:
+    """A pair of texts."""
+
+    text: str
+    """The first text."""
+    text_pair: str
+    """The second one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleInput(TextInput):
+    """A text by itself."""
+
+    def __post_init__(self) -> None:
+        if self.text_pair:
+            raise InputError(
+                f"wanted no text_pair, as training rows had none, got {shown(self.text_pair)}: "
+                "leave it out, or take a model for pairs"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(Options):
+    """What a model of texts is trained for."""
+
+    pairs: bool | None = field(default=None, compare=False)
+    """Whether each row has a text_pair; as the training rows are where this is not given."""
+
+
+_Told = TypeVar("_Told", bound=TextOptions)
+
+
+class TextTask(Task):
+    """A task over a text by itself or a pair of them, whichever its training rows have."""
+
+    inputs: type = TextInput
+    replaceable = ("text", "text_pair")
+    options = TextOptions
+    single: ClassVar[str]
+    """What is asked about a text by itself, as a caller sends it."""
+    pair: ClassVar[dict[str, str]]
+    """The same about a pair."""
+
+    chosen: TextOptions
+
+    def __init__(self, labels: Sequence[str] = (), options: Any = None) -> None:
+        super().__init__(labels, options)
+        self.inputs, _ = self.shapes(self.chosen)
+        if self.chosen.pairs is not None:
+            self.examples = (self.pair if self.chosen.pairs else self.single,)
+
+    @classmethod
+    def shapes(cls, options: Any = None) -> tuple[type, type]:
+        if options is None or options.pairs is None:
+            return cls.inputs, cls.target
+        return PairInput if options.pairs else SingleInput, cls.target
+
+    @classmethod
+    def told(cls, rows: Sequence[Row], options: _Told) -> _Told:
+        """The options with `pairs` as these rows are, where it is not given.
+
+        Raises: CorpusError if some rows are pairs and others are not.
+        """
+        if options.pairs is not None:
+            return options
+        are_pairs = [row.get("text_pair") is not None for row in rows]
+        if len(set(are_pairs)) > 1:
+            with_one, without = are_pairs.index(True) + 1, are_pairs.index(False) + 1
+            raise CorpusError(
+                f"row {without}: wanted a text_pair, as row {with_one} has one, got none: add it, "
+                "an empty text where there is nothing to say, or take the row out"
+            )
+        return replace(options, pairs=any(are_pairs))
+
+    def windows(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        labels: Mapping[str, Shaped[np.ndarray, "rows ..."]],
+        parameters: CuttingParameters | None = None,
+    ) -> list[Window]:
+        """`text_windows` of the rows, of their first texts alone where the task is about one."""
+        if self.chosen.pairs is False:
+            rows = [{"text": row["text"]} for row in rows]
+        return text_windows(rows, tokenizer, max_length, labels, parameters)
 
 
 def text_windows(

@@ -109,7 +109,7 @@ class TokenClassification(Task):
     primary_metric = "f1"
     parameters = TokenClassificationParameters
     options = TokenClassificationOptions
-    examples: ClassVar = ["The Eiffel Tower is in Paris."]
+    examples = ("The Eiffel Tower is in Paris.",)
     cell_types: ClassVar = {"entities": pa.list_(pa.struct(ENTITY))}
 
     chosen: TokenClassificationOptions

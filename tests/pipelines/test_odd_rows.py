@@ -156,3 +156,27 @@ def test_predicting_counts_the_rows_that_are_empty_or_cut(
     counts = predict.run(config).counts
     assert (counts["rows"], counts["rows_with_empty_text"], counts["rows_cut"]) == (19, 2, 1)
     assert "predict: 2 rows with empty text in" in capsys.readouterr().out
+
+
+def test_pairs_are_nothing_for_a_model_of_single_texts(
+    evaluation: EvaluateConfig, written: Written
+) -> None:
+    pairs = written("pairs.jsonl", [*GOOD, GOOD[0] | {"text_pair": "Return a list."}])
+    with pytest.raises(CorpusError, match="pairs.jsonl, row 17: wanted no text_pair, as training"):
+        evaluate.run(replace(evaluation, held_out=pairs))
+    config = PredictConfig(
+        output=f"{evaluation.output}-predict",
+        model=evaluation.model,
+        source=pairs.source,
+        num_workers=0,
+        tracking_uri=evaluation.tracking_uri,
+    )
+    counts = predict.run(config).counts
+    assert (counts["rows"], counts["rejected"]) == (16, 1)
+    (path,) = Path(config.output, "rejected").iterdir()
+    (rejected,) = map(json.loads, path.read_text().splitlines())
+    assert (rejected["kind"], rejected["row"]["text_pair"]) == (
+        "without_the_input",
+        "Return a list.",
+    )
+    assert "wanted no text_pair" in rejected["reason"]

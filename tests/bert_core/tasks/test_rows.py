@@ -112,7 +112,9 @@ def test_numbers_lists_and_pairs_come_as_the_task_wants_them() -> None:
     columns = {"text": "a", "text_pair": "b"}
     rows = labelled(records, (TextInput, Score), columns, "a.csv")
     assert rows[0] == {"text": "x", "text_pair": "y", "score": 4.5}
-    assert rows[1] == {"text": "z", "score": 3.0}  # an empty cell holds nothing
+    assert rows[1] == {"text": "z", "text_pair": "", "score": 3.0}
+    (row,) = labelled(records[1:], (TextInput, Score), columns, "a.csv")
+    assert row == {"text": "z", "score": 3.0}  # a column of empty cells holds nothing
     several = [{"text": "x", "labels": ["a", "b"]}, {"text": "y", "labels": []}]
     assert labelled(several, (TextInput, SeveralLabels), {}, "a.jsonl") == several
     for cell, label in ((True, "True"), (3, "3"), (1.0, "1"), (1.5, "1.5")):

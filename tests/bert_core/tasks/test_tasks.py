@@ -29,15 +29,15 @@ from bert_core.tasks.text_regression import TextRegression
 LONG = "sea sea the tree " * 20
 ROWS: dict[str, list[Row]] = {
     "text-classification": [
-        {"text": "the sea is blue", "label": "sea"},
+        {"text": "the sea is blue", "text_pair": "", "label": "sea"},
         {"text": "a tree", "text_pair": "the tree is blue", "label": "land"},
-        {"text": LONG, "label": "sea"},
+        {"text": LONG, "text_pair": "a tree", "label": "sea"},
         {"text": "", "text_pair": LONG, "label": "land"},
     ],
     "text-regression": [
         {"text": "the sea is blue", "score": 4.0},
-        {"text": "the tree", "text_pair": "a tree", "score": -2.5},
-        {"text": LONG, "text_pair": LONG, "score": 0.0},
+        {"text": "the tree", "score": -2.5},
+        {"text": LONG, "score": 0.0},
     ],
     "token-classification": [
         {"tokens": ["the", "blue", "Sea"], "tags": ["O", "B-place", "I-place"]},

@@ -1,0 +1,125 @@
+"""Texts by themselves and pairs: a model of one kind does not take the other for its own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_core.bundle import save_bundle
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.errors import CorpusError, InputError
+from bert_core.model.hf import encoder_config_from_huggingface
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.predictor import Predictor
+from bert_core.tasks.registry import TASKS
+from bert_core.tasks.rows import labelled
+from bert_core.tasks.text_classification import TextClassification
+from bert_core.tasks.text_regression import TextRegression
+from bert_core.tasks.texts import TextInput, TextTask
+
+TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a", "b"], lowercase=True)
+CONFIG = encoder_config_from_huggingface(
+    {
+        "vocab_size": TOKENIZER.vocab_size,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 16,
+    }
+)
+KINDS: list[tuple[type[TextTask], dict[str, list]]] = [
+    (TextClassification, {"label": ["x", "y", "x"]}),
+    (TextRegression, {"score": [1.0, 2.0, 3.0]}),
+]
+kinds = pytest.mark.parametrize(("kind", "targets"), KINDS)
+
+
+def rows_of(targets: dict[str, list], *pairs: str | None) -> list[dict[str, Any]]:
+    ((name, values),) = targets.items()
+    return [
+        {"text": "a", name: value} | ({} if pair is None else {"text_pair": pair})
+        for pair, value in zip(pairs, values, strict=True)
+    ]
+
+
+@kinds
+def test_a_task_is_of_pairs_where_its_training_rows_are(
+    kind: type[TextTask], targets: dict[str, list]
+) -> None:
+    pairs = rows_of(targets, "b", "b", "b")
+    task = kind.from_rows(pairs)
+    assert isinstance(task, TextTask)
+    assert task.chosen.pairs is True
+    shapes = task.shapes(task.chosen)
+    assert labelled(pairs, shapes, {}, "a") == pairs
+    with pytest.raises(CorpusError, match="a, row 1: wanted text in the column 'text_pair', got n"):
+        labelled(rows_of(targets, None, "b", "b"), shapes, {}, "a")
+
+    texts = rows_of(targets, None, None, None)
+    task = kind.from_rows(texts)
+    assert isinstance(task, TextTask)
+    assert task.chosen.pairs is False
+    shapes = task.shapes(task.chosen)
+    assert labelled(texts, shapes, {}, "a") == texts
+    message = r'a, row 2: wanted no text_pair, as training rows had none, got text \("b"\)'
+    with pytest.raises(CorpusError, match=message):
+        labelled(rows_of(targets, None, "b", None), shapes, {}, "a")
+
+
+@kinds
+def test_rows_that_are_pairs_and_others_that_are_not_are_no_training_set(
+    kind: type[TextTask], targets: dict[str, list]
+) -> None:
+    with pytest.raises(CorpusError, match="row 3: wanted a text_pair, as row 1 has one, got none"):
+        kind.from_rows(rows_of(targets, "b", "b", None))
+
+
+@kinds
+def test_an_empty_second_text_is_of_a_pair_and_a_column_of_them_is_none(
+    kind: type[TextTask], targets: dict[str, list]
+) -> None:
+    shapes = kind.shapes()
+    rows = labelled(rows_of(targets, "b", "", "b"), shapes, {}, "a")
+    task = kind.from_rows(rows)
+    assert task.remarks(rows)["rows_with_empty_text"] == 1
+    windows = task.encode(rows, TOKENIZER, 16, labelled=True)
+    assert [len(window.ids[0]) for window in windows] == [5, 4, 5]
+
+    rows = labelled(rows_of(targets, "", "", ""), shapes, {}, "a")
+    assert rows == rows_of(targets, None, None, None)
+    task = kind.from_rows(rows)
+    (window,) = task.encode([{"text": "a", "text_pair": ""}], TOKENIZER, 16)
+    assert len(window.ids[0]) == 3, "one text, as in training"
+
+
+@kinds
+def test_a_model_that_does_not_say_takes_both(
+    kind: type[TextTask], targets: dict[str, list]
+) -> None:
+    told = kind.from_rows(rows_of(targets, "b", "b", "b"))
+    task = kind(told.labels)
+    assert task.inputs is TextInput
+    assert task.is_comparable(told)
+    assert told.is_comparable(task)
+
+
+@pytest.mark.parametrize("pair", ["b", None])
+@kinds
+def test_a_bundle_keeps_what_it_was_trained_for(
+    kind: type[TextTask], targets: dict[str, list], pair: str | None, tmp_path: Path
+) -> None:
+    task = TASKS[kind.name].from_rows(rows_of(targets, pair, pair, pair))
+    model = ObjectiveModel(CONFIG, [task.build_objective(CONFIG)])
+    save_bundle(tmp_path / "bundle", model, TOKENIZER, task=task, metrics={}, lineage={})
+    predictor = Predictor(tmp_path / "bundle", device="cpu")
+    assert len(predictor.predict(predictor.task.examples)) == 1
+    if pair:
+        assert predictor.predict([{"text": "a", "text_pair": "b"}])
+        for single in ("a", {"text": "a"}, {"text": "a", "text_pair": None}):
+            with pytest.raises(InputError, match=r"inputs\[0\].*text_pair"):
+                predictor.predict([single])
+    else:
+        assert predictor.predict(["a", {"text": "a"}, {"text": "a", "text_pair": None}])
+        with pytest.raises(InputError, match=r"inputs\[1\]: wanted no text_pair, as training rows"):
+            predictor.predict(["a", {"text": "a", "text_pair": "b"}])
