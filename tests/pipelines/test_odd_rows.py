@@ -162,7 +162,7 @@ def test_pairs_are_nothing_for_a_model_of_single_texts(
     evaluation: EvaluateConfig, written: Written
 ) -> None:
     pairs = written("pairs.jsonl", [*GOOD, GOOD[0] | {"text_pair": "Return a list."}])
-    with pytest.raises(CorpusError, match="pairs.jsonl, row 17: wanted no text_pair, as training"):
+    with pytest.raises(CorpusError, match="row 17: wanted no text_pair, as training"):
         evaluate.run(replace(evaluation, held_out=pairs))
     config = PredictConfig(
         output=f"{evaluation.output}-predict",
