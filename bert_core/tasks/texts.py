@@ -100,6 +100,11 @@ class TextTask(Task):
             )
         return replace(options, pairs=any(are_pairs))
 
+    def is_comparable(self, other: Task) -> bool:
+        if not (super().is_comparable(other) and isinstance(other, TextTask)):
+            return False
+        return {self.chosen.pairs, other.chosen.pairs} != {True, False}
+
     def windows(
         self,
         rows: Sequence[Row],

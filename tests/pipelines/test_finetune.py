@@ -363,9 +363,9 @@ def test_a_champion_of_another_task_stays_and_is_not_compared(
     assert not counts["is_champion"]
     assert counts["why"] == (
         "version 1 stays the champion: it is for text-classification "
-        '{"multi_label": false, "out_of_scope": null}, this bundle for text-classification '
-        '{"multi_label": false, "out_of_scope": "late"}, so they are not compared; --force makes '
-        "version 2 the champion all the same"
+        '{"pairs": false, "multi_label": false, "out_of_scope": null}, this bundle for '
+        'text-classification {"pairs": false, "multi_label": false, "out_of_scope": "late"}, so '
+        "they are not compared; --force makes version 2 the champion all the same"
     )
     assert counts["why"][1:] in (tmp_path / "second" / "model_card.md").read_text()
 

@@ -102,6 +102,9 @@ def test_a_model_that_does_not_say_takes_both(
     assert task.inputs is TextInput
     assert task.is_comparable(told)
     assert told.is_comparable(task)
+    single = kind.from_rows(rows_of(targets, None, None, None))
+    assert not told.is_comparable(single)
+    assert not single.is_comparable(told)
 
 
 @pytest.mark.parametrize("pair", ["b", None])
