@@ -79,26 +79,26 @@ def data_files(
     return _of_first_split(source, every, splits, kind)
 
 
-def folder_files(source: str, splits: Sequence[str], kind: Kind, *, asked: bool) -> list[str]:
+def folder_files(
+    source: str, splits: Sequence[str], kind: Kind, *, asked: bool
+) -> list[str] | None:
     """The files of the first of these splits in a folder that is no data set, by their names; all
-    of them where these tell of one split at most, unless it is `asked` for.
+    of them where these tell of one split at most, unless it is `asked` for. None if `source` is no
+    folder: a file, a glob or an address in the web.
 
     Raises: CorpusError if there is no such split.
     """
-    every = [path for path in files.find_files(source) if kind.names.search(path)]
+    if not _may_be_a_folder(source) or (found := files.find_files(source)) == [source]:
+        return None
+    every = [path for path in found if kind.names.search(path)]
     if every and not asked and len(_splits_of(source, every)) < 2:
         return every
     return _of_first_split(source, every, splits, kind)
 
 
-def is_folder(source: str) -> bool:
-    """Whether files are searched below it: it is no file, no glob and no address in the web."""
-    return _may_be_a_folder(source) and files.find_files(source) != [source]
-
-
 def _of_first_split(source: str, paths: list[str], splits: Sequence[str], kind: Kind) -> list[str]:
     for split in splits:
-        found = [path for path in paths if _is_of(split, path[len(source) :])]
+        found = [path for path in paths if _is_of(split, _below(source, path))]
         if found:
             return found
     others = ", ".join(_splits_of(source, paths))
@@ -106,8 +106,12 @@ def _of_first_split(source: str, paths: list[str], splits: Sequence[str], kind: 
 
 
 def _splits_of(source: str, paths: Sequence[str]) -> list[str]:
-    names = [path[len(source) :] for path in paths]
+    names = [_below(source, path) for path in paths]
     return [split for split in _SPLITS if any(_is_of(split, name) for name in names)]
+
+
+def _below(folder: str, path: str) -> str:
+    return path[len(folder.rstrip("/")) + 1 :]
 
 
 def _is_of(split: str, name: str) -> bool:

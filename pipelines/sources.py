@@ -221,12 +221,13 @@ def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
         return [docstrings.labelled_file(split)]
     splits = SPLITS_FOR[split] if config.split is None else (config.split,)
     kind = hub.TABLES if config.format is None else hub.ANY
+    asked = config.split is not None
     found = hub.data_files(source, splits, kind)
+    if found is None:
+        found = hub.folder_files(source, splits, kind, asked=asked)
     if found is not None:
         return found
-    if hub.is_folder(source):
-        return hub.folder_files(source, splits, kind, asked=config.split is not None)
-    if config.split is not None:
+    if asked:
         raise ConfigError(
             f"split: wanted a folder or data set with several splits in {source}, which names its "
             f"files, got {config.split!r}: leave it out, or name the folder"

@@ -208,6 +208,14 @@ def test_files_that_are_named_are_read_whatever_their_names(tmp_path: Path) -> N
             labelled_paths(named, "train", split="train")
 
 
+@pytest.mark.parametrize("slashes", ["", "/", "//"])
+def test_a_folder_may_end_in_slashes(tmp_path: Path, slashes: str) -> None:
+    source = data_set(tmp_path, "words", ["train.csv", "test.csv"])
+    config = LabelledConfig(source=f"{source}{slashes}")
+    assert labelled_files(config, "train") == [f"{source}/train.csv"]
+    assert labelled_files(config, "held_out") == [f"{source}/test.csv"]
+
+
 def test_a_folder_whose_files_tell_of_no_split_is_read_whole(tmp_path: Path) -> None:
     source = data_set(tmp_path, "words", ["data/a.csv", "data/test-b.csv"])
     assert labelled_paths(source, "train") == ["a.csv", "test-b.csv"]
