@@ -17,6 +17,7 @@ from bert_core.export import export_graph
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from serve import api
 from serve.model import Card, Model, ServedModel
 
@@ -88,6 +89,34 @@ def test_a_pair_is_one_input(ask: Caller, bundle: Path) -> None:
         assert status == 200
         assert [each["label"] for each in answers[0]] == [each["label"] for each in wanted]
     assert answers[0] != answers[1]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [(True, "wanted text (text) and text_pair (text)"), (False, "inputs: wanted no text_pair")],
+)
+def test_a_model_that_learned_one_kind_of_texts_refuses_the_other(
+    bundle: Path, tmp_path: Path, runner: asyncio.Runner, *, pairs: bool, message: str
+) -> None:
+    loaded = load_bundle(bundle)
+    assert loaded.task is not None
+    task = TextClassification(loaded.task.labels, TextClassificationOptions(pairs=pairs))
+    own = ObjectiveModel(loaded.encoder_config, [task.build_objective(loaded.encoder_config)])
+    folder = tmp_path / "bundle"
+    save_bundle(folder, own, loaded.tokenizer, task=task, metrics={}, lineage={})
+    model = Model("docs", folder, device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0)
+    try:
+        runner.run(model.check_ready())  # by examples of its kind
+        ask = Caller(runner, api.create_model_app(model, alone=True))
+        single: Any = {"text": "Parse a string."}
+        pair = single | {"text_pair": "Open a socket."}
+        taken, refused = (pair, single) if pairs else (single, pair)
+        assert ask.predict({"inputs": taken})[0] == 200
+        status, told = ask.predict({"inputs": refused})
+        assert status == 422
+        assert message in told["error"]
+    finally:
+        runner.run(model.close())
 
 
 def test_parameters_reach_the_task(ask: Caller) -> None:
