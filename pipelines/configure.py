@@ -82,11 +82,15 @@ def parser_for(word: str) -> "ArgumentParser":
     set_loader("toml", _toml, exceptions=(tomllib.TOMLDecodeError,), json_superset=False)
 
     class Parser(ArgumentParser):
+        def format_help(self) -> str:
+            return super().format_help() + (_tasks() if takes_options else "")
+
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             raise ConfigError(_explained(str(ex or message), self))
 
     command = ALL[word]
     kind = getattr(importlib.import_module(command.module), command.config)
+    takes_options = "options" in {field.name for field in fields(kind)}
     parser = Parser(
         prog=f"raybert {word}",
         description=command.summary,
@@ -96,6 +100,13 @@ def parser_for(word: str) -> "ArgumentParser":
     parser.add_argument("--config", action="config", help="TOML file with the fields below")
     parser.add_class_arguments(kind, nested_key=None)
     return parser
+
+
+def _tasks() -> str:
+    """What tasks there are, with their rows and options, for the end of a stage's help."""
+    from pipelines.task_guide import guide
+
+    return f"\ntasks, each with a row of every kind and its options and parameters:\n\n{guide()}\n"
 
 
 def _toml(text: str) -> Any:

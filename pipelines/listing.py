@@ -1,6 +1,6 @@
 """`raybert list`: what there is to choose from."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -22,8 +22,8 @@ class ListConfig:
     """What to list."""
 
     what: Kind = "variants"
-    """`variants` of the encoder, `tasks`, `formats` of labelled sets, `configs` that come with
-    raybert, or finished `runs`."""
+    """`variants` of the encoder, `tasks` with their rows and options, `formats` of labelled sets,
+    `configs` that come with raybert, or finished `runs`."""
     folder: str = "runs"
     """Where to look for runs."""
 
@@ -37,9 +37,13 @@ def run(config: ListConfig) -> None:
     if config.what == "configs":
         _print_configs()
         return
+    if config.what == "tasks":
+        from pipelines.task_guide import guide
+
+        say(guide())
+        return
     columns, rows = {
         "variants": _variants,
-        "tasks": _tasks,
         "formats": _formats,
         "runs": lambda: _runs(Path(config.folder)),
     }[config.what]()
@@ -86,23 +90,6 @@ def _variants() -> Listing:
             ]
         )
     return columns, rows
-
-
-def _tasks() -> Listing:
-    from bert_core.model.families import ARCHITECTURES
-    from bert_core.tasks.registry import TASKS
-
-    rows = [
-        [
-            name,
-            f"…{ARCHITECTURES.get(frozenset({task.objective}), 'Model')}",
-            task.primary_metric,
-            ", ".join(one.name for shape in task.shapes() for one in fields(shape)),
-            ", ".join(one.name for one in fields(task.options)) or "none",
-        ]
-        for name, task in TASKS.items()
-    ]
-    return ["task", "Hugging Face class", "metric", "fields of a row", "options"], rows
 
 
 def _formats() -> Listing:

@@ -222,12 +222,12 @@ def test_what_the_rule_allows_is_no_breach(path: str, source: str) -> None:
     assert breaches(path, source) == []
 
 
-def test_data_and_every_config_load_without_torch_or_ray() -> None:
+def test_data_tasks_and_every_config_load_without_torch_or_ray() -> None:
     """Also through what they import: data workers start fast, help and errors are instant."""
     modules = [
         path.removesuffix(".py").replace("/", ".")
         for path in sources()
-        if path.startswith("bert_core/data/") or _holds_a_config(ROOT / path)
+        if path.startswith(("bert_core/data/", "bert_core/tasks/")) or _holds_a_config(ROOT / path)
     ]
     assert len(modules) > 5, modules
     program = (

@@ -5,8 +5,8 @@ A new task is one file and an entry in `registry.TASKS`; stages, server and bund
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,11 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, InputError
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.base import Objective
 from bert_core.tasks.digests import Digests, row_digests
 from bert_core.tasks.rows import Row, as_row, has_empty_text
+
+if TYPE_CHECKING:
+    from bert_core.objectives.base import Objective
 
 Columns = dict[str, np.ndarray]
 """What metrics are computed of, an entry a row in each: so any selection of rows has metrics."""
@@ -47,6 +49,21 @@ class CuttingParameters(Parameters):
     """Whether to cut a text that is longer than the model's positions; else it is refused."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One kind of labelled rows that a task learns from, shown by rows of it.
+
+    Help, documentation and the tests of every stage go over all of them.
+    """
+
+    name: str
+    """What the rows are, in a word: `pair`."""
+    rows: tuple[Row, ...]
+    """Two rows or more, the first one with every column; together they are enough to train on."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options that such rows need, by name."""
+
+
 class Task(ABC):
     """One task over a fixed list of labels."""
 
@@ -58,6 +75,8 @@ class Task(ABC):
     """Dataclass of what is asked, by the names of Hugging Face's inference schema."""
     target: ClassVar[type]
     """Dataclass of what is right, which labelled rows have beside the input."""
+    kinds: ClassVar[tuple[Kind, ...]]
+    """The kinds of labelled rows that it learns from, the usual one first."""
     primary_metric: str
     """The metric that decides between two models where none is named; higher is better."""
     parameters: ClassVar[type[Parameters]] = Parameters
@@ -84,7 +103,7 @@ class Task(ABC):
     """Training rows that follow each other and have one loss together."""
     examples: tuple[Any, ...]
     """One input or more, as a caller sends them: shown in docs, and asked to see a model ready."""
-    cell_types: ClassVar[Mapping[str, pa.DataType]]
+    cell_types: Mapping[str, pa.DataType]
     """Names and types of `cells`."""
 
     labels: list[str]
@@ -134,6 +153,12 @@ class Task(ABC):
         """The same of what rows have in common that are to be divided together."""
         return row_digests(rows, cls.shared) if cls.shared else cls.digests(rows, options)
 
+    def request_of(self, row: Row) -> Any:
+        """The input of a labelled row as a caller sends it: an object, or a text by itself."""
+        names = [one.name for one in fields(self.inputs)]
+        asked = {name: row[name] for name in names if row.get(name) is not None}
+        return next(iter(asked.values())) if len(asked) == 1 else asked
+
     def encoder_config(self, config: EncoderConfig) -> EncoderConfig:
         """The encoder that it uses, of a model's. Raises: ConfigError if the model has none."""
         return config
@@ -143,7 +168,7 @@ class Task(ABC):
         return {}
 
     @abstractmethod
-    def build_objective(self, config: EncoderConfig) -> Objective:
+    def build_objective(self, config: EncoderConfig) -> "Objective":
         """A fresh head with the task's loss."""
 
     @abstractmethod
@@ -250,6 +275,12 @@ class Task(ABC):
     @abstractmethod
     def cells(self, answer: Any) -> dict[str, Any]:
         """The best of an answer in columns of a table."""
+
+    @classmethod
+    def cutting(cls) -> Parameters:
+        """Parameters that cut what is too long, and are the defaults otherwise."""
+        cut_by = cls.parameters.cut_by
+        return cls.parameters(**({} if cut_by is None else {cut_by: True}))
 
     @classmethod
     def options_of(cls, values: Mapping[str, Any]) -> Options:

@@ -1,13 +1,12 @@
 """Vectors of texts, for search and similarity (Reimers and Gurevych 2019)."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Num
-from scipy.stats import rankdata
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Window, ids_of, joined
@@ -15,11 +14,14 @@ from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.embedding import Embedding, Loss
-from bert_core.tasks.base import Columns, Options, Parameters, Task
+from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task
 from bert_core.tasks.rows import Row
 from bert_core.tasks.texts import TextInput
 
+if TYPE_CHECKING:
+    from bert_core.objectives.embedding import Embedding
+
+Loss = Literal["contrastive", "cosine"]
 Pooling = Literal["mean", "cls"]
 Side = Literal["left", "right"]
 MODULES, POOLING, SETTINGS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
@@ -100,9 +102,40 @@ class FeatureExtraction(Task):
     """Rows are `{"text": …, "text_pair": …}` with a `score`, or with `negatives` or nothing."""
 
     name = "feature-extraction"
-    objective = Embedding.name
+    objective = "embedding"
     inputs = TextInput
     target = Likeness
+    kinds = (
+        Kind(
+            name="pairs",
+            rows=(
+                {"text": "how do I open a file", "text_pair": "Use open to read a file."},
+                {"text": "what is a list", "text_pair": "A list holds objects in order."},
+            ),
+        ),
+        Kind(
+            name="negatives",
+            rows=(
+                {
+                    "text": "how do I open a file",
+                    "text_pair": "Use open to read a file.",
+                    "negatives": ["A list holds objects in order."],
+                },
+                {
+                    "text": "what is a list",
+                    "text_pair": "A list holds objects in order.",
+                    "negatives": ["Use open to read a file.", "A set has no order."],
+                },
+            ),
+        ),
+        Kind(
+            name="scores",
+            rows=(
+                {"text": "Open the file.", "text_pair": "The file is opened.", "score": 4.5},
+                {"text": "Open the file.", "text_pair": "Return the sum.", "score": 0.5},
+            ),
+        ),
+    )
     primary_metric = "mrr"
     headless = True
     parameters_beside = True
@@ -110,7 +143,7 @@ class FeatureExtraction(Task):
     parameters = FeatureExtractionParameters
     options = FeatureExtractionOptions
     examples = ("A text to find again.",)
-    cell_types: ClassVar = {"vector": pa.list_(pa.float32())}
+    cell_types: Mapping[str, pa.DataType] = {"vector": pa.list_(pa.float32())}
 
     chosen: FeatureExtractionOptions
 
@@ -181,6 +214,10 @@ class FeatureExtraction(Task):
             SETTINGS: {"max_seq_length": longest, "do_lower_case": False},
         }
 
+    def request_of(self, row: Row) -> str:
+        """The row's own text, whatever it is compared with: a vector is of one text."""
+        return row["text"]
+
     def encoder_config(self, config: EncoderConfig) -> EncoderConfig:
         layer = self.chosen.layer
         if layer is None:
@@ -192,7 +229,9 @@ class FeatureExtraction(Task):
             )
         return replace(config, num_hidden_layers=layer)
 
-    def build_objective(self, config: EncoderConfig) -> Embedding:
+    def build_objective(self, config: EncoderConfig) -> "Embedding":
+        from bert_core.objectives.embedding import Embedding
+
         return Embedding(self.chosen.loss or "contrastive", self.chosen.temperature)
 
     def encode(
@@ -316,6 +355,8 @@ class FeatureExtraction(Task):
         """Of rows with a score, by how much of all ranks the cosine's rank misses the score's."""
         if "rank" in columns:
             return super().faults(columns)
+        from scipy.stats import rankdata  # takes a second to import
+
         predicted, label = (rankdata(columns[name]) for name in ("predicted", "label"))
         return np.abs(predicted - label) / max(1, len(label) - 1)
 

@@ -1,8 +1,8 @@
 """Which words stand behind the masks of a text (Devlin et al. 2018, section 3.1)."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +13,11 @@ from bert_core.data.windows import Ids, Window, ids_of, joined
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
-from bert_core.objectives.mlm import MaskedLanguageModeling
-from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
 from bert_core.tasks.rows import Row
+
+if TYPE_CHECKING:
+    from bert_core.objectives.mlm import MaskedLanguageModeling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +61,28 @@ class FillMask(Task):
     """Rows are `{"text": "The [MASK] is blue.", "words": ["sea"]}`."""
 
     name = "fill-mask"
-    objective = MaskedLanguageModeling.name
+    objective = "mlm"
     inputs = MaskedText
     target = MaskedWords
+    kinds = (
+        Kind(
+            name="masks",
+            rows=(
+                {"text": "Return the [MASK] of the [MASK].", "words": ["name", "file"]},
+                {"text": "The file is not [MASK].", "words": ["open"]},
+            ),
+        ),
+    )
     primary_metric = "accuracy"
     lower_is_better = frozenset({"perplexity"})
     pretrained = True
     parameters = FillMaskParameters
     options = FillMaskOptions
     examples = ("The capital of France is [MASK].",)
-    cell_types: ClassVar = {"words": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
+    cell_types: Mapping[str, pa.DataType] = {
+        "words": pa.list_(pa.string()),
+        "scores": pa.list_(pa.float64()),
+    }
 
     chosen: FillMaskOptions
 
@@ -80,7 +93,10 @@ class FillMask(Task):
     def is_comparable(self, other: Task) -> bool:
         return self.name == other.name  # what decodes is a model's own affair
 
-    def build_objective(self, config: EncoderConfig) -> MaskedLanguageModeling:
+    def build_objective(self, config: EncoderConfig) -> "MaskedLanguageModeling":
+        from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
+        from bert_core.objectives.mlm import MaskedLanguageModeling
+
         if self.chosen.enhanced and EnhancedMaskedLanguageModeling.fits(config):
             return EnhancedMaskedLanguageModeling(config)
         return MaskedLanguageModeling(config)

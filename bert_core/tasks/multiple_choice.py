@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +13,12 @@ from bert_core.data.windows import Window, ids_of, joined
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.classification import single_label_metrics, wrong_labels
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.multiple_choice import MultipleChoice as ChoiceObjective
-from bert_core.tasks.base import Columns, CuttingParameters, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task
 from bert_core.tasks.rows import Row
 from bert_core.tasks.texts import softmax
+
+if TYPE_CHECKING:
+    from bert_core.objectives.multiple_choice import MultipleChoice as ChoiceObjective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +47,32 @@ class MultipleChoice(Task):
     """Rows are `{"text": …, "choices": [...], "label": 2}`, with any number of choices."""
 
     name = "multiple-choice"
-    objective = ChoiceObjective.name
+    objective = "multiple_choice"
     inputs = ChoiceInput
     target = RightChoice
+    kinds = (
+        Kind(
+            name="choices",
+            rows=(
+                {
+                    "text": "She opened the umbrella because",
+                    "choices": ["it was a fish.", "it rained."],
+                    "label": 1,
+                },
+                {
+                    "text": "He closed the file since",
+                    "choices": ["he had read it.", "it flew.", "it rained."],
+                    "label": 0,
+                },
+            ),
+        ),
+    )
     primary_metric = "accuracy"
     parameters = CuttingParameters
     examples = (
         {"text": "She opened the umbrella because", "choices": ["it rained.", "it was a fish."]},
     )
-    cell_types: ClassVar = {
+    cell_types: Mapping[str, pa.DataType] = {
         "label": pa.int64(), "choice": pa.string(), "score": pa.float64(),
     }  # fmt: skip
 
@@ -61,7 +80,9 @@ class MultipleChoice(Task):
     def from_huggingface(cls, entries: Mapping[str, Any], labels: list[str]) -> "MultipleChoice":
         return cls()
 
-    def build_objective(self, config: EncoderConfig) -> ChoiceObjective:
+    def build_objective(self, config: EncoderConfig) -> "ChoiceObjective":
+        from bert_core.objectives.multiple_choice import MultipleChoice as ChoiceObjective
+
         return ChoiceObjective(config)
 
     def encode(

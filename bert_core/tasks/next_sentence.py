@@ -1,8 +1,8 @@
 """Whether a text follows another (Devlin et al. 2018, section 3.1, task 2)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +13,12 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError
 from bert_core.metrics.classification import by_label, single_label_metrics, wrong_labels
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.nsp import NextSentencePrediction
-from bert_core.tasks.base import Columns, CuttingParameters, Options, Task
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
 from bert_core.tasks.rows import Row
 from bert_core.tasks.texts import softmax, text_windows
+
+if TYPE_CHECKING:
+    from bert_core.objectives.nsp import NextSentencePrediction
 
 LABELS = ["IsNext", "NotNext"]
 """In the order of pretraining's labels: 0 = is next."""
@@ -44,20 +46,31 @@ class NextSentence(Task):
     """Rows are `{"text": …, "text_pair": …, "label": "IsNext"}`."""
 
     name = "next-sentence-prediction"
-    objective = NextSentencePrediction.name
+    objective = "nsp"
     inputs = SentencePair
     target = IsNext
+    kinds = (
+        Kind(
+            name="pair",
+            rows=(
+                {"text": "The ship left.", "text_pair": "It sailed west.", "label": "IsNext"},
+                {"text": "The ship left.", "text_pair": "Close the file.", "label": "NotNext"},
+            ),
+        ),
+    )
     primary_metric = "accuracy"
     pipeline_tag = "text-classification"
     pretrained = True
     parameters = CuttingParameters
     examples = ({"text": "The ship left the port.", "text_pair": "It sailed west."},)
-    cell_types: ClassVar = {"label": pa.string(), "score": pa.float64()}
+    cell_types: Mapping[str, pa.DataType] = {"label": pa.string(), "score": pa.float64()}
 
     def __init__(self, labels: Sequence[str] = (), options: Options | None = None) -> None:
         super().__init__(LABELS, options)
 
-    def build_objective(self, config: EncoderConfig) -> NextSentencePrediction:
+    def build_objective(self, config: EncoderConfig) -> "NextSentencePrediction":
+        from bert_core.objectives.nsp import NextSentencePrediction
+
         return NextSentencePrediction(config)
 
     def encode(

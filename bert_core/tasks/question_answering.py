@@ -7,7 +7,7 @@ no answer is that of the first token, the least over the windows.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,11 @@ from bert_core.data.windows import Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.span import Span
-from bert_core.tasks.base import Columns, Options, Parameters, Task
+from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task
 from bert_core.tasks.rows import Row
+
+if TYPE_CHECKING:
+    from bert_core.objectives.span import Span
 
 BEST_ENDS = 20
 """Begins and ends of a window that are tried with each other."""
@@ -104,9 +106,46 @@ class QuestionAnswering(Task):
     """Rows are those of SQuAD: question, context and answers."""
 
     name = "question-answering"
-    objective = Span.name
+    objective = "span"
     inputs = QuestionInput
     target = Answers
+    kinds = (
+        Kind(
+            name="answerable",
+            rows=(
+                {
+                    "question": "Where is the tower?",
+                    "context": "The tower stands in Paris.",
+                    "answers": [{"text": "Paris", "answer_start": 20}],
+                    "id": "tower-1",
+                },
+                {
+                    "question": "What is closed?",
+                    "context": "The file is closed.",
+                    "answers": [{"text": "The file", "answer_start": 0}],
+                    "id": "file-1",
+                },
+            ),
+        ),
+        Kind(
+            name="some-unanswerable",
+            rows=(
+                {
+                    "question": "Who built the tower?",
+                    "context": "The tower stands in Paris.",
+                    "answers": [],
+                    "id": "tower-2",
+                },
+                {
+                    "question": "What is closed?",
+                    "context": "The file is closed.",
+                    "answers": [{"text": "The file", "answer_start": 0}],
+                    "id": "file-1",
+                },
+            ),
+            options={"no_answer": True},
+        ),
+    )
     primary_metric = "f1"
     parameters = QuestionAnsweringParameters
     options = QuestionAnsweringOptions
@@ -114,7 +153,7 @@ class QuestionAnswering(Task):
     examples = (
         {"question": "Where is the tower?", "context": "The Eiffel Tower stands in Paris."},
     )
-    cell_types: ClassVar = {
+    cell_types: Mapping[str, pa.DataType] = {
         "answer": pa.string(), "score": pa.float64(), "start": pa.int64(), "end": pa.int64(),
     }  # fmt: skip
 
@@ -139,7 +178,9 @@ class QuestionAnswering(Task):
                 )
         return cls(options=options)
 
-    def build_objective(self, config: EncoderConfig) -> Span:
+    def build_objective(self, config: EncoderConfig) -> "Span":
+        from bert_core.objectives.span import Span
+
         return Span(config)
 
     def encode(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +18,17 @@ from bert_core.metrics.classification import (
     wrong_labels,
 )
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.classification import Classification
-from bert_core.tasks.base import Columns, CuttingParameters
+from bert_core.tasks.base import Columns, CuttingParameters, Kind
 from bert_core.tasks.rows import Row
 from bert_core.tasks.texts import TextOptions, TextTask, softmax
 
+if TYPE_CHECKING:
+    from bert_core.objectives.classification import Classification
+
 Scoring = Literal["softmax", "sigmoid", "none"]
 SHOWN_LABELS = 20
+LEAST_SCORE = 0.5
+"""Of several labels per text, a text is taken to have those with this score or more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,8 @@ class TextClassificationOptions(TextOptions):
     """What a model of text classification is trained for."""
 
     multi_label: bool = False
-    """Whether a text has any number of labels, in a column `labels` of lists; else it has one."""
+    """Whether a text has any number of labels, in a column `labels` of lists; else it has one.
+    Metrics and the column `predicted_labels` count the labels that score 0.5 or more."""
     out_of_scope: str | None = None
     """The label of texts that are none of the others, where there is one (CLINC150's `oos`)."""
 
@@ -76,15 +81,40 @@ class TextClassification(TextTask):
     """Rows are `{"text": …, "label": …}`, with a `text_pair` where the task is about two."""
 
     name = "text-classification"
-    objective = Classification.name
+    objective = "classification"
     target = OneLabel
+    kinds = (
+        Kind(
+            name="single",
+            rows=(
+                {"text": "Return the sum of all numbers.", "label": "maths"},
+                {"text": "Open the file and read a line.", "label": "files"},
+            ),
+        ),
+        Kind(
+            name="pair",
+            rows=(
+                {"text": "The file is open.", "text_pair": "The file is closed.", "label": "no"},
+                {"text": "The file is open.", "text_pair": "It can be read.", "label": "yes"},
+            ),
+        ),
+        Kind(
+            name="multi-label",
+            rows=(
+                {"text": "Read numbers from a file.", "labels": ["files", "maths"]},
+                {"text": "Return the name.", "labels": []},
+                {"text": "Close the file.", "labels": ["files"]},
+            ),
+            options={"multi_label": True},
+        ),
+    )
     primary_metric = "accuracy"
     parameters = TextClassificationParameters
     options = TextClassificationOptions
     single = "A text to be labelled."
     pair: ClassVar = {"text": "A text to be labelled", "text_pair": "with this one."}
     examples = (single,)
-    cell_types: ClassVar = {"label": pa.string(), "score": pa.float64()}
+    cell_types: Mapping[str, pa.DataType] = {"label": pa.string(), "score": pa.float64()}
 
     chosen: TextClassificationOptions
 
@@ -93,6 +123,8 @@ class TextClassification(TextTask):
     ) -> None:
         super().__init__(labels, options)
         self._ids = {label: index for index, label in enumerate(self.labels)}
+        if self.chosen.multi_label:
+            self.cell_types = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
 
     @classmethod
     def from_huggingface(
@@ -128,7 +160,9 @@ class TextClassification(TextTask):
             )
         return cls(labels, options)
 
-    def build_objective(self, config: EncoderConfig) -> Classification:
+    def build_objective(self, config: EncoderConfig) -> "Classification":
+        from bert_core.objectives.classification import Classification
+
         return Classification(
             config,
             len(self.labels),
@@ -170,8 +204,8 @@ class TextClassification(TextTask):
         if self.chosen.multi_label:
             predicted = np.zeros_like(wanted)
             for row, answer in zip(predicted, answers, strict=True):
-                for one in answer:
-                    if one["score"] >= 0.5 and one["label"] in self._ids:
+                for one in _taken(answer):
+                    if one["label"] in self._ids:
                         row[self._ids[one["label"]]] = 1
             return {"predicted": predicted, "label": wanted}
         return {
@@ -188,6 +222,9 @@ class TextClassification(TextTask):
         return {"predicted": np.full_like(wanted, usual), "label": wanted}
 
     def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.chosen.multi_label:
+            taken = _taken(answer)
+            return {f"{name}s": [one[name] for one in taken] for name in ("label", "score")}
         return dict(answer[0])
 
     def metrics(self, columns: Columns) -> dict[str, float]:
@@ -235,6 +272,11 @@ class TextClassification(TextTask):
                 f"{_some(self.labels)}: add such rows to the training set, or remove this one"
             )
         return self._ids[label]
+
+
+def _taken(answer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of several labels per text, those that a text is taken to have, the best first."""
+    return [one for one in answer if one["score"] >= LEAST_SCORE]
 
 
 def _labels_of(row: Row, *, several: bool) -> list[str]:

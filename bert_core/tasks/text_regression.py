@@ -5,7 +5,7 @@ The model's output is the number itself, on the scale of the training rows.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,12 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError
 from bert_core.metrics.regression import correlations
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.classification import Classification
-from bert_core.tasks.base import Columns, CuttingParameters
+from bert_core.tasks.base import Columns, CuttingParameters, Kind
 from bert_core.tasks.rows import Row
 from bert_core.tasks.texts import TextOptions, TextTask
+
+if TYPE_CHECKING:
+    from bert_core.objectives.classification import Classification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,24 @@ class TextRegression(TextTask):
     """Rows are `{"text": …, "text_pair": …, "score": 4.2}`."""
 
     name = "text-regression"
-    objective = Classification.name
+    objective = "classification"
     target = Score
+    kinds = (
+        Kind(
+            name="pair",
+            rows=(
+                {"text": "A plane takes off.", "text_pair": "A plane is taking off.", "score": 5.0},
+                {"text": "A plane takes off.", "text_pair": "A man reads.", "score": 0.4},
+            ),
+        ),
+        Kind(
+            name="single",
+            rows=(
+                {"text": "It could not be better.", "score": 4.5},
+                {"text": "It does not work.", "score": 1.0},
+            ),
+        ),
+    )
     primary_metric = "correlation"
     pipeline_tag = "text-classification"
     lower_is_better = frozenset({"mse"})
@@ -43,7 +61,7 @@ class TextRegression(TextTask):
     single = "A plane takes off."
     pair: ClassVar = {"text": single, "text_pair": "A plane is taking off."}
     examples = (pair,)
-    cell_types: ClassVar = {"score": pa.float64()}
+    cell_types: Mapping[str, pa.DataType] = {"score": pa.float64()}
 
     def __init__(self, labels: Sequence[str] = (), options: TextOptions | None = None) -> None:
         super().__init__(labels or ["score"], options)
@@ -64,7 +82,9 @@ class TextRegression(TextTask):
             )
         return cls(options=cls.told(rows, options or cls.options()))
 
-    def build_objective(self, config: EncoderConfig) -> Classification:
+    def build_objective(self, config: EncoderConfig) -> "Classification":
+        from bert_core.objectives.classification import Classification
+
         return Classification(config, 1, problem_type="regression")
 
     def encode(

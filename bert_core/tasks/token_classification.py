@@ -6,7 +6,7 @@ is read in windows that overlap; a word is scored where it has most around it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +17,12 @@ from bert_core.data.windows import Pieces, Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.entities import breaks, entities_of, entity_metrics
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.feature_based import FeatureBasedTokenClassification
-from bert_core.objectives.token_classification import TokenClassification as TokenObjective
-from bert_core.tasks.base import Columns, Options, Parameters, Task
+from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task
 from bert_core.tasks.rows import Row
+
+if TYPE_CHECKING:
+    from bert_core.objectives.feature_based import FeatureBasedTokenClassification
+    from bert_core.objectives.token_classification import TokenClassification as TokenObjective
 
 OUTSIDE = "O"
 Strategy = Literal["simple", "none"]
@@ -103,14 +105,33 @@ class TokenClassification(Task):
     """Rows are `{"tokens": [...], "tags": [...]}`."""
 
     name = "token-classification"
-    objective = TokenObjective.name
+    objective = "token_classification"
     inputs = TokenInput
     target = Tags
+    kinds = (
+        Kind(
+            name="entities",
+            rows=(
+                {
+                    "tokens": ["Ada", "Lovelace", "lived", "in", "London"],
+                    "tags": ["B-person", "I-person", "O", "O", "B-place"],
+                },
+                {"tokens": ["Ada", "wrote", "a", "program"], "tags": ["B-person", "O", "O", "O"]},
+            ),
+        ),
+        Kind(
+            name="tags",
+            rows=(
+                {"tokens": ["The", "file", "is", "open"], "tags": ["DET", "NOUN", "VERB", "ADJ"]},
+                {"tokens": ["Open", "the", "file"], "tags": ["VERB", "DET", "NOUN"]},
+            ),
+        ),
+    )
     primary_metric = "f1"
     parameters = TokenClassificationParameters
     options = TokenClassificationOptions
     examples = ("The Eiffel Tower is in Paris.",)
-    cell_types: ClassVar = {"entities": pa.list_(pa.struct(ENTITY))}
+    cell_types: Mapping[str, pa.DataType] = {"entities": pa.list_(pa.struct(ENTITY))}
 
     chosen: TokenClassificationOptions
 
@@ -153,9 +174,15 @@ class TokenClassification(Task):
             )
         return cls(labels, options)
 
+    def request_of(self, row: Row) -> str:
+        return _text_of(row["tokens"])[0]
+
     def build_objective(
         self, config: EncoderConfig
-    ) -> TokenObjective | FeatureBasedTokenClassification:
+    ) -> "TokenObjective | FeatureBasedTokenClassification":
+        from bert_core.objectives.feature_based import FeatureBasedTokenClassification
+        from bert_core.objectives.token_classification import TokenClassification as TokenObjective
+
         kind = FeatureBasedTokenClassification if self.chosen.feature_based else TokenObjective
         return kind(config, len(self.labels))
 

@@ -1,0 +1,108 @@
+"""Tasks as help, `raybert list tasks` and docs/tasks.md show them: a row of every kind, and every
+option and parameter with its meaning.
+
+All of it is read off the tasks, so that a new one explains itself. Imports neither torch nor Ray.
+"""
+
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from docstring_parser import parse_from_object
+
+from bert_core.tasks.base import Kind, Task
+from bert_core.tasks.registry import TASKS
+
+HEAD = """\
+# Tasks
+
+Written by `tests/pipelines/test_task_guide.py` from the tasks themselves; `raybert list tasks` and
+the `--help` of the stages show the same. A task is named by `--task`, and learns from rows in CSV,
+TSV, JSONL or Parquet with the columns shown here (`--train.columns` maps other names), or in the
+format of a published set (`raybert list formats`). Fields that are lists need JSONL or Parquet.
+Options are given as `--options.<name>` when a model is trained, parameters as `--parameters.<name>`
+to `raybert predict`, or in a request's `parameters`.
+"""
+
+
+def guide() -> str:
+    """All tasks as plain text."""
+    return "\n\n".join(_described(task) for task in TASKS.values())
+
+
+def _described(task: type[Task]) -> str:
+    lines = [f"{task.name}: {summary(task)}"]
+    for title, entries in (
+        ("rows", [(kind.name, shown_row(kind)) for kind in task.kinds]),
+        ("options", meanings(task.options)),
+        ("parameters", meanings(task.parameters)),
+    ):
+        width = max((len(name) for name, _ in entries), default=0)
+        lines += [f"  {title}"] if entries else []
+        lines += [f"    {name:{width}}  {text}" for name, text in entries]
+    return "\n".join(lines)
+
+
+def summary(task: type[Task]) -> str:
+    """The first line of what the module says that holds the task."""
+    about = inspect.getdoc(inspect.getmodule(task)) or ""
+    return " ".join(about.partition("\n\n")[0].split()).rstrip(".")
+
+
+def shown_row(kind: Kind) -> str:
+    """The kind's first row as JSON, and how the command line says what such rows need."""
+    told = "".join(f"  (--options.{name} {json.dumps(v)})" for name, v in kind.options.items())
+    return json.dumps(kind.rows[0], ensure_ascii=False) + told
+
+
+def meanings(kind: type[Any]) -> list[tuple[str, str]]:
+    """Name of each field of a dataclass, and its docstring with the default."""
+    documented = {
+        one.arg_name: " ".join((one.description or "").split())
+        for each in reversed(kind.__mro__[:-1])
+        for one in parse_from_object(each).params
+    }
+    return [(one.name, f"{documented[one.name]}{_default(one)}") for one in fields(kind)]
+
+
+def _default(field: Field) -> str:
+    value = field.default_factory() if field.default_factory is not MISSING else field.default
+    return "" if value is None else f" (default: {json.dumps(value)})"
+
+
+def markdown() -> str:
+    """All tasks as docs/tasks.md has them."""
+    return "\n".join([HEAD, *("\n".join(_section(task)) for task in TASKS.values())])
+
+
+def _section(task: type[Task]) -> Iterator[str]:
+    yield f"## `{task.name}`\n"
+    yield f"{summary(task)}. Decided by {_metrics(task)}.\n"
+    for kind in task.kinds:
+        told = "".join(f"`--options.{name} {json.dumps(v)}`" for name, v in kind.options.items())
+        yield f"Rows of the kind *{kind.name}*{' need ' + told if told else ''}:\n"
+        yield "```json"
+        yield json.dumps(kind.rows[0], ensure_ascii=False)
+        yield "```\n"
+    for title, shape in (("option", task.options), ("parameter", task.parameters)):
+        if entries := meanings(shape):
+            yield f"| {title} | meaning |\n|---|---|"
+            yield from (
+                f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in entries
+            )
+            yield ""
+
+
+def _metrics(task: type[Task]) -> str:
+    """The metric that decides, of each kind where they differ."""
+    found = {kind.name: _metric(task, kind) for kind in task.kinds}
+    if len(set(found.values())) == 1:
+        return f"`{found[task.kinds[0].name]}`"
+    return ", ".join(f"`{metric}` ({name})" for name, metric in found.items())
+
+
+def _metric(task: type[Task], kind: Kind) -> str:
+    learned = task.from_rows(kind.rows, task.options_of(kind.options))
+    return learned.main_metric(learned.baseline(kind.rows))
