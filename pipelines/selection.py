@@ -43,7 +43,7 @@ class SelectionConfig:
                 "give selection.share, 0.1 for a tenth of the training rows"
             )
 
-    def sign(self, task: "Task") -> int:
+    def sign(self, task: "type[Task]") -> int:
         """What the metric is multiplied by, so that a lower number is better."""
         return 1 if self.metric == "loss" or self.metric in task.lower_is_better else -1
 
@@ -58,7 +58,7 @@ class SelectionConfig:
             if metric not in scores:
                 names = ", ".join(scores)
                 raise ConfigError(f"selection.metric: wanted one of loss, {names}, got {metric!r}")
-            return self.sign(task) * scores[metric]
+            return self.sign(type(task)) * scores[metric]
 
         return of
 

@@ -246,8 +246,7 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
         tracking_uri=tracking_uri(config.tracking_uri),
         parent_run=parent,
     )
-    kind = TASKS[config.task]
-    sign = config.selection.sign(kind(options=kind.options_of(config.options)))
+    sign = config.selection.sign(TASKS[config.task])
     outcomes = trials.run_trials(made, absolute, "best score", sign)
     best = _best(outcomes)
     trained = read_manifest(made[best].output)
@@ -318,13 +317,13 @@ def _best(outcomes: "Sequence[Outcome]") -> int:
 
 
 def _copy_bundle(trial: FinetuneConfig, config: TuneConfig) -> dict[str, Output]:
-    source, target = files.join(trial.output, BUNDLE), files.join(config.output, BUNDLE)
-    files.remove(target)  # of a run that was killed after writing it
+    files.remove(files.join(config.output, BUNDLE))  # of a run that was killed after writing it
     outputs = {}
-    for name in files.list_names(source):
-        copy = files.join(target, name)
-        files.write_bytes(copy, files.read_bytes(files.join(source, name)))
-        outputs[f"{BUNDLE}/{name}"] = Output.of(copy)
+    for name in read_manifest(trial.output).outputs:
+        if name.startswith(f"{BUNDLE}/"):
+            copy = files.join(config.output, name)
+            files.write_bytes(copy, files.read_bytes(files.join(trial.output, name)))
+            outputs[name] = Output.of(copy)
     return outputs
 
 
