@@ -1,7 +1,7 @@
 """Evaluated bundle → MLflow registry, where the alias `champion` says which version is served."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
     _check_task(config, evaluation, folder)
     data = files.read_bytes(files.join(config.evaluation, PREDICTIONS))
     rows = pq.read_table(pa.BufferReader(data)).to_pylist()
-    names = [one.name for one in fields(predictor.task.inputs)]
+    examples = _examples(predictor.task, rows)
     verdict, not_compared = _compared(config, evaluation, predictor, rows, uri)
     recorded = read_run(config.local_folder)
     publication = registry.publish(
@@ -78,13 +78,7 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         name=config.name,
         uri=uri,
         metrics={k: v for k, v in evaluation.counts.items() if isinstance(v, int | float)},
-        input_example=[
-            {name: row[name] for name in names if row.get(name) is not None}
-            # Those with most fields: a signature has the fields of its examples.
-            for row in sorted(rows, key=lambda row: [row.get(name) is None for name in names])[
-                :EXAMPLES
-            ]
-        ],
+        input_example=examples,
         experiment=config.experiment,
         run_id=recorded.run_id if recorded else None,
         verdict=verdict,
@@ -92,16 +86,12 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         force=config.force,
     )
     version = publication.version
-    shown = min(
-        rows, key=lambda row: abs(len(json.dumps([row.get(name) for name in names])) - USUAL)
-    )
     card = model_card(
         publication,
         predictor,
         evaluation,
         _classes(config.evaluation, evaluation),
-        {name: shown[name] for name in names if shown.get(name) is not None},
-        json.loads(shown[ANSWER]),
+        examples[0],
     )
     registry.describe(version, card, uri=uri)
     written = [config.local_folder / PUBLICATION, config.local_folder / MODEL_CARD]
@@ -118,6 +108,17 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         counts=counts,
         artifacts=[config.local_folder / MODEL_CARD],
     )
+
+
+def _examples(task: "Task", rows: list[dict[str, Any]]) -> list[Any]:
+    """Some of the rows as callers send them: those with most fields, since a signature has the
+    fields of its examples, and of these the ones of about the usual length."""
+
+    def unusual(request: Any) -> tuple[int, int]:
+        given = 1 if isinstance(request, str) else len(request)
+        return -given, abs(len(json.dumps(request, ensure_ascii=False)) - USUAL)
+
+    return sorted((task.request_of(row) for row in rows), key=unusual)[:EXAMPLES]
 
 
 def _check_task(config: PublishConfig, evaluation: Manifest, folder: Path) -> None:

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bert_core.errors import InputError
 from bert_core.manifest import Manifest
-from bert_core.tasks.rows import Row
 from tracking.registry import Publication
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def model_card(
     predictor: "Predictor",
     evaluation: Manifest,
     classes: Classes | None,
-    example: Row,
-    answer: Any,
+    example: Any,
 ) -> str:
     """The card as Markdown behind YAML that `huggingface_hub.ModelCard` reads.
 
@@ -45,7 +44,7 @@ def model_card(
         predictor: of the bundle.
         evaluation: of `raybert evaluate` for this bundle.
         classes: its figures by class, where the task has classes.
-        example: an input, which the model gives `answer`.
+        example: an input as a caller sends it, which is answered for the card.
     """
     task, bundle, version = predictor.task, predictor.bundle, publication.version
     parts = [
@@ -53,7 +52,7 @@ def model_card(
         f"# {version.name}, version {version.version}",
         _what(predictor),
         "## Use",
-        _use(publication, predictor, example, answer),
+        _use(publication, predictor, example),
         "## How well it answers",
         _evaluated(evaluation),
         _metrics(evaluation.counts),
@@ -116,22 +115,36 @@ def _what(predictor: "Predictor") -> str:
     return f"{sentence} Its labels: {names}{f' and {more} more' if more > 0 else ''}."
 
 
-def _use(publication: Publication, predictor: "Predictor", example: Row, answer: Any) -> str:
+def _use(publication: Publication, predictor: "Predictor", example: Any) -> str:
     from bert_core.model.hf import architecture
 
     version = publication.version
     config, graph = predictor.bundle.encoder_config, predictor.bundle.graph
     kind = architecture(config, predictor.model.in_transformers)
     loads = f"`transformers.{kind}` loads" if graph is None else f"onnxruntime runs `{graph}` in"
-    best = json.dumps(predictor.task.cells(answer), ensure_ascii=False)
+    task = predictor.task
+    try:
+        [answer], cut = predictor.predict([example]), ""
+    except InputError:  # it is too long
+        [answer], cut = predictor.predict([example], task.cutting()), _cut(task)
+    best = json.dumps(task.cells(answer), ensure_ascii=False)
+    asked = f"[{example!r}]" if isinstance(example, str) else f"pd.DataFrame([{dict(example)!r}])"
+    imports = (
+        "import mlflow\n" if isinstance(example, str) else "import mlflow\nimport pandas as pd\n"
+    )
     return (
         "Where raybert is installed, and MLflow's tracking URI is that of this registry:\n\n"
-        "```python\nimport mlflow\nimport pandas as pd\n\n"
+        f"```python\n{imports}\n"
         f'model = mlflow.pyfunc.load_model("models:/{version.name}/{version.version}")\n'
-        f"model.predict(pd.DataFrame([{dict(example)!r}]))\n```\n\n"
+        f"model.predict({asked}{cut})\n```\n\n"
         f"The answer, on the machine that measured it:\n\n```json\n{best}\n```\n\n"
         f"`raybert serve` answers over HTTP; {loads} the folder of this file."
     )
+
+
+def _cut(task: "Task") -> str:
+    """The argument of `predict` that has what is too long cut."""
+    return f", params={ {task.parameters.cut_by: True} }"
 
 
 def _evaluated(evaluation: Manifest) -> str:

@@ -8,15 +8,16 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
+import pyarrow as pa
+
 from bert_core.errors import ConfigError
 from bert_core.metrics.bootstrap import Verdict
-from bert_core.tasks.rows import Row
 from tracking.server import as_default, connect, experiment_id
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from mlflow.types import Schema
 
     from bert_core.predictor import Predictor
+    from bert_core.tasks.base import Task
 
 CHAMPION = "champion"
 DIGEST_TAG = "raybert.bundle"
@@ -48,6 +50,12 @@ REQUIREMENTS = (
     "tokenizers",
     "torch",
 )
+_OUTPUT_TYPES = {
+    pa.string(): "string",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+}
 _FORBIDDEN_IN_NAMES = re.compile(r"[/:@.%'\"`]")
 
 
@@ -85,7 +93,7 @@ def publish(
     name: str,
     uri: str,
     metrics: Mapping[str, float | int],
-    input_example: Sequence[Row],
+    input_example: Sequence[Any],
     experiment: str = "raybert",
     run_id: str | None = None,
     verdict: Verdict | None = None,
@@ -99,7 +107,8 @@ def publish(
     Args:
         bundle: a local folder with a fine-tuned bundle.
         metrics: shown with the version, and with the model of the run.
-        input_example: a few inputs; the bundle must answer them before it is registered.
+        input_example: a few inputs as callers send them, which the bundle must answer before it is
+            registered; all texts, or all objects. What is too long is cut.
         run_id: the MLflow run that publishes.
         verdict: of this bundle beside the present champion, on rows that selected neither.
         not_compared: a clause that says why there is none.
@@ -230,7 +239,7 @@ def _log_model(
     predictor: "Predictor",
     name: str,
     metrics: Mapping[str, float | int],
-    input_example: Sequence[Row],
+    input_example: Sequence[Any],
 ) -> str:
     """Store the bundle as an MLflow model with signature, example and metrics; the model's id."""
     import mlflow
@@ -250,7 +259,7 @@ def _log_model(
                 python_model=str(MODEL_CODE),
                 artifacts={"bundle": str(bundle)},
                 signature=signature,
-                input_example=_shown_example(input_example),
+                input_example=list(input_example),
                 pip_requirements=_requirements(predictor),
             )
             client.log_model_artifacts(logged.model_id, str(model))
@@ -283,51 +292,61 @@ def _register(
     return _version(client.create_model_version(name, source, run_id, tags, model_id=model_id))
 
 
-def _signature(predictor: "Predictor", input_example: Sequence[Row]) -> "ModelSignature":
-    """The task's inputs and parameters in; out what the bundle answers to the example."""
-    import pandas as pd
-    from mlflow.models import ModelSignature, infer_signature
+def _signature(predictor: "Predictor", input_example: Sequence[Any]) -> "ModelSignature":
+    """The task's inputs and parameters in; out the columns of its best answer.
+
+    Raises: InputError if the bundle does not answer the example.
+    """
+    from mlflow.models import ModelSignature
     from mlflow.types import ParamSchema, ParamSpec
 
-    from tracking.model import BundleModel
-
-    model = BundleModel()
-    model.predictor = predictor
-    answer = model.predict(None, pd.DataFrame(list(input_example)))
-    defaults = predictor.task.parameters()
+    task = predictor.task
+    predictor.predict(input_example, task.cutting())
+    defaults = task.parameters()
     parameters = [
         # Fields of a parameter class all have defaults: a caller may leave them out.
         ParamSpec(field.name, *_parameter_type(field.type, getattr(defaults, field.name)))
         for field in fields(defaults)
     ]
     return ModelSignature(
-        inputs=_input_schema(input_example),
-        outputs=infer_signature(model_output=answer).outputs,
+        inputs=_input_schema(task, input_example),
+        outputs=_output_schema(task),
         params=ParamSchema(parameters),
     )
 
 
-def _shown_example(input_example: Sequence[Row]) -> list[Any]:
-    """The inputs, as bare texts where they hold nothing else."""
-    if _are_texts(input_example):
-        return [next(iter(row.values())) for row in input_example]
-    return [dict(row) for row in input_example]
+def _input_schema(task: "Task", input_example: Sequence[Any]) -> "Schema":
+    """The columns of the example; texts have one without a name, so that a bare list is taken.
 
-
-def _are_texts(input_example: Sequence[Row]) -> bool:
-    values = [list(row.values()) for row in input_example]
-    return all(len(each) == 1 and isinstance(each[0], str) for each in values)
-
-
-def _input_schema(input_example: Sequence[Row]) -> "Schema":
-    """The columns of the example; one column of texts has no name, so that a bare list is taken."""
+    That one holds anything where a text is only one way to ask: words of a text, say, too.
+    """
     import pandas as pd
     from mlflow.models import infer_signature
     from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import AnyType
 
-    if _are_texts(input_example):
-        return Schema([ColSpec("string")])
-    return infer_signature(model_input=pd.DataFrame(list(input_example))).inputs
+    if not all(isinstance(one, str) for one in input_example):
+        return infer_signature(model_input=pd.DataFrame(list(input_example))).inputs
+    needs_text = any(one.default is MISSING for one in fields(task.inputs))
+    return Schema([ColSpec("string" if needs_text else AnyType())])
+
+
+def _output_schema(task: "Task") -> "Schema":
+    from mlflow.types import ColSpec, Schema
+
+    return Schema([ColSpec(_output_type(kind), name) for name, kind in task.cell_types.items()])
+
+
+def _output_type(kind: pa.DataType) -> Any:
+    """MLflow's type of a column of this type: `list<double>` → an array of doubles."""
+    from mlflow.types.schema import Array, Object, Property
+
+    if pa.types.is_list(kind):
+        return Array(_output_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        # A field may have no value: an entity has a group or a tag.
+        return Object([Property(one.name, _output_type(one.type), required=False) for one in kind])
+    return _OUTPUT_TYPES[kind]
 
 
 def _parameter_type(annotation: Any, default: Any) -> tuple[str, Any, tuple[int] | None]:

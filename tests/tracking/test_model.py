@@ -23,7 +23,7 @@ def model(store: str, bundles: list[Path]) -> Any:
         name=NAME,
         uri=store,
         metrics={},
-        input_example=[{"text": text} for text in TEXTS[:2]],
+        input_example=TEXTS[:2],
     )
     with as_default(store):
         return mlflow.pyfunc.load_model(f"models:/{NAME}@champion")

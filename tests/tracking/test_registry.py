@@ -28,7 +28,7 @@ def publish_at(store: str, name: str, bundle: Path, **options: Any) -> Publicati
         name=name,
         uri=store,
         metrics={"accuracy": 0.75},
-        input_example=[{"text": "abc"}, {"text": "def"}],
+        input_example=["abc", "def"],
         experiment="registry",
         **options,
     )

@@ -25,7 +25,7 @@ def registry(store: str, bundles: list[Path]) -> str:
             name=NAME,
             uri=store,
             metrics={"accuracy": 0.5},
-            input_example=[{"text": "abc"}],
+            input_example=["abc"],
             force=True,
         )
     return store
@@ -80,7 +80,7 @@ def test_a_bundle_that_was_changed_is_refused(tmp_path: Path, bundles: list[Path
 
 
 def test_a_registered_bundle_that_was_exchanged_is_refused(store: str, bundles: list[Path]) -> None:
-    publish(bundles[2], name="exchanged", uri=store, metrics={}, input_example=[{"text": "abc"}])
+    publish(bundles[2], name="exchanged", uri=store, metrics={}, input_example=["abc"])
     folder = resolve("models:/exchanged@champion", uri=store)
     shutil.rmtree(folder)
     shutil.copytree(bundles[0], folder)
@@ -119,7 +119,7 @@ def test_a_bundle_of_a_server_is_fetched_once_and_again_if_the_copy_is_cut(
     tmp_path: Path, server: "Server", bundles: list[Path]
 ) -> None:
     server.start()
-    publish(bundles[0], name=NAME, uri=server.uri, metrics={}, input_example=[{"text": "abc"}])
+    publish(bundles[0], name=NAME, uri=server.uri, metrics={}, input_example=["abc"])
     kept = resolve(f"models:/{NAME}@champion", uri=server.uri, cache=tmp_path)
     assert kept == tmp_path / bundle_digest(bundles[0])
     assert bundle_digest(kept) == kept.name
