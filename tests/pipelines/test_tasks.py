@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from huggingface_hub import ModelCard
 from bert_core.bundle import load_bundle
 from bert_core.manifest import Output, read_manifest
 from bert_core.predictor import Predictor
-from bert_core.tasks.base import Task
-from bert_core.tasks.registry import TASKS
+from bert_core.tasks.base import Kind, Task
+from bert_core.tasks.token_classification import TokenClassification
 from pipelines import distill, evaluate, finetune, publish
 from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
@@ -27,6 +26,7 @@ from pipelines.publish import PublishConfig
 from pipelines.sources import LabelledConfig
 from pipelines.student import LossesConfig
 from pipelines.training import read_records
+from tests.labelled_rows import EVERY_KIND, rows_of, write
 from tracking.resolve import resolve
 from tracking.server import as_default, connect
 from tracking.spool import read_run
@@ -37,115 +37,19 @@ LINES = [
     "Return the number of bytes", "Open a file and close it", "Raise an error", "Parse a string",
     "Close the socket", "Read all lines of the file", "Write bytes", "Return a new list",
 ]  # fmt: skip
-OTHERS = [
-    "Bind the socket to an address", "Return the size of a file", "Parse all bytes", "Open a list",
-    "Write a string", "Close all files", "Raise the number", "Read an error",
-]  # fmt: skip
 
 
-KINDS = ["file", "bytes", "the", "a"]  # of which a line has any number
-
-
-def squad(lines: list[str]) -> dict[str, Any]:
-    """A set in the format of SQuAD, a passage a line."""
-    passages = [
-        {
-            "context": f"{line}. " * 12,
-            "qas": [
-                {
-                    "id": f"{number}",
-                    "question": "What is done?",
-                    "answers": [{"text": line, "answer_start": 0}],
-                }
-            ],
-        }
-        for number, line in enumerate(lines)
-    ]
-    return {"data": [{"paragraphs": passages}]}
-
-
-def tagged(line: str) -> list[tuple[str, str]]:
+def tagged(line: str) -> dict[str, list[str]]:
     """The words of a line that says what to do, with their tags."""
-    verb, *words = line.split()
-    return [(verb, "B-verb"), *((word, "O") for word in words)]
-
-
-def files(lines: list[str]) -> dict[str, tuple[str, str, dict[str, Any]]]:
-    """Of every task, and of every option that asks for other rows, a file as people have it, and
-    what is to be said of it."""
-    return {
-        "text-classification": (
-            "pairs.csv",
-            "a,b,same\n" + "".join(f"{line},{line},yes\n{line},x,no\n" for line in lines),
-            {"columns": {"text": "a", "text_pair": "b", "label": "same"}},
-        ),
-        "text-classification-multi_label": (
-            "labels.jsonl",
-            "".join(
-                json.dumps({"text": line, "labels": [one for one in KINDS if one in line]}) + "\n"
-                for line in lines
-            ),
-            {},
-        ),
-        "text-regression": (
-            "sts.csv",
-            "".join(f"g\tf\ty\t{n}\t{n / 2}\t{line}\tx\n" for n, line in enumerate(lines)),
-            {"format": "sts_benchmark"},
-        ),
-        "token-classification": (
-            "tags.conll",
-            "\n".join("".join(f"{word}\t{tag}\n" for word, tag in tagged(line)) for line in lines),
-            {"format": "conll"},
-        ),
-        "multiple-choice": (
-            "choices.jsonl",
-            "".join(
-                json.dumps({"text": line, "choices": ["so it is", "no"], "label": n % 2}) + "\n"
-                for n, line in enumerate(lines)
-            ),
-            {},
-        ),
-        "next-sentence-prediction": (
-            "next.csv",
-            "text,text_pair,label\n"
-            + "".join(
-                f"{line},then,{'IsNext' if n % 2 else 'NotNext'}\n" for n, line in enumerate(lines)
-            ),
-            {},
-        ),
-        "fill-mask": (
-            "masks.jsonl",
-            "".join(
-                json.dumps({"text": f"[MASK] {line} [MASK].", "words": ["the", "a"]}) + "\n"
-                for line in lines
-            ),
-            {},
-        ),
-        "feature-extraction": (
-            "belongs.jsonl",
-            "".join(json.dumps({"text": line, "passage": f"So {line}"}) + "\n" for line in lines),
-            {"columns": {"text_pair": "passage"}},
-        ),
-        "question-answering": ("squad.json", json.dumps(squad(lines)), {"format": "squad"}),
-    }
-
-
-def written(
-    folder: Path, task: str, lines: list[str] = LINES, options: Iterable[str] = ()
-) -> LabelledConfig:
-    """The task's file of these lines, in the folder, which is made."""
-    folder.mkdir(exist_ok=True)
-    every = files(lines)
-    name, text, said = every.get("-".join([task, *options]), every[task])
-    (folder / name).write_text(text)
-    return LabelledConfig(source=str(folder / name), **said)
+    words = line.split()
+    return {"tokens": words, "tags": ["B-verb", *["O"] * (len(words) - 1)]}
 
 
 @pytest.mark.drill
 def test_tags_are_learned_from_the_features_of_an_encoder_that_stays_as_it_is(
     pretrained: Any, tmp_path: Path
 ) -> None:
-    rows = written(tmp_path, "token-classification")
+    rows = LabelledConfig(source=write(tmp_path / "tags.jsonl", list(map(tagged, LINES))))
     config = replace(
         pretrained.finetune(tmp_path / "finetune"),
         task="token-classification", options={"feature_based": True}, train=rows, held_out=rows,
@@ -237,25 +141,24 @@ def check_student(teacher: Path, tuned: FinetuneConfig, output: Path) -> None:
         assert not np.allclose(one, other), "it is another model"
 
 
-WAYS: list[tuple[str, dict[str, Any]]] = [
-    *((task, {}) for task in TASKS),
-    ("token-classification", {"feature_based": True}),
-    ("text-classification", {"multi_label": True}),
-]
+FEATURE_BASED = replace(TokenClassification.kinds[0], options={"feature_based": True})
+WAYS = [*EVERY_KIND, pytest.param(TokenClassification, FEATURE_BASED, id="feature-based")]
 
 
-@pytest.mark.parametrize(("task", "options"), WAYS)
+@pytest.mark.parametrize(("kind_of_task", "kind"), WAYS)
 @pytest.mark.drill
 def test_a_task_goes_all_the_way(
-    task: str, options: dict[str, Any], pretrained: Any, tmp_path: Path
+    kind_of_task: type[Task], kind: Kind, pretrained: Any, tmp_path: Path
 ) -> None:
-    registered = "-".join(["walked", task, *options])
-    rows = written(tmp_path / "train", task, OTHERS, options)
-    held_out = written(tmp_path / "dev", task, LINES, options)
+    task, options = kind_of_task.name, dict(kind.options)
+    registered = "-".join(["walked", task, kind.name, *options])
+    rows = LabelledConfig(source=write(tmp_path / "train.jsonl", rows_of(kind, 16)))
+    unseen = rows_of(kind, 8, start=16)
+    held_out = LabelledConfig(source=write(tmp_path / "dev.jsonl", unseen))
     tuned = replace(
         pretrained.finetune(tmp_path / "finetune"),
         task=task, options=options, train=rows, held_out=held_out,
-        rows_per_class=None, seeds=(0,), epochs=1.0,
+        rows_per_class=None, seeds=(0,), epochs=1.0, batch_size=16,
     )  # fmt: skip
     counts = finetune.run(tuned).counts
     main = counts["primary_metric"]
@@ -290,9 +193,15 @@ def test_a_task_goes_all_the_way(
 
     with as_default(pretrained.tracking_uri):
         model = mlflow.pyfunc.load_model(f"models:/{registered}@champion")
-        answers = model.predict(pd.DataFrame(inputs[:2]))
-    cells = [predictor.task.cells(answer) for answer in predictor.predict(inputs[:2])]
-    assert list(answers.columns) == list(cells[0])
+    # As a caller asks, as a table has the same fields, and as the labelled rows have them.
+    requests = [predictor.task.request_of(row) for row in unseen[:2]]
+    texts = isinstance(requests[0], str)
+    frames = [pd.DataFrame(inputs[:2]), pd.DataFrame({"text": requests} if texts else requests)]
+    for asked in [*frames, *([requests] if texts else [])]:
+        answers = model.predict(asked)
+        assert list(answers.columns) == list(predictor.task.cell_types)
+        assert len(answers) == 2
+    assert model.metadata.signature.outputs.input_names() == list(answers.columns)
     check_card(f"models:/{registered}@champion", predictor.task, measured, pretrained.tracking_uri)
     check_student(bundle, tuned, tmp_path / "student")
     other = replace(tuned, output=str(tmp_path / "other"), seeds=(1,), epochs=0.5)
