@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from bert_core.batches import RankBatches
     from pipelines.worker import Place
 
-CACHE = Path("runs/cache")
-"""Where shards lie that came from elsewhere."""
+CACHE = Path.home() / ".cache" / "raybert" / "shards"
+"""Where shards lie that came from elsewhere: one place for all runs, wherever a worker is started."""
 
 
 def check_rows(folder: str, shards: ShardSet, encoder: EncoderConfig, name: str) -> None:

@@ -99,7 +99,9 @@ class StageConfig:
     def local_folder(self) -> Path:
         """The output folder, or for a URI the folder on this machine that records its run."""
         local = files.local_path(self.output)
-        return local or Path("runs/remote") / hashlib.sha256(self.output.encode()).hexdigest()[:12]
+        # From the root: Ray Train's controller, which records the run, works in another folder.
+        remote = Path("runs/remote").absolute()
+        return local or remote / hashlib.sha256(self.output.encode()).hexdigest()[:12]
 
 
 def operational_fields(kind: type[StageConfig]) -> set[str]:
