@@ -8,19 +8,17 @@ from bert_core.model.encoder import Encoded
 from bert_core.model.heads import RecurrentHead
 from bert_core.model.rows import taken
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.base import Batch, Objective
+from bert_core.objectives.base import Batch
+from bert_core.objectives.token_classification import TokenLabels
 
 LAYERS = 4
 """The last so many layers are read, or all: the best of what the paper's table 7 compares."""
 
 
-class FeatureBasedTokenClassification(Objective):
-    """Say which of `num_labels` each token at `token_positions` has; only the head is trained."""
+class FeatureBasedTokenClassification(TokenLabels):
+    """With a recurrent head, which alone is trained."""
 
     name = "feature_based_token_classification"
-    needs_pooler = False
-    label_key = "token_labels"
-    position_key = "token_positions"
     reads_layers = True
     trains_encoder = False
     in_transformers = False

@@ -1,21 +1,48 @@
 """One label a token (Devlin et al. 2018, section 5.3)."""
 
+from dataclasses import replace
+
 from jaxtyping import Float
 from torch import Tensor
 
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import TokenHead
 from bert_core.model.variants import EncoderConfig
-from bert_core.objectives.base import Batch, Objective
+from bert_core.objectives.base import Batch, Objective, Part, cross_entropy, soft_cross_entropy
+
+IGNORE = -100
+"""Label of a token that is scored but has no loss, since no label of the model is right of it."""
 
 
-class TokenClassification(Objective):
-    """Say which of `num_labels` each token at `token_positions` has."""
+class TokenLabels(Objective):
+    """Say which label each token at `token_positions` has; heads are for subclasses."""
 
-    name = "token_classification"
     needs_pooler = False
     label_key = "token_labels"
     position_key = "token_positions"
+
+    def counts(self, batch: Batch) -> int:
+        return int((batch[self.label_key] != IGNORE).sum())
+
+    def part(self, logits: Float[Tensor, "items labels"], batch: Batch) -> Part:
+        # torch's cross-entropy ignores -100 by itself; only the count has to leave it out.
+        return replace(cross_entropy(logits, batch[self.label_key]), count=self.counts(batch))
+
+    def soft_part(
+        self,
+        logits: Float[Tensor, "items labels"],
+        teachers: Float[Tensor, "items labels"],
+        batch: Batch,
+        temperature: float,
+    ) -> Part:
+        known = batch[self.label_key] != IGNORE
+        return soft_cross_entropy(logits[known], teachers[known], temperature)
+
+
+class TokenClassification(TokenLabels):
+    """With a linear head, trained with the encoder."""
+
+    name = "token_classification"
 
     def __init__(
         self, config: EncoderConfig, num_labels: int, dropout: float | None = None

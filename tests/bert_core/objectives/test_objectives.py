@@ -18,7 +18,7 @@ from bert_core.objectives.feature_based import FeatureBasedTokenClassification
 from bert_core.objectives.multiple_choice import MultipleChoice
 from bert_core.objectives.registry import PRETRAINING
 from bert_core.objectives.span import Span
-from bert_core.objectives.token_classification import TokenClassification
+from bert_core.objectives.token_classification import IGNORE, TokenClassification
 
 CONFIG = encoder_config_from_huggingface(
     {
@@ -312,3 +312,23 @@ def test_distributed_data_parallel_gives_the_same_gradient(
         torch.testing.assert_close(gradient(model), gradient(alone))
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["token_classification", FEATURES])
+def test_tokens_whose_label_no_model_has_are_scored_without_a_loss(name: str) -> None:
+    model, batch = model_of(name), batch_of()
+    model.eval()
+    scores = model.logits(batch)[name]
+    kept = torch.arange(len(scores)) % 3 != 0
+    some = batch | {"token_labels": batch["token_labels"].masked_fill(~kept, IGNORE)}
+    torch.testing.assert_close(model.logits(some)[name], scores)
+    wanted = cross_entropy(scores[kept], batch["token_labels"][kept])
+    part = model(some)[name]
+    torch.testing.assert_close(part.sum, wanted.sum)
+    assert part.correct == wanted.correct
+    assert part.count == model.counts(some)[name] == kept.sum() < model.counts(batch)[name]
+    objective = model.objectives[name]
+    soft = objective.soft_part(scores, scores.flip(-1), some, 2.0)
+    assert soft.count == part.count
+    nothing = batch | {"token_labels": torch.full_like(batch["token_labels"], IGNORE)}
+    assert (model(nothing)[name].sum, model(nothing)[name].count) == (0, 0)
