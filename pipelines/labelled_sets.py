@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bert_core.bundle import Bundle
     from bert_core.data.tokenizer import Tokenizer
     from bert_core.data.windows import Window
-    from bert_core.tasks.base import Task
+    from bert_core.tasks.base import Remarks, Task
 
 TRAIN, SELECTION, HELD_OUT = "train", "selection", "held_out"
 """What the rows are for: to train on, to choose weights by, and to score them once."""
@@ -220,13 +220,13 @@ def remarks_of(
     task: "Task",
     sets: dict[str, LabelledSet],
     trained_on: Digests,
-) -> dict[str, int]:
-    """What is odd in the rows that are trained on and in those held out, counted and told of.
+) -> "Remarks":
+    """What there is to tell of the rows that are trained on and of those held out; told here.
 
     Args:
         trained_on: all that the model has seen when it is scored.
     """
-    remarks: dict[str, int] = {}
+    remarks: Remarks = {}
     for split, source in ((TRAIN, config.train), (HELD_OUT, config.held_out)):
         if source is not None:
             rows, windows = sets[split].rows, sets[split].windows

@@ -30,11 +30,13 @@ SEEN = "rows_seen_in_training"
 are better than they are on others."""
 
 
-def tell_remarks(stage: str, remarks: Mapping[str, int], source: str) -> None:
-    """A line for everything that is odd in rows which are used all the same."""
-    for name, count in remarks.items():
-        if count:
-            say(f"{stage}: {count:,} {name.replace('_', ' ')} in {source}")
+def tell_remarks(stage: str, remarks: Mapping[str, int | str], source: str) -> None:
+    """A line for everything that there is to tell of rows: `12 rows cut`, `tag scheme: BIO`."""
+    for name, value in remarks.items():
+        words = name.replace("_", " ")
+        if value:
+            told = f"{words}: {value}" if isinstance(value, str) else f"{value:,} {words}"
+            say(f"{stage}: {told} in {source}")
 
 
 def say(text: str) -> None:

@@ -1,14 +1,28 @@
-"""Entities in tags, and how many of them are right. Pure functions.
+"""Entities in tags, tags of entities, and how many entities are right. Pure functions.
 
-An entity is read off tags as conlleval reads it (Tjong Kim Sang and Buchholz 2000): it begins at a
-`B`, or where the type is another one than before; so `I` without a `B` begins one too (IOB1), and
-nothing is lost of tags that break their scheme. `E` and `S`, which conlleval has not, end one.
+Entities are read as conlleval reads them (Tjong Kim Sang and Buchholz 2000): one begins at a `B`,
+or where the type differs from the one before; so an `I` without a `B` begins one too, and nothing
+is lost of tags that break their scheme. `E`, `S`, `L` and `U`, which conlleval lacks, end one.
+Tags of every scheme are read by this one rule, so a scheme that is recognised wrongly, or that
+several fit, changes no entity.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
+
+OUTSIDE = "O"
+Scheme = Literal["BIO", "IOB1", "BIOES", "BILOU"]
+"""How tags say which words are an entity.
+
+BIO (also IOB2): `B-` on the first word, `I-` on the others. IOB1, as CoNLL-2003 is published: `I-`
+on all, but `B-` on the first where another entity of the type ends right before it. BIOES (also
+IOBES): BIO with `E-` on the last word of several, and `S-` on a single one. BILOU: the same with
+`L-` and `U-`.
+"""
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+PREFIXES = ("B-", "I-", "E-", "S-", "L-", "U-")
 
 
 class Entity(NamedTuple):
@@ -20,13 +34,23 @@ class Entity(NamedTuple):
     """The token after the last."""
 
 
+def is_of_entity(tag: str) -> bool:
+    """Whether a tag is one of some scheme: `O`, or a prefix and a type."""
+    return tag == OUTSIDE or (tag[:2] in PREFIXES and len(tag) > 2)
+
+
+def type_of(tag: str) -> str:
+    """The type in a tag of an entity; empty of `O`."""
+    return tag.partition("-")[2]
+
+
 def entities_of(tags: Sequence[str]) -> list[Entity]:
-    """The entities in the tags of a sentence, in IOB1, BIO (IOB2) or BIOES (IOBES, BILOU)."""
+    """The entities in the tags of a sentence, ascending, whatever the scheme."""
     found: list[Entity] = []
     open_type, first, ended = None, 0, True
-    for place, tag in enumerate([*tags, "O"]):
+    for place, tag in enumerate([*tags, OUTSIDE]):
         prefix, _, kind = tag.partition("-")
-        inside = prefix != "O" and bool(tag)
+        inside = prefix != OUTSIDE and bool(tag)
         begins = inside and (prefix in "BSU" or kind != open_type or ended)
         if open_type is not None and (begins or not inside):
             found.append(Entity(open_type, first, place))
@@ -37,15 +61,48 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
     return found
 
 
-def breaks(tags: Sequence[str]) -> int:
-    """How many tags continue an entity that has not begun: `I` or `E` after `O` or another type."""
-    count, before = 0, "O"
-    for tag in tags:
-        prefix, _, kind = tag.partition("-")
-        open_before = before[:1] in ("B", "I") and before[2:] == kind
-        count += prefix in ("I", "E", "L") and not open_before
-        before = tag
-    return count
+def tags_of(entities: Iterable[Entity], words: int, scheme: Scheme) -> list[str]:
+    """The tags of a sentence of so many words, in a scheme: the inverse of `entities_of`.
+
+    Args:
+        entities: ascending, none within another.
+    """
+    tags = [OUTSIDE] * words
+    before = None
+    for entity in entities:
+        inner = entity.end - entity.first - 1
+        touches = before is not None and (before.type, before.end) == (entity.type, entity.first)
+        if scheme == "IOB1":
+            prefixes = ("B" if touches else "I") + "I" * inner
+        elif scheme == "BIO":
+            prefixes = "B" + "I" * inner
+        else:
+            last, single = ("E", "S") if scheme == "BIOES" else ("L", "U")
+            prefixes = "B" + "I" * (inner - 1) + last if inner else single
+        tags[entity.first : entity.end] = [f"{prefix}-{entity.type}" for prefix in prefixes]
+        before = entity
+    return tags
+
+
+def breaks(tags: Sequence[str], scheme: Scheme) -> int:
+    """How many tags of a sentence are others than the scheme has for its entities."""
+    written = tags_of(entities_of(tags), len(tags), scheme)
+    return sum(tag != other for tag, other in zip(tags, written, strict=True))
+
+
+def recognised(
+    sentences: Iterable[Sequence[str]], usual: Scheme | None = None
+) -> tuple[Scheme, int]:
+    """The scheme that the fewest tags break, and how many do.
+
+    Args:
+        usual: taken where several fit equally well, if it is among them; else the first in the
+            order of `SCHEMES` is.
+    """
+    sentences = list(sentences)
+    counts = {scheme: sum(breaks(tags, scheme) for tags in sentences) for scheme in SCHEMES}
+    best = min(SCHEMES, key=lambda scheme: (counts[scheme], scheme != usual))
+    return best, counts[best]
 
 
 def entity_metrics(counts: Mapping[str, np.ndarray]) -> dict[str, float]:

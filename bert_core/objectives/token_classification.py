@@ -8,10 +8,8 @@ from torch import Tensor
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import TokenHead
 from bert_core.model.variants import EncoderConfig
+from bert_core.objectives import IGNORE
 from bert_core.objectives.base import Batch, Objective, Part, cross_entropy, soft_cross_entropy
-
-IGNORE = -100
-"""Label of a token that is scored but has no loss, since no label of the model is right of it."""
 
 
 class TokenLabels(Objective):

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 Columns = dict[str, np.ndarray]
 """What metrics are computed of, an entry a row in each: so any selection of rows has metrics."""
 
+Remarks = dict[str, int | str]
+"""What there is to tell of labelled rows, by name: counts, and what they were found to be. 0 and an
+empty text are nothing to tell."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -79,7 +83,7 @@ class Task(ABC):
     """The kinds of labelled rows that it learns from, the usual one first."""
     primary_metric: str
     """The metric that decides between two models where none is named; higher is better."""
-    parameters: ClassVar[type[Parameters]] = Parameters
+    parameters: type[Parameters] = Parameters
     """Class of what `decode` takes."""
     options: ClassVar[type[Options]] = Options
     """Class of what the task is told once."""
@@ -222,8 +226,8 @@ class Task(ABC):
         """Whether metrics tell which is better of two models, this task's and the other's."""
         return (self.name, self.chosen) == (other.name, other.chosen)
 
-    def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
-        """What is odd in labelled rows that are used all the same, counted by name."""
+    def remarks(self, rows: Sequence[Row]) -> Remarks:
+        """What is odd in labelled rows that are used all the same, and how they were read."""
         return {"rows_with_empty_text": sum(has_empty_text(self.inputs, row) for row in rows)}
 
     def constant(self, rows: Sequence[Row]) -> Columns | None:

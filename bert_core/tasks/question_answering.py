@@ -18,7 +18,7 @@ from bert_core.data.windows import Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.variants import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task
+from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task
 from bert_core.tasks.rows import Row
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ class QuestionAnswering(Task):
     def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
         return np.array([answer["score"] for answer in answers])
 
-    def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
+    def remarks(self, rows: Sequence[Row]) -> Remarks:
         misplaced = sum(not _stands(row["context"], one) for row in rows for one in row["answers"])
         return {**super().remarks(rows), "answers_not_where_they_are_said_to_be": misplaced}
 

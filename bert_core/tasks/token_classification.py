@@ -2,6 +2,10 @@
 
 The first piece of a word is scored for all of it. A text that is longer than the model's positions
 is read in windows that overlap; a word is scored where it has most around it.
+
+Rows may write tags in any scheme of `bert_core.metrics.entities`, each file in another; a model of
+entities learns BIO, with `B-` and `I-` of every type. Models with other labels, such as those of
+transformers or of older bundles, keep theirs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +19,26 @@ from jaxtyping import Bool, Float, Int
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Pieces, Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
-from bert_core.metrics.entities import breaks, entities_of, entity_metrics
+from bert_core.metrics.entities import (
+    OUTSIDE,
+    SCHEMES,
+    Scheme,
+    entities_of,
+    entity_metrics,
+    is_of_entity,
+    recognised,
+    tags_of,
+    type_of,
+)
 from bert_core.model.variants import EncoderConfig
-from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task
+from bert_core.objectives import IGNORE
+from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task
 from bert_core.tasks.rows import Row
 
 if TYPE_CHECKING:
     from bert_core.objectives.feature_based import FeatureBasedTokenClassification
     from bert_core.objectives.token_classification import TokenClassification as TokenObjective
 
-OUTSIDE = "O"
 Strategy = Literal["simple", "none"]
 Spans = Int[np.ndarray, "words 2"]
 Mark = tuple[str, int, int]
@@ -63,7 +77,7 @@ class Tags:
     """What is right of words."""
 
     tags: list[str]
-    """A tag a word."""
+    """One tag per word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +87,13 @@ class TokenClassificationOptions(Options):
     stride: int = 32
     """Pieces that two windows of a long text share, at most half of one."""
     entities: bool | None = None
-    """Whether tags are of entities (`B-`, `I-`, also `E-` and `S-`, `O`); None looks at them."""
+    """Whether tags are of entities: `O`, and a type behind `B-` or `I-`, `E-` or `S-` (BIOES), `L-`
+    or `U-` (BILOU). Else each tag is right or wrong by itself. None looks at them."""
+
+    scheme: Scheme | None = None
+    """Scheme of the training rows' tags of entities: BIO, IOB1, BIOES or BILOU. None recognises
+    it. The entities read are the same whichever it is; rows that it fits worse than another are
+    refused. Files to measure on may have any other."""
 
     feature_based: bool = False
     """Whether the encoder stays as it is, and an LSTM reads its last four layers (Devlin et al.
@@ -82,10 +102,15 @@ class TokenClassificationOptions(Options):
     def __post_init__(self) -> None:
         if self.stride < 0:
             raise InputError(f"stride = {self.stride}: wanted at least 0")
+        _check_scheme(self.scheme)
+        if self.scheme is not None and self.entities is False:
+            raise InputError(
+                f"scheme: wanted none beside entities = false, got {self.scheme}: leave one out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenClassificationParameters(Parameters):
+class TagParameters(Parameters):
     """Hugging Face's parameters of token classification."""
 
     aggregation_strategy: Strategy | None = None
@@ -98,6 +123,25 @@ class TokenClassificationParameters(Parameters):
             raise InputError(
                 f"aggregation_strategy = {self.aggregation_strategy!r}: wanted one of "
                 f"{', '.join(get_args(Strategy))}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenClassificationParameters(TagParameters):
+    """The same where tags are of entities."""
+
+    scheme: Scheme | None = None
+    """Write the tag of every word, of the entities found, in BIO, IOB1, BIOES or BILOU; with
+    `ignore_labels = []` also `O`. None gives entities, or under `none` the label that the model
+    scores best for each word."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_scheme(self.scheme)
+        if self.scheme is not None and self.aggregation_strategy == "simple":
+            raise InputError(
+                "scheme: wanted none beside aggregation_strategy = 'simple', which gives "
+                f"entities, got {self.scheme}: leave one out"
             )
 
 
@@ -141,11 +185,13 @@ class TokenClassification(Task):
         self.labels = list(labels)
         options = options or self.options()
         if options.entities is None:
-            options = replace(options, entities=all(map(_is_of_entity, self.labels)))
+            options = replace(options, entities=all(map(is_of_entity, self.labels)))
         self.chosen = options
         self.primary_metric = "f1" if options.entities else "accuracy"
+        if not options.entities:
+            self.parameters = TagParameters
         self._ids = {label: index for index, label in enumerate(self.labels)}
-        types = {tag.partition("-")[2] for tag in self.labels} - {""}
+        types = {type_of(tag) for tag in self.labels} - {""}
         kinds = sorted(types) if options.entities else self.labels
         self._types = {kind: place for place, kind in enumerate(kinds)}
 
@@ -163,16 +209,28 @@ class TokenClassification(Task):
                 f"training rows: wanted at least two tags, found {len(labels)} "
                 f"({', '.join(labels) or 'no rows'}): add rows of another tag"
             )
-        others = [label for label in labels if not _is_of_entity(label)]
-        if (options is None or options.entities is None) and 0 < len(others) < len(
-            set(labels) - {OUTSIDE}
-        ):
+        options = options or cls.options()
+        others = [label for label in labels if not is_of_entity(label)]
+        entities = options.entities
+        if entities is None:
+            entities = options.scheme is not None or bool(set(labels) - {OUTSIDE, *others})
+        if not entities:
+            return cls(labels, replace(options, entities=False))
+        if others:
             raise CorpusError(
-                "training rows: wanted tags of entities (B-PER, I-PER, O) or none, got both: "
-                f"{', '.join(others[:5])} {'is none' if len(others) == 1 else 'are none'}: correct "
-                "them, or set options.entities = false to have each tag be right or wrong by itself"
+                "training rows: wanted all tags to be of entities (B-PER, I-PER, O), or none, got "
+                f"{', '.join(others[:5])} among them: correct them, or set options.entities = "
+                "false to have each tag be right or wrong by itself"
             )
-        return cls(labels, options)
+        scheme, _ = recognised((row["tags"] for row in rows), options.scheme)
+        if options.scheme not in (None, scheme):
+            raise CorpusError(
+                f"training rows: wanted tags in the scheme {options.scheme}, more of them are in "
+                f"{scheme}: set options.scheme to it, or leave it out"
+            )
+        types = {type_of(label) for label in labels} - {""}
+        labels = sorted({OUTSIDE, *(f"{prefix}-{kind}" for prefix in "BI" for kind in types)})
+        return cls(labels, replace(options, entities=True, scheme=scheme))
 
     def request_of(self, row: Row) -> str:
         return _text_of(row["tokens"])[0]
@@ -193,7 +251,7 @@ class TokenClassification(Task):
         max_length: int,
         *,
         labelled: bool = False,
-        parameters: TokenClassificationParameters | None = None,
+        parameters: TagParameters | None = None,
     ) -> list[Window]:
         divided = [None if row.get("tokens") is None else _text_of(row["tokens"]) for row in rows]
         texts = [
@@ -207,7 +265,7 @@ class TokenClassification(Task):
         ):
             spans = _spans_of(pieces) if one is None else one[1]
             firsts, words = _first_pieces(pieces.offsets, spans)
-            ids = self._tag_ids(rows[number], number + 1) if labelled else None
+            ids = self._label_ids(rows[number], number + 1) if labelled else None
             for part in slices(len(pieces.ids), room, stride):
                 own = (firsts >= part.own_first) & (firsts < part.own_end)
                 sequence = joined(tokenizer, pieces.ids[part.first : part.end])
@@ -229,10 +287,13 @@ class TokenClassification(Task):
         rows: Sequence[Row],
         windows: Sequence[Window],
         scores: Sequence[Float[np.ndarray, "_ classes"]],
-        parameters: TokenClassificationParameters | None = None,
+        parameters: TagParameters | None = None,
     ) -> list[list[dict[str, Any]]]:
-        parameters = parameters or self.parameters()
-        usual = "simple" if self.chosen.entities else "none"
+        parameters = parameters or TagParameters()
+        scheme = None
+        if isinstance(parameters, TokenClassificationParameters):
+            scheme = parameters.scheme
+        usual = "simple" if self.chosen.entities and scheme is None else "none"
         strategy = parameters.aggregation_strategy or usual
         answers: list[list[dict[str, Any]]] = []
         by_row: list[list[int]] = [[] for _ in rows]
@@ -241,6 +302,8 @@ class TokenClassification(Task):
         for places in by_row:
             origin: _Words = windows[places[0]].origin
             tags, shares = self._tags(origin, [(windows[at].origin, scores[at]) for at in places])
+            if scheme is not None:
+                tags = tags_of(entities_of(tags), len(tags), scheme)
             if strategy == "simple":
                 answers.append(_groups(origin, tags, shares, parameters.ignore_labels))
             else:
@@ -266,10 +329,10 @@ class TokenClassification(Task):
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """Of each row `correct`, `predicted` and `wanted` entities (else words), by their type.
 
-        The last type stands for those that training rows do not have.
+        The last type stands for those that the model does not know, which no answer can have.
         """
         for number, row in enumerate(rows, 1):
-            self._tag_ids(row, number)  # refuses tags that no answer could have
+            self._check(row, number)
         columns: dict[str, list[Any]] = {"correct": [], "predicted": [], "wanted": []}
         if self.chosen.entities:
             columns |= {"surfaces": [], "wanted_surfaces": []}
@@ -369,25 +432,46 @@ class TokenClassification(Task):
             right.extend(self._mark(one) in wanted for one in answer)
         return np.array(scores, dtype=np.float64), np.array(right, dtype=bool)
 
-    def remarks(self, rows: Sequence[Row]) -> dict[str, int]:
+    def remarks(self, rows: Sequence[Row]) -> Remarks:
         found = super().remarks(rows)
+        tags = [tag for row in rows for tag in row["tags"]]
         if self.chosen.entities:
-            found["tags_that_break_their_scheme"] = sum(breaks(row["tags"]) for row in rows)
-        return found
+            scheme, broken = recognised((row["tags"] for row in rows), self.chosen.scheme)
+            found |= {"tag_scheme": scheme, "tags_that_break_their_scheme": broken}
+            tags = [type_of(tag) for tag in tags if tag != OUTSIDE]
+        unknown = [tag for tag in tags if tag not in self._types]
+        return found | {
+            "words_with_unknown_tags": len(unknown),
+            "unknown_tags": ", ".join(sorted(set(unknown))),
+        }
 
-    def _tag_ids(self, row: Row, number: int) -> Int[np.ndarray, "words"]:
+    def is_comparable(self, other: Task) -> bool:
+        # Other options say how a model reads a text, or rows were written; not what a metric is of.
+        return isinstance(other, TokenClassification) and (
+            self.chosen.entities == other.chosen.entities
+        )
+
+    def _check(self, row: Row, number: int) -> None:
         if len(row["tags"]) != len(row["tokens"]):
             raise CorpusError(
-                f"row {number}: wanted a tag a word, got {len(row['tags'])} tags for "
+                f"row {number}: wanted one tag per word, got {len(row['tags'])} tags for "
                 f"{len(row['tokens'])} words: correct the row, or take it out"
             )
-        unknown = next((tag for tag in row["tags"] if tag not in self._ids), None)
-        if unknown is not None:
+        if not self.chosen.entities:
+            return
+        other = next((tag for tag in row["tags"] if not is_of_entity(tag)), None)
+        if other is not None:
             raise CorpusError(
-                f"row {number}: its tag {unknown!r} is not one of the training rows', which are "
-                f"{', '.join(self.labels)}: add such rows to the training set, or remove this one"
+                f"row {number}: wanted tags of entities (B-PER, I-PER, O), as training rows have, "
+                f"got {other!r}: correct the row, or take it out"
             )
-        return np.array([self._ids[tag] for tag in row["tags"]], dtype=np.int64)
+
+    def _label_ids(self, row: Row, number: int) -> Int[np.ndarray, "words"]:
+        self._check(row, number)
+        tags = row["tags"]
+        if self.chosen.entities:
+            tags = tags_of(entities_of(tags), len(tags), _scheme_of(self.labels))
+        return np.array([self._ids.get(tag, IGNORE) for tag in tags], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,8 +483,23 @@ class _Words:
     words: Int[np.ndarray, "scored"]
 
 
-def _is_of_entity(tag: str) -> bool:
-    return tag == OUTSIDE or (tag[:2] in ("B-", "I-", "E-", "S-", "L-", "U-") and len(tag) > 2)
+def _check_scheme(scheme: Scheme | None) -> None:
+    if scheme not in (None, *SCHEMES):
+        raise InputError(f"scheme = {scheme!r}: wanted one of {', '.join(SCHEMES)}")
+
+
+def _scheme_of(labels: Sequence[str]) -> Scheme:
+    """The scheme that a model with these labels of entities writes.
+
+    Only IOB1 has no `B-` of types that never follow an entity of their own.
+    """
+    prefixes = {label[:2] for label in labels}
+    if prefixes & {"L-", "U-"}:
+        return "BILOU"
+    if prefixes & {"E-", "S-"}:
+        return "BIOES"
+    types = {type_of(label) for label in labels} - {""}
+    return "BIO" if all(f"B-{kind}" in labels for kind in types) else "IOB1"
 
 
 def _text_of(tokens: Sequence[str]) -> tuple[str, Spans]:

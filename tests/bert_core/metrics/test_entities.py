@@ -5,16 +5,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_core.metrics.entities import breaks, entities_of, entity_metrics
+from bert_core.metrics.entities import (
+    SCHEMES,
+    Entity,
+    breaks,
+    entities_of,
+    entity_metrics,
+    recognised,
+    tags_of,
+)
 
-TAGS = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("per", "loc"))]
+TAGS = ["O", *(f"{prefix}-{kind}" for prefix in "BIESLU" for kind in ("per", "loc"))]
+SENTENCE = st.lists(st.tuples(st.sampled_from(["per", "loc", "a-b", None]), st.integers(1, 4)))
+"""Kinds, None for words outside, and how many words each has."""
+Layout = list[tuple[str | None, int]]
 
 
 def conlleval(tags: list[str]) -> set[tuple[str, int, int]]:
-    """Chunks by conlleval's startOfChunk and endOfChunk, with E as its end and S as its single."""
+    """Chunks by conlleval's startOfChunk and endOfChunk, with E and L as its end and S and U as its
+    single."""
     chunks, begin, before, before_kind = set(), 0, "O", ""
     for place, whole in enumerate([*tags, "O"]):
         tag, _, kind = whole.partition("-")
+        tag = {"L": "E", "U": "S"}.get(tag, tag)
         ends = (
             before in ("E", "S")
             or (before in ("B", "I") and tag in ("B", "S", "O"))
@@ -37,6 +50,86 @@ def test_entities_are_conllevals_whatever_the_tags(tags: list[str]) -> None:
     assert {tuple(entity) for entity in entities_of(tags)} == conlleval(tags)
 
 
+def laid_out(layout: Layout) -> list[Entity]:
+    entities, place = [], 0
+    for kind, words in layout:
+        if kind is not None:
+            entities.append(Entity(kind, place, place + words))
+        place += words
+    return entities
+
+
+def rendered(layout: Layout, scheme: str) -> list[str]:
+    """Tags as the schemes' authors say: of each word where in its entity it stands, and of IOB1
+    (Ramshaw and Marcus 1995) what stands before it."""
+    tags: list[str] = []
+    for number, (kind, words) in enumerate(layout):
+        for word in range(words):
+            first, last = word == 0, word == words - 1
+            if kind is None:
+                prefix = "O"
+            elif scheme == "IOB1":
+                follows = number > 0 and layout[number - 1][0] == kind
+                prefix = "B" if first and follows else "I"
+            elif scheme == "BIO":
+                prefix = "B" if first else "I"
+            else:
+                single, end = ("S", "E") if scheme == "BIOES" else ("U", "L")
+                prefix = single if first and last else "B" if first else end if last else "I"
+            tags.append(prefix if kind is None else f"{prefix}-{kind}")
+    return tags
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(layout=SENTENCE)
+def test_entities_are_written_in_a_scheme_and_read_back(scheme: str, layout: Layout) -> None:
+    tags, entities = rendered(layout, scheme), laid_out(layout)
+    assert entities_of(tags) == entities
+    assert tags_of(entities, len(tags), scheme) == tags
+    assert breaks(tags, scheme) == 0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(layouts=st.lists(SENTENCE))
+def test_the_scheme_recognised_is_one_that_no_tag_breaks(
+    scheme: str, layouts: list[Layout]
+) -> None:
+    sentences = [rendered(layout, scheme) for layout in layouts]
+    found, broken = recognised(sentences)
+    assert broken == 0
+    assert sentences == [rendered(layout, found) for layout in layouts]
+    assert recognised(sentences, scheme) == (scheme, 0)
+
+
+@given(st.lists(st.lists(st.sampled_from(TAGS), max_size=8), max_size=4))
+def test_no_scheme_is_broken_by_fewer_tags_than_the_one_recognised(
+    sentences: list[list[str]],
+) -> None:
+    found, broken = recognised(sentences)
+    counts = [sum(breaks(tags, scheme) for tags in sentences) for scheme in SCHEMES]
+    assert broken == min(counts)
+    assert found == SCHEMES[counts.index(broken)]  # the first of several
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme", "broken"),
+    [
+        ("", "BIO", 0),
+        ("O O", "BIO", 0),
+        ("B-per O B-loc", "BIO", 0),
+        ("I-per O I-loc", "IOB1", 0),
+        ("I-per B-per", "IOB1", 0),
+        ("I-per I-loc I-loc", "IOB1", 0),
+        ("B-per I-per O I-loc O B-loc", "BIO", 1),
+        ("S-per O B-loc E-loc B-per O", "BIOES", 1),
+        ("U-per", "BILOU", 0),
+        ("B-per L-per O I-loc", "BILOU", 1),
+    ],
+)
+def test_tags_are_of_the_scheme_that_the_fewest_break(tags: str, scheme: str, broken: int) -> None:
+    assert recognised([tags.split()]) == (scheme, broken)
+
+
 @pytest.mark.parametrize(
     ("tags", "found"),
     [
@@ -52,9 +145,14 @@ def test_entities_of_each_scheme(tags: str, found: list[tuple[str, int, int]]) -
     assert [tuple(entity) for entity in entities_of(tags.split())] == found
 
 
-def test_tags_that_continue_nothing_are_counted() -> None:
-    assert breaks(["O", "I-per", "I-per", "B-loc", "I-per", "E-per", "O"]) == 2
-    assert breaks(["B-per", "I-per", "O", "S-loc", "B-loc", "E-loc"]) == 0
+def test_tags_that_a_scheme_would_not_have_there_are_counted() -> None:
+    tags = ["O", "I-per", "I-per", "B-loc", "I-per", "E-per", "O"]
+    assert {scheme: breaks(tags, scheme) for scheme in SCHEMES} == {
+        "BIO": 3,  # B-per, and B-per I-per at the end
+        "IOB1": 2,  # I-loc, and I-per at the end
+        "BIOES": 4,  # B-per E-per S-loc B-per
+        "BILOU": 5,  # B-per L-per U-loc B-per L-per
+    }
 
 
 def test_precision_recall_and_f1_are_of_all_rows_together() -> None:

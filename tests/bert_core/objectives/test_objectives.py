@@ -12,13 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.model.variants import EncoderConfig
+from bert_core.objectives import IGNORE
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, cross_entropy
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.feature_based import FeatureBasedTokenClassification
 from bert_core.objectives.multiple_choice import MultipleChoice
 from bert_core.objectives.registry import PRETRAINING
 from bert_core.objectives.span import Span
-from bert_core.objectives.token_classification import IGNORE, TokenClassification
+from bert_core.objectives.token_classification import TokenClassification
 
 CONFIG = encoder_config_from_huggingface(
     {

@@ -209,13 +209,8 @@ def test_held_out_rows_of_one_class_have_finite_metrics() -> None:
         ),
         (
             TokenClassification(["B-x", "O"]),
-            {"tokens": ["a"], "tags": ["B-z"]},
-            "row 1: its tag 'B-z' is not one of the training rows', which are B-x, O: add such",
-        ),
-        (
-            TokenClassification(["B-x", "O"]),
             {"tokens": ["a", "b"], "tags": ["O"]},
-            "row 1: wanted a tag a word, got 1 tags for 2 words: correct the row",
+            "row 1: wanted one tag per word, got 1 tags for 2 words: correct the row",
         ),
         (
             TASKS["multiple-choice"](),
@@ -255,20 +250,10 @@ def test_an_answer_before_the_passage_is_not_where_it_is_said_to_be() -> None:
 @pytest.mark.parametrize("labels", [["B-x", "O"], ["NOUN", "VERB"]])
 def test_tags_of_other_words_are_not_scored(number: int, labels: list[str]) -> None:
     tags = [labels[0]] * number
-    with pytest.raises(CorpusError, match=rf"row 2: wanted a tag a word, got {number} tags for 2"):
+    with pytest.raises(CorpusError, match=rf"row 2: wanted one tag per word, got {number} tags"):
         TokenClassification(labels).compare(
             [{"tokens": ["a"], "tags": labels[:1]}, {"tokens": ["a", "b"], "tags": tags}], [[], []]
         )
-
-
-@pytest.mark.parametrize(
-    ("labels", "unknown"), [(["B-x", "O"], "B-z"), (["B-x", "O"], "I-x"), (["NOUN", "VERB"], "X")]
-)
-def test_tags_that_no_training_row_had_are_not_scored(labels: list[str], unknown: str) -> None:
-    rows = [{"tokens": ["a"], "tags": [tag]} for tag in (labels[1], unknown)]
-    message = f"row 2: its tag '{unknown}' is not one of the training rows'"
-    with pytest.raises(CorpusError, match=message):
-        TokenClassification(labels).compare(rows, [[], []])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Tagging: words and their pieces, long texts, entities with their characters, every message."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bert_core.bundle import RECORD, load_bundle, save_bundle
+from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.windows import Window
-from bert_core.errors import CorpusError, InputError
-from bert_core.tasks.rows import as_row
+from bert_core.errors import ConfigError, CorpusError, InputError
+from bert_core.metrics.entities import SCHEMES, Entity, entities_of, tags_of
+from bert_core.model.hf import encoder_config_from_huggingface
+from bert_core.objectives import IGNORE
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.predictor import Predictor
+from bert_core.tasks.rows import as_row, labelled
 from bert_core.tasks.token_classification import (
     TokenClassification,
     TokenClassificationOptions,
@@ -134,7 +143,9 @@ def test_tags_that_are_of_no_entities_are_counted_one_by_one() -> None:
         "VERB": {"precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "support": 1},
     }
     assert task.metrics(task.constant(rows)) == {"accuracy": pytest.approx(1 / 3)}
-    assert task.remarks(rows) == {"rows_with_empty_text": 0}
+    assert task.remarks(rows) == {
+        "rows_with_empty_text": 0, "words_with_unknown_tags": 0, "unknown_tags": ""
+    }  # fmt: skip
 
 
 def test_different_entities_count_once_in_the_surface_score() -> None:
@@ -170,21 +181,28 @@ def test_each_type_of_entity_has_its_own_figures_and_an_unknown_one_counts_as_wr
 
 
 def test_tags_that_break_their_scheme_are_counted_not_lost() -> None:
-    rows = [{"tokens": ["a", "b"], "tags": ["O", "I-per"]}]
-    assert TASK.remarks(rows)["tags_that_break_their_scheme"] == 1
-    assert TASK.compare(rows, [[]])["wanted"].sum() == 1
+    rows = [{"tokens": ["a", "b", "a", "b"], "tags": ["B-loc", "O", "B-loc", "O"]}] * 2
+    rows.append({"tokens": ["a", "b"], "tags": ["O", "I-per"]})
+    told = TASK.remarks(rows)
+    assert (told["tag_scheme"], told["tags_that_break_their_scheme"]) == ("BIO", 1)
+    assert TASK.compare(rows, [[], [], []])["wanted"].sum() == 5
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"tokens": ["a"], "tags": ["B-per", "O"]}, "row 1: wanted a tag a word, got 2 tags for 1"),
-        ({"tokens": ["a"], "tags": ["B-org"]}, "row 1: its tag 'B-org' is not one of the training"),
+        ({"tokens": ["a"], "tags": ["B-per", "O"]}, "row 1: wanted one tag per word, got 2 tags"),
+        (
+            {"tokens": ["a"], "tags": ["NOUN"]},
+            r"row 1: wanted tags of entities .*, got 'NOUN': corr",
+        ),
     ],
 )
 def test_tags_that_do_not_fit_are_refused(row: dict, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         TASK.encode([row], WORDPIECE, 16, labelled=True)
+    with pytest.raises(CorpusError, match=message):
+        TASK.compare([row], [[]])
 
 
 def test_one_tag_alone_is_no_training_set() -> None:
@@ -194,7 +212,7 @@ def test_one_tag_alone_is_no_training_set() -> None:
 
 def test_tags_of_entities_with_others_among_them_are_refused() -> None:
     rows = [{"tokens": ["a", "b"], "tags": ["B-PER", "O"]}, {"tokens": ["a"], "tags": ["I_PER"]}]
-    with pytest.raises(CorpusError, match=r"\(B-PER, I-PER, O\) or none, got both: I_PER is none"):
+    with pytest.raises(CorpusError, match=r"\(B-PER, I-PER, O\), or none, got I_PER among them"):
         TokenClassification.from_rows(rows)
     chosen = TokenClassificationOptions(entities=False)
     assert TokenClassification.from_rows(rows, chosen).primary_metric == "accuracy"
@@ -204,3 +222,217 @@ def test_tags_of_entities_with_others_among_them_are_refused() -> None:
 def test_an_input_has_a_text_or_words(value: dict) -> None:
     with pytest.raises(InputError, match="inputs: wanted text, or tokens, one of them"):
         as_row(TokenInput, value, "inputs")
+
+
+def rewritten(rows: list[dict[str, Any]], scheme: str) -> list[dict[str, Any]]:
+    """The same rows with their entities in another scheme."""
+    return [
+        row | {"tags": tags_of(entities_of(row["tags"]), len(row["tags"]), scheme)} for row in rows
+    ]
+
+
+IOB1_ROWS: list[dict[str, Any]] = [
+    {"tokens": ["a", "b", "c", "d"], "tags": ["I-per", "I-per", "B-per", "O"]},
+    {"tokens": ["a", "b"], "tags": ["O", "I-loc"]},
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_model_of_entities_learns_the_same_tags_whatever_their_scheme(scheme: str) -> None:
+    rows = rewritten(IOB1_ROWS, scheme)
+    task = TokenClassification.from_rows(rows)
+    assert task.labels == ["B-loc", "B-per", "I-loc", "I-per", "O"]
+    assert task.record["options"]["scheme"] == scheme
+    windows = task.encode(rows, WORDPIECE, 16, labelled=True)
+    learned = [[task.labels[at] for at in one.labels["token_labels"]] for one in windows]
+    assert learned == [["B-per", "I-per", "B-per", "O"], ["O", "B-loc"]]
+    assert task.remarks(rows)["tags_that_break_their_scheme"] == 0
+
+
+def test_a_scheme_that_is_given_has_to_be_the_rows() -> None:
+    chosen = TokenClassification.options_of({"scheme": "IOB1"})
+    assert TokenClassification.from_rows(IOB1_ROWS, chosen).chosen.scheme == "IOB1"
+    either = [{"tokens": ["a", "b"], "tags": ["O", "O"]}, {"tokens": ["a"], "tags": ["S-loc"]}]
+    with pytest.raises(
+        CorpusError, match=r"scheme IOB1, more of them are in BIOES: set options\.sch"
+    ):
+        TokenClassification.from_rows(either, chosen)
+    with pytest.raises(CorpusError, match=r"\(B-PER, I-PER, O\), or none, got DET, NOUN among"):
+        TokenClassification.from_rows([{"tokens": ["a", "b"], "tags": ["DET", "NOUN"]}], chosen)
+    with pytest.raises(ConfigError, match="scheme: wanted none beside entities = false, got BIO"):
+        TokenClassification.options_of({"scheme": "BIO", "entities": False})
+    with pytest.raises(
+        ConfigError, match=r"wanted one of BIO, IOB1, BIOES, BILOU, got text .*BMES"
+    ):
+        TokenClassification.options_of({"scheme": "BMES"})
+
+
+PLACES = st.lists(
+    st.tuples(st.sampled_from(["per", "loc", "new", None]), st.integers(1, 3)), max_size=6
+)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(sentences=st.lists(st.tuples(PLACES, PLACES), min_size=1, max_size=4))
+def test_metrics_are_conllevals_in_every_scheme(scheme: str, sentences: list[Any]) -> None:
+    rows, answers, sums = [], [], np.zeros(3)
+    for wanted, found in sentences:
+        words = max(sum(length for _, length in each) for each in (wanted, found))
+        both = []
+        for layout in (wanted, found):
+            ends = np.cumsum([length for _, length in layout], dtype=int)
+            both.append(
+                [
+                    Entity(kind, int(end) - length, int(end))
+                    for (kind, length), end in zip(layout, ends, strict=True)
+                    if kind
+                ]
+            )
+        found_known = [one for one in both[1] if one.type != "new"]  # no label of the model
+        rows.append({"tokens": ["a"] * words, "tags": tags_of(both[0], words, scheme)})
+        answers.append(
+            [
+                {"entity_group": one.type, "start": 2 * one.first, "end": 2 * one.end - 1}
+                for one in found_known
+            ]
+        )
+        sums += len({*both[0]} & {*found_known}), len(found_known), len(both[0])
+    metrics = TASK.metrics(TASK.compare(rows, answers))
+    correct, predicted, wanted_ones = sums
+    assert metrics["precision"] == pytest.approx(correct / max(1, predicted))
+    assert metrics["recall"] == pytest.approx(correct / max(1, wanted_ones))
+    assert metrics["f1"] == pytest.approx(2 * correct / max(1, predicted + wanted_ones))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_real_set_has_the_same_entities_in_every_scheme(scheme: str, data_dir: Path) -> None:
+    path = "wnut17/emerging.dev.conll"
+    records, columns = labelled_records((data_dir / path).read_bytes(), path, "conll")
+    rows = labelled(records, TokenClassification.shapes(), columns, path)
+    assert TASK.remarks(rows)["tag_scheme"] == "BIO"
+    written = rewritten(rows, scheme)
+    task = TokenClassification.from_rows(written)
+    assert task.labels == TokenClassification.from_rows(rows).labels
+    assert task.chosen.scheme == scheme
+    assert task.remarks(written)["tags_that_break_their_scheme"] == 0
+    answers = [
+        [
+            {"entity_group": kind, "start": start, "end": end}
+            for kind, start, end in sorted(task._wanted(row, _spans(row)))[number % 2 :]
+        ]
+        for number, row in enumerate(rows)
+    ]
+    metrics = task.metrics(task.compare(written, answers))
+    assert metrics == task.metrics(task.compare(rows, answers))
+    assert metrics["precision"] == 1.0 > metrics["recall"] > 0.5
+
+
+def _spans(row: dict[str, Any]) -> np.ndarray:
+    ends = np.cumsum([len(token) + 1 for token in row["tokens"]]) - 1
+    return np.stack([ends - [len(token) for token in row["tokens"]], ends], axis=1)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_entities_are_answered_as_tags_of_the_scheme_that_is_asked_for(scheme: str) -> None:
+    row = {"tokens": ["a", "b", "c", "d", "e"]}
+    windows = TASK.encode([row], WORDPIECE, 16)
+    scores = scored(windows, [["I-per", "I-per", "B-per", "O", "I-loc"]])  # breaks BIO
+    asked = as_row(TASK.parameters, {"scheme": scheme, "ignore_labels": []}, "parameters")
+    (answer,) = TASK.decode([row], windows, scores, TASK.parameters(**asked))
+    entities = [Entity("per", 0, 2), Entity("per", 2, 3), Entity("loc", 4, 5)]
+    assert [one["entity"] for one in answer] == tags_of(entities, 5, scheme)
+    assert [one["word"] for one in answer] == row["tokens"]
+    (short,) = TASK.decode([row], windows, scores, TokenClassificationParameters(scheme=scheme))
+    assert short == [one for one in answer if one["entity"] != "O"]
+
+
+def test_a_scheme_is_asked_for_of_tags_of_entities_only() -> None:
+    with pytest.raises(
+        InputError, match="beside aggregation_strategy = 'simple', which gives enti"
+    ):
+        TokenClassificationParameters(scheme="BIO", aggregation_strategy="simple")
+    with pytest.raises(InputError, match="wanted one of BIO, IOB1, BIOES, BILOU, got text"):
+        as_row(TASK.parameters, {"scheme": "BMES"}, "parameters")
+    of_words = TokenClassification(["DET", "NOUN"])
+    with pytest.raises(
+        InputError, match=r"wanted aggregation_strategy .* ignore_labels .* got .*sch"
+    ):
+        as_row(of_words.parameters, {"scheme": "BIO"}, "parameters")
+
+
+@pytest.mark.parametrize(
+    ("labels", "tags", "learned"),
+    [
+        (LABELS, ["B-new", "I-new", "O", "I-per"], [IGNORE, IGNORE, 4, 1]),
+        (["DET", "NOUN"], ["DET", "X", "NOUN", "DET"], [0, IGNORE, 1, 0]),
+    ],
+)
+def test_what_no_training_row_had_is_wrong_and_told_and_has_no_loss(
+    labels: list[str], tags: list[str], learned: list[int]
+) -> None:
+    task, row = TokenClassification(labels), {"tokens": ["a", "b", "c", "d"], "tags": tags}
+    windows = task.encode([row], WORDPIECE, 16, labelled=True)
+    assert windows[0].labels["token_labels"].tolist() == learned
+    assert len(windows[0].positions["token_positions"]) == 4, "they are scored all the same"
+    told = task.remarks([row])
+    assert told["words_with_unknown_tags"] == learned.count(IGNORE)
+    assert told["unknown_tags"] == {"B-new": "new", "DET": "X"}[tags[0]]
+    key = "entity_group" if task.chosen.entities else "entity"
+    known = [tag if key == "entity" else tag[2:] for tag in tags]
+    answers = [
+        {key: kind, "start": 2 * place, "end": 2 * place + 1, "score": 0.9}
+        for place, kind in enumerate(known)
+        if kind not in ("", "new")
+    ]
+    if key == "entity":
+        answers[1]["entity"] = "NOUN"
+    columns = task.compare([row], [answers])
+    assert columns["wanted"].sum() - columns["correct"].sum() == 1
+    assert task.faults(columns).tolist() == [1]
+
+
+def test_models_compare_whatever_schemes_they_were_trained_on() -> None:
+    one, other = (TokenClassification.from_rows(rewritten(IOB1_ROWS, s)) for s in ("IOB1", "BIOES"))
+    assert one.is_comparable(other)
+    assert one.is_comparable(TASK), "which has no scheme in its record"
+    assert not one.is_comparable(TokenClassification(["DET", "NOUN"]))
+
+
+OLD = {
+    "IOB1": ["B-loc", "I-loc", "I-per", "O"],
+    "BIO": ["B-loc", "B-per", "I-loc", "O"],
+    "BIOES": ["B-loc", "B-per", "E-loc", "E-per", "I-loc", "I-per", "O", "S-loc", "S-per"],
+    "BILOU": ["B-loc", "B-per", "I-loc", "I-per", "L-loc", "L-per", "O", "U-loc", "U-per"],
+}
+
+
+@pytest.mark.parametrize("scheme", OLD)
+def test_a_bundle_with_other_labels_and_no_scheme_answers_as_before(
+    scheme: str, tmp_path: Path
+) -> None:
+    config = encoder_config_from_huggingface(
+        {
+            "vocab_size": WORDPIECE.vocab_size, "hidden_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 32,
+        }
+    )  # fmt: skip
+    task = TokenClassification(OLD[scheme])
+    model = ObjectiveModel(config, [task.build_objective(config)])
+    save_bundle(tmp_path / "old", model, WORDPIECE, task=task, metrics={}, lineage={})
+    record = json.loads((tmp_path / "old" / RECORD).read_text())
+    del record["options"]["scheme"]
+    (tmp_path / "old" / RECORD).write_text(json.dumps(record))
+    again = load_bundle(tmp_path / "old").task
+    assert isinstance(again, TokenClassification)
+    assert again.labels == OLD[scheme]
+    assert Predictor(tmp_path / "old", device="cpu").predict(["a b c"])
+    # Rows of another scheme are learned from in its own, as far as it has labels for them.
+    rows = [{"tokens": ["a", "b"], "tags": ["B-loc", "I-loc"]}]
+    for other in SCHEMES:
+        (window,) = again.encode(rewritten(rows, other), WORDPIECE, 16, labelled=True)
+        learned = [OLD[scheme][label] for label in window.labels["token_labels"]]
+        assert learned == rewritten(rows, scheme)[0]["tags"]
+    if scheme == "BIO":  # nobody has seen how an entity of persons goes on
+        row = {"tokens": ["a", "b"], "tags": ["I-per", "I-per"]}
+        (window,) = again.encode([row], WORDPIECE, 16, labelled=True)
+        assert window.labels["token_labels"].tolist() == [1, IGNORE]
