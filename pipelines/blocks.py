@@ -7,7 +7,6 @@ in one block whatever their size.
 import bz2
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import pairwise
@@ -29,7 +28,7 @@ from bert_core.data.formats import (
 from bert_core.data.wikitext import PAGE_END, article_text, dump_pages
 from bert_core.errors import CorpusError
 from pipelines import parquet
-from pipelines.sources import CorpusConfig, CorpusFile, corpus_files
+from pipelines.sources import Corpus, CorpusConfig, CorpusFile, unchanged
 
 SCAN_BYTES = 1 << 16
 # Longer than what stands between two documents in a text file.
@@ -75,16 +74,17 @@ class Document:
     dropped: Literal["unreadable", "no_text"] | None = None
 
 
-def plan_blocks(config: CorpusConfig, block_bytes: int) -> list[Block]:
+def plan_blocks(corpus: Corpus, block_bytes: int) -> list[Block]:
     """Cut the corpus into blocks of about `block_bytes` of text, each of whole documents.
 
     Small files go together; a compressed file is never cut, but for a dump of Wikipedia in many
     bz2 streams.
     """
+    config = corpus.config
     blocks: list[Block] = []
     extents: list[Extent] = []
     text_bytes = 0
-    for file in corpus_files(config):
+    for file in corpus.files:
         for extent in _cut(file, config, block_bytes) if file.size_bytes else ():
             extents.append(extent)
             text_bytes += extent.text_bytes
@@ -175,7 +175,7 @@ def read_block(block: Block) -> Iterator[Document]:
     Raises: CorpusError naming file and place, also if a file is gone or was replaced.
     """
     for extent in block.extents:
-        with _unchanged(extent.file):
+        with unchanged(extent.file):
             read = _read_row_group if extent.file.format == "parquet" else _read
             yield from read(extent, block)
 
@@ -189,7 +189,7 @@ def read_pieces(block: Block) -> Iterator[tuple[str, int, bytes]]:
     boundary = block.corpus.document_boundary
     for extent in block.extents:
         file = extent.file
-        with _unchanged(file):
+        with unchanged(file):
             for offset, data in _pieces(extent, block):
                 if file.format == "text" and boundary != "line":
                     for start, piece in text_pieces(data, boundary):
@@ -209,32 +209,12 @@ def read_row_groups(block: Block) -> Iterator[tuple[str, pa.Table]]:
     """
     for extent in block.extents:
         path = extent.file.path
-        with _unchanged(extent.file), parquet.open_parquet(path) as opened:
+        with unchanged(extent.file), parquet.open_parquet(path) as opened:
             try:
                 table = opened.read_row_group(extent.start)
             except (pa.ArrowInvalid, OSError) as error:
                 raise damaged(path, "Parquet file", error) from error
             yield f"{path}, row group {extent.start}", table
-
-
-@contextmanager
-def _unchanged(file: CorpusFile) -> Iterator[None]:
-    """Read the file that was there when the run began.
-
-    Raises: CorpusError if it is gone or has another size.
-    """
-    try:
-        if (size_bytes := files.size_bytes(file.path)) != file.size_bytes:
-            raise CorpusError(
-                f"{file.path}: wanted the {file.size_bytes:,} bytes that were there when the run "
-                f"began, got {size_bytes:,}: leave the corpus alone while it is read, and run again"
-            )
-        yield
-    except FileNotFoundError as error:
-        raise CorpusError(
-            f"{file.path}: was there when the run began, now there is no such file: put it back "
-            "and run again, what is finished stays"
-        ) from error
 
 
 def _read(extent: Extent, block: Block) -> Iterator[Document]:

@@ -18,7 +18,7 @@ from bert_core.data.tokenizer import Tokenizer
 from pipelines import hub
 from pipelines.blocks import Block, read_block
 from pipelines.screen import OVERLAP
-from pipelines.sources import DOCSTRINGS, CorpusConfig, corpus_files
+from pipelines.sources import DOCSTRINGS, Corpus, CorpusConfig
 
 if TYPE_CHECKING:
     from pipelines.prepare import PrepareConfig
@@ -59,6 +59,7 @@ def pop_overlaps(counts: Counter[str]) -> list[dict[str, Any]]:
 
 def write(
     config: "PrepareConfig",
+    corpus: Corpus,
     blocks: Sequence[Block],
     tokenizer: Tokenizer,
     counts: Mapping[str, Any],
@@ -83,7 +84,7 @@ def write(
     text = "\n\n".join(
         [
             f"# Data card of `{config.output}`",
-            *_sources(config.corpus, counts),
+            *_sources(corpus, counts),
             *_documents(counts),
             *_contamination(overlaps),
             *_vocabulary(config, blocks, tokenizer, counts),
@@ -142,19 +143,19 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.2%}" if whole else "–"
 
 
-def _sources(corpus: CorpusConfig, counts: Mapping[str, Any]) -> list[str]:
-    every = corpus_files(corpus)
-    tokens = [counts.get(f"source_{number}_tokens", 0) for number in range(len(corpus.sources))]
+def _sources(corpus: Corpus, counts: Mapping[str, Any]) -> list[str]:
+    config = corpus.config
+    tokens = [counts.get(f"source_{number}_tokens", 0) for number in range(len(config.sources))]
     rows = []
-    for number, source in enumerate(corpus.sources):
-        mine = [file for file in every if file.source == number]
+    for number, source in enumerate(config.sources):
+        mine = [file for file in corpus.files if file.source == number]
         rows.append(
             (
                 f"`{source}`",
-                _license(corpus, number),
+                _license(config, number),
                 len(mine),
                 sum(file.size_bytes for file in mine),
-                f"{corpus.weight(number):g}",
+                f"{config.weight(number):g}",
                 counts.get(f"source_{number}_documents", 0),
                 tokens[number],
                 _share(tokens[number], sum(tokens)),
@@ -162,7 +163,7 @@ def _sources(corpus: CorpusConfig, counts: Mapping[str, Any]) -> list[str]:
         )
     columns = ["source", "licence", "files", "bytes", "weight", "documents", "tokens", "share"]
     found = ["## Sources", _table(columns, rows)]
-    if empty := [file.path for file in every if not file.size_bytes]:
+    if empty := [file.path for file in corpus.files if not file.size_bytes]:
         found.append(f"Empty files: {len(empty)} ({', '.join(f'`{path}`' for path in empty[:5])}).")
     return found
 

@@ -19,6 +19,7 @@ from bert_core.data.formats import Boundary
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, Output
 from pipelines.blocks import Block
+from pipelines.corpus_digest import corpus_input
 from pipelines.evaluate import predictor_of
 from pipelines.parts import (
     REJECTED,
@@ -35,7 +36,7 @@ from pipelines.parts import (
     row_file,
 )
 from pipelines.report import say
-from pipelines.sources import CorpusConfig, corpus_input
+from pipelines.sources import Corpus, CorpusConfig, list_corpus
 from pipelines.stage import INPUT, Result, run_stage
 from tracking.runs import DatasetInput
 
@@ -140,17 +141,18 @@ def run(config: ExtractConfig) -> Manifest:
         folders[name] = resolve(one.model, uri=config.tracking_uri).absolute()
         inputs.append(DatasetInput(name, bundle_digest(folders[name]), one.model))
     predictor_of.cache_clear()  # what lay there in an earlier run of this process
-    documents = corpus_input(config.corpus)
+    corpus = list_corpus(config.corpus)
+    documents = corpus_input(corpus, config)
     inputs.append(DatasetInput("documents", documents.digest, documents.source))
-    return run_stage("extract", config, inputs, lambda _: _extract(config, folders))
+    return run_stage("extract", config, inputs, lambda _: _extract(config, corpus, folders))
 
 
-def _extract(config: ExtractConfig, folders: dict[str, Path]) -> Result:
+def _extract(config: ExtractConfig, corpus: Corpus, folders: dict[str, Path]) -> Result:
     models = _models(config, folders)
     if config.tagger is not None:
         _check_types(config.tagger, models[TAGGER].task)
-    check_files(config, DocumentInput, lambda names, where: None)
-    made = make_parts("extract", config, partial(_make_part, config, folders))
+    check_files(config, corpus, DocumentInput, lambda names, where: None)
+    made = make_parts("extract", config, corpus, partial(_make_part, config, folders))
     path = files.join(config.output, RECORDS)
     parts = [name for name in made.outputs if not name.startswith(REJECTED)]
     if not files.exists(path):  # else a killed run has joined them already

@@ -23,7 +23,7 @@ from pipelines import parquet
 from pipelines.blocks import Block, plan_blocks, read_pieces, read_row_groups
 from pipelines.distribute import run_tasks
 from pipelines.report import CUT, meter, say, tell_remarks
-from pipelines.sources import CorpusConfig, CorpusFile, corpus_files
+from pipelines.sources import Corpus, CorpusConfig, CorpusFile
 from pipelines.stage import INPUT, StageConfig
 
 if TYPE_CHECKING:
@@ -138,7 +138,10 @@ def columns_of(config: RowsConfig, inputs: type) -> dict[str, str]:
 
 
 def check_files(
-    config: RowsConfig, inputs: type, check_names: Callable[[Iterable[str], str], None]
+    config: RowsConfig,
+    corpus: Corpus,
+    inputs: type,
+    check_names: Callable[[Iterable[str], str], None],
 ) -> None:
     """Raises: ConfigError or CorpusError for what would put every row of a file aside."""
     columns = columns_of(config, inputs)
@@ -147,7 +150,7 @@ def check_files(
         for one in fields(inputs)
         if one.name in config.columns or (one.default is MISSING and one.default_factory is MISSING)
     }
-    found = corpus_files(config.corpus)
+    found = corpus.files
     tables = [file for file in found if file.format == "parquet"]
     odd = [file for file in found if file.format == "wikipedia" or (tables and file not in tables)]
     if odd:
@@ -196,7 +199,10 @@ class Parts:
 
 
 def make_parts(
-    stage: str, config: RowsConfig, work: Callable[[tuple[int, Block]], dict[str, Any]]
+    stage: str,
+    config: RowsConfig,
+    corpus: Corpus,
+    work: Callable[[tuple[int, Block]], dict[str, Any]],
 ) -> Parts:
     """Do `work` on every part that is not there yet.
 
@@ -204,7 +210,7 @@ def make_parts(
         work: makes a part and gives what `finish_part` gives.
     Raises: CorpusError if no row could be taken.
     """
-    blocks = plan_blocks(config.corpus, config.part_bytes)
+    blocks = plan_blocks(corpus, config.part_bytes)
     parts: dict[int, dict[str, Any]] = {}
     for number in range(len(blocks)):
         with suppress(FileNotFoundError):  # then a killed run has not finished it
@@ -226,12 +232,11 @@ def make_parts(
     why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
     if not rows:
         raise CorpusError(
-            f"{', '.join(config.corpus.sources)}: wanted rows to answer, got none "
-            f"({why or 'no row at all'}): see {files.join(config.output, REJECTED)}, name the "
-            "right columns, or give another source"
+            f"{corpus.name}: wanted rows to answer, got none ({why or 'no row at all'}): see "
+            f"{files.join(config.output, REJECTED)}, name the right columns, or give another source"
         )
     odd = {name: counts[name] for name in (EMPTY, BLANK, CUT)}
-    tell_remarks(stage, odd, ", ".join(config.corpus.sources))
+    tell_remarks(stage, odd, corpus.name)
     if rejected:
         say(f"{stage}: {rejected:,} put aside ({why}) in {files.join(config.output, REJECTED)}")
     return Parts(

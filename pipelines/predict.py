@@ -19,6 +19,7 @@ from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row, as_row
 from pipelines.blocks import Block
+from pipelines.corpus_digest import corpus_input
 from pipelines.evaluate import ANSWER, answer_columns, named, predictor_of
 from pipelines.parts import (
     ROWS,
@@ -34,7 +35,7 @@ from pipelines.parts import (
     row_file,
 )
 from pipelines.report import CUT, say
-from pipelines.sources import corpus_input
+from pipelines.sources import Corpus, list_corpus
 from pipelines.stage import INPUT, Result, run_stage
 from tracking.runs import DatasetInput
 
@@ -80,19 +81,22 @@ def run(config: PredictConfig) -> Manifest:
 
     folder = resolve(config.model, uri=config.tracking_uri)
     predictor_of.cache_clear()  # what lay there in an earlier run of this process
-    rows = corpus_input(config.corpus)
+    corpus = list_corpus(config.corpus)
+    rows = corpus_input(corpus, config)
     inputs = [
         DatasetInput("model", bundle_digest(folder), config.model),
         DatasetInput("rows", rows.digest, rows.source),
     ]
-    return run_stage("predict", config, inputs, lambda _: _predict(config, folder.absolute()))
+    return run_stage(
+        "predict", config, inputs, lambda _: _predict(config, corpus, folder.absolute())
+    )
 
 
-def _predict(config: PredictConfig, folder: Path) -> Result:
+def _predict(config: PredictConfig, corpus: Corpus, folder: Path) -> Result:
     task = _predictor(config, folder).task
     _parameters(config, task)
-    check_files(config, task.inputs, partial(_check_free, config))
-    made = make_parts("predict", config, partial(_make_part, config, folder))
+    check_files(config, corpus, task.inputs, partial(_check_free, config))
+    made = make_parts("predict", config, corpus, partial(_make_part, config, folder))
     say(f"predict: {made.counts[ROWS]:,} rows with answers in {files.join(config.output, ROWS)}")
     return Result(outputs=made.outputs, counts=made.counts)
 

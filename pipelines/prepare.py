@@ -36,6 +36,7 @@ from bert_core.manifest import Manifest, Output
 from bert_core.train.hardware import peak_memory_bytes
 from pipelines import card
 from pipelines.blocks import Block, plan_blocks
+from pipelines.corpus_digest import corpus_input
 from pipelines.distribute import run_tasks
 from pipelines.report import meter, say
 from pipelines.screen import (
@@ -47,7 +48,7 @@ from pipelines.screen import (
     in_parts,
     kept_documents,
 )
-from pipelines.sources import CorpusConfig, corpus_input, corpus_size_bytes
+from pipelines.sources import Corpus, CorpusConfig, corpus_size_bytes, list_corpus
 from pipelines.stage import INPUT, REMARK, Result, StageConfig, run_stage
 from tracking.runs import DatasetInput
 
@@ -141,19 +142,20 @@ def run(config: PrepareConfig) -> Manifest:
     )
     for remembered in (_tokenizer, _row_maker):
         remembered.cache_clear()  # what lay there in an earlier run of this process
-    size_bytes = corpus_size_bytes(config.corpus)
+    corpus = list_corpus(config.corpus)
+    size_bytes = corpus_size_bytes(corpus)
     tokenizer = _tokenizer(config.tokenizer)
     tokenizer.check_casing(config.tokenizer)
     inputs = [
-        corpus_input(config.corpus),
+        corpus_input(corpus, config),
         DatasetInput("tokenizer", tokenizer.digest, config.tokenizer),
         *evaluation_inputs(config.quality),
     ]
-    return run_stage("prepare", config, inputs, lambda _: _prepare(config, size_bytes))
+    return run_stage("prepare", config, inputs, lambda _: _prepare(config, corpus, size_bytes))
 
 
-def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
-    blocks = plan_blocks(config.corpus, config.block_bytes)
+def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
+    blocks = plan_blocks(corpus, config.block_bytes)
     folder = files.join(config.output, FRAGMENTS)
     train_shards = max(1, round(size_bytes / config.shard_bytes))
     share = config.corpus.held_out_share
@@ -174,7 +176,7 @@ def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
     files.remove(folder)
     tokenizer = _tokenizer(config.tokenizer)
     counts = {
-        "source": ", ".join(config.corpus.sources),
+        "source": corpus.name,
         **encoded,
         **rows,
         "corpus_bytes": size_bytes,
@@ -192,7 +194,7 @@ def _prepare(config: PrepareConfig, size_bytes: int) -> Result:
         f"prepare: {encoded['documents']:,} documents, {encoded['tokens']:,} tokens "
         f"→ {rows['rows']:,} rows in {len(infos)} shards in {config.output}"
     )
-    pictures = card.write(config, blocks, tokenizer, counts, made.lengths, overlaps)
+    pictures = card.write(config, corpus, blocks, tokenizer, counts, made.lengths, overlaps)
     return Result(outputs=outputs, counts=counts, artifacts=pictures)
 
 

@@ -1,6 +1,7 @@
-"""Where documents and labelled rows come from: which files, how large, by which digest.
+"""Where documents and labelled rows come from: which files there are, and how large.
 
-How files are cut into blocks and read is for `pipelines.blocks`.
+How a corpus is hashed is for `pipelines.corpus_digest`, how it is cut into blocks and read for
+`pipelines.blocks`.
 """
 
 import hashlib
@@ -116,8 +117,25 @@ class CorpusFile:
         return _EXPANSION[self.compression]
 
 
-def corpus_files(config: CorpusConfig) -> list[CorpusFile]:
-    """Every file of the corpus, sorted by path. Raises: CorpusError if a source names none."""
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """The files of a corpus as they were when the run began.
+
+    It is listed once: what is hashed is what is cut into blocks and described by the data card.
+    """
+
+    config: CorpusConfig
+    files: tuple[CorpusFile, ...]
+    """Sorted by path."""
+
+    @property
+    def name(self) -> str:
+        """Its sources, for messages and records."""
+        return ", ".join(self.config.sources)
+
+
+def list_corpus(config: CorpusConfig) -> Corpus:
+    """Find the files of a corpus. Raises: CorpusError if a source names none."""
     found: dict[str, CorpusFile] = {}
     for number, source in enumerate(config.sources):
         for path in _paths_of(source):
@@ -134,7 +152,7 @@ def corpus_files(config: CorpusConfig) -> list[CorpusFile]:
                     f"corpus.weights: {path} is in two sources with different weights, "
                     f"{config.sources[found[path].source]} and {source}: name it in one"
                 )
-    return [found[path] for path in sorted(found)]
+    return Corpus(config=config, files=tuple(found[path] for path in sorted(found)))
 
 
 def _paths_of(source: str) -> list[str]:
@@ -143,30 +161,38 @@ def _paths_of(source: str) -> list[str]:
     return [files.absolute(path) for path in hub.data_files(source) or files.find_files(source)]
 
 
-def corpus_input(config: CorpusConfig) -> DatasetInput:
-    """The corpus by name and digest: sha256 over the bytes of its files, whatever their paths.
+@contextmanager
+def unchanged(file: CorpusFile) -> Iterator[None]:
+    """Read the file that was there when the run began.
 
-    A file's weight counts with it.
+    Raises: CorpusError if it is gone or has another size.
     """
-    digests = sorted(
-        files.sha256_of(file.path) + (f" {config.weight(file.source)}" if config.weights else "")
-        for file in corpus_files(config)
-    )
-    digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-    return DatasetInput("corpus", digest, ", ".join(config.sources))
+    try:
+        if (size_bytes := files.size_bytes(file.path)) != file.size_bytes:
+            raise CorpusError(
+                f"{file.path}: wanted the {file.size_bytes:,} bytes that were there when the run "
+                f"began, got {size_bytes:,}: leave the corpus alone while it is read, and run again"
+            )
+        yield
+    except FileNotFoundError as error:
+        raise CorpusError(
+            f"{file.path}: was there when the run began, now there is no such file: put it back "
+            "and run again, what is finished stays"
+        ) from error
 
 
-def corpus_size_bytes(config: CorpusConfig) -> int:
+def corpus_size_bytes(corpus: Corpus) -> int:
     """Bytes of text in the corpus, about where it is compressed.
 
     Raises: CorpusError if all its files are empty, or Parquet lacks the column of the text.
     """
-    found = corpus_files(config)
-    size_bytes = sum(_text_bytes(file, config) * config.weight(file.source) for file in found)
+    config = corpus.config
+    sizes = (_text_bytes(file, config) * config.weight(file.source) for file in corpus.files)
+    size_bytes = sum(sizes)
     if size_bytes == 0:
         raise CorpusError(
-            f"{', '.join(config.sources)}: wanted text, every file there is empty: "
-            "check the path, or give another corpus"
+            f"{corpus.name}: wanted text, every file there is empty: check the path, or give "
+            "another corpus"
         )
     return max(1, int(size_bytes))
 

@@ -13,9 +13,10 @@ from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, Output
 from pipelines import card
 from pipelines.blocks import Block, plan_blocks, read_block
+from pipelines.corpus_digest import corpus_input
 from pipelines.distribute import run_tasks
 from pipelines.report import meter, say
-from pipelines.sources import CorpusConfig, corpus_input, corpus_size_bytes
+from pipelines.sources import Corpus, CorpusConfig, corpus_size_bytes, list_corpus
 from pipelines.stage import REMARK, Result, StageConfig, run_stage
 
 BLOCK_BYTES = 8 << 20
@@ -55,14 +56,15 @@ class VocabConfig(StageConfig):
 
 def run(config: VocabConfig) -> Manifest:
     """Train the vocabulary and write it as a tokenizer in Hugging Face layout."""
-    size_bytes = corpus_size_bytes(config.corpus)
-    inputs = [corpus_input(config.corpus)]
-    return run_stage("vocab", config, inputs, lambda _: _train(config, size_bytes))
+    corpus = list_corpus(config.corpus)
+    size_bytes = corpus_size_bytes(corpus)
+    inputs = [corpus_input(corpus, config)]
+    return run_stage("vocab", config, inputs, lambda _: _train(config, corpus, size_bytes))
 
 
-def _train(config: VocabConfig, size_bytes: int) -> Result:
+def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
     began = time.monotonic()
-    blocks = plan_blocks(config.corpus, BLOCK_BYTES)
+    blocks = plan_blocks(corpus, BLOCK_BYTES)
     share = min(1.0, config.sample_bytes / size_bytes)
     drawn: list[tuple[float, str]] = []
     with meter("drawing a sample", len(blocks), "blocks") as progress:
@@ -79,8 +81,8 @@ def _train(config: VocabConfig, size_bytes: int) -> Result:
         texts.append(text)
     if not texts:
         raise CorpusError(
-            f"{', '.join(config.corpus.sources)}: wanted text to count words in, found only "
-            "empty documents: check the corpus and corpus.text_column"
+            f"{corpus.name}: wanted text to count words in, found only empty documents: check the "
+            "corpus and corpus.text_column"
         )
     say(f"vocab: counting pairs of pieces in {len(texts):,} documents")
     tokenizer = train_tokenizer(

@@ -12,7 +12,7 @@ from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.texts import TextInput
 from pipelines import docstrings, prepare, vocab
 from pipelines.prepare import PrepareConfig
-from pipelines.sources import CorpusConfig, LabelledConfig, corpus_files, read_labelled
+from pipelines.sources import CorpusConfig, LabelledConfig, list_corpus, read_labelled
 from pipelines.vocab import VocabConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_no_module_and_no_docstring_is_in_both_splits(folder: Path) -> None:
-    (file,) = corpus_files(CorpusConfig())
+    (file,) = list_corpus(CorpusConfig()).files
     rows = pq.read_table(file.path).to_pylist()
     assert {row["library"] for row in rows} == {"networkx", "numpy", "python"}
     modules: dict[str, set[str]] = {"train": set(), "held_out": set()}
@@ -57,7 +57,7 @@ def test_held_out_modules_are_in_no_training_shard(folder: Path) -> None:
     shared = {"num_workers": 2, "tracking_uri": f"sqlite:///{folder}/runs/mlflow.db"}
     vocab.run(VocabConfig(output="runs/vocab", vocab_size=2000, **shared))  # type: ignore[arg-type]
     prepare.run(PrepareConfig(output="runs/all", tokenizer="runs/vocab", **shared))  # type: ignore[arg-type]
-    (file,) = corpus_files(CorpusConfig())
+    (file,) = list_corpus(CorpusConfig()).files
     rows = pq.read_table(file.path).to_pylist()
     texts = [row for row in rows if row["split"] == "train"]
     Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))

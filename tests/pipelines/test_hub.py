@@ -12,9 +12,9 @@ from pipelines.sources import (
     CorpusConfig,
     LabelledConfig,
     Split,
-    corpus_files,
     labelled_files,
     labelled_input,
+    list_corpus,
 )
 
 NAMES = [
@@ -47,7 +47,7 @@ def found(folder: Path, lines: tuple[str, ...], names: list[str] = NAMES) -> lis
     source = data_set(folder, card(*lines), names)
     files = data_files(source)
     assert files is not None
-    assert [file.path for file in corpus_files(CorpusConfig(source=source))] == files
+    assert [file.path for file in list_corpus(CorpusConfig(source=source)).files] == files
     return [file.removeprefix(f"{source}/") for file in files]
 
 
@@ -144,7 +144,7 @@ def test_a_folder_whose_readme_is_no_card_is_a_folder(tmp_path: Path, text: str)
     source = data_set(tmp_path, text, ["test.txt"])
     assert data_files(source) is None
     assert license_of(source) is None
-    found = [Path(file.path).name for file in corpus_files(CorpusConfig(source=source))]
+    found = [Path(file.path).name for file in list_corpus(CorpusConfig(source=source)).files]
     assert found == ["README.md", "test.txt"]
 
 
@@ -238,7 +238,7 @@ def test_a_folder_a_file_and_a_glob_without_a_card_are_no_data_set(tmp_path: Pat
     (tmp_path / "plain").mkdir()
     sources = [f"{source}/test.txt", f"{source}/*.txt", f"{tmp_path}/plain", "http://127.0.0.1:1/a"]
     assert [data_files(each) for each in [*sources, "docstrings"]] == [None] * 5
-    [file] = corpus_files(CorpusConfig(source=f"{source}/test.txt"))
+    [file] = list_corpus(CorpusConfig(source=f"{source}/test.txt")).files
     assert file.path == f"{source}/test.txt"
 
 
@@ -259,7 +259,7 @@ def test_the_card_names_the_licence(tmp_path: Path, line: str, wanted: str | Non
 def test_what_is_read_is_what_the_card_names(tmp_path: Path) -> None:
     lines = ("configs:", "- config_name: a", "  data_files: 'deep/*.txt'")
     source = data_set(tmp_path, card(*lines).replace("\n", "\r\n"), ["deep/b.txt", "deep/a.txt"])
-    blocks = plan_blocks(CorpusConfig(source=source), 1000)
+    blocks = plan_blocks(list_corpus(CorpusConfig(source=source)), 1000)
     texts = [document.text for block in blocks for document in read_block(block)]
     assert texts == ["deep/a.txt", "deep/b.txt"]
 
@@ -270,4 +270,4 @@ def test_the_hub_is_asked_and_an_error_names_the_data_set(monkeypatch: pytest.Mo
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
     source = "hf://datasets/nobody/nothing"
     with pytest.raises(RaybertError, match=rf"^{source}/README.md: could not be read \("):
-        corpus_files(CorpusConfig(source=source))
+        list_corpus(CorpusConfig(source=source))

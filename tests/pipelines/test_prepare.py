@@ -25,7 +25,7 @@ from bert_core.errors import ConfigError, CorpusError, FormatError, ResourceErro
 from pipelines import prepare, vocab
 from pipelines.blocks import plan_blocks, read_block
 from pipelines.prepare import PrepareConfig
-from pipelines.sources import CorpusConfig
+from pipelines.sources import CorpusConfig, list_corpus
 
 
 def digests(folder: Path) -> list[tuple[str, str]]:
@@ -439,7 +439,7 @@ def test_a_source_that_vanishes_is_named(prepared: Any, tmp_path: Path) -> None:
         (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
     config = prepared.prepare(tmp_path / "shards")
     config = replace(config, corpus=replace(config.corpus, source=str(tmp_path / "*.txt")))
-    blocks = plan_blocks(config.corpus, config.block_bytes)
+    blocks = plan_blocks(list_corpus(config.corpus), config.block_bytes)
     (tmp_path / "b.txt").unlink()
 
     def read_all() -> list[str]:

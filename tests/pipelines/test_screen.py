@@ -28,7 +28,7 @@ from pipelines.screen import (
     in_parts,
     kept_documents,
 )
-from pipelines.sources import CorpusConfig
+from pipelines.sources import CorpusConfig, list_corpus
 from pipelines.stage import StageConfig
 
 WORDS = np.random.default_rng(0).permutation([f"word{n}" for n in range(4000)])
@@ -42,7 +42,7 @@ def blocks_of(
     lines = [json.dumps({"text": text}) for text in texts]
     (folder / "corpus.jsonl").write_text("\n".join(lines))
     source = str(folder / "corpus.jsonl")
-    return plan_blocks(CorpusConfig(source=source, **settings), block_bytes)
+    return plan_blocks(list_corpus(CorpusConfig(source=source, **settings)), block_bytes)
 
 
 def screened(
@@ -64,7 +64,7 @@ def test_every_reason_is_counted(tmp_path: Path, block_bytes: int) -> None:
     with open(tmp_path / "corpus.jsonl", "a") as file:
         file.write('\n{"text": null}\n{"text": \n[]')
     config = blocks[0].corpus
-    blocks = plan_blocks(config, block_bytes)
+    blocks = plan_blocks(list_corpus(config), block_bytes)
     kept, counts = screened(blocks, QualityConfig(min_words=5, max_words=40, languages=("en",)))
     assert kept == [good, good.upper(), good]
     assert counts == {

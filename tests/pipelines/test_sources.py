@@ -17,8 +17,8 @@ from aiohttp import web
 
 from bert_core.data.documents import clean
 from bert_core.errors import ConfigError, CorpusError
-from pipelines.blocks import plan_blocks, read_block
-from pipelines.sources import CorpusConfig, corpus_files, corpus_input, corpus_size_bytes
+from pipelines.blocks import Block, plan_blocks, read_block
+from pipelines.sources import CorpusConfig, corpus_size_bytes, list_corpus
 from serve.ports import free_ports
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -52,9 +52,17 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], list[str]]] = {
 }
 
 
+def blocks_of(config: CorpusConfig, block_bytes: int) -> list[Block]:
+    return plan_blocks(list_corpus(config), block_bytes)
+
+
+def size_bytes_of(config: CorpusConfig) -> int:
+    return corpus_size_bytes(list_corpus(config))
+
+
 def documents(config: CorpusConfig, block_bytes: int = 1000) -> list[tuple[str, str | None]]:
     """(cleaned text, why it was dropped) of every document, blocks in their order."""
-    blocks = plan_blocks(config, block_bytes)
+    blocks = blocks_of(config, block_bytes)
     return [(clean(each.text), each.dropped) for block in blocks for each in read_block(block)]
 
 
@@ -87,8 +95,8 @@ def test_documents_are_the_same_however_they_are_cut_and_packed(
     config = corpus(tmp_path, name + packed, PACK[packed](content.encode()), **settings)
     for block_bytes in (7, 1000, 10_000_000):
         assert texts(config, block_bytes) == wanted
-    assert (len(plan_blocks(config, 7)) > 50) == (not packed and kind != "file")
-    assert len(plan_blocks(config, 10_000_000)) == 1
+    assert (len(blocks_of(config, 7)) > 50) == (not packed and kind != "file")
+    assert len(blocks_of(config, 10_000_000)) == 1
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary("int32", "string")])
@@ -98,7 +106,7 @@ def test_parquet_is_cut_at_its_row_groups(tmp_path: Path, kind: pa.DataType) -> 
     wanted = [(text or "", None if text else "no_text") for text in rows]
     for block_bytes, blocks in ((7, 5), (10_000_000, 1)):
         assert documents(config, block_bytes) == wanted
-        assert len(plan_blocks(config, block_bytes)) == blocks
+        assert len(blocks_of(config, block_bytes)) == blocks
 
 
 def test_a_dump_of_many_streams_is_cut_between_them(tmp_path: Path) -> None:
@@ -106,13 +114,13 @@ def test_a_dump_of_many_streams_is_cut_between_them(tmp_path: Path) -> None:
     config = corpus(tmp_path, "a.xml.bz2", streams(HEADER, *pages, "</mediawiki>"))
     for block_bytes, blocks in ((7, 8), (2400, 4), (10_000_000, 1)):
         assert texts(config, block_bytes) == ARTICLES
-        assert len(plan_blocks(config, block_bytes)) == blocks
+        assert len(blocks_of(config, block_bytes)) == blocks
 
 
 def test_a_dump_whose_streams_end_anywhere_is_read_from_its_beginning(tmp_path: Path) -> None:
     pieces = [DUMP[at : at + 700] for at in range(0, len(DUMP), 700)]
     config = corpus(tmp_path, "a.xml.bz2", streams(*pieces))
-    assert len(plan_blocks(config, 7)) == 1
+    assert len(blocks_of(config, 7)) == 1
     assert texts(config, 7) == ARTICLES
 
 
@@ -194,7 +202,7 @@ def test_damage_within_a_parquet_file_is_told(tmp_path: Path) -> None:
         documents(corpus(tmp_path, "a.parquet", data[:100] + bytes(200) + data[300:]))
 
 
-@pytest.mark.parametrize("read", [documents, corpus_size_bytes])
+@pytest.mark.parametrize("read", [documents, size_bytes_of])
 def test_a_column_that_is_not_there_or_no_text_is_named(
     tmp_path: Path, read: Callable[[CorpusConfig], Any]
 ) -> None:
@@ -210,14 +218,14 @@ def test_empty_files_among_others_are_passed_over(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     config = CorpusConfig(source=str(tmp_path))
     with pytest.raises(CorpusError, match="wanted text, every file there is empty: check the path"):
-        corpus_size_bytes(config)
+        size_bytes_of(config)
     (tmp_path / "5.txt").write_text("Some.\n\nText.")
     assert texts(config) == ["Some.", "Text."]
-    assert corpus_size_bytes(config) == 12
+    assert size_bytes_of(config) == 12
 
 
 def test_a_file_that_changed_since_the_run_began_is_told(tmp_path: Path) -> None:
-    [block] = plan_blocks(corpus(tmp_path, "a.txt", b"One.\n\nTwo."), 1000)
+    [block] = blocks_of(corpus(tmp_path, "a.txt", b"One.\n\nTwo."), 1000)
     corpus(tmp_path, "a.txt", b"One.\n\nTwo.\n\nThree.")
     with pytest.raises(CorpusError, match="wanted the 10 bytes that were there when the run began"):
         list(read_block(block))
@@ -252,38 +260,20 @@ def test_a_file_has_one_weight(tmp_path: Path) -> None:
     sources = (path, f"{tmp_path}/*.txt")
     message = r"a.txt is in two sources with different weights, \S+a.txt and \S+\*.txt: name it in"
     with pytest.raises(ConfigError, match=message):
-        corpus_files(CorpusConfig(source=sources, weights=(1.0, 2.0)))
+        list_corpus(CorpusConfig(source=sources, weights=(1.0, 2.0)))
     for weights in ((), (2.0, 2.0)):
-        [found] = corpus_files(CorpusConfig(source=sources, weights=weights))
+        [found] = list_corpus(CorpusConfig(source=sources, weights=weights)).files
         assert (found.path, found.source) == (path, 0)
-
-
-def test_the_digest_is_that_of_content_and_weights(tmp_path: Path) -> None:
-    for folder, names in (("one", "ab"), ("two", "yx")):
-        (tmp_path / folder).mkdir()
-        for name, data in zip(names, (b"Some.", b"Text."), strict=True):
-            corpus(tmp_path / folder, f"{name}.txt", data)
-
-    def digest(*paths: str, weights: tuple[float, ...] = ()) -> str:
-        sources = tuple(str(tmp_path / path) for path in paths)
-        return corpus_input(CorpusConfig(source=sources, weights=weights)).digest
-
-    same = {digest("one"), digest("two"), digest("one/b.txt", "one/a.txt"), digest("one", "one")}
-    weighted = {digest("one/a.txt", "two/x.txt", weights=each) for each in ((1.0, 2.0), (2.0, 1.0))}
-    assert len(same) == 1
-    assert len(same | weighted | {digest("one/a.txt")}) == 4
-    (tmp_path / "one/a.txt").write_text("Same.")
-    assert digest("one") not in same
 
 
 def test_of_parquet_the_bytes_of_the_text_alone_count(tmp_path: Path) -> None:
     text_bytes = sum(len(text.encode()) for text in TEXTS)
     other = [{"id": text * 50, "url": text * 60} for text in TEXTS]  # two columns in the file
     config = parquet(tmp_path / "a.parquet", other=other, text=TEXTS, last=TEXTS)
-    assert text_bytes <= corpus_size_bytes(config) < 1.3 * text_bytes
+    assert text_bytes <= size_bytes_of(config) < 1.3 * text_bytes
     sources = (*config.sources, *corpus(tmp_path, "b.txt", b"x" * 1000).sources)
     both = CorpusConfig(source=sources, weights=(0.5, 3.0))
-    assert corpus_size_bytes(both) == 3000 + int(0.5 * corpus_size_bytes(config))
+    assert size_bytes_of(both) == 3000 + int(0.5 * size_bytes_of(config))
 
 
 def test_files_come_in_order_and_small_ones_go_together(tmp_path: Path) -> None:
@@ -294,11 +284,11 @@ def test_files_come_in_order_and_small_ones_go_together(tmp_path: Path) -> None:
     assert texts(CorpusConfig(source=f"file://{tmp_path}/*/*.jsonl")) == ["One."]
     config = CorpusConfig(source=(f"{tmp_path}/**/*.txt", str(tmp_path / "a")))
     for block_bytes, count in ((1, 2), (1000, 1)):
-        blocks = plan_blocks(config, block_bytes)
+        blocks = blocks_of(config, block_bytes)
         found = [(each.text, each.source) for block in blocks for each in read_block(block)]
         assert (len(blocks), found) == (count, [("One.", 1), ("Two.", 0)])
     with pytest.raises(CorpusError, match="nowhere: wanted a file, a folder or a glob with at le"):
-        corpus_files(CorpusConfig(source=str(tmp_path / "nowhere")))
+        list_corpus(CorpusConfig(source=str(tmp_path / "nowhere")))
 
 
 @pytest.fixture
@@ -337,7 +327,7 @@ def test_a_corpus_may_lie_in_the_web(tmp_path: Path, website: str) -> None:
     sources = tuple(f"{website}/{name}" for name in ("a.txt", "b.jsonl.gz", "c.parquet"))
     config = CorpusConfig(source=sources)
     assert texts(config, 5000) == TEXTS * 3
-    block = plan_blocks(config, 5000)[0]
+    block = blocks_of(config, 5000)[0]
     (tmp_path / "a.txt").unlink()
     with pytest.raises(CorpusError, match=r"http://\S+/a.txt: was there when the run began, now"):
         list(read_block(block))
