@@ -1,7 +1,8 @@
 """What every benchmark shares: ours and the peer in one run, interleaved, and a table of ratios.
 
-Machines are shared and noisy, so only ratios within one run count. This module needs nothing but
-numpy and torch or pyarrow where they are, so that benchmarks of `bert_core` run without Ray.
+Machines are shared and noisy, so only ratios within one run count, and every line says how much of
+the CPUs other processes took meanwhile. This module needs nothing but numpy and torch or pyarrow
+where they are, so that benchmarks of `bert_core` run without Ray.
 """
 
 import argparse
@@ -11,14 +12,21 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from benchmarks.processes import Others
 
 ROUNDS, QUICK_ROUNDS = 5, 3
+QUIET = 0.05
+"""Share of the CPUs that others may take while a round counts as measured on a quiet machine."""
 PACKAGES = ("ray", "torch", "tokenizers", "transformers", "datasets", "pyarrow", "numpy", "mlflow")
+
+
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +58,8 @@ def compare(
     *,
     unit: str,
     rounds: int,
+    warm_up: bool = True,
+    quiet: bool = False,
     **settings: Any,
 ) -> Planned:
     """Run both `rounds` times in turn, each first in every other round; a round before warms up.
@@ -57,33 +67,68 @@ def compare(
     Args:
         ours: does the work once and gives its rate, higher is better.
         peer: the same work.
+        warm_up: whether there is that round; there is no use in it where each side is a process
+            that has just started.
+        quiet: the ratio means something only where all cores are free: a round in which other
+            processes took more than `QUIET` is made again, as many as `rounds` times in all, and
+            the quietest count.
     """
-    return Planned(name, lambda: _compared(name, ours, peer, unit, rounds, settings))
+
+    def make() -> Comparison:
+        if warm_up:
+            ours(), peer()
+        pairs, others = in_turn(ours, peer, rounds, again=rounds if quiet else 0)
+        return compared(name, pairs, others, unit=unit, **settings)
+
+    return Planned(name, make)
 
 
-def _compared(
-    name: str,
-    ours: Callable[[], float],
-    peer: Callable[[], float],
-    unit: str,
-    rounds: int,
-    settings: dict[str, Any],
-) -> Comparison:
-    ours(), peer()
-    pairs = []
-    for index in range(rounds):
+def in_turn(
+    ours: Callable[[], Measured], peer: Callable[[], Measured], rounds: int, *, again: int = 0
+) -> tuple[list[tuple[Measured, Measured]], list[float]]:
+    """What both gave in each round, and which share of the CPUs other processes took in it.
+
+    Args:
+        again: most rounds more than `rounds`, while fewer than these were quiet; the quietest
+            `rounds` are given.
+    """
+    found: list[tuple[float, tuple[Measured, Measured]]] = []
+    for index in range(rounds + again):
+        if index >= rounds and sum(share <= QUIET for share, _ in found) >= rounds:
+            break
+        others = Others()
         if index % 2:
             theirs = peer()
-            pairs.append((ours(), theirs))
+            pair = (ours(), theirs)
         else:
-            pairs.append((ours(), peer()))
+            pair = (ours(), peer())
+        found.append((others.share(), pair))
+    if again:
+        found = sorted(found, key=lambda each: each[0])[:rounds]
+    return [pair for _, pair in found], [share for share, _ in found]
+
+
+def compared(
+    name: str,
+    pairs: Sequence[tuple[float, float]],
+    others: Sequence[float],
+    *,
+    unit: str,
+    **settings: Any,
+) -> Comparison:
+    """A line from the rates of both in each round, and the share of the CPUs that others took."""
     return Comparison(
         name=name,
         ours=statistics.median(pair[0] for pair in pairs),
         peer=statistics.median(pair[1] for pair in pairs),
         unit=unit,
         ratio=statistics.median(mine / theirs for mine, theirs in pairs),
-        settings={**settings, "rounds": rounds, "ratios": [mine / its for mine, its in pairs]},
+        settings={
+            **settings,
+            "rounds": len(pairs),
+            "ratios": [mine / its for mine, its in pairs],
+            "cpu_share_of_others": [round(share, 3) for share in others],
+        },
     )
 
 
@@ -105,14 +150,18 @@ def main(benchmark: Callable[[int, bool], Iterable[Planned | Comparison]], modul
         if arguments.only and planned.name not in arguments.only:
             continue
         one = planned.make() if isinstance(planned, Planned) else planned
-        print(
-            f"{one.name:<40}{one.ours:>14,.0f}{one.peer:>14,.0f}  {one.unit:<12}{one.ratio:>7.2f}"
-            f"  {one.settings.get('what', '')}",
-            flush=True,
-        )
+        print_line(one)
         found.append({**asdict(one), "made": made()})
         if arguments.json:  # after every line: some take half an hour
             arguments.json.write_text(json.dumps(found, indent=2, default=str) + "\n")
+
+
+def print_line(one: Comparison) -> None:
+    """A line of the table; it says so where the machine was not quiet."""
+    line = f"{one.name:<40}{one.ours:>14,.0f}{one.peer:>14,.0f}  {one.unit:<12}{one.ratio:>7.2f}"
+    taken = statistics.median(one.settings.get("cpu_share_of_others") or [0.0])
+    noise = f"; other processes took {taken:.0%} of the CPUs: NOT QUIET" if taken > QUIET else ""
+    print(f"{line}  {one.settings.get('what', '')}{noise}", flush=True)
 
 
 def made() -> dict[str, Any]:

@@ -60,6 +60,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
             _datasets_map(texts, tokenizer, Path(scratch)),
             unit="tokens/s",
             rounds=min(rounds, 3),
+            warm_up=not quick,
             what=f"{name}: tokenise and group, as transformers' examples do",
             peer_settings=f"num_proc={WORKERS}, batched, load_from_cache_file=False",
             **settings,
@@ -70,6 +71,8 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
             lambda: prepare.rate(1, without_fixed=True),
             unit="tokens/s",
             rounds=rounds,
+            warm_up=not quick,  # both have run once
+            quiet=True,
             what=f"{name}: without the fixed cost of a run, measured beside each",
             seconds=prepare.seconds,
             fixed_cost_s=prepare.fixed_s,

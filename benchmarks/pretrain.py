@@ -5,6 +5,9 @@ at 128 with real lengths. Both train from fresh weights with AdamW, masked words
 in the same precision and with the same dropout. The Trainer groups rows by length and pads a batch
 to its longest row. On a CPU both run in bf16, where both are faster on chips that compute in it,
 and once more in fp32. What needs Ray is left out where Ray is not installed.
+
+`--quick` on a CPU leaves fp32 out but where workers are counted, and takes fewer steps, of fewer
+rows where a model is large or its steps are those of several processes.
 """
 
 import importlib.util
@@ -48,6 +51,7 @@ from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer
 
 VOCAB_SIZE = 30_522
+QUICK_ROUNDS_OF_LONG = 2
 CPU_TOKENS, GPU_TOKENS = 4096, 65_536
 """Tokens of a micro-batch: what caches like, and what fills a GPU."""
 
@@ -65,27 +69,33 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
             yield _compare(name, pair, rounds)
         return
     rows = _rows(texts, tokenizer, 128)
-    pairs: list[tuple[str, str, int, Precision]] = [
-        ("pretrain_4x256_vs_trainer", "bert-mini", 6, "bf16"),
-        ("pretrain_base_vs_trainer", "bert-base", 2, "bf16"),
-        ("pretrain_4x256_fp32_vs_trainer", "bert-mini", 6, "fp32"),
-        ("pretrain_base_fp32_vs_trainer", "bert-base", 2, "fp32"),
+    pairs: list[tuple[str, str, int, int, Precision, int]] = [
+        ("pretrain_4x256_vs_trainer", "bert-mini", 32, 6, "bf16", rounds),
+        ("pretrain_base_vs_trainer", "bert-base", 32, 2, "bf16", min(rounds, 3)),
+        ("pretrain_4x256_fp32_vs_trainer", "bert-mini", 32, 6, "fp32", rounds),
+        ("pretrain_base_fp32_vs_trainer", "bert-base", 32, 2, "fp32", min(rounds, 3)),
     ]
-    for name, variant, steps, precision in pairs:
-        pair = _Pair(variant, tokenizer, rows, 32, steps, precision)
-        yield _compare(name, pair, rounds if variant == "bert-mini" else min(rounds, 3))
+    if quick:
+        pairs = [
+            ("pretrain_4x256_vs_trainer", "bert-mini", 32, 2, "bf16", rounds),
+            ("pretrain_base_vs_trainer", "bert-base", 8, 2, "bf16", QUICK_ROUNDS_OF_LONG),
+        ]
+    for name, variant, size, steps, precision, its_rounds in pairs:
+        pair = _Pair(variant, tokenizer, rows, size, steps, precision)
+        yield _compare(name, pair, its_rounds, warm_up=not quick)
     if importlib.util.find_spec("ray"):
-        yield from _on_ray(texts, min(rounds, 3), steps=4 if quick else 8)
+        yield from _on_ray(texts, min(rounds, 3), quick)
 
 
-def _compare(name: str, pair: "_Pair", rounds: int) -> Planned:
+def _compare(name: str, pair: "_Pair", rounds: int, *, warm_up: bool = True) -> Planned:
     return compare(
         name,
         pair.ours,
         pair.trainer,
         unit="tokens/s" if pair.peak is None else "MFU",
         rounds=rounds,
-        what=f"{pair.variant}, {pair.size} rows a step",
+        warm_up=warm_up,
+        what=f"{pair.variant}, {pair.size} rows per step",
         **pair.settings,
     )
 
@@ -245,23 +255,28 @@ class _Padded:
         return batch | {"next_sentence_label": torch.tensor(labels)}
 
 
-ROWS = 256  # of a step, as in the paper; a worker of two has half
+ROWS, QUICK_ROWS = 256, 64  # of a step, as in the paper; a worker of two has half
+STEPS, QUICK_STEPS = 8, 4
+QUICK_TEXTS = 150  # documents; enough rows for every step
 
 
-def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Planned]:
+def _on_ray(texts: list[str], rounds: int, quick: bool) -> Iterator[Planned]:
     """The stage itself, by what it records: after start-up, without evaluation."""
     from pipelines import cluster
     from pipelines.pretrain import PretrainConfig
 
+    rows, steps = (QUICK_ROWS, QUICK_STEPS) if quick else (ROWS, STEPS)
+    if quick:
+        texts, rounds = texts[:QUICK_TEXTS], QUICK_ROUNDS_OF_LONG
     share: Any = {
         "precision": "bf16",
-        "rows_per_step": ROWS,
+        "rows_per_step": rows,
         "micro_batch_tokens": CPU_TOKENS,
     }
     # Where products in bf16 have a unit of their own, one core alone may run it faster than two.
     scaling: Any = {
         "precision": "fp32",
-        "rows_per_step": 2 * ROWS,
+        "rows_per_step": 2 * rows,
         "micro_batch_tokens": PretrainConfig.micro_batch_tokens,
     }
     settings = {"variant": "bert-mini", "threads_per_worker": 1}
@@ -274,6 +289,7 @@ def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Planned]:
                 lambda: stage.rate(0, **share),
                 unit="tokens/s",
                 rounds=rounds,
+                warm_up=not quick,
                 what="one worker on Ray Train, against the loop in a process without Ray",
                 **share,
                 **settings,
@@ -284,6 +300,8 @@ def _on_ray(texts: list[str], rounds: int, steps: int) -> Iterator[Planned]:
                 lambda: stage.rate(1, **scaling),
                 unit="tokens/s",
                 rounds=rounds,
+                warm_up=not quick,
+                quiet=True,
                 what="two workers of one thread each, against one",
                 **scaling,
                 **settings,

@@ -1,13 +1,18 @@
 """Ratios are taken round by round, and what was measured where goes along."""
 
 import json
+import os
+import re
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import harness
+from benchmarks import harness, processes
 from benchmarks.harness import Planned, compare
 
 
@@ -50,3 +55,67 @@ def test_results_are_a_list_that_says_what_they_were_measured_on(
     assert found["made"]["machine"] == harness.machine()
     assert "numpy" in found["made"]["versions"]
     assert "quick_True" in capsys.readouterr().out
+
+
+def test_a_line_says_what_other_processes_took_and_noisy_rounds_are_made_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Its shell has ended: nothing here is its parent.
+    spin = f"{sys.executable} -c 'while True: pass' >/dev/null & echo $!"
+    shell = subprocess.run(["sh", "-c", spin], capture_output=True, text=True, check=True)
+    calls: list[int] = []
+
+    def measure() -> float:
+        calls.append(1)
+        time.sleep(0.5)
+        return float(len(calls))
+
+    try:
+        noisy = compare("x", measure, measure, unit="rows/s", rounds=2, quiet=True).make()
+    finally:
+        os.kill(int(shell.stdout), signal.SIGKILL)
+    assert len(calls) == 2 * (1 + 2 + 2)
+    assert len(noisy.settings["ratios"]) == len(noisy.settings["cpu_share_of_others"]) == 2
+    assert min(noisy.settings["cpu_share_of_others"]) > harness.QUIET
+    harness.print_line(noisy)
+    assert re.search(r"other processes took \d+% of the CPUs: NOT QUIET", capsys.readouterr().out)
+
+
+def test_the_work_of_what_a_benchmark_starts_is_not_that_of_others() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True) as child:
+        time.sleep(0.5)
+        found = processes.cpu_s()
+        ours = processes.descendants(found)
+        grandchild = [pid for pid, each in found.items() if each.parent == child.pid]
+        os.killpg(child.pid, signal.SIGKILL)
+    assert {os.getpid(), child.pid, *grandchild} <= ours
+    assert len(grandchild) == 1
+    assert os.getppid() not in ours
+
+
+BURN = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+
+
+def test_a_commands_cpu_time_is_that_of_all_it_started_though_it_did_not_wait(
+    tmp_path: Path,
+) -> None:
+    script = f"""
+import subprocess, sys
+from pathlib import Path
+from benchmarks.processes import timed
+burn = [sys.executable, "-c", {BURN!r}]
+loud = "import subprocess; subprocess.Popen(" + repr(burn) + ", stdout=-3)"
+print(timed([sys.executable, "-c", loud], Path("."), {{}}).cpu_s)
+try:
+    timed(["sh", "-c", "echo why; exit 3"], Path("."), {{}})
+except subprocess.CalledProcessError as error:
+    print(error.returncode, error.output)
+"""
+    command = [sys.executable, "-c", script]  # which becomes the parent of what is left behind
+    environment = {**os.environ, "PYTHONPATH": str(Path(processes.__file__).parents[1])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    seconds, failed = done.stdout.splitlines()
+    assert 0.5 <= float(seconds) < 5
+    assert failed == r"3 b'why\n'"
