@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -43,6 +44,13 @@ class Checkout:
             "PYTHONPATH": str(code),
             "RAY_ADDRESS": "local",
         }
+
+    @property
+    def commit(self) -> str:
+        """What is checked out, with whether there is more."""
+        command = ["git", "-C", str(self.code), "describe", "--always", "--dirty"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() or "no git checkout"
 
     def prepare(self, source: Path, vocabulary: Path, *, keep: bool) -> Timed:
         """One run. Without `keep` what an earlier one wrote is removed first."""
@@ -121,7 +129,7 @@ def main() -> None:
                     seconds=seconds,
                     workers=2,
                     bytes=_size_bytes(source),
-                    before=str(arguments.before),
+                    commits=[ours.commit, before.commit],
                 )
                 print_line(line)
                 found.append({**asdict(line), "made": made()})

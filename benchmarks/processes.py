@@ -3,6 +3,8 @@
 import ctypes
 import os
 import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KERNEL = 2  # `kthreadd`: its threads work for everybody
+LOOK_EVERY_S = 0.2
 PR_SET_CHILD_SUBREAPER = 36
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -22,12 +25,12 @@ class Others:
     """
 
     def __init__(self) -> None:
-        self._began, self._before, self._stolen_s = time.perf_counter(), cpu_s(), _stolen_s()
+        self._began, self._before, self._stolen_s = time.perf_counter(), processes(), _stolen_s()
 
     def share(self) -> float:
         """Of all cores since then: 0.5 is one core of two."""
         taken_s = _stolen_s() - self._stolen_s
-        after = cpu_s()
+        after = processes()
         ours = descendants(after)
         for pid, process in after.items():
             if pid not in ours:
@@ -41,31 +44,39 @@ class Process:
     """A process as it is now."""
 
     parent: int
-    cpu_s: float
-    """Its own, with that of children which it has waited for."""
+    own_s: float
+    """CPU time of its own threads."""
+    children_s: float
+    """That of children which it has waited for."""
+
+    @property
+    def cpu_s(self) -> float:
+        return self.own_s + self.children_s
 
 
-def cpu_s() -> dict[int, Process]:
+def processes() -> dict[int, Process]:
     """Every process of the machine but the kernel's, by its id."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended
             # A name may hold anything, blanks and brackets too.
             fields = path.read_text(errors="replace").rpartition(")")[2].split()
-            parent, ticks = int(fields[1]), sum(map(int, fields[11:15]))
+            parent, (user, system, *of_children) = int(fields[1]), map(int, fields[11:15])
             if int(path.parent.name) != KERNEL and parent != KERNEL:
-                found[int(path.parent.name)] = Process(parent, ticks / TICKS_PER_S)
+                found[int(path.parent.name)] = Process(
+                    parent, (user + system) / TICKS_PER_S, sum(of_children) / TICKS_PER_S
+                )
     return found
 
 
-def descendants(processes: Mapping[int, Process]) -> set[int]:
+def descendants(found: Mapping[int, Process]) -> set[int]:
     """This process, and what it has started with all that these have."""
-    found = {os.getpid()}
+    ours = {os.getpid()}
     while more := {
-        pid for pid, process in processes.items() if process.parent in found and pid not in found
+        pid for pid, process in found.items() if process.parent in ours and pid not in ours
     }:
-        found |= more
-    return found
+        ours |= more
+    return ours
 
 
 def _stolen_s() -> float:
@@ -79,8 +90,11 @@ class Timed:
 
     wall_s: float
     cpu_s: float
-    """In user and system mode, of the command and of all that it started, also in the background
-    and also what nobody waited for."""
+    """In user and system mode, of the command and of all that it started, also in the background.
+
+    A process counts as it was last seen, `LOOK_EVERY_S` at most before it ended: Ray's workers are
+    waited for by nobody, so that the system adds them to no parent's time.
+    """
 
 
 def timed(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Timed:
@@ -89,20 +103,33 @@ def timed(command: Sequence[str], folder: Path, environment: Mapping[str, str]) 
     NOTE: this process becomes the parent of what a child leaves behind, and waits for all of it.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    assert process.stdout is not None
-    printed = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    wall_s = time.perf_counter() - began
-    taken_s = usage.ru_utime + usage.ru_stime
-    with suppress(ChildProcessError):  # there are no more
-        while True:
-            _, _, usage = os.wait4(-1, 0)
-            taken_s += usage.ru_utime + usage.ru_stime
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command, printed)
-    return Timed(wall_s, taken_s)
+    seen: dict[int, float] = {}
+    ended = threading.Event()
+    looking = threading.Thread(target=_look, args=(seen, ended))
+    looking.start()
+    try:
+        with tempfile.TemporaryFile() as printed:
+            began = time.perf_counter()
+            process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=printed, stderr=subprocess.STDOUT
+            )
+            process.wait()
+            wall_s = time.perf_counter() - began
+            with suppress(ChildProcessError):  # there are no more
+                while True:
+                    os.wait()
+            if process.returncode:
+                printed.seek(0)
+                raise subprocess.CalledProcessError(process.returncode, command, printed.read())
+    finally:
+        ended.set()
+        looking.join()
+    return Timed(wall_s, sum(seen.values()))
+
+
+def _look(seen: dict[int, float], ended: threading.Event) -> None:
+    """Note the CPU time of what this process has started, again and again."""
+    while not ended.wait(LOOK_EVERY_S):
+        found = processes()
+        for pid in descendants(found) - {os.getpid()}:
+            seen[pid] = max(seen.get(pid, 0.0), found[pid].own_s)

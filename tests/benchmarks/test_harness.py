@@ -61,7 +61,7 @@ def test_a_line_says_what_other_processes_took_and_noisy_rounds_are_made_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # Its shell has ended: nothing here is its parent.
-    spin = f"{sys.executable} -c 'while True: pass' >/dev/null & echo $!"
+    spin = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
     shell = subprocess.run(["sh", "-c", spin], capture_output=True, text=True, check=True)
     calls: list[int] = []
 
@@ -84,7 +84,7 @@ def test_a_line_says_what_other_processes_took_and_noisy_rounds_are_made_again(
 def test_the_work_of_what_a_benchmark_starts_is_not_that_of_others() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True) as child:
         time.sleep(0.5)
-        found = processes.cpu_s()
+        found = processes.processes()
         ours = processes.descendants(found)
         grandchild = [pid for pid, each in found.items() if each.parent == child.pid]
         os.killpg(child.pid, signal.SIGKILL)
@@ -93,7 +93,7 @@ def test_the_work_of_what_a_benchmark_starts_is_not_that_of_others() -> None:
     assert os.getppid() not in ours
 
 
-BURN = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+BURN = "import time; end = time.process_time() + 1.0\nwhile time.process_time() < end: pass"
 
 
 def test_a_commands_cpu_time_is_that_of_all_it_started_though_it_did_not_wait(
@@ -117,5 +117,5 @@ except subprocess.CalledProcessError as error:
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     seconds, failed = done.stdout.splitlines()
-    assert 0.5 <= float(seconds) < 5
+    assert 0.7 <= float(seconds) < 5
     assert failed == r"3 b'why\n'"
