@@ -33,6 +33,7 @@ COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 _WEB = re.compile(r"^https?://", re.IGNORECASE)
 # What pyarrow opens by itself; all else is for fsspec.
 _OF_PYARROW = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_WITH_BUCKETS = ("s3", "gs", "gcs")
 _ABSENT = (404, 410)  # what a web server answers where there is no such file
 _URI = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*://")
 _HIDDEN = re.compile(r"/[._]")
@@ -232,6 +233,12 @@ def read_bytes(path: str) -> bytes:
         return file.read()
 
 
+def read_contents(path: str) -> bytes:
+    """What a whole file holds. Raises: as `open_stream` does."""
+    with open_stream(path) as stream:
+        return stream.read()
+
+
 def read_json(path: str) -> Any:
     """One JSON value. Raises: FileNotFoundError, ResourceError, json.JSONDecodeError."""
     return json.loads(read_bytes(path))
@@ -366,11 +373,27 @@ def find_files(pattern: str) -> list[str]:
     """
     found = sorted(_find(pattern))
     if not found:
+        check_bucket(pattern)
         raise CorpusError(
             f"{pattern}: wanted a file, a folder or a glob with at least one file, found none: "
             "check the spelling, or give another path"
         )
     return found
+
+
+def check_bucket(path: str) -> None:
+    """Raises: CorpusError if `path` is in a bucket (`s3://`, `gs://`) that is not there."""
+    if path.partition("://")[0].lower() not in _WITH_BUCKETS:
+        return
+    filesystem, inner = _filesystem(path)
+    bucket = inner.partition("/")[0]
+    with reading(path):
+        kind = filesystem.get_file_info(bucket).type
+    if kind == fs.FileType.NotFound:
+        raise CorpusError(
+            f"{path}: wanted a bucket {bucket!r}, there is none, or these credentials do not show "
+            "it: check its name, the credentials and, where it is not Amazon's, AWS_ENDPOINT_URL"
+        )
 
 
 def _find(pattern: str) -> Iterator[str]:

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from bert_core import files
 from bert_core.data.documents import clean, document_digest
-from bert_core.data.formats import table_rows
 from bert_core.data.quality import (
     EvaluationGrams,
     QualityConfig,
@@ -24,6 +23,7 @@ from bert_core.data.quality import (
     near_duplicates,
     signatures,
 )
+from bert_core.data.tables import table_rows
 from bert_core.errors import CorpusError
 from pipelines.blocks import Block, read_block
 from pipelines.distribute import run_tasks
@@ -189,9 +189,8 @@ def _evaluation_rows(path: str) -> Iterator[tuple[str, int, str]]:
 
     Of text files a row is a line, its texts are apart by tabs; of JSON it is every string.
     """
-    suffix, compression = files.suffixes(path)
-    with files.open_stream(path) as stream:
-        data = stream.read()
+    suffix, _ = files.suffixes(path)
+    data = files.read_contents(path)
     if suffix == "txt":
         lines = data.decode("utf-8", "replace").splitlines()
         rows: list[dict] = [dict(enumerate(line.split("\t"))) for line in lines]
@@ -203,7 +202,7 @@ def _evaluation_rows(path: str) -> Iterator[tuple[str, int, str]]:
                 f"{path}: wanted JSON, it cannot be read ({error}): copy it again"
             ) from error
     else:
-        rows = table_rows(data, path[: -len(f".{compression}")] if compression else path)
+        rows = table_rows(data, path)
     for number, row in enumerate(rows, start=1):
         for text in filter(_PROSE.search, _texts_in(row)):
             yield path, number, text

@@ -1,24 +1,16 @@
-"""Bytes to documents and labelled rows, in the formats that people publish. Pure: no files here."""
+"""Bytes to documents, and to the objects of JSONL. Pure: no files here."""
 
 import codecs
-import csv
-import io
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Literal
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bert_core.errors import CorpusError
 
 Boundary = Literal["blank_line", "line", "heading", "file"]
 Errors = Literal["fail", "skip"]
-LONGEST_CELL = 2**31 - 1
-"""Characters: the csv module's own limit, 131,072, is below what a long passage has."""
 
 # Where one document of a text file ends and the next begins; `heading` is WikiText's ` = Title = `
 # and the first two levels of Markdown.
@@ -135,55 +127,3 @@ def column_of(row: dict, column: str, source: str) -> str:
             f"got {type(row.get(column)).__name__}; there are: {', '.join(map(str, row))}"
         )
     return row[column]
-
-
-def check_header(names: Sequence[str], source: str) -> None:
-    """Raises: CorpusError if a name is there twice: one of its columns would be lost."""
-    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
-    if twice is not None:
-        raise CorpusError(
-            f"{source}: wanted each column once, got {twice!r} {names.count(twice)} times: write "
-            "the file again with names of their own"
-        )
-
-
-def table_rows(data: bytes, source: str) -> list[dict]:
-    """Rows of a CSV, TSV, JSONL or Parquet file, told apart by its name, values by column.
-
-    TSV is GLUE's: a header, no quoting. Raises: CorpusError naming the file.
-    """
-    csv.field_size_limit(LONGEST_CELL)
-    suffix = source.rsplit(".", 1)[-1].lower()
-    if suffix in ("jsonl", "ndjson"):
-        return [row for row in jsonl_rows(data, source) if row is not None]
-    try:
-        if suffix == "parquet":
-            opened = pq.ParquetFile(pa.BufferReader(data))
-            check_header(opened.schema_arrow.names, source)
-            return opened.read().to_pylist()
-        if suffix in ("csv", "tsv"):
-            text = io.StringIO(decode_utf8(data, source).removeprefix("\ufeff"), newline="")
-            reader = (
-                csv.DictReader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
-                if suffix == "tsv"
-                else csv.DictReader(text, strict=True)
-            )
-            check_header(reader.fieldnames or [], source)
-            rows: list[dict[Any, Any]] = list(reader)
-            for number, row in enumerate(rows, 1):
-                columns = len(row.keys() - {None})
-                cells = columns + len(row.get(None, ())) - list(row.values()).count(None)
-                if cells != columns:
-                    raise CorpusError(
-                        f"{source}, row {number}: wanted {columns} cells, as many as the header "
-                        f"has columns, got {cells}: quote what holds the divider, and leave empty "
-                        "what there is none of"
-                    )
-            return rows
-    except (csv.Error, pa.ArrowInvalid) as error:
-        raise CorpusError(
-            f"{source}: wanted a .{suffix} file, it cannot be read ({error}): write it again"
-        ) from error
-    raise CorpusError(
-        f"{source}: wanted .csv, .tsv, .jsonl or .parquet, got .{suffix}: convert or rename it"
-    )

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bert_core.data.formats import Errors, check_header, decode_utf8, table_rows
+from bert_core.data.formats import Errors, decode_utf8
+from bert_core.data.tables import check_header, parquet_rows, table_rows
 from bert_core.errors import ConfigError, CorpusError
 
 Record = dict[str, Any]
 Reader = Callable[[bytes, str], Sequence[Record | None]]
+_PARQUET = b"PAR1"
 CONLLU_COLUMNS = (
     "id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc",
 )  # fmt: skip
@@ -37,7 +39,11 @@ def labelled_records(
 ) -> tuple[Sequence[Record | None], dict[str, str]]:
     """The records of a file (None for a broken line), and which columns hold a task's fields.
 
+    Sets are also published as Parquet, by the columns' own names: such a file is read as what it
+    is, whatever `name` says.
+
     Args:
+        data: decompressed, where `source` ends in .gz, .bz2 or .zst.
         name: of `FORMATS`; None takes a table, told apart by the ending of `source`.
     Raises: ConfigError for an unknown name; CorpusError naming the line that is not right.
     """
@@ -46,6 +52,10 @@ def labelled_records(
     if name not in FORMATS:
         raise ConfigError(f"format: wanted one of {', '.join(FORMATS)}, got {name!r}")
     found = FORMATS[name]
+    if data.startswith(_PARQUET):
+        records = parquet_rows(data, source)
+        there = records[0] if records else {}
+        return records, {name: each for name, each in found.columns.items() if each in there}
     return found.read(data, source), dict(found.columns)
 
 

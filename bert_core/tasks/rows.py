@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from bert_core.data.tables import ClassLabel
 from bert_core.errors import ConfigError, CorpusError, InputError
 
 Row = Mapping[str, Any]
@@ -58,17 +59,23 @@ def labelled(
         row = {}
         for name, column in column_of.items():
             hint = hints[name]
-            value = _converted(record.get(column), hint, is_target=name in targets)
+            cell = record.get(column)
+            value = _converted(cell, hint, is_target=name in targets)
             nothing = value is None or (value == "" and (name in unused or not _is_text(hint)))
             if nothing and name in optional and (name not in columns or column in record):
                 continue
             is_blank = name in targets and _has_blank(value)
             if value is None or is_blank or not _fits(value, hint):
                 full = ", none of them empty," if is_blank and isinstance(value, list) else ""
+                wanted = f"wanted {_kind(hint)}{full} in the column {column!r}, got {shown(cell)}"
+                if _is_without_label(cell):
+                    raise CorpusError(
+                        f"{source}, row {number}: {wanted}, with which Hugging Face's data sets "
+                        "say that a row has no label: give a split whose rows are labelled"
+                    )
                 raise CorpusError(
-                    f"{source}, row {number}: wanted {_kind(hint)}{full} in the column {column!r}, "
-                    f"got {shown(record.get(column))}; there are: {', '.join(map(str, record))}: "
-                    "correct the row, or name the right column"
+                    f"{source}, row {number}: {wanted}; there are: "
+                    f"{', '.join(map(str, record))}: correct the row, or name the right column"
                 )
             row[name] = value
         try:
@@ -212,6 +219,8 @@ def _converted(value: Any, hint: Any, *, is_target: bool) -> Any:
         return int(value)
     if not is_target:
         return value
+    if isinstance(value, ClassLabel) and not {int, float} & {*kinds}:
+        return value.name
     if str in kinds and isinstance(value, bool | int | float) and _is_finite(value):
         whole = isinstance(value, float) and value.is_integer()
         return str(int(value)) if whole else str(value)
@@ -232,6 +241,12 @@ def _objects(value: Any, names: Sequence[str]) -> Any:
     if isinstance(value, list) and all(isinstance(each, dict) for each in value):
         return [{name: each[name] for name in names if name in each} for each in value]
     return value
+
+
+def _is_without_label(cell: Any) -> bool:
+    """Whether it is the negative number of no class, or a list with one."""
+    cells = cell if isinstance(cell, list) else [cell]
+    return any(isinstance(each, ClassLabel) and each < 0 for each in cells)
 
 
 def _has_blank(value: Any) -> bool:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import pickle
+import re
 import resource
 import subprocess
 import tempfile
@@ -565,3 +566,17 @@ def test_a_format_is_told_from_the_compression_around_it() -> None:
     assert files.suffixes("a.b/README") == ("", None)
     assert files.suffixes("https://a.org/x.xml.bz2?from=a.txt") == ("xml", "bz2")
     assert files.suffixes("/a/what?.txt") == ("txt", None)
+
+
+@pytest.mark.parametrize("pattern", ["/a.txt", "", "/a/*.txt"])
+def test_a_bucket_that_is_not_there_is_told_from_a_misspelt_path(
+    object_store: str, pattern: str
+) -> None:
+    files.write_bytes(f"{object_store}/b.txt", b"x")
+    message = r"wanted a bucket 'nobody-s', there is none, or these credentials do not show it"
+    with pytest.raises(CorpusError, match=rf"^s3://nobody-s{re.escape(pattern)}: {message}"):
+        files.find_files(f"s3://nobody-s{pattern}")
+    with pytest.raises(
+        CorpusError, match="wanted a file, a folder or a glob with at least one fil"
+    ):
+        files.find_files(f"{object_store}{pattern or '/nothing'}")

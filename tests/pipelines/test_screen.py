@@ -218,7 +218,7 @@ def test_evaluation_rows_in_the_corpus_are_named_with_file_and_row(
         ("dev.json", b"{", "dev.json: wanted JSON, it cannot be read (Expecting property name"),
         ("dev.jsonl", b"[]", "dev.jsonl: wanted one JSON object a line, the line at byte 0 holds"),
         ("dev.txt.gz", gzip.compress(b"x" * 99)[:-9], "dev.txt.gz: wanted whole .gz data, after"),
-        ("dev.pdf", b"x", "dev.pdf: wanted .csv, .tsv, .jsonl or .parquet, got .pdf: convert or"),
+        ("dev.pdf", b"x", "dev.pdf: wanted .csv, .tsv, .jsonl or .parquet, also .gz, .bz2 or .zst"),
         (None, b"", "sets: wanted a file, a folder or a glob with at least one file, found none"),
     ],
 )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_core.data.formats import table_rows
+from bert_core.data.tables import table_rows
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError, InputError

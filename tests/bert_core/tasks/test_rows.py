@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_core.data.formats import table_rows
+from bert_core.data.tables import table_rows
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.rows import as_row, labelled
@@ -86,12 +86,16 @@ def test_a_quoted_field_of_a_csv_may_hold_line_breaks() -> None:
         ),
         (b"sentence,label\n", "a.csv", "a.csv: wanted labelled rows, the file holds none"),
         (b"", "a.jsonl", "a.jsonl: wanted labelled rows, the file holds none: give another file"),
-        (b"sentence,label\n\xff,1\n", "a.csv", "a.csv: wanted UTF-8, byte 0xff at offset 15"),
+        (
+            b"sentence,label\n\xff,1\n",
+            "a.csv",
+            "a.csv, row 1 (line 2): wanted UTF-8, byte 0xff is not",
+        ),
         (b"PAR1 but no more", "a.parquet", "a.parquet: wanted a .parquet file, it cannot be read"),
         (
             b"x",
             "a.xlsx",
-            "a.xlsx: wanted .csv, .tsv, .jsonl or .parquet, got .xlsx: convert or rename it",
+            "a.xlsx: wanted .csv, .tsv, .jsonl or .parquet, also .gz, .bz2 or .zst, got .xlsx: con",
         ),
     ],
 )
@@ -151,14 +155,19 @@ def test_answers_come_as_squad_or_as_hugging_face_has_them() -> None:
 def test_a_row_with_other_cells_than_columns_is_refused(
     data: bytes, source: str, cells: int
 ) -> None:
-    message = rf"{source}, row 1: wanted 2 cells, as many as the header has columns, got {cells}: q"
+    message = (
+        rf"{source}, row 1 \(line 2\): wanted 2 cells, as many as the header .*, got {cells}: "
+    )
     with pytest.raises(CorpusError, match=message):
         table_rows(data, source)
 
 
 def test_a_quote_that_is_not_closed_swallows_no_rows() -> None:
-    with pytest.raises(CorpusError, match=r"a\.csv: wanted a \.csv file, it cannot be read \("):
-        table_rows(b'label,text\n1,"abc\n0,def\n0,ghi\n', "a.csv")
+    message = (
+        r"a\.csv, row 2 \(line 3\): wanted .* \(a quote opens here that is not closed\): quote"
+    )
+    with pytest.raises(CorpusError, match=message):
+        table_rows(b'label,text\n1,a\n1,"abc\n0,def\n0,ghi\n', "a.csv")
 
 
 def test_a_cell_may_hold_a_hundred_thousand_words() -> None:

@@ -1,0 +1,291 @@
+"""Bytes to rows of tables: CSV and TSV row by row, JSONL and Parquet whole. Pure: no files here."""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bert_core import files
+from bert_core.data.formats import jsonl_rows
+from bert_core.errors import CorpusError
+
+LONGEST_ROW = 1 << 24
+"""Characters: a longer row of a CSV is taken for one with a quote that is not closed."""
+DIVIDERS = {"csv": ",", "tsv": "\t"}
+_OTHER_DIVIDERS = ",;\t|"
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """A row of a CSV or TSV file."""
+
+    line: int
+    """The number of its first line, from 1."""
+    lines: tuple[str, ...]
+    """As it is written, with line ends; bytes that are not UTF-8 as `surrogateescape` has them."""
+    cells: list[str]
+    """None of a blank line, nor of lines that cannot be told apart as rows."""
+    fault: str | None = None
+    """What is wrong with it, and the way out."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(line.encode(errors="surrogateescape")) for line in self.lines)
+
+
+class TextTable:
+    """A CSV or TSV file as a stream of rows. Memory is bounded by its longest row.
+
+    CSV is that of RFC 4180: cells with commas, quotes or line breaks are in quotes. TSV is GLUE's:
+    quotes are literal, so no cell holds a tab or a line break.
+    """
+
+    def __init__(
+        self, stream: io.BufferedIOBase, source: str, columns: Sequence[str] = (), line: int = 1
+    ) -> None:
+        """Read the header, which is the first line that is not blank.
+
+        Args:
+            source: names the file; its ending tells CSV from TSV.
+            columns: what the header says, where the stream begins behind it.
+            line: the number of the stream's first line.
+        Raises: CorpusError if the header cannot be read or has a name twice.
+        """
+        csv.field_size_limit(2**31 - 1)  # else 131,072, which is below what a long passage has
+        self._source, self._suffix = source, files.suffixes(source)[0]
+        self._divider = DIVIDERS[self._suffix]
+        self._lines = _Lines(stream, line)
+        self._reader = (
+            csv.reader(self._lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+            if self._suffix == "tsv"
+            else csv.reader(self._lines, strict=True)
+        )
+        self.columns = tuple(columns)
+        self.header_bytes = 0
+        if not columns:
+            self._read_header()
+
+    @property
+    def next_line(self) -> int:
+        """The number of the line after those that were read."""
+        return self._lines.next_line
+
+    def rows(self) -> Iterator[TextRow]:
+        """The rows behind the header, those with a fault and blank lines too.
+
+        Every line of the file is in one of them.
+        """
+        while (row := self._next()) is not None:
+            yield row
+
+    def _read_header(self) -> None:
+        while (row := self._next()) is not None:
+            self.header_bytes += row.size_bytes
+            if row.cells or row.fault:
+                break
+        else:
+            return
+        where = f"{self._source}, line {row.line}"
+        if self._divider not in row.lines[0]:
+            other = next((each for each in _OTHER_DIVIDERS if each in row.lines[0]), None)
+            if other is not None:
+                raise CorpusError(f"{where}: {self._other_divider(other)}")
+        if row.fault:
+            raise CorpusError(f"{where}: {row.fault}")
+        self.columns = tuple(row.cells)
+        check_header(self.columns, self._source)
+
+    def _other_divider(self, other: str) -> str:
+        ours = {"csv": "commas", "tsv": "tabs"}
+        way_out = f"convert the file (pandas: read_csv(…, sep={other!r}), to_csv(…, index=False))"
+        for suffix, divider in DIVIDERS.items():
+            if divider == other:
+                way_out = f"name the file .{suffix}"
+        return (
+            f"wanted names of columns, divided by {ours[self._suffix]}, got none of these but "
+            f"{other!r}: {way_out}"
+        )
+
+    def _next(self) -> TextRow | None:
+        lines = self._lines
+        lines.of_row = []
+        first = lines.next_line
+        cells: list[str] = []
+        try:
+            cells = next(self._reader)
+        except StopIteration:
+            return None
+        except csv.Error as error:
+            fault: str | None = self._unreadable(str(error))
+        else:
+            fault = _not_utf8(lines.of_row) or self._other_cells(cells)
+        return TextRow(first, tuple(lines.of_row), cells, fault)
+
+    def _unreadable(self, error: str) -> str:
+        said = "a quote opens here that is not closed" if "end of data" in error else error
+        return (
+            f"wanted a row of .{self._suffix}, it cannot be read ({said}): quote cells that hold "
+            "commas, quotes or line breaks, and write a quote within them twice"
+        )
+
+    def _other_cells(self, cells: Sequence[str]) -> str | None:
+        if not cells or not self.columns or len(cells) == len(self.columns):
+            return None
+        way_out = (
+            "quote cells that hold commas, and leave empty what has no value"
+            if self._suffix == "csv"
+            else "correct the line; where a cell has to hold a tab or a line break, which .tsv "
+            "cannot, write the table as .csv"
+        )
+        return (
+            f"wanted {len(self.columns)} cells, as many as the header has columns, "
+            f"got {len(cells)}: {way_out}"
+        )
+
+
+class _Lines:
+    """The lines of a file, counted, and those that the row at hand has."""
+
+    def __init__(self, stream: io.BufferedIOBase, line: int) -> None:
+        self._lines = io.TextIOWrapper(
+            stream, encoding="utf-8", errors="surrogateescape", newline=""
+        )
+        self.next_line = line
+        self.of_row: list[str] = []
+        self._characters = 0
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self._characters = len(line) + (self._characters if self.of_row else 0)
+        self.of_row.append(line)
+        self.next_line += 1
+        if self._characters > LONGEST_ROW:
+            raise csv.Error(f"longer than {LONGEST_ROW:,} characters, is a quote not closed?")
+        return line.removeprefix("\ufeff") if self.next_line == 2 else line
+
+
+def _not_utf8(lines: Sequence[str]) -> str | None:
+    for line in lines:
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            byte = ord(line[error.start]) - 0xDC00  # as `surrogateescape` has it
+            return (
+                f"wanted UTF-8, byte 0x{byte:02x} is not: convert the file with iconv, or leave it "
+                "out"
+            )
+    return None
+
+
+def check_header(names: Sequence[str], source: str) -> None:
+    """Raises: CorpusError if a name is there twice: one of its columns would be lost."""
+    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
+    if twice is not None:
+        raise CorpusError(
+            f"{source}: wanted each column once, got {twice!r} {names.count(twice)} times: write "
+            "the file again with names of their own"
+        )
+
+
+class ClassLabel(int):
+    """The number of a class in a Hugging Face data set, which knows the class's name."""
+
+    name: str | None
+    """None of a number that is none of theirs; a negative one says that the row has no label."""
+
+    def __new__(cls, number: int, names: Sequence[str]) -> "ClassLabel":
+        label = super().__new__(cls, number)
+        label.name = names[number] if 0 <= number < len(names) else None
+        return label
+
+
+def with_classes(
+    rows: Sequence[dict[str, Any]], classes: Mapping[str, Sequence[str]]
+) -> Sequence[dict[str, Any]]:
+    """The rows with numbers of classes, and lists of them, as `ClassLabel`.
+
+    Args:
+        classes: column → names of its classes.
+    """
+    for name, names in classes.items():
+        for row in rows:
+            row[name] = _as_class(row.get(name), names)
+    return rows
+
+
+def _as_class(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_as_class(each, names) for each in value]
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return ClassLabel(value, names) if is_number else value
+
+
+def _classes_of(schema: pa.Schema) -> dict[str, list[str]]:
+    """Column → names of its classes, as the `datasets` library writes them beside a schema."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        found = {name: _names_of(feature) for name, feature in features.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):  # none, or of another shape
+        return {}
+    return {name: names for name, names in found.items() if names and name in schema.names}
+
+
+def _names_of(feature: Any) -> list[str] | None:
+    """The names of a class label, or of a list of them (`Sequence`, `List`, `[…]`)."""
+    if isinstance(feature, list):
+        return _names_of(feature[0])
+    if "feature" in feature:
+        return _names_of(feature["feature"])
+    return feature["names"] if feature.get("_type") == "ClassLabel" else None
+
+
+def table_rows(data: bytes, source: str) -> list[dict]:
+    """Rows of a CSV, TSV, JSONL or Parquet file, told apart by its name, values by column.
+
+    Args:
+        data: decompressed, where `source` ends in .gz, .bz2 or .zst.
+    Raises: CorpusError naming the file, and the row that is not right.
+    """
+    suffix, _ = files.suffixes(source)
+    if suffix in ("jsonl", "ndjson"):
+        return [row for row in jsonl_rows(data, source) if row is not None]
+    if suffix == "parquet":
+        return parquet_rows(data, source)
+    if suffix not in DIVIDERS:
+        raise CorpusError(
+            f"{source}: wanted .csv, .tsv, .jsonl or .parquet, also .gz, .bz2 or .zst, got "
+            f".{suffix}: convert or rename it"
+        )
+    table = TextTable(io.BytesIO(data), source)
+    rows: list[dict] = []
+    for row in table.rows():
+        if row.fault:
+            raise CorpusError(f"{source}, row {len(rows) + 1} (line {row.line:,}): {row.fault}")
+        if row.cells:
+            rows.append(dict(zip(table.columns, row.cells, strict=True)))
+    return rows
+
+
+def parquet_rows(data: bytes, source: str) -> list[dict]:
+    """Rows of a Parquet file; numbers of classes, where it has their names, as `ClassLabel`.
+
+    Raises: CorpusError naming the file.
+    """
+    try:
+        opened = pq.ParquetFile(pa.BufferReader(data))
+        check_header(opened.schema_arrow.names, source)
+        rows = opened.read().to_pylist()
+    except pa.ArrowInvalid as error:
+        raise CorpusError(
+            f"{source}: wanted a .parquet file, it cannot be read ({error}): write it again"
+        ) from error
+    return list(with_classes(rows, _classes_of(opened.schema_arrow)))
