@@ -5,10 +5,10 @@ in one block whatever their size.
 """
 
 import bz2
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BufferedReader
 from itertools import pairwise
 from typing import Literal
 
@@ -25,6 +25,7 @@ from bert_core.data.formats import (
     text_documents,
     text_pieces,
 )
+from bert_core.data.tables import DIVIDERS, TextRow, TextTable
 from bert_core.data.wikitext import PAGE_END, article_text, dump_pages
 from bert_core.errors import CorpusError
 from pipelines import parquet
@@ -49,6 +50,10 @@ class Extent:
     end: int
     text_bytes: int
     """Bytes of text in it, about where it is compressed."""
+    columns: tuple[str, ...] = ()
+    """Of a part of a CSV or TSV file that begins behind the header: what the header says."""
+    line: int = 1
+    """Of the same: the number of its first line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +108,15 @@ def _cut(file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[E
                 size_bytes = opened.metadata.row_group(group).total_byte_size
                 yield Extent(file=file, start=group, end=group + 1, text_bytes=size_bytes)
         return
+    if file.format in DIVIDERS and not file.compression and file.size_bytes > block_bytes:
+        yield from _cut_table(file, block_bytes)
+        return
     expansion = file.expansion
     separator, longest = _separator(file, config), None
     cuts = [0]
     if file.format == "wikipedia" and file.compression == "bz2":
         separator, longest = BZ2_STREAM, LONGEST_BZ2_STREAM_BYTES
-    elif file.compression or separator is None:  # read from its beginning, or one document
+    elif file.compression or separator is None:  # read from its beginning, or not cut
         cuts.append(file.size_bytes)
     with files.open_input(file.path) as opened, files.reading(file.path):
         while cuts[-1] < file.size_bytes:
@@ -123,6 +131,26 @@ def _cut(file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[E
         yield Extent(file=file, start=start, end=end, text_bytes=(end - start) * expansion)
 
 
+def _cut_table(file: CorpusFile, block_bytes: int) -> Iterator[Extent]:
+    """Parts of a CSV or TSV file. It is read to its end: line breaks may stand within quotes."""
+    with files.open_stream(file.path) as stream:
+        table = TextTable(stream, file.path)
+        cuts, lines = [table.header_bytes], [table.next_line]
+        end = cuts[0]
+        for row in table.rows():
+            end += row.size_bytes
+            if end - cuts[-1] >= block_bytes:
+                cuts.append(end)
+                lines.append(table.next_line)
+    if end > cuts[-1]:
+        cuts.append(end)
+    for (start, end), line in zip(pairwise(cuts), lines, strict=False):
+        size_bytes = end - start
+        yield Extent(
+            file=file, start=start, end=end, text_bytes=size_bytes, columns=table.columns, line=line
+        )
+
+
 def _begins_a_page(file: pa.NativeFile, position: int) -> bool:
     """Whether the bz2 stream at `position` begins with a page of Wikipedia."""
     file.seek(position)
@@ -135,9 +163,11 @@ def _begins_a_page(file: pa.NativeFile, position: int) -> bool:
 
 
 def _separator(file: CorpusFile, config: CorpusConfig) -> re.Pattern[bytes] | None:
-    """What stands between two documents; None where the whole file is one."""
+    """What stands between two documents; None where none is looked for."""
     if file.format == "text":
         return BOUNDARIES.get(config.document_boundary)
+    if file.format in DIVIDERS:
+        return None
     return PAGE_END if file.format == "wikipedia" else re.compile(rb"\n")
 
 
@@ -176,30 +206,55 @@ def read_block(block: Block) -> Iterator[Document]:
     """
     for extent in block.extents:
         with unchanged(extent.file):
-            read = _read_row_group if extent.file.format == "parquet" else _read
-            yield from read(extent, block)
+            if extent.file.format == "parquet":
+                yield from _read_row_group(extent, block)
+            elif extent.file.format in DIVIDERS:
+                yield from _read_table(extent, block)
+            else:
+                yield from _read(extent, block)
 
 
-def read_pieces(block: Block) -> Iterator[tuple[str, int, bytes]]:
-    """The lines of a block's JSONL and its documents of text that are not blank, and all lines of
-    text.
+def read_pieces(extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
+    """The lines of JSONL and documents of text that are not blank, and all lines of text.
 
-    Each comes with its file and its byte there. Raises: as `read_block`.
+    Each comes with its byte in the file. Raises: as `read_block`.
     """
-    boundary = block.corpus.document_boundary
-    for extent in block.extents:
-        file = extent.file
-        with unchanged(file):
-            for offset, data in _pieces(extent, block):
-                if file.format == "text" and boundary != "line":
-                    for start, piece in text_pieces(data, boundary):
-                        if piece.strip():
-                            yield file.path, offset + start, piece
-                    continue
-                for line in data.splitlines(keepends=True):
-                    if file.format == "text" or line.strip():
-                        yield file.path, offset, line
-                    offset += len(line)
+    boundary, is_text = block.corpus.document_boundary, extent.file.format == "text"
+    with unchanged(extent.file):
+        for offset, data in _pieces(extent, block):
+            if is_text and boundary != "line":
+                for start, piece in text_pieces(data, boundary):
+                    if piece.strip():
+                        yield offset + start, piece
+                continue
+            for line in data.splitlines(keepends=True):
+                if is_text or line.strip():
+                    yield offset, line
+                offset += len(line)
+
+
+def read_text_rows(extent: Extent) -> Iterator[tuple[TextRow, dict[str, str]]]:
+    """The rows of CSV or TSV, blank lines and those with a fault too, and what each holds by
+    column: nothing of such.
+
+    Raises: as `read_block`, and CorpusError if the file has no header.
+    """
+    file = extent.file
+    with unchanged(file), _opened(extent) as stream:
+        table = TextTable(stream, file.path, extent.columns, extent.line)
+        for row in table.rows():
+            sound = row.cells and not row.fault
+            yield row, dict(zip(table.columns, row.cells, strict=True)) if sound else {}
+
+
+def _opened(extent: Extent) -> io.BufferedIOBase:
+    """A part of a file as a stream, or the whole of one, decompressed."""
+    file = extent.file
+    if (extent.start, extent.end) == (0, file.size_bytes):
+        return files.open_stream(file.path)
+    with files.open_input(file.path) as opened, files.reading(file.path):
+        opened.seek(extent.start)
+        return io.BytesIO(opened.read(extent.end - extent.start))
 
 
 def read_row_groups(block: Block) -> Iterator[tuple[str, pa.Table]]:
@@ -232,7 +287,7 @@ def _read(extent: Extent, block: Block) -> Iterator[Document]:
         else:
             for line in data.splitlines(keepends=True):
                 for row in jsonl_rows(line, path, offset, corpus.errors):
-                    yield _of_row(row, offset, file, corpus)
+                    yield _of_row(row, f"{path}, the line at byte {offset:,}", file, corpus)
                 offset += len(line)
 
 
@@ -259,12 +314,21 @@ def _articles(
         start = end
 
 
-def _of_row(row: dict | None, offset: int, file: CorpusFile, corpus: CorpusConfig) -> Document:
-    line = f"{file.path}, the line at byte {offset:,}"
+def _read_table(extent: Extent, block: Block) -> Iterator[Document]:
+    file, corpus = extent.file, block.corpus
+    for row, columns in read_text_rows(extent):
+        where = f"{file.path}, line {row.line:,}"
+        if row.fault and corpus.errors == "fail":
+            raise CorpusError(f"{where}: {row.fault}")
+        if columns or row.fault:
+            yield _of_row(columns or None, where, file, corpus)
+
+
+def _of_row(row: dict | None, where: str, file: CorpusFile, corpus: CorpusConfig) -> Document:
     if row is None:
         return Document("", file.source, dropped="unreadable")
     try:
-        return Document(column_of(row, corpus.text_column, line), file.source)
+        return Document(column_of(row, corpus.text_column, where), file.source)
     except CorpusError:
         if corpus.errors == "fail":
             raise
@@ -289,7 +353,7 @@ def _pieces(extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
 
 
 def _cut_stream(
-    stream: BufferedReader, separator: re.Pattern[bytes] | None, part_bytes: int
+    stream: io.BufferedReader, separator: re.Pattern[bytes] | None, part_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
     """A stream in pieces of about `part_bytes`, each of whole documents."""
     offset, kept = 0, b""

@@ -33,12 +33,12 @@ class Kind(NamedTuple):
 
 
 TEXTS = Kind(
-    "in Parquet, JSONL or text",
-    re.compile(r"\.(parquet|jsonl|ndjson|txt|xml)(\.(gz|bz2|zst))?$", re.IGNORECASE),
+    "in Parquet, JSONL, CSV, TSV or text",
+    re.compile(r"\.(parquet|jsonl|ndjson|csv|tsv|txt|xml)(\.(gz|bz2|zst))?$", re.IGNORECASE),
 )
 TABLES = Kind(
     "in Parquet, JSONL, CSV or TSV",
-    re.compile(r"\.(parquet|jsonl|ndjson|csv|tsv)$", re.IGNORECASE),
+    re.compile(r"\.(parquet|jsonl|ndjson|csv|tsv)(\.(gz|bz2|zst))?$", re.IGNORECASE),
 )
 ANY = Kind("beside the card", re.compile(rf"^(?!.*/{CARD}$)"))
 _FILE = re.compile(

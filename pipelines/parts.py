@@ -9,18 +9,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from bert_core import files
 from bert_core.data.formats import decode_utf8, jsonl_rows
+from bert_core.data.tables import DIVIDERS, TextTable
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.manifest import Output
 from bert_core.tasks.rows import Row, as_row, check_unicode, has_empty_text, own_columns
 from pipelines import parquet
-from pipelines.blocks import Block, plan_blocks, read_pieces, read_row_groups
+from pipelines.blocks import (
+    Block,
+    Extent,
+    plan_blocks,
+    read_pieces,
+    read_row_groups,
+    read_text_rows,
+)
 from pipelines.distribute import run_tasks
 from pipelines.report import CUT, meter, say, tell_remarks
 from pipelines.sources import Corpus, CorpusConfig, CorpusFile
@@ -41,13 +49,15 @@ class RowsConfig(StageConfig):
     """Which rows to read."""
 
     source: str | tuple[str, ...] = field(metadata=INPUT)
-    """Files, folders, globs or URIs of .parquet, or of .jsonl and .txt, which may be .gz, .bz2 or
-    .zst."""
+    """Files, folders, globs or URIs of .parquet, or of .jsonl, .csv, .tsv and .txt, which may be
+    .gz, .bz2 or .zst; `hf://datasets/<owner>/<name>` of the Hugging Face hub. The first line of
+    .csv and .tsv names the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Field that is wanted → the column that holds it, where that has another name:
     `{text = "body"}`."""
     part_bytes: int = 16_000_000
-    """Bytes of input that become one part, about; a row group of Parquet is never cut."""
+    """Bytes of input that become one part, about; a row group of Parquet and a compressed file are
+    never cut."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +81,8 @@ class Read:
     """Of a table those that are wanted."""
     place: int = 0
     """Its number in the table at hand."""
+    is_of_cells: bool = False
+    """Whether it is of CSV or TSV, where an empty cell may be nothing."""
 
 
 class Part:
@@ -82,6 +94,7 @@ class Part:
         self.rows = self.tokens = 0
         self.counts: Counter[str] = Counter()
         self._inputs = inputs
+        self._optional = {one.name for one in fields(inputs) if not _is_needed(one)}
 
     @property
     def first_column(self) -> str:
@@ -101,6 +114,7 @@ class Part:
             name: row.columns[column]
             for name, column in self.columns.items()
             if column in row.columns
+            and not (row.is_of_cells and name in self._optional and row.columns[column] == "")
         }
         try:
             return as_row(self._inputs, there, "row")
@@ -125,6 +139,10 @@ class Part:
         return predictor.decode(rows, windows, predictor.forward(windows), parameters)
 
 
+def _is_needed(one: Field) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING
+
+
 def columns_of(config: RowsConfig, inputs: type) -> dict[str, str]:
     """Field of the input → its column. Raises: ConfigError for a field that there is not."""
     names = [one.name for one in fields(inputs)]
@@ -146,18 +164,21 @@ def check_files(
     """Raises: ConfigError or CorpusError for what would put every row of a file aside."""
     columns = columns_of(config, inputs)
     needed = {
-        columns[one.name]
-        for one in fields(inputs)
-        if one.name in config.columns or (one.default is MISSING and one.default_factory is MISSING)
+        columns[one.name] for one in fields(inputs) if one.name in config.columns or _is_needed(one)
     }
     found = corpus.files
     tables = [file for file in found if file.format == "parquet"]
     odd = [file for file in found if file.format == "wikipedia" or (tables and file not in tables)]
     if odd:
         raise CorpusError(
-            f"{odd[0].path}: wanted rows in Parquet, or in JSONL and text, not both, among "
-            f"{len(found):,} files: take them one after the other"
+            f"{odd[0].path}: wanted rows in Parquet, or in JSONL, CSV, TSV and text, not both, "
+            f"among {len(found):,} files: take them one after the other"
         )
+    for file in found:
+        if file.format in DIVIDERS and file.size_bytes:
+            with files.open_stream(file.path) as stream:
+                names = TextTable(stream, file.path).columns
+            _check_columns(names, file.path, needed, check_names)
     schemas = [_checked_schema(file, needed, check_names) for file in tables]
     for file, schema in zip(tables, schemas, strict=True):
         if not schema.equals(schemas[0]):
@@ -172,21 +193,29 @@ def _checked_schema(
 ) -> pa.Schema:
     with parquet.open_parquet(file.path) as opened:
         schema = opened.schema_arrow
-    there = schema.names
-    check_names(there, file.path)
+    _check_columns(schema.names, file.path, needed, check_names)
+    return schema
+
+
+def _check_columns(
+    there: Sequence[str],
+    path: str,
+    needed: set[str],
+    check_names: Callable[[Iterable[str], str], None],
+) -> None:
+    check_names(there, path)
     absent = sorted(needed.difference(there))
     if absent:
         raise CorpusError(
-            f"{file.path}: wanted a column {absent[0]!r}, there are: {', '.join(there)}: name it "
+            f"{path}: wanted a column {absent[0]!r}, there are: {', '.join(there)}: name it "
             'by columns, {field = "column"}'
         )
     twice = [name for name, count in Counter(there).items() if count > 1]
     if twice:
         raise CorpusError(
-            f"{file.path}: wanted each column once, got {twice[0]!r} {there.count(twice[0])} "
+            f"{path}: wanted each column once, got {twice[0]!r} {there.count(twice[0])} "
             "times: write the file again with names of their own"
         )
-    return schema
 
 
 @dataclass(frozen=True)
@@ -295,17 +324,41 @@ def is_table(block: Block) -> bool:
 
 
 def read_texts(block: Block, part: Part) -> Iterator[Read]:
-    """The rows of JSONL and text that can be read; the others are put aside."""
-    texts = {each.file.path for each in block.extents if each.file.format == "text"}
+    """The rows of JSONL, CSV, TSV and text that can be read; the others are put aside."""
+    for extent in block.extents:
+        if extent.file.format in DIVIDERS:
+            yield from _cells(extent, part)
+        else:
+            yield from _pieces(extent, block, part)
+
+
+def _cells(extent: Extent, part: Part) -> Iterator[Read]:
+    path = extent.file.path
+    for row, columns in read_text_rows(extent):
+        if columns:
+            yield Read(f"{path}, line {row.line:,}", columns, is_of_cells=True)
+            continue
+        if not row.fault:
+            part.counts[BLANK] += 1
+            continue
+        # What cannot be told apart as rows is put aside line by line: none goes uncounted.
+        for place, line in enumerate(["".join(row.lines)] if row.cells else row.lines):
+            where = f"{path}, line {row.line + place:,}"
+            text = line.encode(errors="surrogateescape").decode(errors="replace")
+            part.reject(where, text, "unreadable", f"{path}, line {row.line:,}: {row.fault}")
+
+
+def _pieces(extent: Extent, block: Block, part: Part) -> Iterator[Read]:
+    path, is_text = extent.file.path, extent.file.format == "text"
     of_lines = block.corpus.document_boundary == "line"
-    for path, offset, piece in read_pieces(block):
-        unit = "document" if path in texts and not of_lines else "line"
+    for offset, piece in read_pieces(extent, block):
+        unit = "document" if is_text and not of_lines else "line"
         where = f"{path}, the {unit} at byte {offset:,}"
         if not piece.strip():
             part.counts[BLANK] += 1
             continue
         try:
-            if path in texts:
+            if is_text:
                 text = decode_utf8(piece, path, offset).removeprefix("\ufeff")
                 text = text.rstrip("\r\n") if of_lines else text.strip()
                 columns: dict[str, Any] = {part.first_column: text}

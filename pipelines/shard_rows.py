@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipelines.worker import Place
 
 CACHE = Path.home() / ".cache" / "raybert" / "shards"
-"""Where shards lie that came from elsewhere: one place for all runs, wherever a worker is started."""
+"""Where shards lie that came from elsewhere: one place for all runs and workers."""
 
 
 def check_rows(folder: str, shards: ShardSet, encoder: EncoderConfig, name: str) -> None:

@@ -21,7 +21,7 @@ from pipelines.report import say
 from pipelines.stage import INPUT, REMARK
 from tracking.runs import DatasetInput
 
-Format = Literal["text", "jsonl", "parquet", "wikipedia"]
+Format = Literal["text", "jsonl", "csv", "tsv", "parquet", "wikipedia"]
 Split = Literal["train", "held_out"]
 DOCSTRINGS = "docstrings"
 SPLITS_FOR: dict[Split, tuple[str, ...]] = {"train": ("train",), "held_out": ("test", "validation")}
@@ -31,9 +31,13 @@ _FORMATS: dict[str, Format] = {
     "md": "text",
     "jsonl": "jsonl",
     "ndjson": "jsonl",
+    "csv": "csv",
+    "tsv": "tsv",
     "parquet": "parquet",
     "xml": "wikipedia",
 }
+# What sets are published in that only stages of labelled rows read, by `format`.
+_PUBLISHED = ("json", "conll", "conllu")
 # Bytes of text that a byte of a compressed file gives, about: for the sizes of blocks and shards.
 _EXPANSION = {None: 1, "gz": 3, "bz2": 4, "zst": 3}
 
@@ -43,8 +47,9 @@ class CorpusConfig:
     """Which text to read, and what a document of it is."""
 
     source: str | tuple[str, ...] = field(default=DOCSTRINGS, metadata=INPUT)
-    """Files, folders, globs or URIs of .txt, .md, .jsonl, .parquet or a Wikipedia dump's .xml, also
-    .gz, .bz2 or .zst; `hf://datasets/<owner>/<name>` of the Hugging Face hub; or `docstrings`."""
+    """Files, folders, globs or URIs of .txt, .md, .jsonl, .csv, .tsv, .parquet or a Wikipedia
+    dump's .xml, also .gz, .bz2 or .zst; `hf://datasets/<owner>/<name>` of the Hugging Face hub; or
+    `docstrings`."""
     weights: tuple[float, ...] = ()
     """For every source how often its documents are used: 2 is twice, 0.5 is every second one."""
     licenses: tuple[str, ...] = field(default=(), metadata=REMARK)
@@ -53,7 +58,7 @@ class CorpusConfig:
     """In text files: a document ends at a `blank_line`, with its `line` or its `file`, or before a
     `heading`."""
     text_column: str = "text"
-    """In JSONL and Parquet: the column that holds a document."""
+    """In JSONL, CSV, TSV and Parquet: the column that holds a document."""
     errors: Errors = "fail"
     """What a document that cannot be read does: `fail` the run, or be counted and `skip`ped."""
     held_out_share: float = 0.02
@@ -206,10 +211,16 @@ def _text_bytes(file: CorpusFile, config: CorpusConfig) -> int:
 def _format_of(path: str) -> Format:
     suffix, _ = files.suffixes(path)
     if suffix not in _FORMATS:
+        got = f".{suffix}" if suffix else "none"
+        way_out = "rename it, or name the files that are meant by a glob"
+        if suffix in _PUBLISHED:
+            way_out = (
+                "write its rows as .jsonl or .parquet; only stages of labelled rows, such as "
+                "finetune and evaluate, read the formats of `raybert list formats`"
+            )
         raise CorpusError(
-            f"{path}: wanted a corpus file ending in {', '.join('.' + name for name in _FORMATS)}, "
-            f"or one of these and .gz, .bz2 or .zst, got .{suffix}: rename it, or name the files "
-            "that are meant by a glob"
+            f"{path}: wanted a file ending in {', '.join('.' + name for name in _FORMATS)}, "
+            f"or one of these and .gz, .bz2 or .zst, got {got}: {way_out}"
         )
     return _FORMATS[suffix]
 
@@ -219,8 +230,9 @@ class LabelledConfig:
     """Which labelled rows to read."""
 
     source: str = field(default=DOCSTRINGS, metadata=INPUT)
-    """A file, a folder, a glob or a URI of them; `hf://datasets/<owner>/<name>` of the Hugging Face
-    hub; or `docstrings`: which library is it from."""
+    """A file, a folder, a glob or a URI of them, also .gz, .bz2 or .zst;
+    `hf://datasets/<owner>/<name>` of the Hugging Face hub; or `docstrings`: which library is it
+    from."""
     split: str | None = None
     """Of a folder or data set that has several: `train` to train on and `test`, or `validation`
     where there is no test, to measure on, where this is not given."""
@@ -277,7 +289,7 @@ def read_labelled(
         more = f" and {len(names) - 3:,} more files" if len(names) > 3 else ""
         say(f"{config.source} ({split}): {', '.join(names[:3])}{more}")
     for path in paths:
-        found, columns = labelled_records(files.read_bytes(path), path, config.format)
+        found, columns = labelled_records(files.read_contents(path), path, config.format)
         records = [record for record in found if record is not None]
         if len(records) < len(found):
             say(f"{path}: {len(found) - len(records):,} broken lines are left out")
@@ -311,8 +323,9 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
     """
     path = config.source
     if not files.exists(path):
+        files.check_bucket(path)
         raise CorpusError(f"{path}: wanted a file of rows, there is none: check the path")
-    found, columns = labelled_records(files.read_bytes(path), path, config.format)
+    found, columns = labelled_records(files.read_contents(path), path, config.format)
     records = [record for record in found if record is not None]
     if len(records) < len(found):
         raise CorpusError(

@@ -91,6 +91,17 @@ def records_of(config: ExtractConfig) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def test_documents_may_be_rows_of_a_table_of_text(config: ExtractConfig, tmp_path: Path) -> None:
+    rows = "".join(f'{n or ""},"{text}\n{text}"\n' for n, text in enumerate(TEXTS))
+    (tmp_path / "documents.csv").write_text(f"id,text\n{rows}")
+    config = replace(config, source=str(tmp_path / "documents.csv"), keep_text=True)
+    assert extract.run(config).counts["parts"] > 3
+    records = records_of(config)
+    assert [record["text"] for record in records] == [f"{text}\n{text}" for text in TEXTS]
+    digest = hashlib.sha256(f"{TEXTS[0]}\n{TEXTS[0]}".encode()).hexdigest()
+    assert [record["id"] for record in records] == [digest, *map(str, range(1, len(TEXTS)))]
+
+
 def near(found: Mapping[str, Any] | None, wanted: Mapping[str, Any] | None) -> bool:
     """Whether both are one span; scores differ in their last digits by what was asked with it."""
     if found is None or wanted is None:

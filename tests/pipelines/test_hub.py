@@ -117,10 +117,10 @@ def test_a_split_is_a_word_of_its_own_in_a_path(
          "english: name the files of the one that is meant by a folder or a glob below it"),
         (("configs:", "- config_name: a", "  data_files:", "  - {split: test, path: b}"), NAMES,
          ": wanted a split train, its card names test: name one of them, or the files by a glob"),
-        ((), ["test.jsonl", "dev.jsonl"], ": wanted a split train in Parquet, JSONL or text, its "
-         "files are named after validation, test: name the files that are meant by a glob"),
-        ((), ["data.csv"], ": wanted a split train in Parquet, JSONL or text, this data set has"),
-        (("configs:", "- data_files: data.csv"), ["data.csv"], ", its card names "),
+        ((), ["test.jsonl", "dev.jsonl"], ": wanted a split train in Parquet, JSONL, CSV, TSV or "
+         "text, its files are named after validation, test: name the files that are meant by a gl"),
+        ((), ["data.npy"], ": wanted a split train in Parquet, JSONL, CSV, TSV or text, this data"),
+        (("configs:", "- data_files: data.npy"), ["data.npy"], ", its card names "),
         (("configs:", "- data_files: gone/*"), NAMES, "/gone/*: wanted a file, a folder or a glob"),
         (("configs:", "- data_files: 3"), NAMES, "/README.md: wanted configs with data_files as the"
          " hub describes them, got others (TypeError"),

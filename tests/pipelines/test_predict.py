@@ -1,5 +1,7 @@
 """Rows of any number through a model: every one is there again, answered or put aside."""
 
+import bz2
+import gzip
 import json
 from collections import Counter
 from dataclasses import replace
@@ -12,8 +14,11 @@ import pytest
 
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.predictor import Predictor
+from bert_core.tasks.text_classification import OneLabel
+from bert_core.tasks.texts import TextInput
 from pipelines import predict
 from pipelines.predict import PredictConfig
+from pipelines.sources import LabelledConfig, read_labelled
 
 pytestmark = pytest.mark.ray
 
@@ -101,6 +106,128 @@ def test_tables_without_rows_and_with_other_columns(config: PredictConfig, tmp_p
     other = replace(small, output=f"{config.output}-2")
     with pytest.raises(CorpusError, match=r"2.parquet: wanted the columns and types of .*0.parque"):
         predict.run(other)
+
+
+# A cell of several lines, a blank line, and texts of all lengths beside a number.
+TABLE = "n,text,über\n" + "".join(
+    f'{n},"{text} ""So"",\n\nit says.",{n}\n{chr(10) * (n % 2)}' for n, text in enumerate(TEXTS)
+)
+CELLS = [f'{text} "So",\n\nit says.' for text in TEXTS]
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_tables_of_text_come_back_in_order_and_workers_and_parts_change_nothing(
+    config: PredictConfig, tmp_path: Path
+) -> None:
+    answers = Predictor(config.model, device="cpu").predict(CELLS)
+    (tmp_path / "plain.csv").write_text(TABLE, encoding="utf-8")
+    (tmp_path / "packed.csv.gz").write_bytes(gzip.compress(TABLE.encode()))
+    config = replace(config, source=str(tmp_path / "plain.csv"))
+    counts = predict.run(config).counts
+    assert counts["parts"] > 3
+    assert (counts["rows"], counts["rejected"]) == (50, 0)
+    found = lines_of(f"{config.output}/rows")
+    assert [(row["n"], row["text"], row["über"]) for row in found] == [
+        (str(n), text, str(n)) for n, text in enumerate(CELLS)
+    ]
+    assert [row["predicted_label"] for row in found] == [each[0]["label"] for each in answers]
+    two = replace(config, output=str(tmp_path / "two"), num_workers=2)
+    assert predict.run(two).outputs == predict.run(config).outputs
+    packed = replace(config, output=f"{config.output}-packed", source=f"{tmp_path}/packed.csv.gz")
+    counts = predict.run(packed).counts
+    assert (counts["parts"], counts["blank_lines_left_out"]) == (1, 25)
+    again = lines_of(f"{packed.output}/rows")
+    assert [row["text"] for row in again] == CELLS
+    assert [row["predicted_label"] for row in again] == [row["predicted_label"] for row in found]
+
+
+@pytest.mark.parametrize("name", ["dev.tsv", "dev.tsv.bz2"])
+def test_what_finetune_reads_predict_reads(
+    config: PredictConfig, tmp_path: Path, name: str
+) -> None:
+    lines = "".join(f"{text}\t{n % 2}\t\n" for n, text in enumerate(TEXTS))
+    data = f"sentence\tlabel\ttext_pair\n{lines}".encode()
+    pack = bz2.compress if name.endswith("bz2") else bytes
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / name).write_bytes(pack(data))
+    labelled = LabelledConfig(source=f"{tmp_path}/sets/{name}", columns={"text": "sentence"})
+    rows = read_labelled(labelled, "train", (TextInput, OneLabel))
+    sources = (f"{tmp_path}/sets/{name}", str(tmp_path / "sets"), f"{tmp_path}/sets/*{name[3:]}")
+    for number, source in enumerate(sources):
+        told = replace(
+            config,
+            output=f"{config.output}-{number}",
+            source=source,
+            columns={"text": "sentence"},
+            part_bytes=1_000_000,
+        )
+        predict.run(told)
+        found = lines_of(f"{told.output}/rows")
+        assert [row["sentence"] for row in found] == [row["text"] for row in rows] == TEXTS
+        assert [row["label"] for row in found] == [row["label"] for row in rows]
+        # An empty cell of what a row may go without is as good as none.
+        assert {row["text_pair"] for row in found} == {""}
+
+
+def test_rows_of_a_table_that_cannot_be_read_are_put_aside_by_line(
+    config: PredictConfig, tmp_path: Path
+) -> None:
+    data = (
+        b"id,text\n1,Return a list.\n2\n"
+        b'3,"A quote, not closed\n4,"Inside."x\n'
+        b"5,Caf\xe9\n"
+        b'6,"Two\nlines.",more\n'
+        b"7,Close the file.\n"
+    )
+    (tmp_path / "rows.csv").write_bytes(data)
+    odd = replace(config, source=str(tmp_path / "rows.csv"), part_bytes=1_000_000)
+    counts = predict.run(odd).counts
+    assert (counts["rows"], counts["rejected_unreadable"]) == (2, 5)
+    assert [row["id"] for row in lines_of(f"{odd.output}/rows")] == ["1", "7"]
+    aside = lines_of(f"{odd.output}/rejected")
+    path = tmp_path / "rows.csv"
+    assert [row["where"] for row in aside] == [f"{path}, line {line}" for line in (3, 4, 5, 6, 7)]
+    wanted = [
+        ("2\n", "line 3: wanted 2 cells, as many as the header has columns, got 1"),
+        ('3,"A quote, not closed\n', "line 4: wanted a row of .csv, it cannot be read ("),
+        ('4,"Inside."x\n', "line 4: wanted a row of .csv, it cannot be read ("),
+        ("5,Caf\ufffd\n", "line 6: wanted UTF-8, byte 0xe9 is not"),
+        ('6,"Two\nlines.",more\n', "line 7: wanted 2 cells, as many as the header has columns, g"),
+    ]
+    for row, (text, reason) in zip(aside, wanted, strict=True):
+        assert row["row"] == text
+        assert f"{path}, {reason}" in row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "a.csv",
+            "body,label\na,b\n",
+            "wanted a column 'text', there are: body, label: name it by",
+        ),
+        ("a.csv", "text;label\na;b\n", "line 1: wanted names of columns, divided by commas, got n"),
+        ("a.csv", "text,answer\na,b\n", "wanted no column 'answer', where answers go"),
+        ("a.csv", "text,,\na,b,c\n", "wanted each column once, got '' 2 times"),
+        (
+            "a.json",
+            "{}",
+            "got .json: write its rows as .jsonl or .parquet; only stages of labelled",
+        ),
+        (
+            "a.conll",
+            "a O\n",
+            "got .conll: write its rows as .jsonl or .parquet; only stages of lab",
+        ),
+    ],
+)
+def test_a_table_of_text_that_would_be_put_aside_whole_is_refused(
+    config: PredictConfig, tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(CorpusError, match=message):
+        predict.run(replace(config, source=str(tmp_path / name)))
 
 
 def test_lines_of_text_are_rows(config: PredictConfig, tmp_path: Path) -> None:
@@ -209,7 +336,7 @@ def test_what_would_put_every_row_aside_is_refused(config: PredictConfig, tmp_pa
     with pytest.raises(ConfigError, match=r'parameters: wanted .* got "topk": did you mean top_k'):
         predict.run(replace(tables, columns={"text": "body"}, parameters={"topk": 1}))
     (tmp_path / "rows.txt").write_text("a line")
-    with pytest.raises(CorpusError, match="wanted rows in Parquet, or in JSONL and text, not both"):
+    with pytest.raises(CorpusError, match="wanted rows in Parquet, or in JSONL, CSV, TSV and"):
         predict.run(replace(tables, source=(str(path), str(tmp_path / "rows.txt"))))
     (tmp_path / "rows.jsonl").write_text('{"body": "x"}\n')
     with pytest.raises(CorpusError, match=r"wanted rows to answer, got none \(1 without_the_input"):

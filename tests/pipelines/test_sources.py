@@ -17,8 +17,18 @@ from aiohttp import web
 
 from bert_core.data.documents import clean
 from bert_core.errors import ConfigError, CorpusError
+from bert_core.tasks.question_answering import QuestionAnswering
+from bert_core.tasks.text_classification import OneLabel
+from bert_core.tasks.texts import TextInput
 from pipelines.blocks import Block, plan_blocks, read_block
-from pipelines.sources import CorpusConfig, corpus_size_bytes, list_corpus
+from pipelines.sources import (
+    CorpusConfig,
+    LabelledConfig,
+    corpus_size_bytes,
+    list_corpus,
+    read_labelled,
+    read_unlabelled,
+)
 from serve.ports import free_ports
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -42,12 +52,25 @@ PAGES = [
 DUMP = HEADER + "".join(PAGES) + "</mediawiki>\n"
 ARTICLES = [f"Page {n}\n\nPage of text: {text}" for n, text in enumerate(TEXTS)]
 LINES = "\ufeff" + "\n\n".join(json.dumps({"text": text, "n": 1}) for text in TEXTS)
+# A row over several lines, blank lines, and a column before the text.
+TABLE = "\ufeffn,text\n" + "".join(
+    f'{n},"{text}\n\n{text}, so ""said"" it."\n{chr(10) * (n % 2)}' for n, text in enumerate(TEXTS)
+)
+TAB_TABLE = "text\tn\n" + "".join(f'{text} "a\t{n}\n' for n, text in enumerate(TEXTS))
 # Kind → (file name, its content, settings, the documents in it).
 KINDS: dict[str, tuple[str, str, dict[str, Any], list[str]]] = {
     "blank_line": ("a.txt", BLANK_LINES, {}, TEXTS),
     "heading": ("a.md", "\n".join(HEADINGS), {"document_boundary": "heading"}, HEADINGS),
     "file": ("a.txt", "\n\n".join(TEXTS), {"document_boundary": "file"}, ["\n\n".join(TEXTS)]),
     "jsonl": ("a.jsonl", LINES, {}, TEXTS),
+    "csv": ("a.csv", TABLE, {}, [f'{text}\n\n{text}, so "said" it.' for text in TEXTS]),
+    "csv, CRLF": (
+        "a.csv",
+        TABLE.replace("\n", "\r\n"),
+        {},
+        [f'{text}\n\n{text}, so "said" it.' for text in TEXTS],
+    ),
+    "tsv": ("a.tsv", TAB_TABLE, {}, [f'{text} "a' for text in TEXTS]),
     "wikipedia": ("a.xml", DUMP, {}, ARTICLES),
 }
 
@@ -99,6 +122,54 @@ def test_documents_are_the_same_however_they_are_cut_and_packed(
     assert len(blocks_of(config, 10_000_000)) == 1
 
 
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_a_column_of_a_table_of_text_that_is_not_there_is_named(
+    tmp_path: Path, packed: str
+) -> None:
+    config = corpus(tmp_path, f"a.csv{packed}", PACK[packed](b"id,body\n1,x\n2,y\n"))
+    for block_bytes in (7, 1000):
+        message = (
+            f"a.csv{packed}, line 2: wanted text in the column 'text', got NoneType; there are: "
+        )
+        with pytest.raises(CorpusError, match=re.escape(message)):
+            documents(config, block_bytes)
+    assert texts(CorpusConfig(source=config.source, text_column="body"), 7) == ["x", "y"]
+
+
+LABELLED = {
+    "a.csv": b'text,label\n"a\nb",x\nc,y\n',
+    "a.tsv": b"text\tlabel\na b\tx\nc\ty\n",
+    "a.jsonl": b'{"text": "a b", "label": "x"}\n{"text": "c", "label": "y"}\n',
+}
+
+
+@pytest.mark.parametrize("packed", PACK)
+@pytest.mark.parametrize("name", LABELLED)
+def test_labelled_rows_are_read_compressed_too(tmp_path: Path, name: str, packed: str) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}-{name}{packed}").write_bytes(PACK[packed](LABELLED[name]))
+    one = LabelledConfig(source=f"{tmp_path}/train-{name}{packed}")
+    folder = LabelledConfig(source=str(tmp_path))
+    wanted = [("a\nb" if "csv" in name else "a b", "x"), ("c", "y")]
+    for config, split in ((one, "train"), (folder, "train"), (folder, "held_out")):
+        rows = read_labelled(config, split, (TextInput, OneLabel))
+        assert [(row["text"], row["label"]) for row in rows] == wanted
+    assert len(read_unlabelled(one, TextInput)) == 2
+
+
+@pytest.mark.parametrize("packed", PACK)
+def test_sets_as_their_authors_publish_them_are_read_compressed_too(
+    tmp_path: Path, packed: str
+) -> None:
+    answers = [{"text": "b", "answer_start": 2}]
+    passage = {"context": "a b", "qas": [{"id": "1", "question": "q", "answers": answers}]}
+    data = json.dumps({"data": [{"paragraphs": [passage]}]}).encode()
+    (tmp_path / f"train.json{packed}").write_bytes(PACK[packed](data))
+    config = LabelledConfig(source=f"{tmp_path}/train.json{packed}", format="squad")
+    [row] = read_labelled(config, "train", QuestionAnswering.shapes())
+    assert (row["context"], row["answers"]) == ("a b", answers)
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary("int32", "string")])
 def test_parquet_is_cut_at_its_row_groups(tmp_path: Path, kind: pa.DataType) -> None:
     rows = [*TEXTS[:30], None, *TEXTS[30:]]
@@ -144,20 +215,25 @@ PAGE, MALFORMED = PAGES[0].encode(), PAGES[1].replace("</ns>", "").encode()
          ": wanted UTF-8, byte 0xff at offset {} is not", "unreadable"),
         ("a.jsonl", LINE, b'{"body": 1}\n', LAST_LINE, 0, ", the line at byte {}: wanted text in "
          "the column 'text', got NoneType; there are: body", "no_text"),
+        ("a.csv", b"n,text\n1,%s\n" % ONE, b'2,"Two."x\n', b"3,Three.\n", None,
+         ", line 3: wanted a row of .csv, it cannot be read (", "unreadable"),
+        ("a.tsv", b"n\ttext\n1\t%s\n" % ONE, b"2\tTwo\tTwo.\n", b"3\tThree.\n", None,
+         ", line 3: wanted 2 cells, as many as the header has columns, got 3", "unreadable"),
         ("a.xml", PAGE, MALFORMED, PAGE, 2, ": wanted pages of well-formed XML, the one at byte {} "
          "(Page 1) is not", "unreadable"),
         ("a.xml", PAGE, b"  <page>\n    <title>Half</title>\n", b"", 2, ": wanted whole pages, "
          "what is at byte {} begins or ends within one: download the dump again, or", "unreadable"),
     ],
-    ids=["text", "cut JSON", "a list", "JSON in Latin-1", "no text", "bad page", "half a page"],
+    ids=["text", "cut JSON", "a list", "JSON in Latin-1", "no text", "quoted", "cells", "bad page",
+         "half a page"],
 )  # fmt: skip
 def test_a_bad_document_is_named_with_its_place_or_skipped(
-    tmp_path: Path, name: str, before: bytes, bad: bytes, behind: bytes, place: int, message: str,
-    dropped: str, block_bytes: int, packed: str,
+    tmp_path: Path, name: str, before: bytes, bad: bytes, behind: bytes, place: int | None,
+    message: str, dropped: str, block_bytes: int, packed: str,
 ) -> None:  # fmt: skip
     good = documents(corpus(tmp_path, name, before + behind))
     data = PACK[packed](before + bad + behind)
-    named = re.escape(name + packed + message.format(f"{len(before) + place:,}"))
+    named = re.escape(name + packed + message.format(f"{len(before) + (place or 0):,}"))
     with pytest.raises(CorpusError, match=named):
         documents(corpus(tmp_path, name + packed, data), block_bytes)
     config = corpus(tmp_path, name + packed, data, errors="skip")
@@ -185,7 +261,9 @@ def test_a_text_in_parquet_that_is_no_utf8_is_named_or_skipped(tmp_path: Path) -
          "begins or ends within one: download the dump again, or decompress it"),
         ("a.parquet", b"PAR1 but no more", "a.parquet: wanted a whole Parquet file, it cannot be "),
         ("a.pdf", b"x", ".parquet, .xml, or one of these and .gz, .bz2 or .zst, got .pdf: rename"),
-        ("a.gz", PACK[".gz"](b"x"), "a.gz: wanted a corpus file ending in .txt, .md, .jsonl, .nd"),
+        ("a.json.gz", b"x", "got .json: write its rows as .jsonl or .parquet; only stages of lab"),
+        ("a.conllu", b"x", "got .conllu: write its rows as .jsonl or .parquet; only stages of lab"),
+        ("a.gz", PACK[".gz"](b"x"), "a.gz: wanted a file ending in .txt, .md, .jsonl, .ndjson, .c"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_named(
