@@ -159,6 +159,36 @@ def card_metadata(source: str) -> dict[str, Any] | None:
     return metadata if isinstance(metadata, dict) else None
 
 
+def class_names(source: str) -> dict[str, list[str]]:
+    """Column → names of its classes, as the card of a data set tells them; of several configs what
+    none of them tells otherwise."""
+    told = (card_metadata(source) or {}).get("dataset_info") or []
+    found: dict[str, list[str]] = {}
+    differ = set()
+    try:
+        for info in [told] if isinstance(told, dict) else told:
+            for feature in info.get("features") or []:
+                names = _class_names(feature)
+                if names and found.setdefault(feature["name"], names) != names:
+                    differ.add(feature["name"])
+    except (AttributeError, KeyError, TypeError, ValueError):  # written by hand, of another shape
+        return {}
+    return {column: names for column, names in found.items() if column not in differ}
+
+
+def _class_names(feature: Mapping[str, Any]) -> list[str] | None:
+    """The names of a class label, or of a list of them."""
+    for kind in ("dtype", "sequence", "list"):
+        inner = feature.get(kind)
+        if isinstance(inner, dict):
+            if "class_label" not in inner:
+                return _class_names(inner)
+            names = inner["class_label"]["names"]
+            numbered = names.items() if isinstance(names, dict) else enumerate(names)
+            return [str(name) for _, name in sorted((int(n), name) for n, name in numbered)]
+    return None
+
+
 def license_of(source: str) -> str | None:
     """The licence that the card of a data set names."""
     named = (card_metadata(source) or {}).get("license")

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from bert_core import files
 from bert_core.data.formats import Boundary, Errors
 from bert_core.data.labelled_formats import labelled_records
+from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.rows import labelled
 from pipelines import docstrings, hub, parquet
@@ -283,7 +284,7 @@ def read_labelled(
     Raises: CorpusError naming a column that is missing or a row that does not fit.
     """
     rows: list[dict[str, Any]] = []
-    paths = labelled_files(config, split)
+    paths, classes = labelled_files(config, split), hub.class_names(config.source)
     if config.source != DOCSTRINGS and paths != [config.source]:
         names = [path.rpartition("/")[2] for path in paths]
         more = f" and {len(names) - 3:,} more files" if len(names) > 3 else ""
@@ -291,6 +292,7 @@ def read_labelled(
     for path in paths:
         found, columns = labelled_records(files.read_contents(path), path, config.format)
         records = [record for record in found if record is not None]
+        records = with_classes(records, classes) if classes else records
         if len(records) < len(found):
             say(f"{path}: {len(found) - len(records):,} broken lines are left out")
         rows += labelled(records, shapes, columns | config.columns, path)

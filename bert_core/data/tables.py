@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ LONGEST_ROW = 1 << 24
 """Characters: a longer row of a CSV is taken for one with a quote that is not closed."""
 DIVIDERS = {"csv": ",", "tsv": "\t"}
 _OTHER_DIVIDERS = ",;\t|"
+_NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,21 +212,23 @@ class ClassLabel(int):
 
 def with_classes(
     rows: Sequence[dict[str, Any]], classes: Mapping[str, Sequence[str]]
-) -> Sequence[dict[str, Any]]:
-    """The rows with numbers of classes, and lists of them, as `ClassLabel`.
+) -> list[dict[str, Any]]:
+    """The rows with numbers of classes, and lists of them, as `ClassLabel`; names are as they are.
 
     Args:
         classes: column → names of its classes.
     """
-    for name, names in classes.items():
-        for row in rows:
-            row[name] = _as_class(row.get(name), names)
-    return rows
+    return [
+        row | {name: _as_class(row[name], names) for name, names in classes.items() if name in row}
+        for row in rows
+    ]
 
 
 def _as_class(value: Any, names: Sequence[str]) -> Any:
     if isinstance(value, list):
         return [_as_class(each, names) for each in value]
+    if isinstance(value, str) and value not in names and _NUMBER.fullmatch(value):
+        return ClassLabel(int(value), names)  # as a table of text has them
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return ClassLabel(value, names) if is_number else value
 
@@ -288,4 +292,4 @@ def parquet_rows(data: bytes, source: str) -> list[dict]:
         raise CorpusError(
             f"{source}: wanted a .parquet file, it cannot be read ({error}): write it again"
         ) from error
-    return list(with_classes(rows, _classes_of(opened.schema_arrow)))
+    return with_classes(rows, _classes_of(opened.schema_arrow))

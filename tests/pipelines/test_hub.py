@@ -1,11 +1,15 @@
 """Of a data set in the hub's layout the wanted split is read, and the files around it are not."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from bert_core.errors import ConfigError, CorpusError, RaybertError
+from bert_core.tasks.text_classification import OneLabel
+from bert_core.tasks.texts import TextInput
+from bert_core.tasks.token_classification import TokenClassification
 from pipelines.blocks import plan_blocks, read_block
 from pipelines.hub import data_files, license_of
 from pipelines.sources import (
@@ -15,6 +19,7 @@ from pipelines.sources import (
     labelled_files,
     labelled_input,
     list_corpus,
+    read_labelled,
 )
 
 NAMES = [
@@ -240,6 +245,52 @@ def test_a_folder_a_file_and_a_glob_without_a_card_are_no_data_set(tmp_path: Pat
     assert [data_files(each) for each in [*sources, "docstrings"]] == [None] * 5
     [file] = list_corpus(CorpusConfig(source=f"{source}/test.txt")).files
     assert file.path == f"{source}/test.txt"
+
+
+NAMES_OF_CLASSES = {str(n): name for n, name in enumerate(["neg", "pos", *"cdefghijk"])}
+NAMED = f"{{class_label: {{names: {json.dumps(NAMES_OF_CLASSES, sort_keys=True)}}}}}"
+
+
+@pytest.mark.parametrize(
+    ("info", "label"),
+    [
+        (("dataset_info:", "  features:", "  - {name: text, dtype: string}",
+          f"  - {{name: label, dtype: {NAMED}}}"), "pos"),
+        (("dataset_info:", "- config_name: one", "  features:", "  - name: label",
+          "    dtype: {class_label: {names: [neg, pos]}}"), "pos"),
+        (("dataset_info:", f"- features: [{{name: label, dtype: {NAMED}}}]",
+          "- features: [{name: label, dtype: {class_label: {names: [a, b]}}}]"), "1"),
+        (("dataset_info: {features: [{name: label, dtype: int64}]}",), "1"),
+        (("dataset_info: {features: [label]}",), "1"),
+        (("dataset_info: all",), "1"),
+        (("license: mit",), "1"),
+    ],
+    ids=["one config", "of a list", "two that differ", "numbers", "no feature", "no info", "none"],
+)  # fmt: skip
+@pytest.mark.parametrize("cell", ["1", 1, "pos"])
+def test_classes_have_the_names_that_the_card_tells(
+    tmp_path: Path, info: tuple[str, ...], label: str, cell: str | int
+) -> None:
+    source = data_set(tmp_path, card(*info), ["train.csv"])
+    (tmp_path / "train.csv").write_text("text,label\nx,1\n")
+    if cell != "1":
+        (tmp_path / "train.csv").unlink()
+        (tmp_path / "train.jsonl").write_text(json.dumps({"text": "x", "label": cell}))
+    [row] = read_labelled(LabelledConfig(source=source), "train", (TextInput, OneLabel))
+    assert row["label"] == ("pos" if cell == "pos" else label)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "list"])
+def test_tags_have_the_names_that_the_card_tells(tmp_path: Path, kind: str) -> None:
+    info = ("dataset_info:", f"  features: [{{name: tags, {kind}: {NAMED}}}]")
+    source = data_set(tmp_path, card(*info), ["train.jsonl"])
+    (tmp_path / "train.jsonl").write_text('{"tokens": ["x", "y", "z"], "tags": [1, 0, 11]}')
+    shapes = TokenClassification.shapes()
+    with pytest.raises(CorpusError, match="row 1: wanted a list of texts in the column 'tags', go"):
+        read_labelled(LabelledConfig(source=source), "train", shapes)  # there is no class 11
+    (tmp_path / "train.jsonl").write_text('{"tokens": ["x", "y", "z"], "tags": [1, 0, 10]}')
+    [row] = read_labelled(LabelledConfig(source=source), "train", shapes)
+    assert row["tags"] == ["pos", "neg", "k"]
 
 
 @pytest.mark.parametrize(
