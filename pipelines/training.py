@@ -176,7 +176,7 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
     try:
         trainer.fit()
     except TrainingFailedError as error:
-        raise _users_error(error) from error
+        raise users_mistake(error) or error from error
     files.remove(storage)
     if files.exists(diverged):
         from bert_core.train.loop import DivergedError
@@ -195,15 +195,16 @@ def check_cpus(resources: Mapping[str, float], workers: int, threads: int) -> No
         )
 
 
-def _users_error(error: Exception) -> Exception:
-    """What the user can mend, where that is what failed; else the error itself."""
-    for failure in getattr(error, "worker_failures", {}).values():
-        cause: BaseException | None = failure
-        while cause is not None:
-            if isinstance(cause, RaybertError):
-                return type(cause)(str(cause))
-            cause = getattr(cause, "cause", None) or cause.__cause__
-    return error
+def users_mistake(error: BaseException) -> RaybertError | None:
+    """What the user can mend, where that is what failed: in a worker, or behind Ray's own error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RaybertError):
+            return type(cause)(str(cause))
+        # Ray Train's controller ends with the first, its tasks and actors with the second.
+        named = getattr(cause, "controller_failure", None) or getattr(cause, "cause", None)
+        cause = named or cause.__cause__
+    return None
 
 
 def read_records(folder: Path) -> dict[int, dict[str, float]]:

@@ -50,7 +50,15 @@ from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
 from pipelines import cluster
 from pipelines.stage import STARTED
-from pipelines.training import CHECKPOINTS, DIVERGED, Records, Report, TrainingConfig, record_all
+from pipelines.training import (
+    CHECKPOINTS,
+    DIVERGED,
+    Records,
+    Report,
+    TrainingConfig,
+    record_all,
+    users_mistake,
+)
 from tracking.runs import RunRecorder
 
 logger = logging.getLogger(__name__)
@@ -134,14 +142,18 @@ def check_agreement(checkpoints: str, step: int) -> None:
 
 
 class RecordingCallback(UserCallback):
-    """Runs in the Ray Train controller: records what rank 0 reports into the stage's run."""
+    """Runs in the Ray Train controller: records what rank 0 reports into the stage's run, and ends
+    the training where a worker raised what only the user can mend.
+
+    Ray Train never retries what a callback raises.
+    """
 
     def __init__(self, folder: Path, uri: str) -> None:
         self._folder, self._uri = folder, uri
         self._recorder: RunRecorder | None = None
 
     def after_report(self, run_context: Any, metrics: list[dict], checkpoint: Any) -> None:
-        # NOTE: an exception here would end the training for good; `record` raises none.
+        # NOTE: an exception here would end the training; `record` raises none.
         try:
             self._recorder = self._recorder or RunRecorder.open(self._folder, uri=self._uri)
         except (OSError, RaybertError) as error:
@@ -152,8 +164,13 @@ class RecordingCallback(UserCallback):
             self._hand_over()
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        cluster.count_nodes_anew()
         self._hand_over()
+        for error in worker_exceptions.values():
+            if (mistake := users_mistake(error)) is not None:
+                # It ends the training, with the workers that wait for the one that failed. Without
+                # it Ray Train would start all anew `max_failures` times, to fail again.
+                raise mistake
+        cluster.count_nodes_anew()
 
     def _hand_over(self) -> None:
         if self._recorder is not None:

@@ -1,19 +1,23 @@
 """What a training worker says when it cannot go on."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from ray.train import TrainingFailedError
 from torch import nn
 
 from bert_core import files
 from bert_core.errors import ResourceError
 from bert_core.train.checkpoint import CheckpointWriter
-from bert_core.train.config import OptimizerConfig
+from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import DivergedError
 from bert_core.train.optim import build_optimizer
 from pipelines import worker
 from pipelines.stage import STARTED
+from pipelines.training import Report, TrainingConfig, fit
 from pipelines.worker import check_agreement, check_storage, explained
 
 
@@ -65,3 +69,35 @@ def test_a_rank_that_finds_another_checkpoint_than_rank_0_does_not_train(
     monkeypatch.setattr(worker, "from_rank_0", lambda step: 80.0)
     with pytest.raises(ResourceError, match=r"here: wanted the checkpoint after step 80, .* 40 as"):
         check_agreement("here", 40)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize(
+    ("kind", "attempts"), [(ResourceError, 1), (OSError, 2)], ids=["the user's", "another"]
+)
+def test_a_users_mistake_on_any_rank_ends_training_at_once_and_another_error_is_retried(
+    kind: type[Exception], attempts: int, small: Any, tmp_path: Path
+) -> None:
+    """While the other rank waits for the one that fails."""
+    config = replace(small.pretrain(tmp_path / "out"), num_workers=2, max_failures=1)
+    message = "/data: wanted a folder, got nothing: mount it\non every node"
+
+    def worker(config: TrainingConfig, digest: str, report: Report) -> None:
+        from torch import distributed
+
+        if distributed.get_rank() == 1:
+            with open(Path(config.output) / "attempts", "a") as file:
+                file.write("tried\n")
+            raise kind(message)
+        distributed.barrier()
+
+    files.write_json(files.join(config.output, STARTED), {})
+    with pytest.raises((kind, TrainingFailedError)) as error:
+        fit(worker, config, "digest", LoopConfig(max_steps=1), "a mistake")
+    assert (tmp_path / "out" / "attempts").read_text().count("tried") == attempts
+    if kind is ResourceError:
+        assert type(error.value) is ResourceError
+        assert str(error.value) == message
+    else:
+        assert message in str(error.value)
