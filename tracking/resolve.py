@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -99,9 +100,10 @@ def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
 def _download(source: str, uri: str, folder: Path) -> None:
     from mlflow.artifacts import download_artifacts
 
-    fetched = download_artifacts(artifact_uri=source, dst_path=f"{folder}.mlflow", tracking_uri=uri)
-    os.rename(fetched, folder)
-    shutil.rmtree(f"{folder}.mlflow", ignore_errors=True)
+    # MLflow puts what it downloads below the folder that it is told.
+    with tempfile.TemporaryDirectory(dir=folder.parent, suffix=".part") as scratch:
+        fetched = download_artifacts(artifact_uri=source, dst_path=scratch, tracking_uri=uri)
+        os.rename(fetched, folder)
 
 
 def _find_version(
@@ -150,6 +152,7 @@ def _cached(cache: Path, key: str | None, fetch: Callable[[Path], object]) -> Pa
         except FormatError:
             # It was damaged on this disk; what it was copied from may be well.
             shutil.rmtree(kept)
+    cache.mkdir(parents=True, exist_ok=True)
     arriving = cache / f"{uuid.uuid4().hex}.part"
     try:
         fetch(arriving)

@@ -7,7 +7,7 @@ import pytest
 from bert_core.bundle import bundle_digest
 from bert_core.errors import ConfigError, FormatError
 from tracking.registry import publish
-from tracking.resolve import _resolve_remote, resolve
+from tracking.resolve import _cached, _download, _resolve_remote, resolve
 from tracking.server import connect
 
 if TYPE_CHECKING:
@@ -102,6 +102,18 @@ def test_what_is_fetched_is_fetched_once_and_again_if_the_copy_is_damaged(
     assert _resolve_remote(source, cache) == kept
     assert bundle_digest(kept) == bundle_digest(bundles[0])
     assert [path.name for path in cache.iterdir()] == [kept.name]
+
+
+def test_a_download_that_fails_leaves_nothing_behind(
+    tmp_path: Path, store: str, bundles: list[Path]
+) -> None:
+    stored, cache = shutil.copytree(bundles[0], tmp_path / "stored"), tmp_path / "cache"
+    _cached(cache, "whole", lambda arriving: _download(str(stored), store, arriving))
+    assert bundle_digest(cache / "whole") == bundle_digest(bundles[0])
+    (stored / "gone.json").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match=r"gone\.json"):
+        _cached(cache, "part", lambda arriving: _download(str(stored), store, arriving))
+    assert [path.name for path in cache.iterdir()] == ["whole"]
 
 
 def test_a_folder_that_transformers_wrote_is_fetched_whenever_it_is_asked_for(
