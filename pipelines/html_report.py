@@ -67,9 +67,12 @@ def _section(section: Section) -> str:
 def _rendered(path: Path) -> str:
     from markdown_it import MarkdownIt
 
-    text = path.read_text(encoding="utf-8")
-    text = re.sub(r"^#", "###", text, flags=re.MULTILINE)  # below the section's own heading
-    rendered = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = markdown.parse(path.read_text(encoding="utf-8"))
+    for token in tokens:
+        if token.type.startswith("heading_"):  # below the section's own
+            token.tag = f"h{min(6, int(token.tag[1:]) + 2)}"
+    rendered = markdown.renderer.render(tokens, markdown.options, {})
     return re.sub(
         r'<img src="([^":]+\.png)"', lambda m: f'<img src="{_data(path.parent / m[1])}"', rendered
     )

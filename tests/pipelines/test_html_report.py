@@ -17,7 +17,8 @@ PIXEL = bytes.fromhex(
 def test_a_page_needs_no_other_file_and_no_network(tmp_path: Path) -> None:
     (tmp_path / "loss.png").write_bytes(PIXEL)
     (tmp_path / "card.md").write_text(
-        "# Card\n\n| what | value |\n|---|---|\n| a <b> | 1 |\n\n![loss](loss.png)\n"
+        "# Card\n\n| what | value |\n|---|---|\n| a <b> | 1 |\n\n![loss](loss.png)\n\n"
+        "##### Deep\n\n```sh\n# no heading\n```\n"
     )
     sections = [
         Section("In figures", rows=[("loss <before>", "8.3 & more")]),
@@ -28,6 +29,8 @@ def test_a_page_needs_no_other_file_and_no_network(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "report.html").read_text()
     assert "<td>loss &lt;before&gt;</td><td>8.3 &amp; more</td>" in page
     assert "<h3>Card</h3>" in page
+    assert "<h6>Deep</h6>" in page
+    assert "\n# no heading\n" in page.replace('<pre><code class="language-sh">', "\n")
     assert "<td>a &lt;b&gt;</td>" in page
     images = re.findall(r'<img src="([^"]{22})', page)
     assert images == ["data:image/png;base64,"] * 2
