@@ -162,12 +162,12 @@ def _attention(config: InspectConfig, heads: Heads) -> Found:
             f"text: wanted at most {MOST_TOKENS} tokens with the special ones, whose attention can "
             f"be drawn on a page, got {len(seen.tokens)}: shorten it"
         )
-    layers, heads = seen.weights.shape[:2]
+    layers, count = seen.weights.shape[:2]
     return {
         "tokens": seen.tokens,
         "second_start": seen.second_start,
         # Thousandths: more is not to be seen, and would be most of the page.
-        "weights": np.rint(1000 * seen.weights).astype(int).reshape(layers, heads, -1).tolist(),
+        "weights": np.rint(1000 * seen.weights).astype(int).reshape(layers, count, -1).tolist(),
         "habits": {name: _rounded(shares) for name, shares in seen.habits().items()},
     }
 
