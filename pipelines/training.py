@@ -4,6 +4,7 @@ What a worker does is in `worker`; the mathematics is in `bert_core.train`.
 """
 
 import json
+import os
 import shutil
 import threading
 import uuid
@@ -209,12 +210,30 @@ def users_mistake(error: BaseException) -> RaybertError | None:
 
 def read_records(folder: Path) -> dict[int, dict[str, float]]:
     """The numbers that a run has recorded, by step."""
-    path = folder / METRICS
-    if not path.exists():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    whole = (json.loads(line) for line in lines if line.endswith("\n"))
-    return {line["step"]: line["metrics"] for line in whole}
+    return NewRecords(folder).read()
+
+
+class NewRecords:
+    """Reads the record of a run as it grows, every line once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._end = folder / METRICS, 0
+        self._inode: int | None = None
+
+    def read(self) -> dict[int, dict[str, float]]:
+        """The numbers by step of the lines that were completed since the last call; of the whole
+        file where it is another one by now, or has been cut."""
+        if not self._path.exists():
+            return {}
+        with open(self._path, "rb") as file:
+            now = os.fstat(file.fileno())
+            if now.st_ino != self._inode or now.st_size < self._end:
+                self._inode, self._end = now.st_ino, 0
+            file.seek(self._end)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._end += len(whole) + len(newline)
+        lines = map(json.loads, whole.splitlines())
+        return {line["step"]: line["metrics"] for line in lines}
 
 
 def curves(config: StageConfig) -> list[Path]:
@@ -233,25 +252,25 @@ def median_speed(records: dict[int, dict[str, float]]) -> float:
 def _progress(folder: Path, loop: LoopConfig, title: str) -> Iterator[None]:
     """Follow the record of a run, wherever it is written, and show how far it is."""
     ended = threading.Event()
-    minutes = None if loop.max_hours is None else loop.max_hours * 60
 
     def follow() -> None:
-        total, unit = (loop.max_steps, "steps") if minutes is None else (round(minutes), "minutes")
+        new, done, note = NewRecords(folder), 0.0, ""
+        total, unit, scale = _measure(loop)
         with meter(title, total, unit) as progress:
             while not ended.wait(0.5):
-                records = read_records(folder)
-                if records:
+                if records := new.read():
                     step, numbers = list(records.items())[-1]
                     note = " ".join(
                         f"{name} {numbers[name]:,.{digits}f}"
                         for name, digits in (("loss", 3), ("tokens_per_s", 0))
                         if name in numbers
                     )
-                    if minutes is None:
-                        progress.set(step, note)
+                    if scale is None:
+                        done = step
                     else:
-                        done = round(numbers.get("elapsed_s", 0.0) / 60)
-                        progress.set(done, f"step {step:,} {note}")
+                        done = numbers.get("elapsed_s", 0.0) / scale
+                        note = f"step {step:,} {note}"
+                progress.set(done, note)
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
@@ -260,6 +279,17 @@ def _progress(folder: Path, loop: LoopConfig, title: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+def _measure(loop: LoopConfig) -> tuple[int, str, float | None]:
+    """What a run's length is told in: how many it has of which unit, and the unit's seconds where
+    it is one of time."""
+    if loop.max_hours is None:
+        return loop.max_steps, "steps", None
+    seconds = loop.max_hours * 3600
+    if seconds < 600:
+        return max(1, round(seconds)), "seconds", 1.0
+    return round(seconds / 60), "minutes", 60.0
 
 
 def write_bundle(
