@@ -28,7 +28,7 @@ from pipelines.labelled_sets import (
     lineage_of,
     read_parts,
 )
-from pipelines.report import say
+from pipelines.report import counted, say
 from pipelines.selection import with_prefix
 from pipelines.shard_rows import batches, check_rows
 from pipelines.sources import labelled_input
@@ -249,7 +249,7 @@ def _augmented(
     new = augmented(
         rows, task.replaceable, source, copies=how.copies, share=how.share, seed=how.seed
     )
-    say(f"distill: {len(new):,} rows with other words beside {len(rows):,}")
+    say(f"distill: {counted(len(new), 'row')} with other words beside {len(rows):,}")
     return new
 
 

@@ -35,7 +35,7 @@ from pipelines.parts import (
     read_texts,
     row_file,
 )
-from pipelines.report import say
+from pipelines.report import counted, say
 from pipelines.sources import Corpus, CorpusConfig, list_corpus
 from pipelines.stage import INPUT, Result, run_stage
 from tracking.runs import DatasetInput
@@ -161,7 +161,7 @@ def _extract(config: ExtractConfig, corpus: Corpus, folders: dict[str, Path]) ->
                 with files.open_input(files.join(config.output, name)) as part:
                     shutil.copyfileobj(part, sink)
     files.remove(files.join(config.output, ROWS))
-    say(f"extract: {made.counts[ROWS]:,} records in {path}")
+    say(f"extract: {counted(made.counts[ROWS], 'record')} in {path}")
     rejected = {name: about for name, about in made.outputs.items() if name not in parts}
     return Result(outputs={RECORDS: Output.of(path), **rejected}, counts=made.counts)
 

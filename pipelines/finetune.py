@@ -25,7 +25,7 @@ from pipelines.labelled_sets import (
     remarks_of,
     trained_rows,
 )
-from pipelines.report import say
+from pipelines.report import counted, say
 from pipelines.selection import TASK, Measurement, with_prefix
 from pipelines.stage import Result, run_stage
 from pipelines.training import (
@@ -246,8 +246,8 @@ def _came_to(main: str, sets: dict[str, LabelledSet], values: dict[str, np.ndarr
     """What there is to say of all seeds: on held-out rows, else on those that selected."""
     for name, key in ((HELD_OUT, main), (SELECTION, f"{SELECTION}_{main}")):
         if name in sets:
-            seeds = f"{len(values[key])} seed{'s' if len(values[key]) > 1 else ''}"
-            rows = f"{len(sets[name].rows):,} {name.replace('_', '-')} rows"
+            rows = counted(len(sets[name].rows), f"{name.replace('_', '-')} row")
+            seeds = counted(len(values[key]), "seed")
             return f"{main} {values[key].mean():.1%} on {rows}, mean of {seeds}, "
     return ""
 

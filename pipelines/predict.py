@@ -34,7 +34,7 @@ from pipelines.parts import (
     read_texts,
     row_file,
 )
-from pipelines.report import CUT, say
+from pipelines.report import CUT, counted, say
 from pipelines.sources import Corpus, list_corpus
 from pipelines.stage import INPUT, Result, run_stage
 from tracking.runs import DatasetInput
@@ -97,7 +97,8 @@ def _predict(config: PredictConfig, corpus: Corpus, folder: Path) -> Result:
     _parameters(config, task)
     check_files(config, corpus, task.inputs, partial(_check_free, config))
     made = make_parts("predict", config, corpus, partial(_make_part, config, folder))
-    say(f"predict: {made.counts[ROWS]:,} rows with answers in {files.join(config.output, ROWS)}")
+    folder_of_rows = files.join(config.output, ROWS)
+    say(f"predict: {counted(made.counts[ROWS], 'row')} with answers in {folder_of_rows}")
     return Result(outputs=made.outputs, counts=made.counts)
 
 

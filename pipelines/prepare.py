@@ -38,7 +38,7 @@ from pipelines import card
 from pipelines.blocks import Block, plan_blocks
 from pipelines.corpus_digest import corpus_input
 from pipelines.distribute import run_tasks
-from pipelines.report import meter, say
+from pipelines.report import counted, meter, say
 from pipelines.screen import (
     Kept,
     dropped_digests,
@@ -191,8 +191,8 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
         "shards": [asdict(info) for info in infos],
     }
     say(
-        f"prepare: {encoded['documents']:,} documents, {encoded['tokens']:,} tokens "
-        f"→ {rows['rows']:,} rows in {len(infos)} shards in {config.output}"
+        f"prepare: {counted(encoded['documents'], 'document')}, {encoded['tokens']:,} tokens → "
+        f"{counted(rows['rows'], 'row')} in {counted(len(infos), 'shard')} in {config.output}"
     )
     pictures = card.write(config, corpus, blocks, tokenizer, counts, made.lengths, overlaps)
     return Result(outputs=outputs, counts=counts, artifacts=pictures)

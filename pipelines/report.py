@@ -1,4 +1,4 @@
-"""What a person sees of long work: a bar on a terminal, a line an interval elsewhere."""
+"""What a person sees of long work: a bar on a terminal, a line per interval elsewhere."""
 
 import sys
 import time
@@ -16,7 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-LINE_EVERY_S = 10.0
+FIRST_LINE_S, LINE_EVERY_S = 2.0, 10.0
+"""How long work shows nothing where there is no terminal, and then between two lines."""
 
 # Resolved at every print, so that a captured or redirected stdout is honoured.
 console = Console(highlight=False, soft_wrap=True)
@@ -25,18 +26,31 @@ console = Console(highlight=False, soft_wrap=True)
 CUT = "rows_cut"
 """Remark: how many rows are longer than the model takes them."""
 
+LEFT_OUT = "rows_left_out"
+"""Remark: how many rows teach nothing, since all that they ask about is cut off."""
+
+BROKEN = "broken_lines_left_out"
+"""Remark: how many lines of a file are no rows."""
+
 SEEN = "rows_seen_in_training"
 """Remark: how many of the rows that score a model have taught or selected it, so that its figures
 are better than they are on others."""
 
 
 def tell_remarks(stage: str, remarks: Mapping[str, int | str], source: str) -> None:
-    """A line for everything that there is to tell of rows: `12 rows cut`, `tag scheme: BIO`."""
+    """A line for everything that there is to tell of rows: `1 row cut`, `tag scheme: BIO`."""
     for name, value in remarks.items():
         words = name.replace("_", " ")
-        if value:
-            told = f"{words}: {value}" if isinstance(value, str) else f"{value:,} {words}"
-            say(f"{stage}: {told} in {source}")
+        if isinstance(value, str):
+            say(f"{stage}: {words}: {value} in {source}")
+        elif value:
+            what, _, rest = words.partition(" ")
+            say(f"{stage}: {counted(value, what.removesuffix('s'))} {rest} in {source}")
+
+
+def counted(count: int, what: str, several: str = "") -> str:
+    """`1 row`, `1,000 rows`; `several` where the plural is not made by an s."""
+    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
 
 
 def say(text: str) -> None:
@@ -56,17 +70,18 @@ class Meter:
         self.done, self.note = 0.0, ""
         self._progress = progress
         self._task = progress.add_task(title, total=total, note="") if progress else None
-        self._last_line_s = time.monotonic()
+        self._next_line_s = time.monotonic() + FIRST_LINE_S
         self._first: tuple[float, float] | None = None  # when, and how much was done then
 
     def set(self, done: float, note: str = "") -> None:
         """`done` of the total is finished; `note` is shown beside it."""
-        self._first = self._first or (time.monotonic(), done)
+        if self._first is None and done:
+            self._first = time.monotonic(), done
         self.done, self.note = done, note
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, note=note)
-        elif time.monotonic() - self._last_line_s >= LINE_EVERY_S:
-            self._last_line_s = time.monotonic()
+        elif time.monotonic() >= self._next_line_s:
+            self._next_line_s = time.monotonic() + LINE_EVERY_S
             say(self._line())
 
     def add(self, amount: float = 1, note: str = "") -> None:
@@ -74,11 +89,9 @@ class Meter:
         self.set(self.done + amount, note)
 
     def _line(self) -> str:
-        assert self._first is not None  # `set` is the caller
-        first_s, first = self._first
         parts = [f"{self.done:,.0f} of {self.total:,.0f} {self.unit}"]
-        if self.done > first:
-            rate = (self.done - first) / (time.monotonic() - first_s)
+        if self._first is not None and self.done > self._first[1]:
+            rate = (self.done - self._first[1]) / (time.monotonic() - self._first[0])
             parts.append(f"{rate:,.1f} {self.unit}/s")
             parts.append(f"{(self.total - self.done) / rate:,.0f} s left")
         return f"  {self.title}: {', '.join([*parts, self.note] if self.note else parts)}"
@@ -86,7 +99,8 @@ class Meter:
 
 @contextmanager
 def meter(title: str, total: float, unit: str) -> Iterator[Meter]:
-    """A progress bar on a terminal; elsewhere a line every `LINE_EVERY_S` seconds."""
+    """A progress bar on a terminal; elsewhere a line after `FIRST_LINE_S` seconds, and then every
+    `LINE_EVERY_S`."""
     if not sys.stdout.isatty():
         yield Meter(title, total, unit, None)
         return

@@ -15,7 +15,7 @@ from pipelines import card
 from pipelines.blocks import Block, plan_blocks, read_block
 from pipelines.corpus_digest import corpus_input
 from pipelines.distribute import run_tasks
-from pipelines.report import meter, say
+from pipelines.report import counted, meter, say
 from pipelines.sources import Corpus, CorpusConfig, corpus_size_bytes, list_corpus
 from pipelines.stage import REMARK, Result, StageConfig, run_stage
 
@@ -84,7 +84,7 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
             f"{corpus.name}: wanted text to count words in, found only empty documents: check the "
             "corpus and corpus.text_column"
         )
-    say(f"vocab: counting pairs of pieces in {len(texts):,} documents")
+    say(f"vocab: counting pairs of pieces in {counted(len(texts), 'document')}")
     tokenizer = train_tokenizer(
         config.kind,
         texts,
@@ -109,7 +109,11 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
 
 
 def _draw(config: VocabConfig, share: float, block: Block) -> list[tuple[float, str]]:
-    """The documents of a block that fall into the sample. Held-out ones never do."""
+    """The documents of a block that fall into the sample.
+
+    One that its source marks as held out never does; one that `held_out_share` will keep out of
+    training may.
+    """
     drawn = []
     for document in read_block(block):
         # A source that is used twice as often is drawn from twice as often, too.

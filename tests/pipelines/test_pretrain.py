@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -419,7 +420,9 @@ def test_an_mlflow_server_that_is_away_for_a_while_misses_nothing(
     assert list(found.values()) == losses(tmp_path / "out")
 
 
-def test_a_run_of_hours_ends_with_them_and_its_schedule_too(prepared: Any, tmp_path: Path) -> None:
+def test_a_run_of_hours_ends_with_them_and_its_schedule_too(
+    prepared: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = prepared.pretrain(tmp_path / "out", steps=1_000_000)
     loop = replace(config.loop, max_hours=2 / 3600)
     done = pretrain.run(replace(config, loop=loop, checkpoint_every_steps=10_000))
@@ -429,6 +432,8 @@ def test_a_run_of_hours_ends_with_them_and_its_schedule_too(prepared: Any, tmp_p
     assert records[steps]["elapsed_s"] >= 2
     assert records[steps]["learning_rate"] < 0.2 * config.optimizer.lr
     assert done.counts["mlm_loss_after"] < done.counts["mlm_loss_before"]
+    shown = re.search(r"^  pretrain: [012] of 2 seconds", capsys.readouterr().out, re.MULTILINE)
+    assert shown, "short as it is, it shows how far it is"
     with pytest.raises(ConfigError, match=r"then: wanted no loop\.max_hours beside it"):
         replace(config, loop=loop, then=PhaseConfig(shards="x", steps=1))
 

@@ -10,6 +10,7 @@ from pipelines import report
 
 @pytest.fixture
 def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "FIRST_LINE_S", 0.0)
     monkeypatch.setattr(report, "LINE_EVERY_S", 0.0)
 
 
