@@ -10,7 +10,7 @@ from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import Precision
-from pipelines.report import CUT, SEEN, tell_remarks
+from pipelines.report import CUT, LEFT_OUT, SEEN, tell_remarks
 from pipelines.selection import SelectionConfig
 from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_of
 from pipelines.stage import INPUT
@@ -55,7 +55,9 @@ class LabelledTrainingConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size < max(1, self.most_workers):
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size: wanted at least 1, got {self.batch_size}")
+        if self.batch_size < self.most_workers:
             raise ConfigError(
                 f"batch_size: wanted at least a row for each of {self.most_workers} workers, "
                 f"got {self.batch_size}"
@@ -90,6 +92,14 @@ class LabelledSet:
 
     rows: list[dict[str, Any]]
     windows: "list[Window]"
+    """Of rows to train on only those from which there is something to learn."""
+    cut: int
+    """How many rows are longer than `max_length`."""
+
+    @property
+    def left_out(self) -> int:
+        """How many rows have no window."""
+        return len(self.rows) - len({window.row for window in self.windows})
 
 
 def read_sets(
@@ -137,9 +147,10 @@ def encoded(
 ) -> dict[str, LabelledSet]:
     """The rows of each set as the bundle's encoder takes them.
 
-    Raises: ConfigError if it takes none as long; CorpusError if there are too few to train on, or
-        one does not fit the task.
+    Raises: ConfigError if it takes none as long, or a batch is too small for all workers;
+        CorpusError if there are too few rows to train on, or one does not fit the task.
     """
+    _check_groups(config, task)
     training, selecting = len(parts[TRAIN]), len(parts.get(SELECTION, []))
     if training < config.batch_size:
         kept = f", of which {selecting} select" if selecting else ""
@@ -154,8 +165,29 @@ def encoded(
         assert source is not None
         with rows_of(f"{source.source} ({name})"):
             windows = task.encode(rows, bundle.tokenizer, longest, labelled=True)
-        sets[name] = LabelledSet(rows, windows)
+        cut = cut_rows(windows)
+        if name == TRAIN:
+            windows = [window for window in windows if not window.is_unlabelled]
+        sets[name] = LabelledSet(rows, windows, cut)
+    if sets[TRAIN].left_out and len(sets[TRAIN].windows) < config.batch_size:
+        raise CorpusError(
+            f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows that "
+            f"hold what is to be learned within max_length = {config.max_length} tokens, got "
+            f"{training - sets[TRAIN].left_out} of {training}: raise max_length, or lower "
+            "batch_size"
+        )
     return sets
+
+
+def _check_groups(config: LabelledTrainingConfig, task: "Task") -> None:
+    """Raises: ConfigError if a worker would have no group of rows of a batch."""
+    groups = -(-config.batch_size // task.group_rows)
+    if groups < config.most_workers:
+        raise ConfigError(
+            f"batch_size: wanted at least a group of {task.group_rows} rows for each of "
+            f"{config.most_workers} workers, got {config.batch_size}: raise it, or lower "
+            "num_workers or options.group_size"
+        )
 
 
 def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[str, list[dict]]:
@@ -229,8 +261,10 @@ def remarks_of(
     remarks: Remarks = {}
     for split, source in ((TRAIN, config.train), (HELD_OUT, config.held_out)):
         if source is not None:
-            rows, windows = sets[split].rows, sets[split].windows
-            found = task.remarks(rows) | {CUT: cut_rows(windows)}
+            rows = sets[split].rows
+            found = task.remarks(rows) | {CUT: sets[split].cut}
+            if split == TRAIN:
+                found[LEFT_OUT] = sets[split].left_out
             if split == HELD_OUT:
                 seen = np.isin(task.digests(rows, task.chosen), trained_on)
                 found[SEEN] = int(seen.sum())

@@ -40,6 +40,11 @@ class Window:
         """Tokens of all sequences, each counted as long as the longest."""
         return len(self.ids) * max(map(len, self.ids))
 
+    @property
+    def is_unlabelled(self) -> bool:
+        """Whether labels are wanted of it and it has none, so that nothing is learned from it."""
+        return bool(self.labels) and not any(map(len, self.labels.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class Pieces:

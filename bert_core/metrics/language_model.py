@@ -28,16 +28,19 @@ def masked_word_metrics(
     right: Integer[np.ndarray, "rows"],
     log_shares: Float[np.ndarray, "rows"],
     masks: Integer[np.ndarray, "rows"],
+    asked: Integer[np.ndarray, "rows"],
 ) -> dict[str, float]:
-    """`accuracy` and `perplexity` over the masks of all rows.
+    """`accuracy` over the masks of all rows, where one that was cut off counts as wrong, and
+    `perplexity` over those that were asked.
 
     Args:
         right: masks of each row whose best candidate is the word.
         log_shares: sum over a row's masks of the logarithm of the share that the word was given.
         masks: how many a row has.
+        asked: how many of them are not cut off.
     """
-    total = max(1, int(masks.sum()))
+    loss = -log_shares.sum() / asked.sum() if asked.any() else 700.0
     return {
-        "accuracy": float(right.sum() / total),
-        "perplexity": float(np.exp(min(-log_shares.sum() / total, 700.0))),
+        "accuracy": float(right.sum() / max(1, int(masks.sum()))),
+        "perplexity": float(np.exp(min(loss, 700.0))),
     }

@@ -58,7 +58,11 @@ class FillMaskParameters(CuttingParameters):
 
 
 class FillMask(Task):
-    """Rows are `{"text": "The [MASK] is blue.", "words": ["sea"]}`."""
+    """Rows are `{"text": "The [MASK] is blue.", "words": ["sea"]}`.
+
+    A mask beyond `max_length` is not asked. Where its word is known it counts as wrong, and
+    perplexity is without it; a row of which no mask is left teaches nothing, and has no candidates.
+    """
 
     name = "fill-mask"
     objective = "mlm"
@@ -114,16 +118,19 @@ class FillMask(Task):
         windows = []
         texts = ids_of(tokenizer, [_with_masks_of(tokenizer, row["text"]) for row in rows])
         for number, (row, ids) in enumerate(zip(rows, texts, strict=True)):
+            wanted = None
+            if "words" in row:  # in the whole text: which words are left follows from what is cut
+                masks = int(np.count_nonzero(ids == tokenizer.mask_id))
+                wanted = _word_ids(row, number + 1, tokenizer, masks)
             sequence = joined(tokenizer, ids, None, limit)
             positions = np.flatnonzero(sequence.ids == tokenizer.mask_id)
-            if not len(positions):
+            if wanted is not None:
+                wanted = wanted[: len(positions)]
+            elif not len(positions):
                 raise InputError(
                     f"inputs[{number}]: wanted a text with {MASK} for each word to be found, got "
                     f"{row['text'][:80]!r}: put it in, where the model's positions reach"
                 )
-            wanted = None
-            if "words" in row:
-                wanted = _word_ids(row, number + 1, tokenizer, len(positions))
             windows.append(
                 Window(
                     row=number,
@@ -146,7 +153,8 @@ class FillMask(Task):
     ) -> list[Any]:
         """Candidates of the mask, or a list of them for each of several masks.
 
-        Where a row has its words, the first candidate of each says how the word did.
+        Where a row has its words, the first candidate of each says how the word did; one whose
+        masks are all cut off has an empty list.
         """
         parameters = parameters or self.parameters()
         answers: list[Any] = []
@@ -162,8 +170,9 @@ class FillMask(Task):
         every = [[one[0]["wanted"] for one in by_mask(answer)] for answer in answers]
         return {
             "right": np.array([sum(one["rank"] == 1 for one in its) for its in every]),
-            "log_share": np.array([sum(one["log_share"] for one in its) for its in every]),
-            "masks": np.array([len(its) for its in every]),
+            "log_share": np.array([sum((one["log_share"] for one in its), 0.0) for its in every]),
+            "masks": np.array([len(row["words"]) for row in rows]),
+            "asked": np.array([len(its) for its in every]),
         }
 
     def cells(self, answer: Any) -> dict[str, Any]:
@@ -174,12 +183,14 @@ class FillMask(Task):
         }
 
     def metrics(self, columns: Columns) -> dict[str, float]:
-        return masked_word_metrics(columns["right"], columns["log_share"], columns["masks"])
+        return masked_word_metrics(
+            columns["right"], columns["log_share"], columns["masks"], columns["asked"]
+        )
 
     def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
-        """The product over the masks of the share of each one's best candidate."""
+        """The product over the masks of the share of each one's best candidate; 0 of none."""
         best = ([one[0]["score"] for one in by_mask(answer)] for answer in answers)
-        return np.array([np.prod(scores) for scores in best])
+        return np.array([np.prod(scores) if scores else 0.0 for scores in best])
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +210,12 @@ def _with_masks_of(tokenizer: Tokenizer, text: str) -> str:
 
 
 def _word_ids(row: Row, number: int, tokenizer: Tokenizer, masks: int) -> Int[np.ndarray, "masks"]:
+    """Raises: CorpusError if there is not a word for each of the text's masks."""
     words = row["words"]
-    if len(words) != masks:
+    if len(words) != masks or not masks:
         raise CorpusError(
-            f"row {number}: wanted a word for each of {masks} masks, got {len(words)}: correct "
-            "the row, or take it out"
+            f"row {number}: wanted a word for each mask of its text, got {len(words)} for {masks}: "
+            "correct the row, or take it out"
         )
     ids = ids_of(tokenizer, [f" {word}" if tokenizer.reads_spaces else word for word in words])
     for word, its in zip(words, ids, strict=True):
@@ -245,5 +257,5 @@ def _candidates(
 
 
 def by_mask(answer: Any) -> list[list[dict[str, Any]]]:
-    """The candidates of each mask, of an answer about one or several."""
-    return answer if isinstance(answer[0], list) else [answer]
+    """The candidates of each mask, of an answer about one, several or none."""
+    return answer if not answer or isinstance(answer[0], list) else [answer]

@@ -412,9 +412,12 @@ def test_a_model_is_compared_on_rows_that_trained_neither(
     told = f"it was trained on {len(known)} of the evaluation's {len(mixed)} rows, which favour it"
     assert told in second("seen", mixed)
     capsys.readouterr()
-    assert f"by paired bootstrap on {len(unseen)} rows" in second("all", lines)
-    told = f"publish: compared on {len(unseen)} of {len(lines)} rows; the others were in the train"
+    why = second("all", lines)
+    assert f"by paired bootstrap on {len(unseen)} rows" in why
+    told = f"{len(lines) - len(unseen)} of the evaluation's {len(lines)} rows are left out, as one"
+    assert told in why
     assert told in " ".join(capsys.readouterr().out.split())
+    assert told in (tmp_path / "publish-all" / "model_card.md").read_text()
 
 
 def test_held_out_rows_that_were_trained_on_are_counted(evaluated: Any) -> None:
@@ -470,6 +473,8 @@ def test_an_evaluation_of_another_bundle_is_refused(evaluated: Any, tmp_path: Pa
         ({"warmup_share": 2.0}, "warmup_share: wanted 0 to 1, got 2"),
         ({"rows_per_class": 0}, "rows_per_class: wanted at least 1, got 0"),
         ({"max_length": 4}, "max_length: wanted at least 8, got 4"),
+        ({"batch_size": 0}, "batch_size: wanted at least 1, got 0"),
+        ({"batch_size": 2, "num_workers": 4}, "batch_size: wanted at least a row for each of 4"),
         ({"layer_decay": 1.5}, "layer_decay: wanted above 0 and up to 1, got 1.5"),
     ],
 )

@@ -6,13 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from bert_core.errors import ConfigError, CorpusError
-from pipelines import evaluate, finetune, predict
+from bert_core.tasks.fill_mask import by_mask
+from pipelines import evaluate, finetune, predict, publish
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.predict import PredictConfig
+from pipelines.publish import PublishConfig
 from pipelines.sources import LabelledConfig
 
 pytestmark = pytest.mark.ray
@@ -69,7 +73,7 @@ def test_fine_tuning_counts_the_rows_that_are_empty_or_cut(
     assert (counts["held_out_rows_with_empty_text"], counts["held_out_rows_cut"]) == (0, 0)
     told = capsys.readouterr().out
     assert f"finetune: 2 rows with empty text in {train.source}" in told
-    assert f"finetune: 1 rows cut in {train.source} (train)" in told
+    assert f"finetune: 1 row cut in {train.source} (train)" in told
     assert tuning.held_out is not None
     seen = counts["held_out_rows_seen_in_training"]  # the same rows, but for those that are odd
     (line,) = {line for line in told.splitlines() if tuning.held_out.source in line}
@@ -109,8 +113,64 @@ def test_a_row_that_an_evaluation_cannot_take_has_its_number_in_the_file(
         num_workers=0,
         tracking_uri=pretrained.tracking_uri,
     )
-    with pytest.raises(CorpusError, match=r"masks.jsonl, row 514: wanted a word for each of 1 mas"):
+    with pytest.raises(CorpusError, match=r"masks.jsonl, row 514: wanted a word for each mask"):
         evaluate.run(config)
+
+
+NEAR = {"text": "[MASK] list.", "words": ["the"]}
+NEAR_AND_FAR = {"text": f"[MASK] list {'long ' * 600} [MASK].", "words": ["the", "a"]}
+FAR = {"text": f"A list {'long ' * 600} [MASK].", "words": ["a"]}
+
+
+def test_a_mask_that_is_cut_off_is_not_learned_and_its_row_is_counted(
+    tuning: FinetuneConfig, written: Written, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = written("masks.jsonl", [NEAR] * 8 + [NEAR_AND_FAR] * 4 + [FAR] * 3)
+    masks = replace(tuning, task="fill-mask", train=rows, held_out=rows, epochs=2.0)
+    counts = finetune.run(masks).counts
+    assert (counts["train_rows"], counts["train_rows_cut"], counts["train_rows_left_out"]) == (
+        15,
+        7,
+        3,
+    )
+    assert counts["steps"] == 3, "two epochs of 12 rows, 8 a step"
+    assert counts["held_out_rows_cut"] == 7
+    assert counts["accuracy_mean"] == pytest.approx(12 / 19), "7 of 19 masks are never asked"
+    told = capsys.readouterr().out
+    assert f"finetune: 3 rows left out in {rows.source} (train)" in told
+    far = written("far.jsonl", [FAR] * 8)
+    message = r"far.jsonl: wanted at least batch_size = 8 rows .* max_length = 32 tokens, got 0 of"
+    with pytest.raises(CorpusError, match=message):
+        finetune.run(replace(masks, train=far, output=f"{masks.output}-far"))
+    wrong = written("wrong.jsonl", [NEAR_AND_FAR] * 8 + [NEAR_AND_FAR | {"words": ["the"]}])
+    with pytest.raises(CorpusError, match=r"row 9: wanted a word for each mask .*, got 1 for 2"):
+        finetune.run(replace(masks, train=wrong, output=f"{masks.output}-wrong"))
+
+
+def test_a_mask_that_is_cut_off_counts_as_wrong_and_perplexity_is_without_it(
+    pretrained: Any, tmp_path: Path, written: Written
+) -> None:
+    config = EvaluateConfig(
+        output=str(tmp_path / "far"),
+        model=str(pretrained.folder / "pretrain" / "bundle"),
+        held_out=written("far.jsonl", [NEAR] * 8 + [NEAR_AND_FAR] * 4 + [FAR] * 3),
+        num_workers=0,
+        tracking_uri=pretrained.tracking_uri,
+    )
+    far = evaluate.run(config).counts
+    assert (far["rows"], far["rows_cut"]) == (15, 7)
+    answers = pq.read_table(tmp_path / "far" / "predictions.parquet").to_pylist()
+    right = [sum(one[0]["wanted"]["rank"] == 1 for one in by_mask(json.loads(row["answer"])))
+             for row in answers]  # fmt: skip
+    assert far["accuracy"] == sum(right) / 19
+    assert [row["predicted_words"] for row in answers[-3:]] == [[], [], []]
+    shares = [one[0]["wanted"]["log_share"] for row in answers
+              for one in by_mask(json.loads(row["answer"]))]  # fmt: skip
+    assert len(shares) == 12
+    assert far["perplexity"] == pytest.approx(np.exp(-np.mean(shares)))
+    none = written("none.jsonl", [FAR] * 3)
+    counts = evaluate.run(replace(config, held_out=none, output=str(tmp_path / "none"))).counts
+    assert (counts["accuracy"], counts["wrong_rows"], counts["rows_cut"]) == (0.0, 3, 3)
 
 
 def test_an_evaluation_counts_the_rows_that_are_empty_or_cut(
@@ -119,7 +179,7 @@ def test_an_evaluation_counts_the_rows_that_are_empty_or_cut(
     held_out = written("odd.jsonl", GOOD + ODD)
     counts = evaluate.run(replace(evaluation, held_out=held_out)).counts
     assert (counts["rows"], counts["rows_with_empty_text"], counts["rows_cut"]) == (19, 2, 1)
-    assert f"evaluate: 1 rows cut in {held_out.source}" in capsys.readouterr().out
+    assert f"evaluate: 1 row cut in {held_out.source}" in capsys.readouterr().out
     one_class = replace(
         evaluation, held_out=written("one.jsonl", GOOD[::2]), output=f"{evaluation.output}-one"
     )
@@ -127,6 +187,45 @@ def test_an_evaluation_counts_the_rows_that_are_empty_or_cut(
     unseen = written("unseen.jsonl", [*GOOD, {"text": "a", "label": "never"}])
     with pytest.raises(CorpusError, match="row 17: its label 'never' is not one of the training"):
         evaluate.run(replace(evaluation, held_out=unseen, output=f"{evaluation.output}-unseen"))
+
+
+def test_a_batch_without_a_group_for_each_worker_is_refused_by_name_before_ray_starts(
+    tuning: FinetuneConfig, written: Written
+) -> None:
+    pairs = written("pairs.jsonl", [{"text": f"{n} a", "text_pair": f"{n} b"} for n in range(40)])
+    embedding = replace(
+        tuning, task="feature-extraction", train=pairs, held_out=None, batch_size=16, num_workers=2,
+        address="127.0.0.1:1",
+    )  # fmt: skip
+    message = "^batch_size: wanted at least a group of 16 rows for each of 2 workers, got 16: raise"
+    with pytest.raises(ConfigError, match=message):
+        finetune.run(embedding)
+
+
+def test_an_evaluation_counts_the_lines_that_are_broken(
+    tuning: FinetuneConfig, evaluation: EvaluateConfig, tmp_path: Path
+) -> None:
+    lines = [f"{n}\t1\t2\tWhat is {n}?\tIs it {n}?\t{n % 2}" for n in range(16)]
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
+    (tmp_path / "qqp.tsv").write_text("\n".join([header, *lines, "16\t1\t2\tcut"]) + "\n")
+    questions = LabelledConfig(source=str(tmp_path / "qqp.tsv"), format="qqp")
+    finetune.run(replace(tuning, train=questions, held_out=None))
+    model = str(Path(tuning.output) / "bundle")
+    counts = evaluate.run(replace(evaluation, model=model, held_out=questions)).counts
+    assert (counts["rows"], counts["broken_lines_left_out"]) == (16, 1)
+
+
+def test_a_bundle_is_published_by_an_evaluation_whose_first_rows_are_too_long(
+    evaluation: EvaluateConfig, written: Written
+) -> None:
+    evaluate.run(replace(evaluation, held_out=written("long.jsonl", ODD[2:] * 2 + GOOD)))
+    config = PublishConfig(
+        output=f"{evaluation.output}-publish", model=evaluation.model, name="of-long-rows",
+        evaluation=evaluation.output, num_workers=0, tracking_uri=evaluation.tracking_uri,
+    )  # fmt: skip
+    assert publish.run(config).counts["is_champion"]
+    card = Path(config.output, "model_card.md").read_text()
+    assert "Of note: 2 rows cut." in card
 
 
 def test_several_files_of_labelled_rows_are_one_set(
