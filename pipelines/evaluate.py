@@ -20,8 +20,8 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row
 from pipelines.distribute import run_tasks
-from pipelines.report import CUT, SEEN, meter, say, tell_remarks
-from pipelines.sources import LabelledConfig, labelled_input, read_labelled, rows_after, rows_of
+from pipelines.report import BROKEN, CUT, SEEN, counted, meter, say, tell_remarks
+from pipelines.sources import LabelledConfig, labelled_input, labelled_rows, rows_after, rows_of
 from pipelines.stage import INPUT, Result, StageConfig, local_outputs, run_stage
 from tracking.runs import DatasetInput
 
@@ -89,7 +89,7 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
             f"metric: wanted one that is better when it is higher, got {config.metric!r}: give "
             "another, or leave it out"
         )
-    rows = read_labelled(config.held_out, "held_out", task.shapes(task.chosen))
+    rows, broken = labelled_rows(config.held_out, "held_out", task.shapes(task.chosen))
     with rows_of(config.held_out.source):
         baseline = task.baseline(rows)  # first, as it finds labels that the task does not know
     began = time.monotonic()
@@ -106,17 +106,18 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     seen = int(predictor.bundle.has_seen(task, rows).sum())
     remarks = task.remarks(rows) | {CUT: answered.cut, SEEN: seen}
     tell_remarks("evaluate", remarks, config.held_out.source)
+    wrong = task.wrong(columns)
     fit = _reliability(task, rows, answers)
     paths = _write(config, task, rows, answers, columns, fit)
     low, high = ranges[main]
     say(
-        f"evaluate: {main} {metrics[main]:.1%} ({low:.1%} to {high:.1%}) on {len(rows):,} rows, "
-        f"predictions in {files.join(config.output, PREDICTIONS)}"
+        f"evaluate: {main} {metrics[main]:.1%} ({low:.1%} to {high:.1%}) on "
+        f"{counted(len(rows), 'row')}, predictions in {files.join(config.output, PREDICTIONS)}"
     )
     counts = {
         "source": config.held_out.source,
         "rows": len(rows),
-        "wrong_rows": int((task.faults(columns) > 0).sum()),
+        **({} if wrong is None else {"wrong_rows": int(wrong.sum())}),
         "primary_metric": main,
         **metrics,
         **{f"{name}_low": low for name, (low, _) in ranges.items()},
@@ -124,6 +125,7 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         **{f"baseline_{name}": value for name, value in baseline.items()},
         **({} if fit is None else _calibration(fit)),
         **remarks,
+        BROKEN: broken,
         "tokens_per_s": answered.tokens / seconds,
     }
     return Result(outputs=local_outputs(config, paths), counts=counts, artifacts=paths)

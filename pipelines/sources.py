@@ -18,7 +18,7 @@ from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.rows import labelled
 from pipelines import docstrings, hub, parquet
-from pipelines.report import say
+from pipelines.report import counted, say
 from pipelines.stage import INPUT, REMARK
 from tracking.runs import DatasetInput
 
@@ -283,7 +283,15 @@ def read_labelled(
 
     Raises: CorpusError naming a column that is missing or a row that does not fit.
     """
+    return labelled_rows(config, split, shapes)[0]
+
+
+def labelled_rows(
+    config: LabelledConfig, split: Split, shapes: tuple[type, type]
+) -> tuple[list[dict[str, Any]], int]:
+    """What `read_labelled` gives, and how many broken lines are left out."""
     rows: list[dict[str, Any]] = []
+    broken = 0
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
     if config.source != DOCSTRINGS and paths != [config.source]:
         names = [path.rpartition("/")[2] for path in paths]
@@ -294,9 +302,10 @@ def read_labelled(
         records = [record for record in found if record is not None]
         records = with_classes(records, classes) if classes else records
         if len(records) < len(found):
-            say(f"{path}: {len(found) - len(records):,} broken lines are left out")
+            broken += len(found) - len(records)
+            say(f"{path}: left out {counted(len(found) - len(records), 'broken line')}")
         rows += labelled(records, shapes, columns | config.columns, path)
-    return rows
+    return rows, broken
 
 
 @contextmanager

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from bert_core.predictor import Predictor
     from bert_core.tasks.base import Task
 
+REMARKS = ("rows_cut", "rows_with_empty_text", "broken_lines_left_out")
+"""Counts of an evaluation whose rows were not all asked as they are."""
+
 Classes = Mapping[str, Mapping[str, float]]
 
 SHOWN_LABELS, SHOWN_CLASSES = 20, 20
@@ -151,6 +154,8 @@ def _evaluated(evaluation: Manifest) -> str:
     counts, digest = evaluation.counts, evaluation.inputs.get("held_out", "")
     seen = counts.get("rows_seen_in_training", 0)
     warning = f" **{seen:,} of them taught or selected it**, which favours it." if seen else ""
+    odd = [f"{n:,} {name.replace('_', ' ')}" for name in REMARKS if (n := counts.get(name, 0))]
+    warning += f" Of note: {', '.join(odd)}." if odd else ""
     return (
         f"Measured on {counts['rows']:,} rows of {counts.get('source', 'a file')} (sha256 "
         f"`{digest}`).{warning} Intervals are of 95 %, by bootstrap over these rows; the baseline "

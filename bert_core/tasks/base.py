@@ -260,6 +260,11 @@ class Task(ABC):
         )
         return np.array([1.0 - metrics[self.primary_metric] for metrics in alone])
 
+    def wrong(self, columns: Columns) -> Bool[np.ndarray, "rows"] | None:
+        """Which rows are answered wrong; None where an answer is near or far, and not right or
+        wrong."""
+        return self.faults(columns) > 0
+
     def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"] | None:
         """The probability that each answer gives to itself; None where answers give none."""
         return None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float, Num
+from jaxtyping import Bool, Float, Num
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Window, ids_of, joined
@@ -359,6 +359,9 @@ class FeatureExtraction(Task):
 
         predicted, label = (rankdata(columns[name]) for name in ("predicted", "label"))
         return np.abs(predicted - label) / max(1, len(label) - 1)
+
+    def wrong(self, columns: Columns) -> Bool[np.ndarray, "rows"] | None:
+        return super().wrong(columns) if "rank" in columns else None
 
     def is_comparable(self, other: Task) -> bool:
         return self.name == other.name  # how a model makes vectors is its own affair

@@ -79,7 +79,9 @@ def check_files(folder: Path, task: Task, table: list[dict[str, Any]], uri: str)
     columns = task.compare(rows, answers)
     wrong = [json.loads(line) for line in (folder / "worst.jsonl").read_text().splitlines()]
     faults = task.faults(columns)
-    assert len(wrong) == manifest.counts["wrong_rows"] == (faults > 0).sum()
+    assert len(wrong) == (faults > 0).sum()
+    told_apart = task.name != "text-regression"  # nearer or further is neither right nor wrong
+    assert manifest.counts.get("wrong_rows") == (len(wrong) if told_apart else None)
     assert [each["fault"] for each in wrong] == sorted(faults[faults > 0], reverse=True)
     for each in wrong:
         row = rows[each["row"] - 1]
