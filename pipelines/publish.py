@@ -1,7 +1,7 @@
 """Evaluated bundle → MLflow registry, where the alias `champion` says which version is served."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,10 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         not_compared=not_compared,
         force=config.force,
     )
+    if verdict is not None and (left_out := len(rows) - verdict.rows):
+        told = f"{left_out:,} of the evaluation's {len(rows):,} rows are left out"
+        why = f"{publication.why}; {told}, as one of the two was trained on them"
+        publication = replace(publication, why=why)
     version = publication.version
     card = model_card(
         publication,
@@ -165,11 +169,6 @@ def _compared(
         return None, (
             f"{who} was trained on {max(its.sum(), own.sum()):,} of the evaluation's {len(rows):,} "
             "rows, which favour it"
-        )
-    if len(unseen) < len(rows):
-        say(
-            f"publish: compared on {len(unseen):,} of {len(rows):,} rows; the others were in the "
-            "training of one of the two"
         )
     metric = str(evaluation.counts["primary_metric"])
     new = task.compare(unseen, [json.loads(row[ANSWER]) for row in unseen])
