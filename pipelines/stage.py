@@ -201,7 +201,8 @@ def run_stage(
     _clear_what_others_left(config, stage, digest)
     began = time.time()
     # A run is opened, handed over and opened again: training's controller writes it meanwhile.
-    _open_run(stage, config, determining, inputs).close("RUNNING")
+    if _open_run(stage, config, determining, inputs).close("RUNNING") is not None:
+        say(f"{stage}: MLflow has not answered yet, records wait for it in {config.local_folder}")
     try:
         result = work(digest)
     except BaseException as error:

@@ -195,28 +195,30 @@ class RunRecorder:
 
         While MLflow is away this takes two more tries, a second apart, not the whole time.
 
-        Returns: None if MLflow has everything, else the sentence that was logged as a warning.
+        Returns: None if MLflow has everything, else a sentence that says so, which is logged as a
+            warning where the run ends: who hands over leaves that to the next.
         """
         if status != "RUNNING":
             try:
                 self._spool.tell("status", status)
             except (OSError, RaybertError) as error:
                 self._complain("status", f"that the run is {status} is not recorded: {error}")
-        return self._end(timeout_s)
+        line = self._end(timeout_s)
+        if line is not None and status != "RUNNING":
+            logger.warning(line)
+        return line
 
     def _end(self, timeout_s: float) -> str | None:
         reason = self._sender.finish(timeout_s)
         self._spool.close()
         if reason is None:
             return None
-        left = self._spool.lines - self._spool.sent
-        line = (
-            f"MLflow at {self._spool.run.tracking_uri} has not got all of this run ({left} records "
-            f"are left): {reason}. They lie in {self._spool.folder}, and the next start of the "
-            "same stage sends them"
+        left, place = self._spool.lines - self._spool.sent, self._spool.run.tracking_uri
+        records = f"{left:,} record{'' if left == 1 else 's'}" if left else "how the run ended"
+        return (
+            f"MLflow at {place} has yet to be sent {records}: {reason}. The next start of the same "
+            f"stage sends what lies in {self._spool.folder}"
         )
-        logger.warning(line)
-        return line
 
     def __enter__(self) -> "RunRecorder":
         return self
@@ -266,4 +268,4 @@ def finish_run(folder: str | Path, *, uri: str, timeout_s: float = 20.0) -> str 
         spool.close()
         return None
     settle_environment()
-    return RunRecorder(spool, uri)._end(timeout_s)
+    return RunRecorder(spool, uri).close("FINISHED", timeout_s)

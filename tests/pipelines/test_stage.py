@@ -85,6 +85,16 @@ def test_other_settings_or_inputs_are_refused_and_named_and_the_result_is_untouc
     assert Path(config.output, "copy.txt").read_bytes() == b"x"
 
 
+def test_that_mlflow_is_away_is_said_once_before_the_work_and_once_after(
+    config: CopyConfig, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    run(replace(config, tracking_uri="http://127.0.0.1:1"), [])
+    told = f"copy: MLflow has not answered yet, records wait for it in {config.output}"
+    assert capsys.readouterr().out.splitlines() == [told]
+    (line,) = [one for one in caplog.messages if "MLflow" in one]
+    assert "has yet to be sent 1 record: " in line
+
+
 def test_force_makes_it_again(config: CopyConfig) -> None:
     calls: list[str] = []
     run(config, calls)

@@ -258,8 +258,8 @@ def test_a_dead_server_delays_nothing_and_is_told_of(
     assert time.monotonic() - begin < 15
     assert line is not None
     assert caplog.messages[-1] == line
-    assert f"MLflow at {uri} has not got all of this run (1000 records are left)" in line
-    assert f"They lie in {tmp_path}, and the next start of the same stage sends them" in line
+    assert f"MLflow at {uri} has yet to be sent 1,000 records: " in line
+    assert f"The next start of the same stage sends what lies in {tmp_path}" in line
     assert any(record.exc_info for record in caplog.records), "what went wrong is there to debug"
 
 
@@ -320,7 +320,7 @@ def test_a_server_stopped_and_started_gets_every_record_once_in_one_run(
     assert not recorder.flush(2.0)
     line = recorder.close("RUNNING")
     assert line is not None
-    assert "(10 records are left)" in line
+    assert "has yet to be sent 10 records: " in line
     recorder = RunRecorder.open(tmp_path, uri=server.uri)
     record_ten()
     begin = time.monotonic()
