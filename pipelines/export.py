@@ -224,8 +224,8 @@ def _check_drop(config: ExportConfig, verdict: Verdict) -> None:
             f"max_drop: wanted {verdict.metric} to fall by at most {config.max_drop:g}, by "
             f"{config.quantize or 'export'} it falls by {-verdict.difference:z.4f} "
             f"({-verdict.high:z.4f} to {-verdict.low:z.4f} by paired bootstrap on {verdict.rows} "
-            "rows): leave quantize out, raise max_drop, or give more rows if they are too few to "
-            "tell; nothing is written"
+            f"rows): {'leave quantize out, ' if config.quantize else ''}raise max_drop, or give "
+            "more rows if they are too few to tell; nothing is written"
         )
 
 

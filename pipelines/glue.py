@@ -16,7 +16,7 @@ from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, Output, read_manifest
 from bert_core.metrics.glue import SETS, TASKS, submission_lines, task_scores
 from pipelines.evaluate import predict_rows, predictor_of
-from pipelines.report import say
+from pipelines.report import counted, say
 from pipelines.sources import LabelledConfig, read_unlabelled
 from pipelines.stage import INPUT, Result, StageConfig, input_digest, run_stage
 from tracking.runs import DatasetInput
@@ -116,7 +116,11 @@ def _submit(config: GlueConfig, folders: Mapping[str, Path]) -> Result:
         texts[one.file] = submission_lines(answers).encode()
     path = files.join(config.output, SUBMISSION)
     files.write_bytes(path, _zip(texts))
-    say(f"glue: {counts['rows']:,} answers in {path}, to be sent to gluebenchmark.com")
+    lacking = [n for n, one in SETS.items() if n not in asked or len(asked[n].rows) != one.rows]
+    to_send = "to be sent to gluebenchmark.com"
+    if lacking:
+        to_send = f"not {to_send} before a model has answered all of {', '.join(lacking)}"
+    say(f"glue: {counted(counts['rows'], 'answer')} in {path}, {to_send}")
     told: dict[str, Any] = {f"{task}_score": score for task, score in scores.items()}
     if scores:
         mean = sum(scores.values()) / len(scores)

@@ -22,7 +22,7 @@ from bert_core.manifest import Manifest, Output, read_manifest
 from pipelines import parquet
 from pipelines.distribute import run_tasks
 from pipelines.parts import ROWS
-from pipelines.report import meter, say
+from pipelines.report import counted, meter, say
 from pipelines.stage import INPUT, Result, StageConfig, input_digest, run_stage
 from tracking.runs import DatasetInput
 
@@ -131,17 +131,25 @@ def run(config: SearchConfig) -> Manifest:
         for name, folder in (("corpus", config.corpus), ("queries", config.queries))
     ]
     corpus, queries = read_manifest(config.corpus), read_manifest(config.queries)
-    wanted, came = (
-        (one.inputs["model"][:6], one.config["task"], one.config["options"])
-        for one in (corpus, queries)
-    )
-    if corpus.inputs["model"] != queries.inputs["model"] or wanted != came:
-        raise ConfigError(
-            f"{config.queries}: wanted vectors by the model, task and options of {config.corpus}, "
-            f"{wanted}, got {came}: predict one of them again"
-        )
+    for name, wanted, came in (
+        ("model", corpus.inputs["model"], queries.inputs["model"]),
+        *((name, corpus.config[name], queries.config[name]) for name in ("task", "options")),
+    ):
+        if wanted != came:
+            raise ConfigError(
+                f"{config.queries}: wanted vectors by the {name} of {config.corpus}, "
+                f"{_shown(wanted)}, got those by {_shown(came)}: predict one of them again with "
+                f"the {name} of the other"
+            )
     parts = Vectors.of(config.corpus, corpus), Vectors.of(config.queries, queries)
     return run_stage("search", config, inputs, lambda _: _search(config, *parts))
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a digest, or a value of a config."""
+    if isinstance(value, str):
+        return value[:12]
+    return "the model's own" if not value else json.dumps(value)
 
 
 def _search(config: SearchConfig, corpus: Vectors, queries: Vectors) -> Result:
@@ -154,7 +162,8 @@ def _search(config: SearchConfig, corpus: Vectors, queries: Vectors) -> Result:
             asked, searched = asked + part["queries"], part["rows"]
             progress.add()
     folder = files.join(config.output, ROWS)
-    say(f"search: {asked:,} queries among {searched:,} rows, in {folder}")
+    among = counted(searched, "row")
+    say(f"search: {counted(asked, 'query', 'queries')} among {among}, in {folder}")
     outputs = {name: Output.of(files.join(config.output, name)) for name in sorted(names)}
     return Result(outputs=outputs, counts={"queries": asked, "rows": searched})
 

@@ -12,11 +12,12 @@ from bert_core import files
 from bert_core.bundle import bundle_digest, load_bundle
 from bert_core.errors import ConfigError
 from bert_core.export import TOLERANCE
+from bert_core.metrics.bootstrap import Verdict
 from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from pipelines import evaluate, export, predict, publish
 from pipelines.evaluate import EvaluateConfig
-from pipelines.export import ExportConfig
+from pipelines.export import ExportConfig, _check_drop
 from pipelines.predict import PredictConfig
 from pipelines.publish import PublishConfig
 from pipelines.sources import LabelledConfig
@@ -133,6 +134,15 @@ def test_8_bits_that_cost_too_much_are_refused_and_nothing_is_written(
         export.run(config)
     assert not Path(config.output, "bundle").exists()
     assert not files.exists(f"{config.output}/manifest.json")
+
+
+def test_an_export_that_was_not_asked_for_8_bits_is_not_told_to_leave_them_out(
+    config: ExportConfig,
+) -> None:
+    fallen = Verdict(not_worse=False, metric="f1", difference=-0.1, low=-0.2, high=0.0, rows=9)
+    message = r"by export it falls by 0\.1000 .* on 9 rows\): raise max_drop, or give more rows if"
+    with pytest.raises(ConfigError, match=message):
+        _check_drop(config, fallen)
 
 
 def test_8_bits_that_err_on_none_of_too_few_rows_are_refused(

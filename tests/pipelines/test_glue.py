@@ -92,8 +92,11 @@ def files_of(config: GlueConfig) -> dict[str, list[str]]:
 
 
 @pytest.mark.usefixtures("short")
-def test_a_submission_has_the_models_answers_in_the_order_of_the_rows(config: GlueConfig) -> None:
+def test_a_submission_has_the_models_answers_in_the_order_of_the_rows(
+    config: GlueConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     counts = glue.run(config).counts
+    assert ", to be sent to gluebenchmark.com\n" in capsys.readouterr().out
     assert counts["rows"] == 11 * len(TEXTS)
     found = files_of(config)
     assert sorted(found) == sorted(one.file for one in SETS.values())
@@ -137,6 +140,12 @@ def test_what_is_missing_is_named_or_filled_with_the_usual_label(
     told = " ".join(capsys.readouterr().out.split())
     assert "WNLI.tsv is filled with '0'" in told
     assert "wanted the 1,063 rows that GLUE publishes" in told
+    unanswered = "cola, sst2, mrpc, stsb, qqp, mnli, mnli_mismatched, qnli, rte, wnli, ax"
+    # No file here has all rows.
+    assert (
+        f"not to be sent to gluebenchmark.com before a model has answered all of {unanswered}"
+        in (told)
+    )
 
 
 @pytest.mark.usefixtures("short")

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_core.errors import ConfigError, CorpusError, FormatError
+from bert_core.manifest import read_manifest
 from bert_core.predictor import Predictor
 from pipelines import predict, search
 from pipelines.predict import PredictConfig
@@ -119,7 +120,11 @@ def test_what_cannot_be_searched_is_refused(
         tracking_uri=config.tracking_uri,
     )
     predict.run(other)
-    with pytest.raises(ConfigError, match="wanted vectors by the model, task and options of"):
+    digests = [read_manifest(one).inputs["model"][:12] for one in (config.corpus, other.output)]
+    different_models = (
+        rf"labels: wanted vectors by the model of .*, {digests[0]}, got those by {digests[1]}: pre"
+    )
+    with pytest.raises(ConfigError, match=different_models):
         search.run(replace(config, queries=other.output))
     with pytest.raises(FormatError, match="wanted vectors in the column 'predicted_vector', there"):
         search.run(replace(config, queries=other.output, corpus=other.output))
