@@ -21,7 +21,6 @@ from bert_core.metrics.bootstrap import Verdict
 from tracking.server import as_default, connect, experiment_id
 
 if TYPE_CHECKING:
-    import pandas as pd
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.models import ModelSignature
