@@ -81,9 +81,11 @@ def model_routes(model: Model) -> APIRouter:
         openapi_extra=shapes.openapi,
     )
     async def predict(request: Request) -> Response:
-        """One answer a text, in order; a single text is answered as a list of one."""
+        """A list of answers to a list of inputs, in order. An input by itself is answered as
+        Hugging Face's clients expect of the task: by its answer, or by a list of one."""
         checked = shapes.parse(await request.body())
-        return _json(200, await model.predict(checked.inputs, checked.parameters))
+        answers = await model.predict(checked.inputs, checked.parameters)
+        return _json(200, shapes.body(checked, answers))
 
     @router.get("/healthz")
     async def health() -> Status:

@@ -8,7 +8,7 @@ Which path takes a body is for `serve.api`.
 import difflib
 import json
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import pydantic
 
@@ -52,6 +52,8 @@ class PredictRequest:
     """A body, checked."""
 
     inputs: list[Any]
+    several: bool
+    """Whether they came as a list."""
     parameters: Parameters | None
 
 
@@ -70,7 +72,9 @@ class Shapes:
             __config__=pydantic.ConfigDict(extra="forbid", strict=True),
             **definitions,
         )
-        self.response: Any = get_type_hints(task.decode)["return"]
+        answers = get_type_hints(task.decode)["return"]
+        (one,) = get_args(answers)
+        self.response: Any = answers | one if task.single_is_bare else answers
         """Type of the body of an answer."""
 
     @property
@@ -130,7 +134,12 @@ class Shapes:
             for place, each in enumerate(inputs if several else [inputs])
         ]
         own = {name: request[name] for name in beside if name in request}
-        return PredictRequest(rows, self._parse_parameters(request.get("parameters"), own))
+        parameters = self._parse_parameters(request.get("parameters"), own)
+        return PredictRequest(rows, several, parameters)
+
+    def body(self, request: PredictRequest, answers: list[Any]) -> Any:
+        """The body of an answer, which is that of one input alone where the task has it so."""
+        return answers[0] if self._task.single_is_bare and not request.several else answers
 
     def _parse_parameters(self, values: Any, beside: dict[str, Any]) -> Parameters | None:
         if values is None and not beside:

@@ -96,6 +96,9 @@ class Task(ABC):
     """Whether its head is one that pretraining trains."""
     headless: ClassVar[bool] = False
     """Whether it needs no head, so that any encoder answers it."""
+    single_is_bare: ClassVar[bool] = False
+    """Whether Hugging Face's schema answers an input that is no list by its answer alone, not by a
+    list of one."""
     parameters_beside: ClassVar[bool] = False
     """Whether Hugging Face's schema has its parameters beside the inputs too."""
     replaceable: ClassVar[tuple[str, ...]] = ()

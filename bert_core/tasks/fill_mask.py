@@ -78,6 +78,7 @@ class FillMask(Task):
         ),
     )
     primary_metric = "accuracy"
+    single_is_bare = True
     lower_is_better = frozenset({"perplexity"})
     pretrained = True
     parameters = FillMaskParameters

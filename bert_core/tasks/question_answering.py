@@ -147,6 +147,7 @@ class QuestionAnswering(Task):
         ),
     )
     primary_metric = "f1"
+    single_is_bare = True
     parameters = QuestionAnsweringParameters
     options = QuestionAnsweringOptions
     shared = ("context",)

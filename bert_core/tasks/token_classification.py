@@ -172,6 +172,7 @@ class TokenClassification(Task):
         ),
     )
     primary_metric = "f1"
+    single_is_bare = True
     parameters = TokenClassificationParameters
     options = TokenClassificationOptions
     examples = ("The Eiffel Tower is in Paris.",)
