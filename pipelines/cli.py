@@ -54,7 +54,7 @@ def _serve(config: Any) -> None:
     from serve import app
 
     app.check_port(config)  # before the seconds that Ray takes
-    cluster.connect()
+    cluster.connect(allow_open_cluster=config.allow_open_cluster)
     try:
         app.run(config)
     finally:

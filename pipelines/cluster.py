@@ -21,15 +21,19 @@ from urllib.parse import urlsplit
 
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.train.hardware import HUGE_PAGES
+from pipelines.report import say
 
 if TYPE_CHECKING:
+    from grpc import Channel
     from ray.job_submission import JobSubmissionClient
 
 DATA_LOGGING = Path(__file__).with_name("ray_data_logging.yaml")
 END_TIMEOUT_S = 5.0
 KNOCK_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 30.0
 RECOUNTS = 20
 JOB_SERVER = "http://127.0.0.1:8265"  # where `ray start --head` puts it
+HOW_TO_START = "`ray get-auth-token --generate` and `RAY_AUTH_MODE=token ray start --head`"
 
 # For every process that drives Ray, and by inheritance for a cluster that it starts.
 SETTINGS = {
@@ -55,9 +59,15 @@ SETTINGS = {
 # Set while a cluster is started, so that its processes inherit it and are found by it.
 MARKER = "RAYBERT_CLUSTER"
 _started: str | None = None  # the marker of the cluster that this process started
+_chose_auth_mode = False  # whether RAY_AUTH_MODE is ours, not the user's
 
 
-def connect(*, address: str | None = None, num_cpus: int | None = None) -> None:
+def connect(
+    *,
+    address: str | None = None,
+    num_cpus: int | None = None,
+    allow_open_cluster: bool = False,
+) -> None:
     """Connect this process to Ray; nothing happens where it already is.
 
     A cluster started here ends with `disconnect`, with the process, and on SIGTERM.
@@ -68,18 +78,20 @@ def connect(*, address: str | None = None, num_cpus: int | None = None) -> None:
             starts one where that is not set.
         num_cpus: CPUs of a cluster that is started, that of this machine where None. More than it
             has is allowed: Ray counts with the number only.
-    Raises: ResourceError if no cluster answers at `address`, or it does not let us in; ConfigError
-        if that is not an address.
+        allow_open_cluster: join, with a warning, a cluster that asks for no token.
+    Raises: ResourceError if no cluster answers at `address`, it does not let us in, or it lets in
+        everybody; ConfigError if that is not an address.
     """
     if is_connected():
         return
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address is None or address == "auto":  # which RAY_ADDRESS overrides in Ray too
+        address = os.environ.get("RAY_ADDRESS") or address or "local"
     _set_defaults(SETTINGS)
     previous = signal.getsignal(signal.SIGTERM)
     if address == "local":
         _start(num_cpus)
     else:
-        _join(address)
+        _join(address, allow_open_cluster=allow_open_cluster)
     # NOTE: ray.init replaces the handler of SIGTERM by one that exits with 15.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, previous if callable(previous) else _exit_on_sigterm)
@@ -92,12 +104,15 @@ def is_connected() -> bool:
 
 def disconnect() -> None:
     """Leave the cluster; one that this process started ends, and no process of it is left."""
-    global _started
+    global _started, _chose_auth_mode
     if "ray" in sys.modules:
         sys.modules["ray"].shutdown()
     if _started is not None:
         _end_processes(_started)
         _started = None
+    if _chose_auth_mode:  # it was for that cluster: the next one, or a child's, has its own
+        os.environ.pop("RAY_AUTH_MODE", None)
+        _chose_auth_mode = False
 
 
 def has_gpus(count: int) -> bool:
@@ -129,9 +144,10 @@ def _set_auth_mode(mode: str) -> None:
     Left unsaid, `ray.init` turns it on, `ray start` where there is a token, an explicit address
     never, and the three do not meet.
     """
-    if "RAY_AUTH_MODE" in os.environ:
+    global _chose_auth_mode
+    if "RAY_AUTH_MODE" in os.environ and not _chose_auth_mode:
         return
-    os.environ["RAY_AUTH_MODE"] = mode
+    os.environ["RAY_AUTH_MODE"], _chose_auth_mode = mode, True
     if "ray" in sys.modules:
         from ray._raylet import Config  # type: ignore[attr-defined]  # compiled, and no stub
 
@@ -161,29 +177,39 @@ def _start(num_cpus: int | None) -> None:
         del os.environ[MARKER]
 
 
-def _join(address: str) -> None:
-    if address != "auto":
-        _knock(address, ("", "ray"), "host:6379, ray://host:10001, auto or local")
-    _set_auth_mode_to_join(None if address == "auto" or "://" in address else address)
+def _join(address: str, *, allow_open_cluster: bool) -> None:
+    try:
+        gcs = _running_cluster() if address == "auto" else address
+        host = _knock(gcs, ("", "ray"), "host:6379, ray://host:10001, auto or local")
+        asks = _asks_for_token(host, is_client_server=gcs.startswith("ray://"))
+    except ConnectionError as error:
+        raise _not_reached(address, error) from error
+    _settle_token(address, asks=asks, allow_open_cluster=allow_open_cluster)
     from ray.exceptions import AuthenticationError
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ["TOKENIZERS_PARALLELISM"]}
     try:
-        _init(address=address, runtime_env={"env_vars": environment})
+        _init(address=gcs, runtime_env={"env_vars": environment})
     except (ConnectionError, AuthenticationError) as error:
         raise _not_reached(address, error) from error
 
 
-def job_client(address: str | None = None) -> "JobSubmissionClient":
+def job_client(
+    address: str | None = None, *, allow_open_cluster: bool = False
+) -> "JobSubmissionClient":
     """A client of the job server at `address`; Ray's own variables, and then its default, if None.
 
-    Raises: ResourceError if none answers, or it does not let us in; ConfigError if `address` is no
-        http address.
+    Raises: ResourceError if none answers, it does not let us in, or it lets in everybody and that
+        is not allowed; ConfigError if `address` is no http address.
     """
     variables = [os.environ.get(name, "") for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")]
     url = address or next((url for url in variables if url.startswith("http")), JOB_SERVER)
-    _knock(url, ("http", "https"), f"an http address such as {JOB_SERVER}")
-    _set_auth_mode_to_join()
+    try:
+        _knock(url, ("http", "https"), f"an http address such as {JOB_SERVER}")
+        asks = _job_server_asks_for_token(url)
+    except ConnectionError as error:
+        raise _not_reached(url, error) from error
+    _settle_token(url, asks=asks, allow_open_cluster=allow_open_cluster)
     os.environ["RAY_API_SERVER_ADDRESS"] = url  # NOTE: Ray takes it over the argument
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
@@ -194,33 +220,74 @@ def job_client(address: str | None = None) -> "JobSubmissionClient":
         raise _not_reached(url, error) from error
 
 
-def _set_auth_mode_to_join(gcs: str | None = None) -> None:
-    """Show the token, where there is one: a job server that asks for none takes no notice.
+def _running_cluster() -> str:
+    """Address of the cluster that runs on this machine. Raises: ConnectionError if none does."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    return str(canonicalize_bootstrap_address("auto"))
+
+
+def _settle_token(address: str, *, asks: bool, allow_open_cluster: bool) -> None:
+    """Show the token to a cluster that asks for one, and to no other: Ray's actors die of it there.
+
+    Raises: ResourceError if it asks for none and that is not allowed.
+    """
+    danger = "asks for no token: anyone who reaches its ports can run code on it"
+    if not asks and not allow_open_cluster:
+        raise ResourceError(
+            f"wanted a Ray cluster that asks for a token, the one at {address} {danger}; restart "
+            f"it with {HOW_TO_START}, or join it all the same with --allow_open_cluster"
+        )
+    if not asks:
+        say(f"warning: the Ray cluster at {address} {danger}")
+    _set_auth_mode("token" if asks else "disabled")
+
+
+def _asks_for_token(host: str, *, is_client_server: bool) -> bool:
+    """Whether Ray turns away a stranger, who calls without a token.
+
+    A call of our own, not through Ray, which would show the token of this process.
 
     Args:
-        gcs: address of a cluster to join as a driver, whose actors die where it shows a token that
-            the cluster does not ask for.
+        host: with the port, of the cluster's GCS or of its client server (`ray://`).
+    Raises: ConnectionError if nobody answers.
     """
-    if "RAY_AUTH_MODE" not in os.environ:
-        shown = _has_token() and (gcs is None or _asks_for_token(gcs))
-        _set_auth_mode("token" if shown else "disabled")
+    import grpc
 
-
-def _asks_for_token(gcs: str) -> bool:
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    from ray._raylet import Config, GcsClient  # type: ignore[attr-defined]  # no stub
-    from ray.exceptions import AuthenticationError, RpcError
-
-    Config.initialize("")
-    try:
-        GcsClient(address=gcs).get_all_node_info()
-    except AuthenticationError:
-        return True
-    except RpcError:  # ray.init will say so
-        return False
-    finally:
-        del os.environ["RAY_AUTH_MODE"]
+    service = "RayletDriver/ClusterInfo" if is_client_server else "NodeInfoGcsService/CheckAlive"
+    with _channel(host) as channel:
+        try:
+            channel.unary_unary(f"/ray.rpc.{service}")(b"", timeout=ANSWER_TIMEOUT_S)
+        except grpc.RpcError as error:
+            code = error.code()
+            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise ConnectionError(error.details()) from error
+            return code is grpc.StatusCode.UNAUTHENTICATED
     return False
+
+
+def _channel(host: str) -> "Channel":
+    """As Ray opens it, with its certificates where they are asked for."""
+    import grpc
+
+    direct = [("grpc.enable_http_proxy", 0)]
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return grpc.insecure_channel(host, direct)
+    from ray._common.tls_utils import load_certs_from_env
+
+    chain, key, authority = load_certs_from_env()
+    return grpc.secure_channel(host, grpc.ssl_channel_credentials(authority, key, chain), direct)
+
+
+def _job_server_asks_for_token(url: str) -> bool:
+    """Whether it turns away a stranger. Raises: ConnectionError if nobody answers."""
+    import httpx
+
+    try:
+        status = httpx.get(f"{url.rstrip('/')}/api/version", timeout=ANSWER_TIMEOUT_S).status_code
+    except httpx.TransportError as error:
+        raise ConnectionError(str(error)) from error
+    return status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 
 
 def count_nodes_anew() -> None:
@@ -246,8 +313,11 @@ def count_nodes_anew() -> None:
     threading.Thread(target=repeat, name="count-nodes", daemon=True).start()
 
 
-def _knock(address: str, schemes: tuple[str, ...], wanted: str) -> None:
-    """Raise ResourceError if nothing listens at `address`, which Ray would try for minutes."""
+def _knock(address: str, schemes: tuple[str, ...], wanted: str) -> str:
+    """Host and port of an address, if somebody listens there: Ray would try for minutes.
+
+    Raises: ConnectionError if nobody does; ConfigError if it is not an address.
+    """
     parts = urlsplit(address if "://" in address else f"//{address}")
     try:
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
@@ -260,14 +330,15 @@ def _knock(address: str, schemes: tuple[str, ...], wanted: str) -> None:
     try:
         socket.create_connection((parts.hostname, port), timeout=KNOCK_TIMEOUT_S).close()
     except OSError as error:
-        raise _not_reached(address, error) from error
+        raise ConnectionError(str(error)) from error
+    return parts.netloc
 
 
 def _not_reached(address: str, error: Exception) -> ResourceError:
     reason = " ".join(str(error).split())
     return ResourceError(
-        f"wanted a Ray cluster at {address}, could not reach or join it ({reason}): start one with "
-        "`ray start --head`, or correct the address"
+        f"wanted a Ray cluster at {address}, could not reach or join it ({reason}): start one "
+        f"with {HOW_TO_START}, or correct the address"
     )
 
 

@@ -62,8 +62,7 @@ def parse(word: str, arguments: list[str]) -> Any:
     Raises: ConfigError, naming the nearest key where one is unknown. `--help` and
         `--print_config` print and exit.
     """
-    command = ALL[word]
-    kind = getattr(importlib.import_module(command.module), command.config)
+    kind = config_class(word)
     parser = parser_for(word)
     switches = {f"--{field.name}" for field in fields(kind) if field.type is bool}
     arguments = [
@@ -72,6 +71,12 @@ def parse(word: str, arguments: list[str]) -> Any:
     ]
     built = parser.instantiate(parser.parse_args(arguments))
     return kind(**{field.name: built[field.name] for field in fields(kind)})
+
+
+def config_class(word: str) -> Any:
+    """The dataclass of a command's config."""
+    command = ALL[word]
+    return getattr(importlib.import_module(command.module), command.config)
 
 
 def parser_for(word: str) -> "ArgumentParser":
@@ -88,12 +93,11 @@ def parser_for(word: str) -> "ArgumentParser":
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             raise ConfigError(_explained(str(ex or message), self))
 
-    command = ALL[word]
-    kind = getattr(importlib.import_module(command.module), command.config)
+    kind = config_class(word)
     takes_options = "options" in {field.name for field in fields(kind)}
     parser = Parser(
         prog=f"raybert {word}",
-        description=command.summary,
+        description=ALL[word].summary,
         parser_mode="toml",
         default_env=False,
     )

@@ -42,9 +42,18 @@ def run_tasks(
         for index, item in enumerate(items):
             yield index, json.loads(json.dumps(work(item)))
         return
-    cluster.connect(address=config.address, num_cpus=config.cpus)
+    cluster.connect(
+        address=config.address,
+        num_cpus=config.cpus,
+        allow_open_cluster=config.allow_open_cluster,
+    )
     import ray
 
+    if ray.util.client.ray.is_connected():
+        raise errors.ConfigError(
+            "address: wanted host:6379 or auto, since Ray Data does not run through ray://: run it "
+            "on a machine of the cluster, or send it there with `raybert submit`"
+        )
     _silence_pool_warning()
     # NOTE: not `range`, whose reading is an operator of its own that half the CPUs are kept for.
     numbers = [{"id": index} for index in range(len(items))]

@@ -47,6 +47,9 @@ class QuickstartConfig:
     """Make everything again."""
     port: int = 8000
     """Port of the server that is queried; another one is taken where this is in use."""
+    allow_open_cluster: bool = False
+    """Join the cluster of RAY_ADDRESS though it asks for no token, and anyone who reaches its ports
+    can run code there"""
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
@@ -57,7 +60,7 @@ def run(config: QuickstartConfig) -> None:
     """Run every stage, query the served model, and print what came of it."""
     began = time.monotonic()
     say("raybert quickstart: from the docstrings on this machine to a served answer\n")
-    cluster.connect()
+    cluster.connect(allow_open_cluster=config.allow_open_cluster)
     done = dict(_stages(config))
     cluster.disconnect()  # the server is a process of its own, with a Ray of its own
     _query(config)

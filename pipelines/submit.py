@@ -8,12 +8,13 @@ import asyncio
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_core.errors import ConfigError, ResourceError
 from pipelines import cluster
+from pipelines.configure import ALL, config_class
 from pipelines.report import say
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # NOTE: gitignore's rules: without the slash, `data` would leave bert_core/data behind too.
 NOT_SENT = ["/.git", "/.venv", "/data", "/mlruns", "/runs", "/shared", "__pycache__", ".*_cache"]
+OPEN = "--allow_open_cluster"
 POLL_S = 0.5
 
 
@@ -31,6 +33,9 @@ class SubmitConfig:
     address: str | None = None
     """Job server of the cluster, as http://head:8265; that of RAY_API_SERVER_ADDRESS or
     RAY_ADDRESS, or else this machine's, where this is not given."""
+    allow_open_cluster: bool = False
+    """Send the job to a cluster that asks for no token, where anyone who reaches its ports can run
+    code; the job may then join it too"""
     working_dir: str = "."
     """Folder that the job runs in a copy of, with the code and configs in it; what the job writes
     there goes with it, so give the stage's output as a URI or an absolute path of the cluster."""
@@ -40,7 +45,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Submit's own options, and from the first argument that is none the stage's command line."""
     end = 0
     while end < len(arguments) and arguments[end].startswith("-") and arguments[end] != "--":
-        end += 1 if "=" in arguments[end] or arguments[end] in ("-h", "--help") else 2
+        word, following = arguments[end], [*arguments[end + 1 :], ""][0]
+        is_switch = word == OPEN and following not in ("true", "false")
+        end += 1 if is_switch or "=" in word or word in ("-h", "--help") else 2
     own, command = list(arguments[:end]), list(arguments[end:])
     return own, command[1:] if command[:1] == ["--"] else command
 
@@ -59,7 +66,9 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
         )
     if "://" not in config.working_dir and not Path(config.working_dir).is_dir():
         raise ConfigError(f"working_dir: wanted a folder, {config.working_dir} is none")
-    client = cluster.job_client(config.address)
+    client = cluster.job_client(config.address, allow_open_cluster=config.allow_open_cluster)
+    if config.allow_open_cluster and _takes_open(command[0]):
+        command = [*command, f"{OPEN}=true"]  # the job joins the same cluster
     job = _submit(client, config, command)
     say(f"job {job} at {client.get_address()}: {shlex.join(command)}")
     try:
@@ -72,6 +81,12 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
     if code and details.driver_exit_code is None:
         say(details.message or "")  # it never started, so there is no output that says why
     return code
+
+
+def _takes_open(word: str) -> bool:
+    if word not in ALL:  # the job will say so
+        return False
+    return any(f"--{field.name}" == OPEN for field in fields(config_class(word)))
 
 
 def _submit(client: "JobSubmissionClient", config: SubmitConfig, command: Sequence[str]) -> str:

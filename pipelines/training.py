@@ -140,7 +140,11 @@ def record_all(recorder: RunRecorder, records: Records) -> None:
 
 
 def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
-    cluster.connect(address=config.address, num_cpus=config.cpus)
+    cluster.connect(
+        address=config.address,
+        num_cpus=config.cpus,
+        allow_open_cluster=config.allow_open_cluster,
+    )
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
 

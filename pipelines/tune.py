@@ -231,7 +231,11 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
     from bert_core.tasks.registry import TASKS
 
     if config.num_workers:
-        cluster.connect(address=config.address, num_cpus=config.cpus)  # before Ray is imported
+        cluster.connect(  # before Ray is imported
+            address=config.address,
+            num_cpus=config.cpus,
+            allow_open_cluster=config.allow_open_cluster,
+        )
     from pipelines import trials
     from tracking.plots import plot_parallel_coordinates
     from tracking.spool import read_run

@@ -33,6 +33,9 @@ class ServeConfig:
     """Most requests that a replica takes at a time, so that batches can fill"""
     haproxy: bool = True
     """Put HAProxy in front (far more requests a second); false uses Ray's own proxy"""
+    allow_open_cluster: bool = False
+    """Serve on the cluster of RAY_ADDRESS though it asks for no token, and anyone who reaches its
+    ports can run code there"""
     tracking_uri: str | None = None
     """MLflow's tracking server, for references to the registry; default as in the other stages"""
 
@@ -49,6 +52,10 @@ class ServeConfig:
         for field in ("num_replicas", "threads", "max_batch_tokens", "max_ongoing_requests"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field} is {getattr(self, field)}: wanted at least 1")
+        if self.num_gpus > 1 and not float(self.num_gpus).is_integer():
+            raise ConfigError(
+                f"num_gpus is {self.num_gpus}: wanted a fraction below 1 or a whole number"
+            )
         for field in ("num_gpus", "max_wait_ms"):
             if getattr(self, field) < 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: wanted 0 or more")

@@ -9,6 +9,8 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -62,7 +64,7 @@ HEAD_START_TIMEOUT_S = 60
 
 
 # Session fixtures that take seconds: the tests that use one share a process.
-SHARED = ("local_ray", "prepared")
+SHARED = ("local_ray", "prepared", "head", "open_head")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -92,45 +94,91 @@ def local_ray() -> Iterator[None]:
     cluster.disconnect()
 
 
-@pytest.fixture(scope="module")
-def head() -> Iterator[dict[str, str]]:
-    """A cluster that `ray start --head` made, which asks for a token: its clients' environment."""
+@dataclass(frozen=True)
+class Head:
+    """A cluster that `ray start --head` made, with one CPU."""
+
+    environment: dict[str, str]
+    """Of its clients: its job server, and its token if it has one; no RAY_ADDRESS."""
+    ports: dict[str, int]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Every way to name it to a driver, by kind."""
+        return {
+            "host:port": f"127.0.0.1:{self.ports['port']}",
+            "ray://": f"ray://127.0.0.1:{self.ports['ray-client-server-port']}",
+            "auto": "auto",
+        }
+
+    def raybert(self, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command line as a client of it, with more in its environment."""
+        return subprocess.run(
+            [sys.executable, "-m", "pipelines.cli", *arguments],
+            env=self.environment | more,
+            cwd=Path(__file__).parent.parent,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+
+@pytest.fixture(scope="session")
+def head() -> Iterator[Head]:
+    """One that asks for a token."""
+    with _head({"RAY_AUTH_TOKEN": "0123456789abcdef" * 4}, mode="token") as head:
+        yield head
+
+
+@pytest.fixture(scope="session")
+def open_head() -> Iterator[Head]:
+    """One that lets in everybody, as `ray start --head` makes it where there is no token."""
+    with _head({"HOME": "/nonexistent"}, mode="disabled") as head:
+        yield head
+
+
+@contextmanager
+def _head(variables: dict[str, str], *, mode: str) -> Iterator[Head]:
     from serve.ports import free_ports
 
     ports = dict(zip(HEAD_PORTS, free_ports(len(HEAD_PORTS)), strict=True))
+    # A short path: Ray's sockets lie under it, and a socket's path ends at 107 bytes.
+    folder = tempfile.mkdtemp(prefix="ray-")
     environment = {name: value for name, value in os.environ.items() if name[:3] != "RAY"}
     environment |= {
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{ports['dashboard-port']}",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nobody waits for it
+        "RAY_TMPDIR": folder,  # where `auto` looks
         # What a job calls `python` is what its cluster was started in.
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        **variables,
     }
-    # A short path: Ray's sockets lie under it, and a socket's path ends at 107 bytes.
-    folder = tempfile.mkdtemp(prefix="ray-")
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
-    command += ["--num-cpus=1", f"--temp-dir={folder}", "--dashboard-host=127.0.0.1"]
+    command += ["--num-cpus=1", f"--temp-dir={folder}/ray", "--dashboard-host=127.0.0.1"]
     command += ["--disable-usage-stats", *(f"--{name}={port}" for name, port in ports.items())]
     log = Path(folder, "start.log")
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, env=environment, cwd=folder, stdout=output, stderr=output
+            command,
+            env=environment | {"RAY_AUTH_MODE": mode},  # not for clients: they are to find out
+            cwd=folder,
+            stdout=output,
+            stderr=output,
         )
     try:
-        _wait_for_jobs(environment, process, log)
-        yield environment
+        head = Head(environment, ports)
+        _wait_for_jobs(head, process, log)
+        yield head
     finally:
         process.terminate()  # with --block it ends its own processes
         process.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wait_for_jobs(
-    environment: dict[str, str], process: subprocess.Popen[bytes], log: Path
-) -> None:
-    request = urllib.request.Request(f"{environment['RAY_API_SERVER_ADDRESS']}/api/jobs/")
-    request.add_header("Authorization", f"Bearer {environment['RAY_AUTH_TOKEN']}")
+def _wait_for_jobs(head: Head, process: subprocess.Popen[bytes], log: Path) -> None:
+    request = urllib.request.Request(f"{head.environment['RAY_API_SERVER_ADDRESS']}/api/jobs/")
+    if token := head.environment.get("RAY_AUTH_TOKEN"):
+        request.add_header("Authorization", f"Bearer {token}")
     deadline = time.monotonic() + HEAD_START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:

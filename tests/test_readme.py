@@ -142,7 +142,7 @@ def test_every_command_in_the_readme_runs(tmp_path: Path, request: pytest.Fixtur
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name[:3] != "RAY"}
     if "raybert submit" in readme:
-        environment = request.getfixturevalue("head")
+        environment = request.getfixturevalue("head").environment
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     small_checkout(tmp_path)
     run([sys.executable, "-c", DEMO, *STAGES], tmp_path, environment)

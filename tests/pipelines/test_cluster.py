@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,18 +100,18 @@ def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
         free_address = f"127.0.0.1:{held.getsockname()[1]}"
     began = time.monotonic()
     with pytest.raises(ResourceError) as caught:
-        cluster._join(free_address)
+        cluster.connect(address=free_address)
     assert time.monotonic() - began < 20
     assert f"wanted a Ray cluster at {free_address}, could not reach or join it" in str(
         caught.value
     )
-    assert "start one with `ray start --head`" in str(caught.value)
+    assert "start one with `ray get-auth-token --generate` and `RAY_AUTH_MODE=" in str(caught.value)
 
 
 @pytest.mark.parametrize("address", ["nonsense", "head:port", "http://127.0.0.1:8265"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=f"address is {address}: wanted host:6379, ray://"):
-        cluster._join(address)
+        cluster.connect(address=address)
 
 
 def test_a_workers_environment_is_ours_unless_the_users_own_says_otherwise(
@@ -120,3 +121,90 @@ def test_a_workers_environment_is_ours_unless_the_users_own_says_otherwise(
     assert "glibc.malloc.hugetlb=1" in cluster.worker_environment()["GLIBC_TUNABLES"]
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=3")
     assert cluster.worker_environment() == {"GLIBC_TUNABLES": "glibc.malloc.check=3"}
+
+
+ADDRESSES = ["host:port", "ray://", "auto"]
+DANGER = "asks for no token: anyone who reaches its ports can run code on it"
+
+
+def vocab_command(folder: Path) -> list[str]:
+    """A stage that joins a cluster."""
+    (folder / "text.txt").write_text("\n\n".join(f"One sentence, {i}." for i in range(50)))
+    return [
+        "vocab", "--corpus.source", f"{folder}/text.txt", "--vocab_size", "100",
+        "--num_workers", "1", "--output", f"{folder}/vocab",
+        "--tracking_uri", f"sqlite:///{folder}/mlflow.db",
+    ]  # fmt: skip
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kind", ADDRESSES)
+def test_a_stage_refuses_a_cluster_that_asks_for_no_token(
+    kind: str, open_head: Any, tmp_path: Path
+) -> None:
+    address = open_head.addresses[kind]
+    refused = open_head.raybert(*vocab_command(tmp_path), "--address", address)
+    assert refused.returncode == 1, refused.stderr
+    assert refused.stderr.splitlines()[-1] == (
+        "raybert vocab: wanted a Ray cluster that asks for a token, the one at "
+        f"{address} {DANGER}; restart it with "
+        "`ray get-auth-token --generate` and `RAY_AUTH_MODE=token ray start --head`, or join it "
+        "all the same with --allow_open_cluster"
+    )
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kind", ["host:port", "auto"])
+def test_a_stage_joins_a_cluster_without_a_token_where_that_is_allowed(
+    kind: str, open_head: Any, tmp_path: Path
+) -> None:
+    # As in a Ray job, by the variable; and in spite of a token that is for another cluster.
+    done = open_head.raybert(
+        *vocab_command(tmp_path), "--allow_open_cluster",
+        RAY_ADDRESS=open_head.addresses[kind], RAY_AUTH_TOKEN="0123456789abcdef" * 4,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"warning: the Ray cluster at {open_head.addresses[kind]} {DANGER}" in done.stdout
+    assert (tmp_path / "vocab" / "manifest.json").is_file()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kind", ["host:port", "auto"])
+def test_a_stage_joins_a_cluster_with_its_token(kind: str, head: Any, tmp_path: Path) -> None:
+    done = head.raybert(*vocab_command(tmp_path), "--address", head.addresses[kind])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning" not in done.stdout
+    assert (tmp_path / "vocab" / "manifest.json").is_file()
+
+
+JOIN = """
+import sys
+from pipelines import cluster
+
+cluster.connect(address=sys.argv[1], allow_open_cluster=True)
+import ray
+
+print(ray.get(ray.remote(lambda: "worked").remote()))
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("which", ["head", "open_head"])
+def test_a_driver_joins_through_rays_client(which: str, request: pytest.FixtureRequest) -> None:
+    head = request.getfixturevalue(which)
+    done = subprocess.run(
+        [sys.executable, "-c", JOIN, head.addresses["ray://"]],
+        env=head.environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.stdout.endswith("worked\n"), done.stdout + done.stderr
+    assert (DANGER in done.stdout) == (which == "open_head")
+
+
+@pytest.mark.ray
+def test_what_rays_client_cannot_run_says_so(head: Any, tmp_path: Path) -> None:
+    done = head.raybert(*vocab_command(tmp_path), "--address", head.addresses["ray://"])
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "raybert vocab: address: wanted host:6379 or auto, since Ray Data does not run through "
+        "ray://: run it on a machine of the cluster, or send it there with `raybert submit`"
+    )

@@ -44,6 +44,7 @@ def config_of(prepared: Any, folder: Path, cluster: Cluster) -> PretrainConfig:
     return replace(
         prepared.pretrain(folder),
         address=cluster.address,
+        allow_open_cluster=True,
         loop=LoopConfig(max_steps=1_000_000, precision="fp32"),
         schedule=ScheduleConfig(warmup_steps=2, decay="constant"),
         hidden_dropout_prob=0.0,
@@ -166,7 +167,7 @@ class Actor:
         return "answered"
 
 
-cluster.connect(address=sys.argv[1])
+cluster.connect(address=sys.argv[1], allow_open_cluster=True)
 print(ray.get(ray.remote(Actor).remote().answer.remote()))
 """
 # A cluster that asks for no token, and a driver of it whose home folder has one.

@@ -1,9 +1,8 @@
 """A stage runs as a job on a cluster, and the cluster's description is one that Ray takes."""
 
 import socket
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,21 +14,11 @@ from pipelines.submit import SubmitConfig, run, split_arguments
 from pipelines.vocab import VocabConfig
 
 ROOT = Path(__file__).parents[2]
-
-
-def submit(head: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", "submit", *arguments],
-        env=head,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+REFUSAL = "wanted a Ray cluster that asks for a token"
 
 
 @pytest.mark.ray
-def test_prepare_runs_as_a_job_on_a_cluster(head: dict[str, str], tmp_path: Path) -> None:
+def test_prepare_runs_as_a_job_on_a_cluster(head: Any, tmp_path: Path) -> None:
     corpus = tmp_path / "two words.txt"  # a name that a shell would cut in two
     corpus.write_text("\n\n".join(f"One sentence, {i}. Another one, {i}." for i in range(50)))
     tracking_uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -44,28 +33,45 @@ def test_prepare_runs_as_a_job_on_a_cluster(head: dict[str, str], tmp_path: Path
     )
     prepare = ["prepare", "--corpus.source", str(corpus), "--tokenizer", f"{tmp_path}/vocab"]
     prepare += ["--num_workers", "1", "--tracking_uri", tracking_uri]
-    done = submit(head, *prepare, "--output", f"{tmp_path}/rows")
+    done = head.raybert("submit", *prepare, "--output", f"{tmp_path}/rows")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "succeeded, exit code 0" in done.stdout
     assert (tmp_path / "rows" / "manifest.json").is_file()
 
 
 @pytest.mark.ray
-def test_the_output_and_the_exit_code_are_those_of_the_job(
-    head: dict[str, str], tmp_path: Path
-) -> None:
-    done = submit(head, "vocab", "--vocab_size", "3", "--output", f"{tmp_path}/vocab")
+def test_the_output_and_the_exit_code_are_those_of_the_job(head: Any, tmp_path: Path) -> None:
+    done = head.raybert("submit", "vocab", "--vocab_size", "3", "--output", f"{tmp_path}/vocab")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "vocab_size: wanted at least 100, got 3" in done.stdout
     assert "failed, exit code 2" in done.stdout
 
 
 @pytest.mark.ray
-def test_without_the_token_the_cluster_is_closed(head: dict[str, str]) -> None:
-    stranger = {name: value for name, value in head.items() if "AUTH" not in name}
-    done = submit({**stranger, "HOME": "/nonexistent"}, "vocab")
+def test_without_the_token_the_cluster_is_closed(head: Any) -> None:
+    stranger = {"RAY_AUTH_TOKEN": "", "HOME": "/nonexistent"}
+    done = head.raybert("submit", "vocab", **stranger)
     assert done.returncode == 1
     assert "could not reach or join it" in done.stderr
+
+
+@pytest.mark.ray
+def test_a_job_is_sent_to_a_cluster_without_a_token_only_where_that_is_allowed(
+    open_head: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(f"A sentence, {i}." for i in range(50)))
+    command = ["vocab", "--corpus.source", f"{tmp_path}/text.txt", "--vocab_size", "100"]
+    command += ["--num_workers", "1", "--output", f"{tmp_path}/vocab"]
+    command += ["--tracking_uri", f"sqlite:///{tmp_path}/mlflow.db"]
+    refused = open_head.raybert("submit", *command)
+    assert refused.returncode == 1
+    assert REFUSAL in refused.stderr
+    assert refused.stdout == ""
+    # Told once, the job may join it too.
+    done = open_head.raybert("submit", "--allow_open_cluster", *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("asks for no token: anyone who reaches its ports") == 2
+    assert (tmp_path / "vocab" / "manifest.json").is_file()
 
 
 def test_a_cluster_that_does_not_answer_is_named() -> None:
@@ -92,6 +98,8 @@ def test_a_folder_that_is_not_there_cannot_be_sent() -> None:
         ("--address http://h vocab --address auto", "--address http://h", "vocab --address auto"),
         ("--address=http://h:1 -- prepare -x", "--address=http://h:1", "prepare -x"),
         ("--working_dir . --help", "--working_dir . --help", ""),
+        ("--allow_open_cluster vocab -x", "--allow_open_cluster", "vocab -x"),
+        ("--allow_open_cluster false vocab", "--allow_open_cluster false", "vocab"),
     ],
 )  # fmt: skip
 def test_options_before_the_stage_are_submits_and_the_rest_is_the_stages(
