@@ -87,8 +87,8 @@ def parser_for(word: str) -> "ArgumentParser":
     set_loader("toml", _toml, exceptions=(tomllib.TOMLDecodeError,), json_superset=False)
 
     class Parser(ArgumentParser):
-        def format_help(self) -> str:
-            return super().format_help() + (_tasks() if takes_options else "")
+        def format_help(self, *arguments: Any) -> str:
+            return super().format_help(*arguments) + (_tasks() if takes_options else "")
 
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             raise ConfigError(_explained(str(ex or message), self))

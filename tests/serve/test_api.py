@@ -16,10 +16,12 @@ from bert_core.bundle import GRAPHS, load_bundle, save_bundle
 from bert_core.export import export_graph
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
+from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from serve import api
 from serve.model import Card, Model, ServedModel
+from tests.labelled_rows import EVERY_KIND, rows_of
 
 Answer = tuple[int, Any]
 
@@ -405,3 +407,46 @@ def test_an_exported_bundle_answers_as_the_one_that_it_comes_from(
         assert [each["label"] for each in answer] == [each["label"] for each in wanted]
         scores = [each["score"] for each in answer]
         np.testing.assert_allclose(scores, [each["score"] for each in wanted], atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind_of_task", "kind"), EVERY_KIND)
+def test_a_model_of_every_kind_of_rows_answers_as_its_predictor(
+    kind_of_task: type[Task], kind: Kind, bundle: Path, tmp_path: Path, runner: asyncio.Runner
+) -> None:
+    loaded = load_bundle(bundle)
+    task = kind_of_task.from_rows(kind.rows, kind_of_task.options_of(kind.options))
+    own = ObjectiveModel(loaded.encoder_config, [task.build_objective(loaded.encoder_config)])
+    save_bundle(tmp_path / "own", own, loaded.tokenizer, task=task, metrics={}, lineage={})
+    requests = [task.request_of(row) for row in rows_of(kind, 4)]
+    wanted = json.loads(json.dumps(Predictor(tmp_path / "own", device="cpu").predict(requests)))
+    model = Model(
+        "docs", tmp_path / "own", device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0
+    )
+    try:
+        runner.run(model.check_ready())
+        ask = Caller(runner, api.create_model_app(model, alone=True))
+        status, answers = ask.predict({"inputs": requests})
+        assert status == 200
+        assert len(answers) == len(wanted)
+        assert_alike(answers, wanted)
+        status, card = ask("GET", "/v1/models/docs")
+        assert status == 200
+        assert card["task"] == task.name
+    finally:
+        runner.run(model.close())
+
+
+def assert_alike(came: Any, wanted: Any) -> None:
+    """Equal, but for numbers, which batches of other texts round otherwise."""
+    if isinstance(wanted, float):
+        assert came == pytest.approx(wanted, abs=1e-5)
+    elif isinstance(wanted, list):
+        assert len(came) == len(wanted)
+        for one, other in zip(came, wanted, strict=True):
+            assert_alike(one, other)
+    elif isinstance(wanted, dict):
+        assert came.keys() == wanted.keys()
+        for name in wanted:
+            assert_alike(came[name], wanted[name])
+    else:
+        assert came == wanted
