@@ -19,7 +19,7 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.text_regression import TextRegression
-from pipelines import glue
+from pipelines import cli, glue
 from pipelines.glue import GlueConfig
 
 pytestmark = pytest.mark.ray
@@ -181,3 +181,26 @@ def test_evaluations_come_to_a_score(config: GlueConfig, tmp_path: Path) -> None
     counts = glue.run(some).counts
     assert counts["mean_of_some_tasks"] == 0.5
     assert not {"glue_score", "mnli_score"} & counts.keys()
+
+
+@pytest.mark.drill
+def test_all_published_rows_of_all_sets_become_a_submission(
+    config: GlueConfig, bundles: dict[str, str], tmp_path: Path
+) -> None:
+    """426,309 rows, as many as GLUE publishes, by the command line."""
+    for name, one in SETS.items():
+        header, *lines = Path(config.tests[name]).read_text().splitlines()
+        texts = [line.partition("\t")[2] for line in lines]
+        rows = [f"{number}\t{texts[number % len(texts)]}" for number in range(one.rows)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join([header, *rows]) + "\n")
+    arguments = [f"--models.{name}={bundle}" for name, bundle in bundles.items()]
+    arguments += [f"--tests.{name}={tmp_path / f'{name}.tsv'}" for name in SETS]
+    arguments += [f"--output={config.output}", "--num_workers=0"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["glue", *arguments, f"--tracking_uri={config.tracking_uri}"])
+    assert ended.value.code == 0
+    found = files_of(config)
+    assert {one.file: one.rows + 1 for one in SETS.values()} == {
+        name: len(lines) for name, lines in found.items()
+    }
+    assert sum(map(len, found.values())) == 426_309 + len(SETS)

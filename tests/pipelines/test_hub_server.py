@@ -1,0 +1,151 @@
+"""Data sets of the hub through its own client and HTTP, as far as it is asked to read files."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from bert_core.manifest import read_manifest
+from bert_core.tasks.text_classification import TextClassification
+from serve.ports import free_ports
+from tests.labelled_rows import rows_of, write
+
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
+
+NAME = "somebody/rows"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CARD = """---
+license: cc0-1.0
+configs:
+- config_name: default
+  data_files:
+  - {split: train, path: data/train-*}
+  - {split: test, path: data/test-*}
+---
+# Rows
+"""
+
+
+class Hub:
+    """One data set in a folder, by the few routes of the hub's API that reading files takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.asked = folder, list[str]()
+        (self.port,) = free_ports(1)
+        app = web.Application(middlewares=[self._noting])
+        app.router.add_get(f"/api/datasets/{NAME}", self._info)
+        app.router.add_get(f"/api/datasets/{NAME}/revision/{{revision}}", self._info)
+        app.router.add_get(f"/api/datasets/{NAME}/tree/{{revision}}", self._tree)
+        app.router.add_get(f"/api/datasets/{NAME}/tree/{{revision}}/{{path:.*}}", self._tree)
+        app.router.add_post(f"/api/datasets/{NAME}/paths-info/{{revision}}", self._paths)
+        app.router.add_get(f"/datasets/{NAME}/resolve/{{revision}}/{{path:.*}}", self._file)
+        self._app, self._loop = app, asyncio.new_event_loop()
+
+    @web.middleware
+    async def _noting(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.asked.append(f"{request.method} {request.path}")
+        return await handler(request)
+
+    def _entry(self, path: Path) -> dict[str, Any]:
+        name, size = path.relative_to(self.folder).as_posix(), path.stat().st_size
+        kind = "directory" if path.is_dir() else "file"
+        return {"type": kind, "path": name, "oid": "0" * 40, "size": 0 if path.is_dir() else size}
+
+    async def _info(self, request: web.Request) -> web.Response:
+        siblings = [{"rfilename": self._entry(path)["path"]} for path in self.folder.rglob("*")]
+        return web.json_response({"id": NAME, "sha": COMMIT, "siblings": siblings, "tags": []})
+
+    async def _tree(self, request: web.Request) -> web.Response:
+        below = self.folder / request.match_info.get("path", "")
+        deep = request.query.get("recursive", "").lower() in ("1", "true")
+        paths = sorted(below.rglob("*") if deep else below.glob("*"))
+        return web.json_response([self._entry(path) for path in paths])
+
+    async def _paths(self, request: web.Request) -> web.Response:
+        form = await (
+            request.json() if request.content_type == "application/json" else request.post()
+        )
+        asked = form["paths"] if isinstance(form["paths"], list) else form.getall("paths")
+        found = [self.folder / path for path in asked if (self.folder / path).exists()]
+        return web.json_response([self._entry(path) for path in found])
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        path = self.folder / request.match_info["path"]
+        if not path.is_file():
+            return web.Response(status=404, headers={"X-Error-Code": "EntryNotFound"})
+        return web.FileResponse(path, headers={"X-Repo-Commit": COMMIT, "ETag": f'"{path.name}"'})
+
+    def __enter__(self) -> "Hub":
+        started = threading.Event()
+
+        async def serve() -> None:
+            runner = web.AppRunner(self._app)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", self.port).start()
+            started.set()
+
+        def run() -> None:
+            asyncio.set_event_loop(self._loop)
+            self._loop.run_until_complete(serve())
+            self._loop.run_forever()
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+        assert started.wait(30)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    folder = tmp_path / "hub"
+    [single, *_] = TextClassification.kinds
+    write(folder / "data" / "train-00000-of-00001.jsonl", rows_of(single, 32))
+    write(folder / "data" / "test-00000-of-00001.jsonl", rows_of(single, 8, start=32))
+    (folder / "README.md").write_text(CARD)
+    with Hub(folder) as hub:
+        yield hub
+
+
+def test_rows_and_texts_of_the_hub_are_read_by_workers(
+    hub: Hub, pretrained: Any, tmp_path: Path
+) -> None:
+    source, shared = f"hf://datasets/{NAME}", ["--num_workers=2", "--address=local"]
+    shared.append(f"--tracking_uri={pretrained.tracking_uri}")
+    commands = {
+        "finetune": [
+            f"--model={pretrained.folder / 'pretrain' / 'bundle'}", f"--train.source={source}",
+            f"--held_out.source={source}", "--max_length=48", "--precision=fp32",
+        ],
+        "evaluate": [f"--model={tmp_path}/finetune/bundle", f"--held_out.source={source}"],
+        "predict": [f"--model={tmp_path}/finetune/bundle", f"--source={source}"],
+        "vocab": [f"--corpus.source={source}", "--vocab_size=200"],
+    }  # fmt: skip
+    environment = os.environ | {
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}", "HF_HOME": str(tmp_path / "home"),
+        "HF_TOKEN": "", "HF_HUB_DISABLE_XET": "1",
+    }  # fmt: skip
+    for word, arguments in commands.items():
+        command = [sys.executable, "-m", "pipelines.cli", word, f"--output={tmp_path / word}"]
+        done = subprocess.run(
+            [*command, *arguments, *shared],
+            env=environment, capture_output=True, text=True, timeout=400, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{word}: {done.stderr}{done.stdout}{json.dumps(hub.asked)}"
+    counts = read_manifest(str(tmp_path / "finetune")).counts
+    assert (counts["train_rows"], counts["held_out_rows"]) == (32, 8)
+    assert read_manifest(str(tmp_path / "evaluate")).counts["rows"] == 8
+    # A prediction reads the split that a corpus is read from.
+    assert read_manifest(str(tmp_path / "predict")).counts["rows"] == 32
+    assert any("/resolve/" in request and "train-" in request for request in hub.asked)
