@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bert_core.bundle import load_bundle
-from bert_core.metrics.entities import SCHEMES, Entity, entities_of, tags_of
+from bert_core.metrics.entities import SCHEMES, Entity, Scheme, entities_of, tags_of
 from pipelines import evaluate, finetune, predict
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
@@ -35,7 +35,7 @@ def entities(words: list[str]) -> list[Entity]:
     return found
 
 
-def written(path: Path, scheme: str, lines: list[str] = LINES) -> LabelledConfig:
+def written(path: Path, scheme: Scheme, lines: list[str] = LINES) -> LabelledConfig:
     """The lines as CoNLL writes them."""
     rows = [(words := line.split(), tags_of(entities(words), len(words), scheme)) for line in lines]
     path.write_text(
@@ -141,7 +141,7 @@ def predicted(tagger: Path, folder: Path, uri: str, parameters: dict[str, Any]) 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_predict_writes_tags_in_the_scheme_that_is_asked_for(
-    scheme: str, tagger: Path, pretrained: Any, tmp_path: Path
+    scheme: Scheme, tagger: Path, pretrained: Any, tmp_path: Path
 ) -> None:
     uri = pretrained.tracking_uri
     groups = predicted(tagger, tmp_path / "groups", uri, {})

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from bert_core.metrics.entities import (
     SCHEMES,
     Entity,
+    Scheme,
     breaks,
     entities_of,
     entity_metrics,
@@ -59,7 +60,7 @@ def laid_out(layout: Layout) -> list[Entity]:
     return entities
 
 
-def rendered(layout: Layout, scheme: str) -> list[str]:
+def rendered(layout: Layout, scheme: Scheme) -> list[str]:
     """Tags as the schemes' authors say: of each word where in its entity it stands, and of IOB1
     (Ramshaw and Marcus 1995) what stands before it."""
     tags: list[str] = []
@@ -82,7 +83,7 @@ def rendered(layout: Layout, scheme: str) -> list[str]:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(layout=SENTENCE)
-def test_entities_are_written_in_a_scheme_and_read_back(scheme: str, layout: Layout) -> None:
+def test_entities_are_written_in_a_scheme_and_read_back(scheme: Scheme, layout: Layout) -> None:
     tags, entities = rendered(layout, scheme), laid_out(layout)
     assert entities_of(tags) == entities
     assert tags_of(entities, len(tags), scheme) == tags
@@ -92,7 +93,7 @@ def test_entities_are_written_in_a_scheme_and_read_back(scheme: str, layout: Lay
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(layouts=st.lists(SENTENCE))
 def test_the_scheme_recognised_is_one_that_no_tag_breaks(
-    scheme: str, layouts: list[Layout]
+    scheme: Scheme, layouts: list[Layout]
 ) -> None:
     sentences = [rendered(layout, scheme) for layout in layouts]
     found, broken = recognised(sentences)
@@ -126,7 +127,9 @@ def test_no_scheme_is_broken_by_fewer_tags_than_the_one_recognised(
         ("B-per L-per O I-loc", "BILOU", 1),
     ],
 )
-def test_tags_are_of_the_scheme_that_the_fewest_break(tags: str, scheme: str, broken: int) -> None:
+def test_tags_are_of_the_scheme_that_the_fewest_break(
+    tags: str, scheme: Scheme, broken: int
+) -> None:
     assert recognised([tags.split()]) == (scheme, broken)
 
 
