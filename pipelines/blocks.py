@@ -25,7 +25,7 @@ from bert_core.data.formats import (
     text_documents,
     text_pieces,
 )
-from bert_core.data.tables import DIVIDERS, TextRow, TextTable
+from bert_core.data.tables import DIVIDERS, Stream, TextRow, TextTable
 from bert_core.data.wikitext import PAGE_END, article_text, dump_pages
 from bert_core.errors import CorpusError
 from pipelines import parquet
@@ -247,7 +247,7 @@ def read_text_rows(extent: Extent) -> Iterator[tuple[TextRow, dict[str, str]]]:
             yield row, dict(zip(table.columns, row.cells, strict=True)) if sound else {}
 
 
-def _opened(extent: Extent) -> io.BufferedIOBase:
+def _opened(extent: Extent) -> Stream:
     """A part of a file as a stream, or the whole of one, decompressed."""
     file = extent.file
     if (extent.start, extent.end) == (0, file.size_bytes):

@@ -30,7 +30,7 @@ SAMPLE_BLOCKS, SAMPLE_CHARACTERS = 8, 1 << 17
 HUB_NAMES = {True: "google-bert/bert-base-uncased", False: "google-bert/bert-base-cased"}
 REASONS = {
     "empty": "empty",
-    "unreadable": "not UTF-8, or not JSON",
+    "unreadable": "not UTF-8, not JSON, or not a row of its table",
     "no_text": "without text in the column",
     "too_short": "fewer words than quality.min_words",
     "too_long": "more words than quality.max_words",

@@ -16,6 +16,7 @@ from bert_core import files
 from bert_core.data.formats import jsonl_rows
 from bert_core.errors import CorpusError
 
+Stream = io.BytesIO | io.BufferedReader
 LONGEST_ROW = 1 << 24
 """Characters: a longer row of a CSV is taken for one with a quote that is not closed."""
 DIVIDERS = {"csv": ",", "tsv": "\t"}
@@ -49,7 +50,7 @@ class TextTable:
     """
 
     def __init__(
-        self, stream: io.BufferedIOBase, source: str, columns: Sequence[str] = (), line: int = 1
+        self, stream: Stream, source: str, columns: Sequence[str] = (), line: int = 1
     ) -> None:
         """Read the header, which is the first line that is not blank.
 
@@ -154,7 +155,7 @@ class TextTable:
 class _Lines:
     """The lines of a file, counted, and those that the row at hand has."""
 
-    def __init__(self, stream: io.BufferedIOBase, line: int) -> None:
+    def __init__(self, stream: Stream, line: int) -> None:
         self._lines = io.TextIOWrapper(
             stream, encoding="utf-8", errors="surrogateescape", newline=""
         )

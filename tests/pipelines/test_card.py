@@ -162,7 +162,7 @@ def test_what_was_read_is_used_or_left_out_for_a_reason(made: Made) -> None:
     assert rows == {
         "read": 60,
         "left out: empty": 1,
-        "left out: not UTF-8, or not JSON": 1,
+        "left out: not UTF-8, not JSON, or not a row of its table": 1,
         "left out: without text in the column": 1,
         "left out: fewer words than quality.min_words": 2,
         "left out: the same text as another document": 3,
