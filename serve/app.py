@@ -6,14 +6,17 @@ application that answers at the same paths. What the paths answer is in `serve.a
 """
 
 import io
+import json
 import logging
+import math
+import shlex
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 import ray
@@ -22,7 +25,8 @@ from ray import serve as ray_serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
-from bert_core.errors import ResourceError
+from bert_core.bundle import WEIGHTS
+from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
 from serve import api, haproxy, ports
 from serve.config import ServeConfig, parse_models
@@ -40,6 +44,16 @@ class Source:
 
     reference: str
     tracking_uri: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model that is known to load, on the machine that deploys it."""
+
+    source: Source
+    folder: Path
+    example: Any
+    """An input, as a request has it."""
 
 
 @ray_serve.ingress()
@@ -117,25 +131,26 @@ class BuildArguments(pydantic.BaseModel):
 
 
 def build(arguments: BuildArguments) -> Application:
-    """One model in one application. Raises: ConfigError, and as `resolve` does."""
+    """One model in one application. Raises: as `find` does."""
     settings = arguments.model_dump(exclude={"name", "model"})
     config = ServeConfig(models=[f"{arguments.name}={arguments.model}"], **settings)
-    return _model_application(config, arguments.name, arguments.model, alone=True)
+    ((name, found),) = find(config).items()
+    return _model_application(config, name, found, alone=True)
 
 
 def run(config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT, on the Ray cluster that this process is connected to.
 
-    Raises: ResourceError if the port is taken, or the cluster lacks the CPUs or runs Serve
-        already; ConfigError for a reference that leads nowhere, FormatError for a bundle that is
-        damaged or answers no task.
+    Raises: ResourceError if the port is taken, or the cluster lacks the CPUs or GPUs or runs Serve
+        already; and as `find` does. Nothing is deployed then.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the rest is in Serve's own log
     with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
         check(config)
+        models = find(config)
         try:
-            deploy(config)
-            _announce(config)
+            deploy(config, models)
+            _announce(config, models)
             threading.Event().wait()
         finally:
             shut_down()
@@ -147,35 +162,78 @@ def check_port(config: ServeConfig) -> None:
 
 
 def check(config: ServeConfig) -> None:
-    """See that `deploy` can work, before anything is started. Raises as `run` does."""
+    """See that there is room, before anything is started. Raises as `run` does."""
     check_port(config)
     if ray_serve.status().proxies:
         raise ResourceError(
             "this Ray cluster runs Ray Serve already: end that with `serve shutdown`, "
             "or use another cluster"
         )
-    references = parse_models(config.models)
-    wanted = len(references) * config.num_replicas * config.threads
-    there = int(ray.cluster_resources().get("CPU", 0))
-    if wanted > there:  # Serve would wait for them for good
-        raise ResourceError(
-            f"{len(references)} models × {config.num_replicas} replicas × {config.threads} threads "
-            f"want {wanted} CPUs, the Ray cluster has {there}: lower num_replicas or threads, "
-            "or use a larger cluster"
-        )
+    # Serve would wait for good for what is not there.
+    there = ray.cluster_resources()
+    _require_room(config, "CPU", config.threads, there.get("CPU", 0))
+    if config.num_gpus:
+        _require_room(config, "GPU", config.num_gpus, there.get("GPU", 0))
 
 
-def deploy(config: ServeConfig) -> None:
-    """Put every model and the front on the cluster and wait until they answer. Raises as `run`."""
-    references = parse_models(config.models)
+def _require_room(
+    config: ServeConfig, kind: Literal["CPU", "GPU"], per_replica: float, there: float
+) -> None:
+    models = len(parse_models(config.models))
+    replicas = models * config.num_replicas
+    if per_replica < 1:  # a replica's share lies on one GPU
+        wanted = math.ceil(replicas / math.floor(1 / per_replica + 1e-9))
+    else:
+        wanted = math.ceil(replicas * per_replica)
+    if wanted <= there:
+        return
+    ways = ["serve fewer models"] if models > 1 else []
+    ways += ["lower num_replicas"] if config.num_replicas > 1 else []
+    if kind == "GPU":
+        field = "num_gpus"
+        ways.append("lower num_gpus (a fraction shares a GPU, 0 computes on CPUs)")
+    else:
+        field = "threads"
+        ways += ["lower threads"] if config.threads > 1 else []
+    ways.append(f"use a machine or cluster with more {kind}s")
+    raise ResourceError(
+        f"wanted {wanted} {kind}s (models {models} × num_replicas {config.num_replicas} × "
+        f"{field} {per_replica:g}), the Ray cluster has {there:g}: {', or '.join(ways)}"
+    )
+
+
+def find(config: ServeConfig) -> dict[str, Found]:
+    """Every model by name, each loaded once: Serve would try a replica that cannot for minutes.
+
+    Raises: ConfigError for a reference that leads nowhere, or a graph that is to run on a GPU;
+        FormatError for a bundle that is damaged or answers no task; and as `resolve` does.
+    """
+    models = {}
+    for name, reference in parse_models(config.models).items():
+        source = Source(reference, tracking_uri(config.tracking_uri))
+        folder = resolve(reference, uri=source.tracking_uri)
+        predictor = Predictor(folder, device="cpu")
+        graph = predictor.bundle.graph
+        if config.num_gpus and graph is not None:
+            raise ConfigError(
+                f"num_gpus: wanted 0 for {name}, since onnxruntime computes {folder / graph} on "
+                f"CPUs, got {config.num_gpus:g}: leave it out, or serve the bundle with "
+                f"{WEIGHTS} that it was exported from"
+            )
+        models[name] = Found(source, folder, predictor.task.examples[0])
+    return models
+
+
+def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
+    """Put every model and the front on the cluster and wait until they answer."""
     front = ray_serve.deployment(
         name="front",
         graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
         ray_actor_options={"num_cpus": 0},
-    )(Front).bind(list(references))
+    )(Front).bind(list(models))
     targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
-    for name, reference in references.items():
-        model = _model_application(config, name, reference, alone=False)
+    for name, found in models.items():
+        model = _model_application(config, name, found, alone=False)
         prefix = f"/v1/models/{name}"
         targets.append(ray_serve.RunTarget(model, application_name(name), prefix))
     ray_serve.start(
@@ -183,7 +241,7 @@ def deploy(config: ServeConfig) -> None:
         controller_options={"runtime_env": {"env_vars": haproxy.settings(enabled=config.haproxy)}},
     )
     ray_serve.run_many(targets)
-    paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in references)]
+    paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in models)]
     ports.wait_until_steady(config.host, config.port, paths)
 
 
@@ -195,16 +253,7 @@ def shut_down() -> None:
     haproxy.remove_files(ray.get_runtime_context().get_node_id())
 
 
-def _model_application(
-    config: ServeConfig, name: str, reference: str, *, alone: bool
-) -> Application:
-    """Resolve a reference and describe its replicas.
-
-    Raises: as `resolve` does; FormatError if the bundle answers no task.
-    """
-    source = Source(reference, tracking_uri(config.tracking_uri))
-    folder = resolve(reference, uri=source.tracking_uri)
-    Predictor(folder, device="cpu")  # NOTE: Serve would try a replica that cannot load for minutes
+def _model_application(config: ServeConfig, name: str, found: Found, *, alone: bool) -> Application:
     replica = ray_serve.deployment(
         name="model",
         num_replicas=config.num_replicas,
@@ -213,8 +262,8 @@ def _model_application(
         ray_actor_options={"num_cpus": config.threads, "num_gpus": config.num_gpus},
     )(ModelReplica)
     return replica.bind(
-        folder,
-        source,
+        found.folder,
+        found.source,
         alone,
         name=name,
         device="cuda" if config.num_gpus else "cpu",
@@ -224,15 +273,17 @@ def _model_application(
     )
 
 
-def _announce(config: ServeConfig) -> None:
+def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
     url = f"http://{ports.reachable(config.host)}:{config.port}"
-    names = list(parse_models(config.models))
-    print(f"serving {', '.join(names)} at {url} (a page to try them on; end with Ctrl-C)")
-    print(
-        f"curl {url}/v1/models/{names[0]}/predict -H 'Content-Type: application/json' "
-        """-d '{"inputs": "Some text."}'""",
-        flush=True,
-    )
+    name, found = next(iter(models.items()))
+    print(f"serving {', '.join(models)} at {url} (a page to try them on; end with Ctrl-C)")
+    print(curl(f"{url}/v1/models/{name}/predict", found.example), flush=True)
+
+
+def curl(url: str, example: Any) -> str:
+    """The command line that asks a model for its example, for a shell."""
+    body = shlex.quote(json.dumps({"inputs": example}))
+    return f"curl {url} -H 'Content-Type: application/json' -d {body}"
 
 
 @contextmanager

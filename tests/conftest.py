@@ -60,7 +60,7 @@ HEAD_PORTS = (
     "dashboard-agent-grpc-port",
     "metrics-export-port",
 )
-HEAD_START_TIMEOUT_S = 60
+HEAD_START_TIMEOUT_S = 120
 
 
 # Session fixtures that take seconds: the tests that use one share a process.

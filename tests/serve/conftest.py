@@ -1,15 +1,19 @@
 """A tiny bundle for the server's tests: real formats and code, weights drawn at random."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from jaxtyping import config as checks
 
-from bert_core.bundle import save_bundle
+from bert_core.bundle import GRAPHS, save_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
+from bert_core.export import export_graph
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
+from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 
 TEXTS = [
@@ -42,4 +46,24 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve") / "bundle"
     metrics = {"accuracy": 0.75}
     save_bundle(folder, model, tokenizer, task=task, metrics=metrics, lineage={})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exported(bundle: Path) -> Path:
+    """The same with an ONNX graph."""
+    predictor, folder = Predictor(bundle, device="cpu"), bundle.parent / "exported"
+    checks.update("jaxtyping_disable", True)  # sizes are symbols while it is traced
+    try:
+        save_bundle(
+            folder,
+            predictor.model,
+            predictor.bundle.tokenizer,
+            task=predictor.task,
+            metrics={},
+            lineage={},
+            graph=(GRAPHS[None], partial(export_graph, predictor.model)),
+        )
+    finally:
+        checks.update("jaxtyping_disable", False)
     return folder

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from bert_core.bundle import GRAPHS, load_bundle, save_bundle
-from bert_core.export import export_graph
+from bert_core.bundle import load_bundle, save_bundle
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Kind, Task
@@ -381,21 +379,11 @@ def test_vectors_are_served_as_hugging_faces_client_asks_for_them(
         runner.run(model.close())
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_an_exported_bundle_answers_as_the_one_that_it_comes_from(
-    bundle: Path, tmp_path: Path, runner: asyncio.Runner
+    bundle: Path, exported: Path, runner: asyncio.Runner
 ) -> None:
-    predictor, folder = Predictor(bundle, device="cpu"), tmp_path / "exported"
-    save_bundle(
-        folder,
-        predictor.model,
-        predictor.bundle.tokenizer,
-        task=predictor.task,
-        metrics={},
-        lineage={},
-        graph=(GRAPHS[None], partial(export_graph, predictor.model)),
-    )
-    model = Model("docs", folder, device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0)
+    predictor = Predictor(bundle, device="cpu")
+    model = Model("docs", exported, device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0)
     texts = ["Parse a string.", "Open a socket on a port and listen.", ""]
     try:
         ask = Caller(runner, api.create_model_app(model, alone=True))

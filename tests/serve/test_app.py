@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,7 +21,10 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
+from bert_core.bundle import GRAPHS
+from bert_core.errors import ResourceError
 from bert_core.predictor import Predictor
+from serve.config import ServeConfig
 from serve.ports import free_ports
 
 pytestmark = pytest.mark.ray
@@ -40,13 +44,13 @@ class Server:
     mark: str
 
     @classmethod
-    def start(cls, arguments: list[str], port: int, folder: Path) -> "Server":
+    def start(cls, arguments: list[str], port: int, folder: Path, **environment: str) -> "Server":
         mark, output = uuid.uuid4().hex, folder / "output.txt"
         clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
-                env={**clean, MARKER: mark, "RAY_ADDRESS": "local"},
+                env={**clean, MARKER: mark, "RAY_ADDRESS": "local", **environment},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
@@ -149,6 +153,15 @@ def test_concurrent_requests_get_their_own_answers(server: Server, bundle: Path)
     assert_same_answers(asyncio.run(ask()), Predictor(bundle, device="cpu").predict(texts))
 
 
+def test_the_line_that_is_printed_asks_the_model(server: Server) -> None:
+    line = server.output.read_text().splitlines()[1]
+    program, url, *options = shlex.split(line)
+    assert (program, options[::2]) == ("curl", ["-H", "-d"])
+    header, body = options[1::2]
+    response = httpx.post(url, headers=[header.split(": ")], content=body, timeout=30)
+    assert (response.status_code, len(response.json())) == (200, 1)
+
+
 def test_the_front_lists_the_models_and_serves_the_page(client: httpx.Client) -> None:
     listing = client.get("/v1/models").json()
     assert [each["id"] for each in listing["data"]] == ["docs", "other"]
@@ -229,12 +242,92 @@ def test_sigterm_ends_it_and_leaves_no_process_behind(server: Server) -> None:
     # The last test of the module: the server does not outlive it.
     output = server.output.read_text()
     assert f"serving docs, other at {server.url}" in output
-    assert f"curl {server.url}/v1/models/docs/predict -H" in output
     assert any("haproxy" in name for name in server.processes())
     assert server.end(signal.SIGTERM) == 0
     assert server.processes() == []
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
+
+
+def test_a_cluster_that_asks_for_no_token_is_served_on_only_where_that_is_allowed(
+    open_head: Any, bundle: Path, tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    command = ["serve", "--models", f"docs={bundle}", "--port", str(port)]
+    address = open_head.addresses["host:port"]
+    refused = open_head.raybert(*command, RAY_ADDRESS=address)
+    assert refused.returncode == 1, refused.stderr
+    assert refused.stderr.startswith(
+        f"raybert serve: wanted a Ray cluster that asks for a token, the one at {address} asks for "
+    )
+    assert refused.stdout == ""
+    server = Server.start(
+        ["pipelines.cli", *command, "--allow_open_cluster"], port, tmp_path,
+        **open_head.environment, RAY_ADDRESS=address,
+    )  # fmt: skip
+    try:
+        server.wait_until_ready()
+        warning = f"warning: the Ray cluster at {address} asks for no token: anyone who reaches"
+        assert warning in server.output.read_text()
+    finally:
+        end_and_kill(server)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        # What is 1 cannot be lowered.
+        (
+            {"models": "a=x,b=x,c=x,d=x,e=x"},
+            "wanted 5 CPUs (models 5 × num_replicas 1 × threads 1), the Ray cluster has 4: "
+            "serve fewer models, or use a machine or cluster with more CPUs",
+        ),
+        (
+            {"models": "a=x", "num_replicas": 2, "threads": 3},
+            "wanted 6 CPUs (models 1 × num_replicas 2 × threads 3), the Ray cluster has 4: "
+            "lower num_replicas, or lower threads, or use a machine or cluster with more CPUs",
+        ),
+        (
+            {"models": "a=x", "num_gpus": 2.0},
+            "wanted 2 GPUs (models 1 × num_replicas 1 × num_gpus 2), the Ray cluster has 0: lower "
+            "num_gpus (a fraction shares a GPU, 0 computes on CPUs), or use a machine or cluster "
+            "with more GPUs",
+        ),
+        # Two replicas do not fit one GPU.
+        (
+            {"models": "a=x,b=x,c=x", "num_gpus": 0.4},
+            "wanted 2 GPUs (models 3 × num_replicas 1 × num_gpus 0.4), the Ray cluster has 0",
+        ),
+    ],
+    ids=["models", "replicas and threads", "GPUs", "shares of GPUs"],
+)
+@pytest.mark.usefixtures("local_ray")
+def test_what_the_cluster_has_no_room_for_is_refused_with_what_would_help(
+    settings: dict[str, Any], message: str
+) -> None:
+    from serve import app  # after the environment is set
+
+    config = ServeConfig(port=free_ports(1)[0], **settings)
+    with pytest.raises(ResourceError) as caught:
+        app.run(config)
+    assert message in str(caught.value)
+
+
+def test_a_graph_is_not_served_on_a_gpu(exported: Path, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    command = ["pipelines.cli", "serve", "--models", f"docs={exported}", "--num_gpus", "1"]
+    # A GPU is a number to Ray.
+    gpu = {"RAY_OVERRIDE_RESOURCES": '{"CPU": 2, "GPU": 1}'}
+    server = Server.start([*command, "--port", str(port)], port, tmp_path, **gpu)
+    try:
+        assert server.process.wait(START_S) == 2
+        assert server.output.read_text() == (
+            f"raybert serve: num_gpus: wanted 0 for docs, since onnxruntime computes "
+            f"{exported}/{GRAPHS[None]} on CPUs, got 1: leave it out, or serve the bundle with "
+            "model.safetensors that it was exported from\n"
+        )
+    finally:
+        end_and_kill(server)
 
 
 def test_serve_run_deploys_one_model_at_the_same_paths(bundle: Path, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_models_of_another_form_are_refused(models: list[str] | str, message: st
         ("max_batch_tokens", 0, "max_batch_tokens is 0: wanted at least 1"),
         ("max_ongoing_requests", 0, "max_ongoing_requests is 0: wanted at least 1"),
         ("num_gpus", -1.0, "num_gpus is -1.0: wanted 0 or more"),
+        ("num_gpus", 1.5, "num_gpus is 1.5: wanted a fraction below 1 or a whole number"),
         ("max_wait_ms", -0.5, "max_wait_ms is -0.5: wanted 0 or more"),
     ],
 )
