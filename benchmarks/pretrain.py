@@ -255,7 +255,7 @@ class _Padded:
         return batch | {"next_sentence_label": torch.tensor(labels)}
 
 
-ROWS, QUICK_ROWS = 256, 64  # of a step, as in the paper; a worker of two has half
+ROWS, QUICK_ROWS = 256, 48  # of a step, as in the paper; a worker of two has half
 STEPS, QUICK_STEPS = 8, 4
 QUICK_TEXTS = 150  # documents; enough rows for every step
 

@@ -120,7 +120,10 @@ def timed(command: Sequence[str], folder: Path, environment: Mapping[str, str]) 
                     os.wait()
             if process.returncode:
                 printed.seek(0)
-                raise subprocess.CalledProcessError(process.returncode, command, printed.read())
+                said = printed.read()
+                error = subprocess.CalledProcessError(process.returncode, command, said)
+                error.add_note(said.decode(errors="replace")[-2000:])
+                raise error
     finally:
         ended.set()
         looking.join()

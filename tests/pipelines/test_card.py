@@ -21,7 +21,7 @@ from bert_core.data.shards import ShardSet
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from pipelines import card, prepare, vocab
 from pipelines.prepare import PrepareConfig
-from pipelines.sources import CorpusConfig
+from pipelines.sources import CorpusConfig, list_corpus
 from pipelines.vocab import VocabConfig
 
 NAMES = ["Ann", "Ben", "Café", "Dora", "Emil", "Fritz", "Gull", "Hana", "Ida", "Jo"]
@@ -152,7 +152,9 @@ def test_sources_are_named_with_licence_weight_and_share(made: Made) -> None:
 
 def test_licences_that_are_given_count(made: Made, tmp_path: Path) -> None:
     corpus = replace(made.config.corpus, licenses=("MIT", "CC0", "GFDL"), weights=())
-    rows = [line for part in card._sources(corpus, {}) for line in part.splitlines()[2:]]
+    rows = [
+        line for part in card._sources(list_corpus(corpus), {}) for line in part.splitlines()[2:]
+    ]
     assert [row.split(" | ")[1] for row in rows if " | " in row] == ["MIT", "CC0", "GFDL"]
 
 
