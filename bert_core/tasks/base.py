@@ -6,7 +6,7 @@ A new task is one file and an entry in `registry.TASKS`; stages, server and bund
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -296,9 +296,19 @@ class Task(ABC):
 
     @classmethod
     def options_of(cls, values: Mapping[str, Any]) -> Options:
-        """Options by name, checked. Raises: ConfigError naming the one that is not right."""
+        """Options by name, checked.
+
+        A whole number is text where text is wanted, as a label is that a user wrote without quotes.
+        Raises: ConfigError naming the one that is not right.
+        """
+        hints = get_type_hints(cls.options)
+        of_text = {name for name, hint in hints.items() if hint in (str, str | None)}
+        given = {
+            name: str(value) if name in of_text and type(value) is int else value
+            for name, value in values.items()
+        }
         try:
-            return cls.options(**as_row(cls.options, dict(values), "options"))
+            return cls.options(**as_row(cls.options, given, "options"))
         except InputError as error:
             raise ConfigError(str(error)) from error
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -263,3 +264,21 @@ def test_its_fields_have_docstrings_and_names_of_their_own(task: Task) -> None:
     shapes = task.shapes(task.chosen)
     names = [one.name for shape in shapes for one in fields(shape)]
     assert len(set(names)) == len(names)
+
+
+OPTIONS_OF_TEXT = [
+    (name, option)
+    for name, kind in TASKS.items()
+    for option, hint in get_type_hints(kind.options).items()
+    if hint in (str, str | None)
+]
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS_OF_TEXT)
+def test_a_label_that_is_a_number_is_told_without_quotes_too(name: str, option: str) -> None:
+    assert ("text-classification", "out_of_scope") in OPTIONS_OF_TEXT
+    for told in (0, "0"):
+        assert getattr(TASKS[name].options_of({option: told}), option) == "0"
+    for told in (0.5, True, [0]):
+        with pytest.raises(ConfigError, match=f"options.{option}: wanted text, got a"):
+            TASKS[name].options_of({option: told})
