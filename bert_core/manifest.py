@@ -15,6 +15,8 @@ from bert_core.errors import FormatError
 
 FORMAT_VERSION = 1
 NAME = "manifest.json"
+BUNDLE = "bundle"
+"""Where a stage that makes a bundle puts it, in its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,3 +105,14 @@ def _damaged(path: str, why: str) -> FormatError:
 def is_complete(folder: str) -> bool:
     """Whether a stage finished in `folder`."""
     return files.exists(files.join(folder, NAME))
+
+
+def folder_with(reference: str, *names: str) -> str | None:
+    """The folder that has one of these files: that which is meant, or the bundle in it.
+
+    So the output of a stage that makes a bundle means its bundle. None where neither has one.
+    """
+    for folder in (reference, files.join(reference, BUNDLE)):
+        if any(files.exists(files.join(folder, name)) for name in names):
+            return folder
+    return None

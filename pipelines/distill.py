@@ -16,7 +16,7 @@ from bert_core.data.shards import HELD_OUT as HELD_OUT_SHARDS
 from bert_core.data.shards import TRAIN as TRAIN_SHARDS
 from bert_core.data.shards import ShardSet
 from bert_core.errors import ConfigError
-from bert_core.manifest import Manifest, read_manifest
+from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.model.variants import VARIANTS
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines.finetune import FinetuneConfig, Learner, learn
@@ -35,7 +35,6 @@ from pipelines.sources import labelled_input
 from pipelines.stage import INPUT, Result, input_digest, run_stage
 from pipelines.student import TEACHER, AugmentationConfig, LossesConfig, Pair
 from pipelines.training import (
-    BUNDLE,
     CHECKPOINTS,
     Report,
     curves,

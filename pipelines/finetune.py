@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_core import files
 from bert_core.errors import ConfigError
-from bert_core.manifest import Manifest
+from bert_core.manifest import BUNDLE, Manifest
 from bert_core.tasks.digests import NO_ROWS, Digests
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines.labelled_sets import (
@@ -29,7 +29,6 @@ from pipelines.report import counted, say
 from pipelines.selection import TASK, Measurement, with_prefix
 from pipelines.stage import Result, run_stage
 from pipelines.training import (
-    BUNDLE,
     CHECKPOINTS,
     Records,
     Report,

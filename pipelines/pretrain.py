@@ -12,7 +12,7 @@ from bert_core import files
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardSet
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
-from bert_core.manifest import Manifest, read_manifest
+from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.metrics.language_model import unigram_baseline
 from bert_core.model.variants import VARIANTS, EncoderConfig
 from bert_core.tasks.digests import NO_ROWS
@@ -22,7 +22,6 @@ from pipelines.report import say
 from pipelines.shard_rows import CACHE, batches, check_rows
 from pipelines.stage import INPUT, REMARK, Result, input_digest, run_stage
 from pipelines.training import (
-    BUNDLE,
     CHECKPOINTS,
     Report,
     TrainingConfig,

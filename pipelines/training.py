@@ -19,7 +19,7 @@ import numpy as np
 from bert_core import files
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, RaybertError, ResourceError
-from bert_core.manifest import Output
+from bert_core.manifest import BUNDLE, Output
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
 from pipelines import cluster
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
-BUNDLE = "bundle"
 DIVERGED = "diverged.txt"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_core import files
 from bert_core.errors import ConfigError, RaybertError
-from bert_core.manifest import Manifest, Output, read_manifest
+from bert_core.manifest import BUNDLE, Manifest, Output, read_manifest
 from pipelines import cluster
 from pipelines.configure import nearest
 from pipelines.finetune import FinetuneConfig
@@ -30,7 +30,6 @@ from pipelines.stage import (
     run_stage,
     with_absolute_paths,
 )
-from pipelines.training import BUNDLE
 from tracking.runs import tracking_uri
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bert_core import files
 from bert_core.errors import ConfigError, FormatError
+from bert_core.manifest import BUNDLE, folder_with
 from tracking.registry import DIGEST_TAG, PATH_TAG
 from tracking.server import connect, tracking_uri
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-RECORD = "raybert.json"
+CONFIG, RECORD = "config.json", "raybert.json"
+# What could be the name of a model on the Hugging Face hub.
+_HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w-][\w.-]*")
 _REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
@@ -26,14 +29,16 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
     """The local folder of a bundle, fetched where it must be, and verified.
 
     Args:
-        reference: a folder, a URI (`s3://…`), `models:/<name>@<alias>` or
-            `models:/<name>/<version>`.
+        reference: a folder or a URI (`s3://…`) of a bundle, or of a stage's output that has one in
+            it; `models:/<name>@<alias>` or `models:/<name>/<version>`.
         uri: where the registry is, for `models:/`; None as in `tracking.runs.tracking_uri`.
         cache: what is fetched stays there; None takes `~/.cache/raybert/bundles`.
     Raises: ConfigError if nothing is there by that name, with what there is; FormatError if the
         bundle is damaged; ResourceError if the registry does not answer.
     """
     text = str(reference)
+    if not text:
+        raise ConfigError("wanted the folder of a bundle, got an empty string")
     cache = cache or Path.home() / ".cache" / "raybert" / "bundles"
     if text.startswith("models:"):
         return _resolve_registered(text, tracking_uri(uri), cache)
@@ -46,12 +51,33 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
     if folder is None:
         return _resolve_remote(text, cache)
     if not folder.is_dir():
+        what = "it is a file" if folder.exists() else "there is none"
+        hub = f"; {_on_the_hub(text)}" if _HUB_NAME.fullmatch(text) and not folder.exists() else ""
         raise ConfigError(
-            f"{text}: wanted the folder of a bundle, there is none: give a folder, a URI such as "
-            "s3://bucket/bundle, or models:/<name>@champion"
+            f"{text}: wanted the folder of a bundle, {what}: give a folder, a URI such "
+            f"as s3://bucket/bundle, or models:/<name>@champion{hub}"
         )
+    folder = Path(_bundle_in(text, str(folder)))
     _verify(folder)
     return folder
+
+
+def _on_the_hub(name: str) -> str:
+    return (
+        "a model of the Hugging Face hub is not taken by its name: download it with "
+        f"`hf download {name} --local-dir models/{name}`, and give that folder"
+    )
+
+
+def _bundle_in(reference: str, folder: str) -> str:
+    """Where in the folder or URI that is meant the bundle lies."""
+    found = folder_with(folder, CONFIG, RECORD)
+    if found is None:
+        raise ConfigError(
+            f"{reference}: wanted a bundle, there is neither {CONFIG} nor {BUNDLE}/{CONFIG} in it: "
+            "give the folder of a bundle, or the output of a stage that makes one and is finished"
+        )
+    return found
 
 
 def _verify(folder: Path) -> str:
@@ -64,6 +90,7 @@ def _verify(folder: Path) -> str:
 def _resolve_remote(source: str, cache: Path) -> Path:
     if not files.exists(source):
         raise ConfigError(f"{source}: wanted a bundle, there is nothing: check the URI")
+    source = _bundle_in(source, source)
     record = files.join(source, RECORD)
     # The record holds the sha256 of every file: the same record is the same bundle.
     key = files.sha256_of(record) if files.exists(record) else None

@@ -18,6 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bert_core import files
 from bert_core.data.wordpiece import BulkWordPiece, supports
 from bert_core.errors import FormatError
+from bert_core.manifest import folder_with
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # The same five in RoBERTa's files; ALBERT's have some of each.
@@ -131,9 +132,11 @@ class Tokenizer:
     def load(cls, folder: str | Path) -> "Tokenizer":
         """Read `tokenizer.json`, or `vocab.txt` where that is all there is, at a path or a URI.
 
+        Of a stage's output that has a bundle in it, they are the bundle's.
         Raises: FormatError if neither is there or the file cannot be read.
         """
-        path = files.join(str(folder), "tokenizer.json")
+        folder = folder_with(str(folder), "tokenizer.json", "vocab.txt") or str(folder)
+        path = files.join(folder, "tokenizer.json")
         if files.exists(path):
             try:
                 return cls(tokenizers.Tokenizer.from_buffer(files.read_bytes(path)))

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bert_core import files
 from bert_core.bundle import bundle_digest
 from bert_core.errors import ConfigError, FormatError
 from tracking.registry import publish
@@ -36,6 +37,34 @@ def test_a_folder_is_itself(bundles: list[Path]) -> None:
     assert resolve(bundles[0].as_uri()) == bundles[0]
 
 
+def test_the_output_of_a_stage_means_the_bundle_in_it(tmp_path: Path, bundles: list[Path]) -> None:
+    inside = shutil.copytree(bundles[0], tmp_path / "run" / "bundle")
+    assert resolve(tmp_path / "run") == inside
+    assert resolve(f"{tmp_path}/run/") == inside
+    assert resolve((tmp_path / "run").as_uri()) == inside
+    (inside / "config.json").unlink()
+    with pytest.raises(FormatError, match=r"bundle/config.json: wanted this file of the bundle"):
+        resolve(tmp_path / "run")
+    shutil.rmtree(inside)
+    with pytest.raises(ConfigError, match=r"run: .* neither config.json nor bundle/config.json in"):
+        resolve(tmp_path / "run")
+
+
+def test_the_output_of_a_stage_in_a_bucket_means_the_bundle_in_it(
+    tmp_path: Path, object_store: str, bundles: list[Path]
+) -> None:
+    for path in bundles[0].iterdir():
+        files.write_bytes(f"{object_store}/run/bundle/{path.name}", path.read_bytes())
+    files.write_bytes(f"{object_store}/run/checkpoints/step", b"large")
+    for reference in ("run", "run/", "run/bundle"):
+        kept = resolve(f"{object_store}/{reference}", cache=tmp_path)
+        assert kept == tmp_path / files.sha256_of(str(bundles[0] / "raybert.json"))
+        assert bundle_digest(kept) == bundle_digest(bundles[0])
+    with pytest.raises(ConfigError, match=r"checkpoints: .* neither config.json nor bundle/config"):
+        resolve(f"{object_store}/run/checkpoints", cache=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+
+
 def test_a_registered_version_is_the_bundle_that_was_published(
     tmp_path: Path, registry: str, bundles: list[Path]
 ) -> None:
@@ -53,6 +82,13 @@ def test_a_registered_version_is_the_bundle_that_was_published(
         (f"models:/{NAME}/9", "model resolved has no version 9, it has: 1, 2"),
         (f"models:/{NAME}", "wanted models:/<name>@<alias> or models:/<name>/<version>"),
         ("runs/nothing", "runs/nothing: wanted the folder of a bundle, there is none"),
+        (
+            "bert-base-uncased",
+            "is not taken by its name: .*`hf download bert-base-uncased --local-dir",
+        ),
+        ("google/bert_uncased_L-2", "`hf download google/bert_uncased_L-2 --local-dir models/goo"),
+        ("", "wanted the folder of a bundle, got an empty string"),
+        (__file__, "test_resolve.py: wanted the folder of a bundle, it is a file"),
         ("nosuch://host/bundle", "nosuch://host/bundle: wanted a folder, or a URI that can be"),
     ],
 )
