@@ -143,6 +143,24 @@ def exists(path: str) -> bool:
         return filesystem.get_file_info(inner).type != fs.FileType.NotFound
 
 
+def is_file(path: str) -> bool:
+    """Whether a file is there, and no folder."""
+    filesystem, inner = _filesystem(path)
+    with reading(path):
+        return filesystem.get_file_info(inner).type == fs.FileType.File
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Whether `path` is `folder`, or lies in it, by their names and the links on this machine."""
+    inner, outer = (_canonical(each) for each in (path, folder))
+    return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
+
+
+def _canonical(path: str) -> str:
+    local = None if is_uri(path) and not path.lower().startswith("file:") else local_path(path)
+    return path.rstrip("/") if local is None else os.path.realpath(local)
+
+
 def size_bytes(path: str) -> int:
     """Size of one file. Raises: FileNotFoundError; ResourceError if a server does not tell it."""
     filesystem, inner = _filesystem(path)

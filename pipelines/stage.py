@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -184,8 +184,10 @@ def run_stage(
         work: makes the files in `config.output`; given the stage's digest. What a killed run left
             there is from the same digest, and may be used. The MLflow run of the folder is there,
             and open for nobody else meanwhile.
-    Raises: ConfigError if the folder holds something else, which is left untouched.
+    Raises: ConfigError if the folder holds something else, or an input, which is left untouched;
+        or if a file is in its place.
     """
+    _check_output(config)
     determining = determining_fields(config)
     digests = {each.name: each.digest for each in inputs}
     digest = stage_digest(stage, determining, digests)
@@ -228,6 +230,32 @@ def run_stage(
         # From here on the output is complete: killed now, the next start only ends the run.
         write_manifest(config.output, manifest)
     return manifest
+
+
+def _check_output(config: StageConfig) -> None:
+    output, local = config.output, files.local_path(config.output)
+    above = [] if local is None else [str(folder) for folder in local.parents]
+    if found := next((path for path in (output, *above) if files.is_file(path)), None):
+        raise ConfigError(f"output: wanted a folder, {found} is a file: give another output")
+    for name, path in _input_paths(config):
+        if files.is_within(path, output):
+            raise ConfigError(
+                f"output: wanted a folder of its own, {output} has the input {name} = {path} in "
+                "it, which making the output again would remove: give another output"
+            )
+
+
+def _input_paths(config: Any) -> Iterator[tuple[str, str]]:
+    """Where inputs lie that are given, each after its field."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            yield from ((f"{field.name}.{name}", path) for name, path in _input_paths(value))
+        elif field.metadata == INPUT and value and value != field.default:
+            values = value.values() if isinstance(value, Mapping) else value
+            for path in [value] if isinstance(value, str) else values:
+                if not path.startswith("models:"):
+                    yield field.name, path
 
 
 def _open_run(

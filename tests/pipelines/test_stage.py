@@ -12,12 +12,19 @@ import pytest
 from mlflow.entities import Run
 
 from bert_core import files
-from bert_core.errors import ConfigError
+from bert_core.errors import ConfigError, ResourceError
 from bert_core.manifest import Output, read_manifest
+from pipelines.distill import DistillConfig
+from pipelines.evaluate import EvaluateConfig
+from pipelines.glue import GlueConfig
+from pipelines.prepare import PrepareConfig
+from pipelines.sources import CorpusConfig
 from pipelines.stage import (
     INPUT,
+    STARTED,
     Result,
     StageConfig,
+    _input_paths,
     determining_fields,
     run_stage,
     with_absolute_paths,
@@ -93,6 +100,58 @@ def test_that_mlflow_is_away_is_said_once_before_the_work_and_once_after(
     assert capsys.readouterr().out.splitlines() == [told]
     (line,) = [one for one in caplog.messages if "MLflow" in one]
     assert "has yet to be sent 1 record: " in line
+
+
+def test_an_output_in_the_place_of_a_file_is_refused(config: CopyConfig, tmp_path: Path) -> None:
+    (tmp_path / "plain.csv").write_text("a,b\n")
+    for output in ("plain.csv", "plain.csv/", "plain.csv/in/it"):
+        there = replace(config, output=f"{tmp_path}/{output}", force=True)
+        with pytest.raises(
+            ConfigError, match=r"output: wanted a folder, .*plain\.csv/? is a file: "
+        ):
+            run(there, [])
+    assert (tmp_path / "plain.csv").read_text() == "a,b\n"
+
+
+def test_an_output_that_cannot_be_written_is_told_in_a_line(config: CopyConfig) -> None:
+    with pytest.raises(ResourceError, match=r"^/proc/out/.*: could not be written: .*\Z"):
+        run(replace(config, output="/proc/out"), [])
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("output", ["data", "data/", "data/in", "link", "above/../data"])
+def test_an_output_with_an_input_in_it_is_refused_and_nothing_is_removed(
+    config: CopyConfig, tmp_path: Path, output: str, force: bool
+) -> None:
+    source = tmp_path / "data" / "in"
+    files.write_bytes(str(source / "copy.txt"), b"x")
+    for folder in (source, source.parent):  # as a stage leaves it that was killed
+        files.write_json(str(folder / STARTED), {"stage": "copy", "digest": "other"})
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    (tmp_path / "above").mkdir()
+    there = replace(config, output=f"{tmp_path}/{output}", force=force)
+    for changes in ({"source": str(source)}, {"source": source.as_uri()}, {"beside": str(source)}):
+        with pytest.raises(
+            ConfigError, match=r"output: wanted a folder of its own, .* has the inp"
+        ):
+            run(replace(there, **changes), [])
+    assert (source / "copy.txt").read_bytes() == b"x"
+    assert not files.is_within(f"{source}-2", str(source)), "its name only begins alike"
+
+
+def test_every_stage_says_where_its_inputs_lie() -> None:
+    """What is not marked as an input would not be kept from being removed."""
+    assert list(_input_paths(EvaluateConfig(output="o", model="m"))) == [("model", "m")]
+    corpus = CorpusConfig(source=("a", "s3://b"))
+    found = _input_paths(PrepareConfig(output="o", tokenizer="v", corpus=corpus))
+    assert sorted(found) == [
+        ("corpus.source", "a"),
+        ("corpus.source", "s3://b"),
+        ("tokenizer", "v"),
+    ]
+    assert [*_input_paths(DistillConfig(output="o", teacher="models:/t@champion"))] == []
+    glue = GlueConfig(output="o", allow_incomplete=True, tests={"cola": "t"})
+    assert [*_input_paths(glue)] == [("tests", "t")]
 
 
 def test_force_makes_it_again(config: CopyConfig) -> None:
