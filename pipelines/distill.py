@@ -65,6 +65,9 @@ class DistillConfig(FinetuneConfig):
     model: str = field(default=TEACHER, metadata=INPUT)
     """Bundle that the student begins with, of the teacher's vocabulary: `teacher`, or one as for
     the teacher."""
+    task: str = TEACHER
+    """Name of the task of labelled rows, as `raybert list tasks` shows it; `teacher` is that of the
+    teacher."""
     layers: tuple[int, ...] = ()
     """Layers of that bundle that the student has, from 0; not given, every other one of the teacher
     (DistilBERT, section 3), or all of another bundle."""
@@ -146,12 +149,28 @@ def run(config: DistillConfig) -> Manifest:
         return run_stage(
             "distill", config, inputs, lambda digest: _general(config, folders, digest)
         )
+    if config.task == TEACHER:  # the output is that of a run to which the task was named
+        config = replace(config, task=_task_of(config.teacher, folders["teacher"]))
     inputs.append(labelled_input("train", config.train, "train"))
     if config.held_out is not None:
         inputs.append(labelled_input("held_out", config.held_out, "held_out"))
     return run_stage(
         "distill", config, inputs, lambda digest: _task(config, folders, inputs, digest)
     )
+
+
+def _task_of(teacher: str, folder: Path) -> str:
+    """The name of a teacher's task. Raises: ConfigError if it has none."""
+    from bert_core.bundle import load_bundle
+    from bert_core.tasks.registry import TASKS
+
+    task = load_bundle(folder).task
+    if task is None:
+        raise ConfigError(
+            f"task: wanted one of {', '.join(TASKS)}, since the teacher {teacher} was only "
+            "pretrained, got none: give --task"
+        )
+    return task.name
 
 
 def _task(

@@ -288,6 +288,13 @@ def test_what_does_not_fit_the_teacher_is_refused(
         distill.run(config)
 
 
+def test_a_teacher_without_a_task_has_none_for_its_student(
+    on_rows: Distilling, on_shards: Distilling
+) -> None:
+    with pytest.raises(ConfigError, match=r"task: wanted one of .*regression.*: give --task"):
+        distill.run(on_rows(teacher=on_shards().teacher))
+
+
 def test_rows_whose_answers_are_places_are_not_augmented(
     on_rows: Distilling, tmp_path: Path
 ) -> None:

@@ -124,12 +124,14 @@ def check_card(reference: str, task: Task, measured: dict[str, Any], uri: str) -
 def check_student(teacher: Path, tuned: FinetuneConfig, output: Path) -> None:
     """A student with half of the layers learns the teacher's task, and answers as it does."""
     config = DistillConfig(
-        output=str(output), teacher=str(teacher), task=tuned.task, train=tuned.train,
-        held_out=tuned.held_out, losses=LossesConfig(soft=1.0, hard=1.0, cosine=1.0), epochs=0.5,
+        output=str(output), teacher=str(teacher), train=tuned.train, held_out=tuned.held_out,
+        losses=LossesConfig(soft=1.0, hard=1.0, cosine=1.0), epochs=0.5,
         batch_size=tuned.batch_size, max_length=tuned.max_length, precision="fp32",
         num_workers=0, tracking_uri=tuned.tracking_uri,
     )  # fmt: skip
-    counts = distill.run(config).counts
+    made = distill.run(config)
+    assert distill.run(replace(config, task=tuned.task)) == made, "the teacher's task, named"
+    counts = made.counts
     main = counts["primary_metric"]
     assert counts["student_parameters"] < counts["teacher_parameters"]
     assert {f"{main}_mean", f"teacher_{main}"} <= counts.keys()
