@@ -142,10 +142,10 @@ def run(config: PrepareConfig) -> Manifest:
     )
     for remembered in (_tokenizer, _row_maker):
         remembered.cache_clear()  # what lay there in an earlier run of this process
-    corpus = list_corpus(config.corpus)
-    size_bytes = corpus_size_bytes(corpus)
     tokenizer = _tokenizer(config.tokenizer)
     tokenizer.check_casing(config.tokenizer)
+    corpus = list_corpus(config.corpus)
+    size_bytes = corpus_size_bytes(corpus)
     inputs = [
         corpus_input(corpus, config),
         DatasetInput("tokenizer", tokenizer.digest, config.tokenizer),
