@@ -54,7 +54,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
             for _ in range(8 if name == "bert-mini" else 1)
         ]
         lengths = [len(row) for batch in chosen for row in batch]
-        settings = {
+        settings: dict[str, Any] = {
             "what": name,
             "variant": name,
             "rows": size,

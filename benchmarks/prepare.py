@@ -14,6 +14,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -44,7 +45,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
         prepare = _Prepare(Path(scratch), texts, tokenizer)
         for workers in (1, 2):
             prepare.rate(workers)  # processes, imports and caches are there from here on
-        settings = {"corpus": name, **prepare.settings}
+        settings: dict[str, Any] = {"corpus": name, **prepare.settings}
         yield compare(
             "prepare_vs_encode_batch_fast",
             lambda: prepare.rate(WORKERS),
@@ -160,7 +161,7 @@ class _Prepare:
     def __init__(self, folder: Path, texts: list[str], tokenizer: Tokenizer) -> None:
         from pipelines import cluster
 
-        self.settings = {"max_length": LENGTH, "dupe_factor": 1, "workers": WORKERS}
+        self.settings: dict[str, Any] = {"max_length": LENGTH, "dupe_factor": 1, "workers": WORKERS}
         self.seconds: dict[int, list[float]] = {1: [], 2: []}
         self.fixed_s: dict[int, list[float]] = {1: [], 2: []}
         self.tokens = 0

@@ -124,7 +124,7 @@ class _Pair:
         self._tokens = GPU_TOKENS if on_gpu else CPU_TOKENS
         self._pad_id = tokenizer.pad_id
         lengths = np.diff(rows.offsets)
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "variant": variant,
             "rows_per_step": size,
             "steps": steps,
@@ -279,7 +279,7 @@ def _on_ray(texts: list[str], rounds: int, quick: bool) -> Iterator[Planned]:
         "rows_per_step": 2 * rows,
         "micro_batch_tokens": PretrainConfig.micro_batch_tokens,
     }
-    settings = {"variant": "bert-mini", "threads_per_worker": 1}
+    settings: Any = {"variant": "bert-mini", "threads_per_worker": 1}
     with tempfile.TemporaryDirectory() as scratch:
         stage = _Stage(Path(scratch), texts, steps)
         try:

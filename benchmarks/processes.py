@@ -29,14 +29,26 @@ class Others:
 
     def share(self) -> float:
         """Of all cores since then: 0.5 is one core of two."""
-        taken_s = _stolen_s() - self._stolen_s
         after = processes()
-        ours = descendants(after)
+        ours, ended_s = descendants(after), self._ended_s(after)
+        taken_s = _stolen_s() - self._stolen_s
         for pid, process in after.items():
             if pid not in ours:
-                before = self._before.get(pid)
-                taken_s += process.cpu_s - (before.cpu_s if before else 0.0)
+                before = self._before.get(pid, Process(process.parent, 0.0, 0.0))
+                waited_s = process.children_s - before.children_s - ended_s.get(pid, 0.0)
+                taken_s += process.own_s - before.own_s + max(0.0, waited_s)
         return taken_s / (time.perf_counter() - self._began) / (os.cpu_count() or 1)
+
+    def _ended_s(self, after: Mapping[int, "Process"]) -> dict[int, float]:
+        """What those that have ended had taken before, by who waited for them: it is not new."""
+        found: dict[int, float] = {}
+        for pid, process in self._before.items():
+            if pid not in after:
+                heir = process.parent
+                while heir not in after and heir in self._before:
+                    heir = self._before[heir].parent
+                found[heir] = found.get(heir, 0.0) + process.cpu_s
+        return found
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,7 @@ class Process:
 
     @property
     def cpu_s(self) -> float:
+        """Both."""
         return self.own_s + self.children_s
 
 
