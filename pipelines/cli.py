@@ -9,7 +9,8 @@ import sys
 from typing import Any, NoReturn
 
 from bert_core.errors import ConfigError, RaybertError
-from pipelines.configure import ALL, COMMANDS, STAGES, Command, nearest, parse
+from pipelines.configure import ALL, COMMANDS, STAGES, Command, parse
+from pipelines.explain import nearest
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,17 +3,18 @@
 A value on the command line wins over one from `--config`, in whatever order they come.
 """
 
-import difflib
 import importlib
+import json
 import re
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+import warnings
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from bert_core.errors import ConfigError
+from pipelines.explain import alternatives, explained, nearest
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -69,8 +70,8 @@ def parse(word: str, arguments: list[str]) -> Any:
         f"{word}=true" if word in switches and value.startswith("--") else word
         for word, value in pairwise([*_config_first(arguments), "--"])
     ]
-    built = parser.instantiate(parser.parse_args(arguments))
-    return kind(**{field.name: built[field.name] for field in fields(kind)})
+    built = parser.instantiate(parser.parse_args(_with_brackets(arguments, parser)))
+    return kind(**{field.name: _plain(built[field.name]) for field in fields(kind)})
 
 
 def config_class(word: str) -> Any:
@@ -82,16 +83,24 @@ def config_class(word: str) -> Any:
 def parser_for(word: str) -> "ArgumentParser":
     """The parser of one command: an option for every field of its config."""
     from jsonargparse import ArgumentParser, set_loader, set_parsing_settings
+    from jsonargparse.typing import register_type
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    set_loader("toml", _toml, exceptions=(tomllib.TOMLDecodeError,), json_superset=False)
+    register_type(_Text, serializer=str, fail_already_registered=False)
+    set_loader("toml", _toml, exceptions=(tomllib.TOMLDecodeError,), json_superset=True)
 
     class Parser(ArgumentParser):
         def format_help(self, *arguments: Any) -> str:
             return super().format_help(*arguments) + (_tasks() if takes_options else "")
 
+        def dump(self, *arguments: Any, **options: Any) -> str:
+            # It warns that a _Text is read back as text, which is what it is.
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                return super().dump(*arguments, **options)
+
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            raise ConfigError(_explained(str(ex or message), self))
+            known = [action.dest for action in self._actions]
+            raise ConfigError(explained(str(ex or message), kind, f"raybert {word}", known))
 
     kind = config_class(word)
     takes_options = "options" in {field.name for field in fields(kind)}
@@ -113,15 +122,60 @@ def _tasks() -> str:
     return f"\ntasks, each with a row of every kind and its options and parameters:\n\n{guide()}\n"
 
 
+def _with_brackets(arguments: list[str], parser: "ArgumentParser") -> list[str]:
+    """The arguments with lists of numbers as jsonargparse reads them: `0,1,2` → `[0,1,2]`."""
+    lists = {
+        f"--{action.dest}"
+        for action in parser._actions
+        for kind in alternatives(getattr(action, "_typehint", None))
+        if get_origin(kind) is tuple and get_args(kind)[0] in (int, float)
+    }
+    found, before = [], ""
+    for argument in arguments:
+        name, equals, value = argument.rpartition("=")
+        if (name if equals else before) in lists and re.fullmatch(r"[^\[\]]+,[^\[\]]+", value):
+            argument = f"{name}{equals}[{value}]"
+        found.append(argument)
+        before = argument
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """The value with all texts in it as Python's own."""
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return replace(value, **changes)
+    return _with_text(value, str)
+
+
+class _Text(str):
+    """Text that was in quotes: it stays text, where jsonargparse would read a number in it."""
+
+
 def _toml(text: str) -> Any:
-    """A file of fields, or the value of one as such a file has it: `{text = "body"}`."""
-    if text.lstrip().startswith("{"):  # which no file does
-        return tomllib.loads(f"value = {text.strip()}")["value"]
-    return tomllib.loads(text)
+    """A file of fields, or the value of one as TOML or JSON has it: `{text = "body"}`, `"0"`."""
+    if text.lstrip()[:1] not in ("{", "[", '"', "'") or "\n" in text.strip():
+        return _with_text(tomllib.loads(text))
+    try:
+        return _with_text(json.loads(text))
+    except ValueError:
+        return _with_text(tomllib.loads(f"value = {text.strip()}")["value"])
+
+
+def _with_text(value: Any, kind: type[str] = _Text) -> Any:
+    """The value with every text in it as one of `kind`."""
+    if isinstance(value, dict):
+        return {str(name): _with_text(each, kind) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_with_text(each, kind) for each in value)
+    return kind(value) if isinstance(value, str) else value
 
 
 def _config_first(arguments: list[str]) -> list[str]:
-    """Put `--config` before everything else, and check that its file is there."""
+    """Put `--config` before everything else, and check that its file is there.
+
+    One that comes with raybert, `configs/<stage>/<name>.toml`, is found from any folder.
+    """
     configs: list[str] = []
     others: list[str] = []
     rest = iter(arguments)
@@ -132,8 +186,11 @@ def _config_first(arguments: list[str]) -> list[str]:
             configs.append(argument.removeprefix("--config="))
         else:
             others.append(argument)
-    for path in configs:
-        if not Path(path).is_file():
+    for place, path in enumerate(configs):
+        shipped = CONFIGS.parent / path
+        if not Path(path).is_file() and path.startswith(f"{CONFIGS.name}/") and shipped.is_file():
+            configs[place] = str(shipped)
+        elif not Path(path).is_file():
             known = sorted(
                 str(found.relative_to(CONFIGS.parent)) for found in CONFIGS.rglob("*.toml")
             )
@@ -142,21 +199,3 @@ def _config_first(arguments: list[str]) -> list[str]:
                 "`raybert list configs` shows those that come with raybert"
             )
     return [word for path in configs for word in ("--config", path)] + others
-
-
-def _explained(message: str, parser: "ArgumentParser") -> str:
-    """jsonargparse's message, with the nearest key where one is not known."""
-    unknown = re.search(r"(?:unrecognized arguments: -*|Option ')([\w.]+)", message)
-    if unknown is None:
-        return message.strip()
-    keys = [action.dest for action in parser._actions]
-    return (
-        f"{unknown[1]}: wanted a field of this command, there is none of that name"
-        f"{nearest(unknown[1], keys)}; `{parser.prog} --help` lists them"
-    )
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean …?)`, or nothing where no known word is like `word`."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""

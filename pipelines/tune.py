@@ -17,7 +17,7 @@ from bert_core import files
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import BUNDLE, Manifest, Output, read_manifest
 from pipelines import cluster
-from pipelines.configure import nearest
+from pipelines.explain import nearest
 from pipelines.finetune import FinetuneConfig
 from pipelines.labelled_sets import inputs_of
 from pipelines.report import say

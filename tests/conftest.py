@@ -38,8 +38,6 @@ install_import_hook(
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
-REGION = "us-east-1"
-
 
 @pytest.fixture(scope="module")
 def unchecked() -> Iterator[None]:
@@ -282,30 +280,3 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server"))
     yield server
     server.stop()
-
-
-@pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """Address of a server that speaks S3's protocol."""
-    from moto.server import ThreadedMotoServer  # here: it takes a second
-
-    server = ThreadedMotoServer("127.0.0.1", 0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def object_store(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URI of an empty bucket; `s3://` leads to it while the test runs."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "anyone")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "anything")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    import boto3
-
-    bucket = f"bucket-{uuid4().hex[:8]}"
-    boto3.client("s3", region_name=REGION).create_bucket(Bucket=bucket)
-    return f"s3://{bucket}"

@@ -173,7 +173,7 @@ class TokenClassification(Task):
     )
     primary_metric = "f1"
     single_is_bare = True
-    parameters = TokenClassificationParameters
+    parameters: type[TagParameters] = TokenClassificationParameters
     options = TokenClassificationOptions
     examples = ("The Eiffel Tower is in Paris.",)
     cell_types: Mapping[str, pa.DataType] = {"entities": pa.list_(pa.struct(ENTITY))}

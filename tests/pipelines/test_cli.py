@@ -102,8 +102,9 @@ def test_several_sources_come_as_a_list() -> None:
     ("arguments", "code", "message"),
     [
         (["prepar"], 2, "did you mean prepare?"),
-        (["prepare"], 2, "required: output, tokenizer"),
-        (["prepare", *PREPARE, "--corpus.source", "nowhere"], 1, "nowhere: wanted a file"),
+        (["prepare"], 2, "output, tokenizer: wanted a value, got none"),
+        (["vocab", "--output", "o", "--corpus.source", "nowhere"], 1, "nowhere: wanted a file"),
+        (["prepare", *PREPARE], 1, "vocab: wanted tokenizer.json"),  # before the corpus is read
     ],
 )
 def test_misuse_ends_with_a_message_and_no_traceback(

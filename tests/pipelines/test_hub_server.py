@@ -70,10 +70,10 @@ class Hub:
         return web.json_response([self._entry(path) for path in paths])
 
     async def _paths(self, request: web.Request) -> web.Response:
-        form = await (
-            request.json() if request.content_type == "application/json" else request.post()
-        )
-        asked = form["paths"] if isinstance(form["paths"], list) else form.getall("paths")
+        if request.content_type == "application/json":
+            asked = (await request.json())["paths"]
+        else:
+            asked = [str(path) for path in (await request.post()).getall("paths")]
         found = [self.folder / path for path in asked if (self.folder / path).exists()]
         return web.json_response([self._entry(path) for path in found])
 

@@ -26,6 +26,7 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.tasks.base import Kind, Task
+from bert_core.tasks.registry import TASKS
 from pipelines import cli
 from pipelines import evaluate as evaluating
 from pipelines.configure import parse
@@ -78,7 +79,8 @@ class Learned:
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small bundle with random weights that knows every word of the rows."""
-    texts = [json.dumps(row) for one in EVERY_KIND for row in rows_of(one.values[1], 40)]
+    kinds = [kind for task in TASKS.values() for kind in task.kinds]
+    texts = [json.dumps(row) for kind in kinds for row in rows_of(kind, 40)]
     vocabulary = train_vocabulary(texts, vocab_size=600, lowercase=True, min_frequency=1)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
     config = encoder_config_from_huggingface(
@@ -235,9 +237,7 @@ def test_a_command_takes_a_model_of_every_kind_of_rows(
 
 def compressed(path: str, suffix: str) -> str:
     data = Path(path).read_bytes()
-    packed = (
-        gzip.compress(data) if suffix == "gz" else pa.compress(data, codec="zstd", asbytes=True)
-    )
+    packed = pa.compress(data, codec={"gz": "gzip", "zst": "zstd"}[suffix], asbytes=True)
     Path(f"{path}.{suffix}").write_bytes(packed)
     Path(path).unlink()
     return f"{path}.{suffix}"

@@ -24,6 +24,7 @@ from pipelines.blocks import Block, plan_blocks, read_block
 from pipelines.sources import (
     CorpusConfig,
     LabelledConfig,
+    Split,
     corpus_size_bytes,
     list_corpus,
     read_labelled,
@@ -151,7 +152,9 @@ def test_labelled_rows_are_read_compressed_too(tmp_path: Path, name: str, packed
     one = LabelledConfig(source=f"{tmp_path}/train-{name}{packed}")
     folder = LabelledConfig(source=str(tmp_path))
     wanted = [("a\nb" if "csv" in name else "a b", "x"), ("c", "y")]
-    for config, split in ((one, "train"), (folder, "train"), (folder, "held_out")):
+    asked: list[tuple[LabelledConfig, Split]]
+    asked = [(one, "train"), (folder, "train"), (folder, "held_out")]
+    for config, split in asked:
         rows = read_labelled(config, split, (TextInput, OneLabel))
         assert [(row["text"], row["label"]) for row in rows] == wanted
     assert len(read_unlabelled(one, TextInput)) == 2

@@ -130,7 +130,12 @@ def test_an_output_with_an_input_in_it_is_refused_and_nothing_is_removed(
     (tmp_path / "link").symlink_to(tmp_path / "data")
     (tmp_path / "above").mkdir()
     there = replace(config, output=f"{tmp_path}/{output}", force=force)
-    for changes in ({"source": str(source)}, {"source": source.as_uri()}, {"beside": str(source)}):
+    given: list[dict[str, Any]] = [
+        {"source": str(source)},
+        {"source": source.as_uri()},
+        {"beside": str(source)},
+    ]
+    for changes in given:
         with pytest.raises(
             ConfigError, match=r"output: wanted a folder of its own, .* has the inp"
         ):

@@ -117,11 +117,11 @@ def test_a_type_that_no_training_row_has_is_missed_and_told_but_ends_no_run(
     told = capsys.readouterr().out
     assert f"finetune: 2 words with unknown tags in {held_out.source} (held_out)" in told
     assert f"finetune: unknown tags: place in {held_out.source} (held_out)" in told
-    config = EvaluateConfig(
+    evaluation = EvaluateConfig(
         output=str(tmp_path / "evaluate"), model=str(tmp_path / "finetune" / "bundle"),
         held_out=held_out, num_workers=0, tracking_uri=pretrained.tracking_uri,
     )  # fmt: skip
-    measured = evaluate.run(config).counts
+    measured = evaluate.run(evaluation).counts
     assert measured["words_with_unknown_tags"] == 2
     assert measured["recall"] <= 0.5
     assert f"evaluate: unknown tags: place in {held_out.source}" in capsys.readouterr().out
@@ -145,7 +145,7 @@ def test_predict_writes_tags_in_the_scheme_that_is_asked_for(
 ) -> None:
     uri = pretrained.tracking_uri
     groups = predicted(tagger, tmp_path / "groups", uri, {})
-    asked = {"scheme": scheme, "ignore_labels": []}
+    asked: dict[str, Any] = {"scheme": scheme, "ignore_labels": []}
     tagged = predicted(tagger, tmp_path / "tags", uri, asked)
     assert sum(map(len, groups)) > len(LINES)
     for line, its, words in zip(LINES, groups, tagged, strict=True):

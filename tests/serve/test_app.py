@@ -158,7 +158,7 @@ def test_the_line_that_is_printed_asks_the_model(server: Server) -> None:
     program, url, *options = shlex.split(line)
     assert (program, options[::2]) == ("curl", ["-H", "-d"])
     header, body = options[1::2]
-    response = httpx.post(url, headers=[header.split(": ")], content=body, timeout=30)
+    response = httpx.post(url, headers=dict([header.split(": ")]), content=body, timeout=30)
     assert (response.status_code, len(response.json())) == (200, 1)
 
 

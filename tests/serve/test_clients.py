@@ -32,7 +32,10 @@ LABELS = {
 }
 TEXT = "Open a socket in Paris."
 MASKED = "Open a [MASK] and listen."
-QUESTION = {"question": "Where is the tower?", "context": "The Eiffel Tower stands in Paris."}
+QUESTION: dict[str, Any] = {
+    "question": "Where is the tower?",
+    "context": "The Eiffel Tower stands in Paris.",
+}
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -328,7 +329,7 @@ def test_tokens_whose_label_no_model_has_are_scored_without_a_loss(name: str) ->
     torch.testing.assert_close(part.sum, wanted.sum)
     assert part.correct == wanted.correct
     assert part.count == model.counts(some)[name] == kept.sum() < model.counts(batch)[name]
-    objective = model.objectives[name]
+    objective: Any = model.objectives[name]
     soft = objective.soft_part(scores, scores.flip(-1), some, 2.0)
     assert soft.count == part.count
     nothing = batch | {"token_labels": torch.full_like(batch["token_labels"], IGNORE)}

@@ -277,8 +277,8 @@ OPTIONS_OF_TEXT = [
 @pytest.mark.parametrize(("name", "option"), OPTIONS_OF_TEXT)
 def test_a_label_that_is_a_number_is_told_without_quotes_too(name: str, option: str) -> None:
     assert ("text-classification", "out_of_scope") in OPTIONS_OF_TEXT
-    for told in (0, "0"):
-        assert getattr(TASKS[name].options_of({option: told}), option) == "0"
+    for zero in (0, "0"):
+        assert getattr(TASKS[name].options_of({option: zero}), option) == "0"
     for told in (0.5, True, [0]):
         with pytest.raises(ConfigError, match=f"options.{option}: wanted text, got a"):
             TASKS[name].options_of({option: told})

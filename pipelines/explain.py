@@ -1,0 +1,86 @@
+"""What is wrong in a command line or a config, in one line: the field, what was wanted, what came.
+
+jsonargparse says it in terms of Python's types; a user knows fields.
+"""
+
+import difflib
+import re
+import types
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+_KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_SEVERAL = {str: 'texts, as in ["a", "b"]', int: "whole numbers, as in [0, 1]"}
+_NUMBERS = "numbers, as in [0.5, 1]"
+
+
+def explained(message: str, config: type, prog: str, known: Iterable[str]) -> str:
+    """jsonargparse's message as a line.
+
+    Args:
+        config: dataclass of the command.
+        prog: the command, as in `raybert prepare`.
+        known: names of all fields, those of fields included.
+    """
+    # What a config inside this one lacks, as this function has said it before.
+    inner = re.search(r"- ([\w., ]+): (wanted .*)", message)
+    if inner is not None:
+        outer = re.findall(r'Parser key "([\w.]+)"', message)[0]
+        return f"{', '.join(f'{outer}.{one}' for one in inner[1].split(', '))}: {inner[2]}"
+    unknown = re.search(r"(?:unrecognized arguments: -*|Option ')([\w.]+)", message)
+    if unknown is not None:
+        return (
+            f"{unknown[1]}: wanted a field of this command, there is none of that name"
+            f"{nearest(unknown[1], known)}; `{prog} --help` lists them"
+        )
+    names = list(dict.fromkeys(re.findall(r'(?:Parser key "|argument --)([\w.]+)', message)))
+    name = ".".join(names)
+    required = re.search(r"arguments are required: ([\w., ]+)", message)
+    if required is not None:
+        lacking = (f"{name}.{one}" if name else one for one in required[1].split(", "))
+        return f"{', '.join(lacking)}: wanted a value, got none; `{prog} --help` explains each"
+    hint = _hint(config, name)
+    if hint is None:
+        return " ".join(message.split())
+    came = re.search(r"Got value: (.*)", message) or re.search(r"Given value: (.*)", message)
+    came = came or re.search(r"Unable to load config ['\"](.*)['\"]", message)
+    return f"{name}: wanted {_wanted(hint)}, got {came[1] if came else 'nothing'}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean …?)`, or nothing where no known word is like `word`."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a union but None; a type by itself where it is none."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return tuple(kind for kind in kinds if kind is not type(None))
+
+
+def _hint(config: Any, name: str) -> Any:
+    """The type of a field by its dotted name; None where there is no such field."""
+    hint = config
+    for part in name.split("."):
+        kind = next((one for one in alternatives(hint) if is_dataclass(one)), None)
+        hint = get_type_hints(kind).get(part) if kind else None
+    return hint
+
+
+def _wanted(hint: Any) -> str:
+    return " or ".join(_kind(one) for one in alternatives(hint))
+
+
+def _kind(hint: Any) -> str:
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, inside))}"
+    if origin in (tuple, list):
+        return f"a list of {_SEVERAL.get(inside[0], _NUMBERS)}"
+    if origin is dict:
+        return 'a table, as in {name = "value"}'
+    if is_dataclass(hint):
+        return f"a table of its fields ({', '.join(one.name for one in fields(hint))})"
+    return _KINDS.get(hint, "a value")

@@ -1,0 +1,199 @@
+"""What is written on a command line or in a file is what a config holds, or it is told why not."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bert_core.errors import ConfigError
+from pipelines.configure import ALL, config_class, parse, parser_for
+from pipelines.explain import alternatives
+
+NEEDED = {
+    "prepare": ["--tokenizer", "vocab"],
+    "pretrain": ["--tokenizer", "vocab", "--shards", "shards"],
+    "finetune": ["--model", "bundle"],
+    "tune": ["--model", "bundle", "--selection.share", "0.1"],
+    "distill": ["--teacher", "bundle"],
+    "evaluate": ["--model", "bundle"],
+    "publish": ["--model", "bundle", "--evaluation", "evaluation", "--name", "docs"],
+    "export": ["--model", "bundle"],
+    "predict": ["--model", "bundle", "--source", "a.txt"],
+    "search": ["--corpus", "vectors", "--queries", "asked"],
+    "extract": ["--source", "a.txt", "--tagger.model", "b", "--tagger.fields.people", "person"],
+    "glue": ["--allow_incomplete"],
+    "serve": ["--models", "docs=bundle"],
+    "inspect": ["--model", "bundle", "--text", "A text."],
+}
+"""What a command must be told, beside `output`."""
+INTERNALS = re.compile(r"Namespace|NestedArg|class_path|<class|Union|Optional|typing|Parser key|\n")
+
+
+def hints(word: str) -> dict[str, Any]:
+    """The fields that a command line may give, with their types."""
+    return {
+        action.dest: action._typehint
+        for action in parser_for(word)._actions
+        if hasattr(action, "_typehint")
+    }
+
+
+def complete(word: str) -> list[str]:
+    """A command line that means a run."""
+    output = ["--output", "out"] if "output" in get_type_hints(config_class(word)) else []
+    return [*output, *NEEDED.get(word, [])]
+
+
+def held(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def message(word: str, arguments: list[str]) -> str:
+    with pytest.raises(ConfigError) as raised:
+        parse(word, arguments)
+    return str(raised.value)
+
+
+def printed(word: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        parse(word, [*arguments, "--print_config"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+EVERY_FIELD = [(word, name) for word in ALL for name in hints(word)]
+ANY_TABLES = [
+    (word, name)
+    for word, name in EVERY_FIELD
+    if hints(word)[name] == dict[str, Any] and name != "search.space"
+]
+TEXTS = st.sampled_from(
+    [
+        *("0", "1", "1e-4", "007", "-1", "+1", ".5", "1_000", "0x10", "inf", "nan", "2026-01-01"),
+        *("true", "True", "null", "none", "", " ", "-", "--", "[1]", "{}", "{", '"', "'", '"0"'),
+        *("a b", "a=b", "a,b", "# a", "a # b", "${HOME}", "\\", "\\n", "ä", "日本語", "😀"),
+    ]
+) | st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]))
+VALUES = st.recursive(
+    TEXTS | st.integers(-(2**53), 2**53) | st.booleans(),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def toml(value: Any) -> str:
+    """A value as TOML has it: as JSON, but for tables."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+@pytest.mark.parametrize(("word", "name"), ANY_TABLES)
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(value=VALUES)
+def test_an_entry_of_any_type_keeps_it_however_it_is_written_and_as_it_is_printed(
+    word: str, name: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, again = tmp_path / "spelled.toml", tmp_path / "again.toml"
+    section, _, field = name.rpartition(".")
+    head = f"[{section}]\n" if section else ""
+    file.write_text(f"{head}{field} = {{key = {toml(value)}}}\n", encoding="utf-8")
+    ways = [
+        ["--config", str(file)],
+        [f"--{name}={json.dumps({'key': value})}"],
+        [f"--{name}={{key = {toml(value)}}}"],
+        [f"--{name}.key={toml(value)}"],
+    ]
+    for way in ways:
+        config = parse(word, [*complete(word), *way])
+        assert held(config, name) == {"key": value}
+        assert json.dumps(held(config, name)) == json.dumps({"key": value})  # 1, 1.0, true
+        assert type(held(config, name)["key"]) is type(value)
+        again.write_text(printed(word, [*complete(word), *way], capsys), encoding="utf-8")
+        assert parse(word, ["--config", str(again)]) == config
+
+
+def test_what_is_unquoted_is_a_number_true_or_false_where_any_value_fits() -> None:
+    def option(text: str) -> Any:
+        return parse("finetune", [*complete("finetune"), "--options.a", text]).options["a"]
+
+    assert (option("0"), option("1e-4"), option("true"), option("a b")) == (0, 1e-4, True, "a b")
+
+
+@pytest.mark.parametrize(
+    ("line", "seeds"),
+    [("0,1,2", (0, 1, 2)), ("[0,1,2]", (0, 1, 2)), ("[0, 1]", (0, 1)), ("0, 1", (0, 1))],
+)
+def test_numbers_are_listed_with_brackets_or_without(line: str, seeds: tuple[int, ...]) -> None:
+    for way in (["--seeds", line], [f"--seeds={line}"]):
+        assert parse("finetune", [*complete("finetune"), *way]).seeds == seeds
+
+
+def wrong(hint: Any) -> list[str]:
+    """Texts that a field does not take."""
+    kinds = alternatives(hint)
+    if str in kinds:
+        return []  # takes any
+    if any(get_origin(kind) is dict for kind in kinds):
+        return ["abc", "[[]]", "1"]
+    if any(kind in (int, float) for kind in kinds):
+        return ["abc", "[[]]", '{"x": 1}', "1.5.2"]
+    return ["[[]]", '{"x": 1}', "a b c"]
+
+
+@pytest.mark.parametrize(("word", "name"), EVERY_FIELD)
+def test_a_value_of_another_type_is_told_in_one_line_that_names_the_field(
+    word: str, name: str
+) -> None:
+    for text in wrong(hints(word)[name]):
+        said = message(word, [*complete(word), f"--{name}={text}"])
+        assert not INTERNALS.search(said)
+        assert said.startswith(name)
+        assert ": wanted" in said
+        assert "got" in said
+
+
+@pytest.mark.parametrize(("word", "name"), EVERY_FIELD)
+def test_a_field_without_a_value_is_told(word: str, name: str) -> None:
+    if hints(word)[name] is not bool:
+        said = message(word, [*complete(word), f"--{name}"])
+        assert re.match(rf"{re.escape(name)}: wanted .*, got nothing", said)
+        assert not INTERNALS.search(said)
+
+
+@pytest.mark.parametrize("word", [word for word in NEEDED if word != "glue"])
+def test_fields_that_must_be_given_are_named_all(word: str) -> None:
+    said = message(word, [])
+    assert ": wanted a value, got none" in said
+    names = said.partition(":")[0].split(", ")
+    assert {f"--{name}" for name in names} <= {*complete(word)}
+    assert not INTERNALS.search(said)
+
+
+def test_what_is_missing_of_a_model_to_extract_with_is_named() -> None:
+    line = ["--output", "out", "--source", "a.txt", "--tagger.model", "models:/tok@champion"]
+    assert message("extract", line).startswith("tagger.fields: wanted a value, got none")
+
+
+def test_a_field_of_a_table_that_there_is_not_is_told() -> None:
+    said = message("finetune", [*complete("finetune"), '--held_out={"sorce": "x"}'])
+    assert said.startswith("held_out.sorce: wanted a field")
+    assert not INTERNALS.search(said)
+
+
+def test_a_config_that_comes_with_raybert_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = ["--config", "configs/vocab/docstrings.toml"]
+    assert parse("vocab", there).vocab_size == 4000
+    (tmp_path / "configs/vocab").mkdir(parents=True)
+    (tmp_path / "configs/vocab/docstrings.toml").write_text('output = "mine"\n')
+    assert parse("vocab", there).output == "mine"
