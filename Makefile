@@ -6,17 +6,23 @@ VENV_OPTIONS ?=
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test drill lint
+.PHONY: demo fast test drill matrix lint
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)  ## corpus to served answers on this machine
 	$(BIN)/raybert quickstart
 
+fast: $(INSTALLED)  ## the tests that start no Ray
+	$(BIN)/python -m pytest -m "not ray and not drill and not matrix"
+
 test: $(INSTALLED)  ## all tests but the drills
-	$(BIN)/python -m pytest -m "not drill"
+	$(BIN)/python -m pytest -m "not drill and not matrix"
 
 drill: $(INSTALLED)  ## the tests that kill and cut things
 	$(BIN)/python -m pytest -m drill
+
+matrix: $(INSTALLED)  ## every task and kind of rows through every command and source
+	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check

@@ -17,11 +17,8 @@ import pytest
 from bert_core.tasks.base import Kind
 from bert_core.tasks.registry import TASKS
 
-EVERY_KIND = [
-    pytest.param(task, kind, id=f"{task.name}-{kind.name}")
-    for task in TASKS.values()
-    for kind in task.kinds
-]
+KINDS = {f"{task.name}-{kind.name}": (task, kind) for task in TASKS.values() for kind in task.kinds}
+EVERY_KIND = [pytest.param(*both, id=name) for name, both in KINDS.items()]
 WORDS = ["a", "the", "file", "list", "name", "object", "line", "string", "value", "error"]
 
 

@@ -1,7 +1,8 @@
 """Every task and kind of its rows through every command that takes every task, and from every kind
 of source: as command lines, in the order in which a user types them.
 
-`make matrix` runs this file alone. A task that is added with its kinds is in it that day.
+A task that is added with its kinds is in it that day. `make matrix` runs all of it, the drills what
+takes minutes: every command, and every source with a third of the kinds.
 """
 
 import json
@@ -26,19 +27,16 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.tasks.base import Kind, Task
-from bert_core.tasks.registry import TASKS
 from pipelines import cli
 from pipelines import evaluate as evaluating
 from pipelines.configure import parse
-from tests.labelled_rows import EVERY_KIND, holds_lists, rows_of, write
+from tests.labelled_rows import KINDS, holds_lists, rows_of, write
 
-pytestmark = [pytest.mark.drill, pytest.mark.usefixtures("unchecked")]
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 # All that is asked of a kind goes to one process, which trains its model once.
-KINDS = [
-    pytest.param(*one.values, id=one.id, marks=pytest.mark.xdist_group(f"matrix-{one.id}"))
-    for one in EVERY_KIND
-]
+GROUPS = {name: pytest.mark.xdist_group(f"matrix-{name}") for name in KINDS}
+EVERY_KIND = [pytest.param(*both, id=name, marks=GROUPS[name]) for name, both in KINDS.items()]
 
 
 def raybert(word: str, *arguments: str) -> None:
@@ -79,8 +77,7 @@ class Learned:
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small bundle with random weights that knows every word of the rows."""
-    kinds = [kind for task in TASKS.values() for kind in task.kinds]
-    texts = [json.dumps(row) for kind in kinds for row in rows_of(kind, 40)]
+    texts = [json.dumps(row) for _, kind in KINDS.values() for row in rows_of(kind, 40)]
     vocabulary = train_vocabulary(texts, vocab_size=600, lowercase=True, min_frequency=1)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
     config = encoder_config_from_huggingface(
@@ -205,7 +202,7 @@ def tune(model: Learned) -> None:
         f"--train.source={model.folder / 'train.jsonl'}",
         f"--held_out.source={model.folder / 'dev.jsonl'}",
         "--selection.share=0.3",
-        '--search.space={"lr": [1e-4]}',
+        '--search.space={"lr": [1e-4, 1e-3]}',
         f"--name=tuned-{model.task.name}-{model.kind.name}",
         "--epochs=1",
         *model.training,
@@ -221,8 +218,9 @@ def inspect(model: Learned) -> None:
 COMMANDS = [evaluate, publish, predict, export, export_int8, distill, tune, inspect]
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
-@pytest.mark.parametrize(("task", "kind"), KINDS)
+@pytest.mark.parametrize(("task", "kind"), EVERY_KIND)
 def test_a_command_takes_a_model_of_every_kind_of_rows(
     task: type[Task],
     kind: Kind,
@@ -277,8 +275,19 @@ SOURCES: dict[str, Source] = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize(("task", "kind"), KINDS)
+CELLS = [
+    pytest.param(
+        *both,
+        source,
+        id=f"{name}-{source}",
+        marks=[GROUPS[name], pytest.mark.matrix if (row + column) % 3 else pytest.mark.drill],
+    )
+    for row, (name, both) in enumerate(KINDS.items())
+    for column, source in enumerate(SOURCES)
+]
+
+
+@pytest.mark.parametrize(("task", "kind", "source"), CELLS)
 def test_rows_of_every_kind_are_read_from_every_source(
     task: type[Task],
     kind: Kind,
@@ -350,8 +359,19 @@ def run_with_ray(commands: list[list[str]], folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
 
 
+ON_S3 = [
+    pytest.param(
+        task,
+        kind,
+        id=name,
+        marks=[GROUPS[name], pytest.mark.drill if kind is task.kinds[0] else pytest.mark.matrix],
+    )
+    for name, (task, kind) in KINDS.items()
+]
+
+
 @pytest.mark.ray
-@pytest.mark.parametrize(("task", "kind"), KINDS)
+@pytest.mark.parametrize(("task", "kind"), ON_S3)
 def test_rows_of_every_kind_lie_on_s3_and_are_worked_on_by_ray(
     task: type[Task],
     kind: Kind,

@@ -16,15 +16,12 @@ import pytest
 
 from bert_core.errors import ConfigError, CorpusError, RaybertError
 from bert_core.manifest import read_manifest
-from bert_core.predictor import Predictor
-from bert_core.tasks.base import Kind, Task
 from pipelines import evaluate, tune
 from pipelines.configure import parse
 from pipelines.finetune import FinetuneConfig
 from pipelines.selection import SelectionConfig
 from pipelines.sources import LabelledConfig
 from pipelines.tune import SearchConfig, TuneConfig
-from tests.labelled_rows import EVERY_KIND, rows_of, write
 from tracking.spool import read_run
 
 pytestmark = pytest.mark.ray
@@ -173,36 +170,6 @@ def test_trials_in_this_process_come_to_the_same(
     )
     tune.run(alone)
     assert trials_of(alone) == trials_of(swept[0])
-
-
-@pytest.mark.drill
-@pytest.mark.parametrize(("task", "kind"), EVERY_KIND)
-def test_every_task_and_kind_of_rows_has_its_sweep(
-    task: type[Task], kind: Kind, pretrained: Any, tmp_path: Path
-) -> None:
-    train = write(tmp_path / "train.jsonl", rows_of(kind, 24))
-    held_out = write(tmp_path / "dev.jsonl", rows_of(kind, 6, start=24))
-    config = sweep(
-        pretrained,
-        tmp_path / "out",
-        task=task.name,
-        options=dict(kind.options),
-        train=LabelledConfig(source=train),
-        held_out=LabelledConfig(source=held_out),
-        selection=SelectionConfig(share=0.25),
-        search=SearchConfig(space={"lr": [1e-3, 1e-4]}),
-        rows_per_class=None,
-        epochs=1.0,
-        batch_size=16,
-        num_workers=0,
-        name=f"swept-{task.name}-{kind.name}",
-    )
-    counts = tune.run(config).counts
-    assert counts["finished"] == 2
-    assert counts["is_champion"]
-    best = Predictor(tmp_path / "out" / "bundle", device="cpu")
-    assert best.task.name == task.name
-    assert len(best.predict(best.task.examples)) == len(best.task.examples)
 
 
 @pytest.mark.usefixtures("local_ray")
