@@ -5,6 +5,7 @@ environment variables that are read, or given a default, are MLflow's own.
 """
 
 import os
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SQLITE = "sqlite:///"
 PROBE_TIMEOUT_S = 3.0
+_MAKING = threading.Lock()
 
 
 def tracking_uri(configured: str | None) -> str:
@@ -75,19 +77,26 @@ def connect(uri: str) -> "MlflowClient":
     """
     settle_environment()
     require_answer(uri)
-    if uri.startswith(SQLITE) and not (path := Path(uri.removeprefix(SQLITE))).exists():
-        _make_database(path)
+    if uri.startswith(SQLITE):
+        _make_database(Path(uri.removeprefix(SQLITE)))
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
 
 
 def _make_database(path: Path) -> None:
-    """MLflow's tables in a new SQLite file, which appears whole.
+    """MLflow's tables in a SQLite file, which appears whole, where there is none yet.
 
     NOTE: MLflow makes them in the file itself, by some second of migrations; killed amid these it
-    leaves a file that it can neither use nor mend.
+    leaves a file that it can neither use nor mend. What the migrations stand on is global to the
+    process: two threads at once, one of a run that was left behind, say, mix up their files.
     """
+    with _MAKING:
+        if not path.exists():
+            _make_tables(path)
+
+
+def _make_tables(path: Path) -> None:
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,14 @@ def test_a_server_that_does_not_answer_is_named() -> None:
         uri = f"http://127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(ResourceError, match=f"wanted MLflow at {uri}, it does not answer"):
             require_answer(uri)
+
+
+def test_threads_make_their_stores_one_after_the_other(tmp_path: Path) -> None:
+    uris = [f"sqlite:///{tmp_path}/{number}/mlflow.db" for number in range(2)]
+    with ThreadPoolExecutor(len(uris)) as threads:
+        clients = list(threads.map(connect, uris))
+    for client, uri in zip(clients, uris, strict=True):
+        assert experiment_id(client, uri, "e")
 
 
 @pytest.mark.drill
