@@ -82,10 +82,12 @@ def config_class(word: str) -> Any:
 
 def parser_for(word: str) -> "ArgumentParser":
     """The parser of one command: an option for every field of its config."""
-    from jsonargparse import ArgumentParser, set_loader, set_parsing_settings
+    import toml
+    from jsonargparse import ArgumentParser, set_dumper, set_loader, set_parsing_settings
     from jsonargparse.typing import register_type
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    set_dumper("toml", lambda values: toml.dumps(_with_text(values, str)))
     register_type(_Text, serializer=str, fail_already_registered=False)
     set_loader("toml", _toml, exceptions=(tomllib.TOMLDecodeError,), json_superset=True)
 

@@ -58,7 +58,7 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path) -> None:
 def test_a_value_out_of_range_or_of_another_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="dupe_factor: wanted at least 1, got 0"):
         parse("prepare", [*PREPARE, "--pairs.dupe_factor", "0"])
-    with pytest.raises(ConfigError, match="Got value: three"):
+    with pytest.raises(ConfigError, match="seed: wanted a whole number, got three"):
         parse("prepare", [*PREPARE, "--seed", "three"])
 
 

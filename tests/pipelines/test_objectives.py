@@ -1,5 +1,6 @@
 """What a run learns: objectives that its rows teach, with fresh weights or another bundle's."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,9 +135,9 @@ def test_training_goes_on_from_where_a_bundle_ended(pretrained: Any, tmp_path: P
     assert made.lineage["parent"] == parent.digest
     assert made.lineage["parent_lineage"] == parent.lineage
     assert made.encoder_config == parent.encoder_config
-    other = str(tmp_path / "out" / "bundle")
+    other = shutil.copytree(tmp_path / "out" / "bundle", tmp_path / "other")
     with pytest.raises(ConfigError, match="finished `pretrain` made with another model"):
-        pretrain.run(replace(config, model=other))
+        pretrain.run(replace(config, model=str(other)))
 
 
 def test_what_a_bundle_lacks_begins_fresh_and_is_told(
