@@ -82,12 +82,11 @@ def config_class(word: str) -> Any:
 
 def parser_for(word: str) -> "ArgumentParser":
     """The parser of one command: an option for every field of its config."""
-    import toml
     from jsonargparse import ArgumentParser, set_dumper, set_loader, set_parsing_settings
     from jsonargparse.typing import register_type
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    set_dumper("toml", lambda values: toml.dumps(_with_text(values, str)))
+    set_dumper("toml", _toml_of)
     register_type(_Text, serializer=str, fail_already_registered=False)
     set_loader("toml", _toml, exceptions=(tomllib.TOMLDecodeError,), json_superset=True)
 
@@ -162,6 +161,20 @@ def _toml(text: str) -> Any:
         return _with_text(json.loads(text))
     except ValueError:
         return _with_text(tomllib.loads(f"value = {text.strip()}")["value"])
+
+
+def _toml_of(values: dict[str, Any]) -> str:
+    """A file of the fields that have a value; TOML has no null."""
+    import tomlkit
+
+    def given(values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: given(value) if isinstance(value, dict) else value
+            for name, value in values.items()
+            if value is not None
+        }
+
+    return tomlkit.dumps(given(_with_text(values, str)))
 
 
 def _with_text(value: Any, kind: type[str] = _Text) -> Any:
