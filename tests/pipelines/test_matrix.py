@@ -2,7 +2,7 @@
 of source: as command lines, in the order in which a user types them.
 
 A task that is added with its kinds is in it that day. `make matrix` runs all of it, the drills what
-takes minutes: every command, and every source with a third of the kinds.
+takes minutes: the commands that no other test takes through every kind, and a third of the sources.
 """
 
 import json
@@ -215,10 +215,16 @@ def inspect(model: Learned) -> None:
     assert page.stat().st_size > 1000
 
 
-COMMANDS = [evaluate, publish, predict, export, export_int8, distill, tune, inspect]
+# The drills have the others in `test_a_task_goes_all_the_way`.
+COMMANDS = [
+    *(pytest.param(one, marks=pytest.mark.drill) for one in (predict, export, tune)),
+    *(
+        pytest.param(one, marks=pytest.mark.matrix)
+        for one in (evaluate, publish, export_int8, distill, inspect)
+    ),
+]
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
 @pytest.mark.parametrize(("task", "kind"), EVERY_KIND)
 def test_a_command_takes_a_model_of_every_kind_of_rows(
