@@ -22,7 +22,7 @@ drill: $(INSTALLED)  ## the tests that kill and cut things
 	$(BIN)/python -m pytest -m drill
 
 matrix: $(INSTALLED)  ## every task and kind of rows through every command and source
-	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py
+	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py tests/pipelines/test_glue.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check
