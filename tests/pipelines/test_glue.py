@@ -184,6 +184,7 @@ def test_evaluations_come_to_a_score(config: GlueConfig, tmp_path: Path) -> None
 
 
 @pytest.mark.matrix
+@pytest.mark.usefixtures("unchecked")
 def test_all_published_rows_of_all_sets_become_a_submission(
     config: GlueConfig, bundles: dict[str, str], tmp_path: Path
 ) -> None:
