@@ -8,6 +8,7 @@ import json
 import re
 import tomllib
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -87,7 +88,7 @@ def parser_for(word: str) -> "ArgumentParser":
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     set_dumper("toml", _toml_of)
-    register_type(_Text, serializer=str, fail_already_registered=False)
+    register_type(_Text)
     set_loader("toml", _toml, exceptions=(tomllib.TOMLDecodeError,), json_superset=True)
 
     class Parser(ArgumentParser):
@@ -155,12 +156,13 @@ class _Text(str):
 
 def _toml(text: str) -> Any:
     """A file of fields, or the value of one as TOML or JSON has it: `{text = "body"}`, `"0"`."""
-    if text.lstrip()[:1] not in ("{", "[", '"', "'") or "\n" in text.strip():
-        return _with_text(tomllib.loads(text))
-    try:
-        return _with_text(json.loads(text))
-    except ValueError:
-        return _with_text(tomllib.loads(f"value = {text.strip()}")["value"])
+    text = text.strip()
+    if text[:1] in ("{", "[", '"', "'"):
+        with suppress(ValueError):
+            return _with_text(json.loads(text))
+        if text[0] != "[" or "\n" not in text:  # else it is a file that begins with a section
+            return _with_text(tomllib.loads(f"value = {text}")["value"])
+    return _with_text(tomllib.loads(text))
 
 
 def _toml_of(values: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from bert_core.manifest import read_manifest
 from bert_core.model.variants import VARIANTS
 from pipelines.report import console, say
 
-Kind = Literal["variants", "tasks", "formats", "configs", "runs"]
+Listed = Literal["variants", "tasks", "formats", "configs", "runs"]
 FLOPS_LENGTH = 512
 """Tokens of the row that GFLOP/token is told for: forward and backward, without a head."""
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -21,15 +21,16 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 class ListConfig:
     """What to list."""
 
-    what: Kind = "variants"
+    what: Listed = "variants"
     """`variants` of the encoder, `tasks` with their rows and options, `formats` of labelled sets,
     `configs` that come with raybert, or finished `runs`."""
     folder: str = "runs"
     """Where to look for runs."""
 
     def __post_init__(self) -> None:
-        if self.what not in get_args(Kind):
-            raise ConfigError(f"list: wanted one of {', '.join(get_args(Kind))}, got {self.what!r}")
+        if self.what not in get_args(Listed):
+            names = ", ".join(get_args(Listed))
+            raise ConfigError(f"list: wanted one of {names}, got {self.what!r}")
 
 
 def run(config: ListConfig) -> None:
@@ -40,7 +41,7 @@ def run(config: ListConfig) -> None:
     if config.what == "tasks":
         from pipelines.task_guide import guide
 
-        say(guide())
+        say(guide(metrics=True))
         return
     columns, rows = {
         "variants": _variants,

@@ -49,7 +49,7 @@ class QuickstartConfig:
     """Port of the server that is queried; another one is taken where this is in use."""
     allow_open_cluster: bool = False
     """Join the cluster of RAY_ADDRESS though it asks for no token, and anyone who reaches its ports
-    can run code there"""
+    can run code there."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:

@@ -35,7 +35,7 @@ class SubmitConfig:
     RAY_ADDRESS, or else this machine's, where this is not given."""
     allow_open_cluster: bool = False
     """Send the job to a cluster that asks for no token, where anyone who reaches its ports can run
-    code; the job may then join it too"""
+    code; the job may then join it too."""
     working_dir: str = "."
     """Folder that the job runs in a copy of, with the code and configs in it; what the job writes
     there goes with it, so give the stage's output as a URI or an absolute path of the cluster."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from docstring_parser import parse_from_object
 
+from bert_core.model.families import ARCHITECTURES
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.registry import TASKS
 
@@ -27,15 +28,20 @@ to `raybert predict`, or in a request's `parameters`.
 """
 
 
-def guide() -> str:
-    """All tasks as plain text."""
-    return "\n\n".join(_described(task) for task in TASKS.values())
+def guide(*, metrics: bool = False) -> str:
+    """All tasks as plain text.
+
+    Args:
+        metrics: say by which one each is decided too, which takes two seconds to find out.
+    """
+    return "\n\n".join(_described(task, metrics=metrics) for task in TASKS.values())
 
 
-def _described(task: type[Task]) -> str:
+def _described(task: type[Task], *, metrics: bool) -> str:
     lines = [f"{task.name}: {summary(task)}"]
+    lines += [f"  {_origin(task)}"] if metrics else []
     for title, entries in (
-        ("rows", [(kind.name, shown_row(kind)) for kind in task.kinds]),
+        ("rows", [(kind.name, f"{shown_row(kind)}{_needs(kind)}") for kind in task.kinds]),
         ("options", meanings(task.options)),
         ("parameters", meanings(task.parameters)),
     ):
@@ -46,15 +52,26 @@ def _described(task: type[Task]) -> str:
 
 
 def summary(task: type[Task]) -> str:
-    """The first line of what the module says that holds the task."""
+    """The first paragraph of the docstring of the task's module."""
     about = inspect.getdoc(inspect.getmodule(task)) or ""
     return " ".join(about.partition("\n\n")[0].split()).rstrip(".")
 
 
 def shown_row(kind: Kind) -> str:
-    """The kind's first row as JSON, and how the command line says what such rows need."""
-    told = "".join(f"  (--options.{name} {json.dumps(v)})" for name, v in kind.options.items())
-    return json.dumps(kind.rows[0], ensure_ascii=False) + told
+    """The kind's first row as JSON."""
+    return json.dumps(kind.rows[0], ensure_ascii=False)
+
+
+def _needs(kind: Kind) -> str:
+    """The options that such rows need, as on the command line."""
+    options = (f"--options.{name} {json.dumps(value)}" for name, value in kind.options.items())
+    return "".join(f"  (with {option})" for option in options)
+
+
+def _origin(task: type[Task]) -> str:
+    """What decides between two models of the task, and the Hugging Face class that has its head."""
+    architecture = ARCHITECTURES.get(frozenset({task.objective}), "Model")
+    return f"decided by {_metrics(task)}; a Hugging Face …{architecture}"
 
 
 def meanings(kind: type[Any]) -> list[tuple[str, str]]:
@@ -79,13 +96,10 @@ def markdown() -> str:
 
 def _section(task: type[Task]) -> Iterator[str]:
     yield f"## `{task.name}`\n"
-    yield f"{summary(task)}. Decided by {_metrics(task)}.\n"
+    yield f"{summary(task)}; {_origin(task)}.\n"
     for kind in task.kinds:
-        told = "".join(f"`--options.{name} {json.dumps(v)}`" for name, v in kind.options.items())
-        yield f"Rows of the kind *{kind.name}*{' need ' + told if told else ''}:\n"
-        yield "```json"
-        yield json.dumps(kind.rows[0], ensure_ascii=False)
-        yield "```\n"
+        yield f"Rows of the kind *{kind.name}*{_needs(kind)}:\n"
+        yield f"```json\n{shown_row(kind)}\n```\n"
     for title, shape in (("option", task.options), ("parameter", task.parameters)):
         if entries := meanings(shape):
             yield f"| {title} | meaning |\n|---|---|"
@@ -99,8 +113,8 @@ def _metrics(task: type[Task]) -> str:
     """The metric that decides, of each kind where they differ."""
     found = {kind.name: _metric(task, kind) for kind in task.kinds}
     if len(set(found.values())) == 1:
-        return f"`{found[task.kinds[0].name]}`"
-    return ", ".join(f"`{metric}` ({name})" for name, metric in found.items())
+        return found[task.kinds[0].name]
+    return ", ".join(f"{metric} ({name})" for name, metric in found.items())
 
 
 def _metric(task: type[Task], kind: Kind) -> str:

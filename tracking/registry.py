@@ -316,9 +316,10 @@ def _signature(predictor: "Predictor", input_example: Sequence[Any]) -> "ModelSi
 
 
 def _input_schema(task: "Task", input_example: Sequence[Any]) -> "Schema":
-    """The columns of the example; texts have one without a name, so that a bare list is taken.
+    """The columns of the example; for texts a single column without a name, so that a bare list is
+    accepted.
 
-    That one holds anything where a text is only one way to ask: words of a text, say, too.
+    That column accepts anything where a text is only one way to ask: a tagger takes words, too.
     """
     import pandas as pd
     from mlflow.models import infer_signature

@@ -57,7 +57,7 @@ class Verdict:
     def __str__(self) -> str:
         return (
             f"{self.metric} {self.difference:+.4f} ({self.low:+.4f} to {self.high:+.4f} by paired "
-            f"bootstrap on {self.rows} rows)"
+            f"bootstrap on {self.rows:,} row{'' if self.rows == 1 else 's'})"
         )
 
 

@@ -27,9 +27,9 @@ def architecture(config: EncoderConfig, objectives: frozenset[str]) -> str:
     if ending not in layout.heads or _objectives(layout.heads[ending]) != objectives:
         can = sorted(layout.title + end for end in layout.heads if end != "Model")
         raise ConfigError(
-            f"family {config.family}: wanted the objectives of one of Hugging Face's classes "
-            f"{', '.join(can)}, got {', '.join(sorted(objectives)) or 'none'}: "
-            "train other objectives, or another variant"
+            f"family {config.family}: wanted heads that a class of Hugging Face has "
+            f"({', '.join(can)}), got {', '.join(sorted(objectives)) or 'none'}: "
+            "choose another task or other objectives, or a model of another family"
         )
     return layout.title + ending
 

@@ -164,7 +164,8 @@ class Task(ABC):
         """The input of a labelled row as a caller sends it: an object, or a text by itself."""
         names = [one.name for one in fields(self.inputs)]
         asked = {name: row[name] for name in names if row.get(name) is not None}
-        return next(iter(asked.values())) if len(asked) == 1 else asked
+        values = list(asked.values())
+        return values[0] if len(values) == 1 and isinstance(values[0], str) else asked
 
     def encoder_config(self, config: EncoderConfig) -> EncoderConfig:
         """The encoder that it uses, of a model's. Raises: ConfigError if the model has none."""

@@ -147,6 +147,16 @@ def test_what_is_unquoted_is_a_number_true_or_false_where_any_value_fits() -> No
     ("line", "seeds"),
     [("0,1,2", (0, 1, 2)), ("[0,1,2]", (0, 1, 2)), ("[0, 1]", (0, 1)), ("0, 1", (0, 1))],
 )
+def test_a_value_may_have_several_lines_and_a_file_may_begin_with_a_section(tmp_path: Path) -> None:
+    lines = '{\n  "a": "0",\n  "b": [1]\n}'
+    config = parse("finetune", [*complete("finetune"), "--options", lines])
+    assert config.options == {"a": "0", "b": [1]}
+    file = tmp_path / "sections.toml"
+    file.write_text('[train]\nsource = "rows.csv"\n[options]\na = "0"\n')
+    config = parse("finetune", [*complete("finetune"), "--config", str(file)])
+    assert (config.train.source, config.options) == ("rows.csv", {"a": "0"})
+
+
 def test_numbers_are_listed_with_brackets_or_without(line: str, seeds: tuple[int, ...]) -> None:
     for way in (["--seeds", line], [f"--seeds={line}"]):
         assert parse("finetune", [*complete("finetune"), *way]).seeds == seeds

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from bert_core import files
 from bert_core.bundle import save_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
@@ -385,8 +386,6 @@ def test_rows_of_every_kind_lie_on_s3_and_are_worked_on_by_ray(
     object_store: str,
     tmp_path: Path,
 ) -> None:
-    from bert_core import files
-
     model = learned(task, kind)
     for split, rows in (("train", rows_of(kind, 32)), ("test", rows_of(kind, 8, start=32))):
         local = write(tmp_path / f"{split}.jsonl", rows)

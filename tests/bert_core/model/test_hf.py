@@ -143,7 +143,7 @@ def test_a_class_has_the_objectives_that_it_was_made_for() -> None:
     assert objectives_of(roberta, "RobertaForMaskedLM") == {"mlm"}
     assert objectives_of(roberta, "RobertaForCausalLM") == frozenset()
     for config, objectives in ((roberta, {"mlm", "nsp"}), (EncoderConfig(), {"mlm", "sop"})):
-        with pytest.raises(ConfigError, match="wanted the objectives of one of Hugging"):
+        with pytest.raises(ConfigError, match="wanted heads that a class of Hugging Face has"):
             architecture(config, frozenset(objectives))
 
 
