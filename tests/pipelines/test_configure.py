@@ -143,10 +143,6 @@ def test_what_is_unquoted_is_a_number_true_or_false_where_any_value_fits() -> No
     assert (option("0"), option("1e-4"), option("true"), option("a b")) == (0, 1e-4, True, "a b")
 
 
-@pytest.mark.parametrize(
-    ("line", "seeds"),
-    [("0,1,2", (0, 1, 2)), ("[0,1,2]", (0, 1, 2)), ("[0, 1]", (0, 1)), ("0, 1", (0, 1))],
-)
 def test_a_value_may_have_several_lines_and_a_file_may_begin_with_a_section(tmp_path: Path) -> None:
     lines = '{\n  "a": "0",\n  "b": [1]\n}'
     config = parse("finetune", [*complete("finetune"), "--options", lines])
@@ -157,6 +153,10 @@ def test_a_value_may_have_several_lines_and_a_file_may_begin_with_a_section(tmp_
     assert (config.train.source, config.options) == ("rows.csv", {"a": "0"})
 
 
+@pytest.mark.parametrize(
+    ("line", "seeds"),
+    [("0,1,2", (0, 1, 2)), ("[0,1,2]", (0, 1, 2)), ("[0, 1]", (0, 1)), ("0, 1", (0, 1))],
+)
 def test_numbers_are_listed_with_brackets_or_without(line: str, seeds: tuple[int, ...]) -> None:
     for way in (["--seeds", line], [f"--seeds={line}"]):
         assert parse("finetune", [*complete("finetune"), *way]).seeds == seeds
