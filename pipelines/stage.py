@@ -60,7 +60,7 @@ class StageConfig:
     address: str | None = None
     """Ray cluster to use; the one of RAY_ADDRESS, or a local one, where this is not given."""
     allow_open_cluster: bool = False
-    """Join a Ray cluster that asks for no token, though anyone who reaches it can run code there."""
+    """Join a Ray cluster that asks for no token: anyone who reaches it can then run code there."""
     tracking_uri: str | None = None
     """MLflow store; that of MLFLOW_TRACKING_URI, or runs/mlflow.db, where this is not given."""
     experiment: str = "raybert"
