@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -167,7 +168,7 @@ def _head(variables: dict[str, str], *, mode: str) -> Iterator[Head]:
         )
     try:
         head = Head(environment, ports)
-        _wait_for_jobs(head, process, log)
+        _wait_until_up(head, process, log)
         yield head
     finally:
         process.terminate()  # with --block it ends its own processes
@@ -175,14 +176,17 @@ def _head(variables: dict[str, str], *, mode: str) -> Iterator[Head]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wait_for_jobs(head: Head, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_up(head: Head, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until the job server answers and the client server, which comes up on its own, listens."""
     request = urllib.request.Request(f"{head.environment['RAY_API_SERVER_ADDRESS']}/api/jobs/")
     if token := head.environment.get("RAY_AUTH_TOKEN"):
         request.add_header("Authorization", f"Bearer {token}")
+    client_server = ("127.0.0.1", head.ports["ray-client-server-port"])
     deadline = time.monotonic() + HEAD_START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
             urllib.request.urlopen(request, timeout=5).close()
+            socket.create_connection(client_server, timeout=5).close()
         except OSError:
             time.sleep(0.2)
         else:

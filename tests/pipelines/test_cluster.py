@@ -95,6 +95,13 @@ def test_a_child_can_have_a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert environment == {**os.environ, "RAY_ADDRESS": "local"}
 
 
+@pytest.fixture
+def unconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the start of a process: this one may have joined the cluster that tests share."""
+    monkeypatch.setattr(cluster, "is_connected", lambda: False)
+
+
+@pytest.mark.usefixtures("unconnected")
 def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         free_address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -108,6 +115,7 @@ def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
     assert "start one with `ray get-auth-token --generate` and `RAY_AUTH_MODE=" in str(caught.value)
 
 
+@pytest.mark.usefixtures("unconnected")
 @pytest.mark.parametrize("address", ["nonsense", "head:port", "http://127.0.0.1:8265"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=f"address is {address}: wanted host:6379, ray://"):
