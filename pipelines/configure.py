@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from bert_core.errors import ConfigError
-from pipelines.explain import alternatives, explained, nearest
+from pipelines.runtime.config_errors import alternatives, explained, nearest
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -49,11 +49,19 @@ STAGES = {
 }
 COMMANDS = {
     "serve": Command("serve.config", "ServeConfig", "answer requests over HTTP"),
-    "quickstart": Command("pipelines.quickstart", "QuickstartConfig", "the whole path, in minutes"),
-    "inspect": Command("pipelines.inspect", "InspectConfig", "look inside a model, on a page"),
-    "submit": Command("pipelines.submit", "SubmitConfig", "run a stage as a job on a Ray cluster"),
-    "ui": Command("pipelines.ui", "UiConfig", "open the MLflow page"),
-    "list": Command("pipelines.listing", "ListConfig", "what there is: tasks, variants, configs"),
+    "quickstart": Command(
+        "pipelines.commands.quickstart", "QuickstartConfig", "the whole path, in minutes"
+    ),
+    "inspect": Command(
+        "pipelines.commands.inspect", "InspectConfig", "look inside a model, on a page"
+    ),
+    "submit": Command(
+        "pipelines.commands.submit", "SubmitConfig", "run a stage as a job on a Ray cluster"
+    ),
+    "ui": Command("pipelines.commands.ui", "UiConfig", "open the MLflow page"),
+    "list": Command(
+        "pipelines.commands.listing", "ListConfig", "what there is: tasks, variants, configs"
+    ),
 }
 ALL = {**STAGES, **COMMANDS}
 
@@ -119,7 +127,7 @@ def parser_for(word: str) -> "ArgumentParser":
 
 def _tasks() -> str:
     """What tasks there are, with their rows and options, for the end of a stage's help."""
-    from pipelines.task_guide import guide
+    from bert_core.tasks.guide import guide
 
     return f"\ntasks, each with a row of every kind and its options and parameters:\n\n{guide()}\n"
 

@@ -19,22 +19,11 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.model.variants import VARIANTS
 from bert_core.train.config import LoopConfig, ScheduleConfig
+from pipelines.corpus.sources import labelled_input
 from pipelines.finetune import FinetuneConfig, Learner, learn
-from pipelines.labelled_sets import (
-    HELD_OUT,
-    TRAIN,
-    LabelledSet,
-    encoded,
-    lineage_of,
-    read_parts,
-)
-from pipelines.report import counted, say
-from pipelines.selection import with_prefix
-from pipelines.shard_rows import batches, check_rows
-from pipelines.sources import labelled_input
-from pipelines.stage import INPUT, Result, input_digest, run_stage
-from pipelines.student import TEACHER, AugmentationConfig, LossesConfig, Pair
-from pipelines.training import (
+from pipelines.runtime.progress import counted, say
+from pipelines.runtime.stage import INPUT, Result, input_digest, run_stage
+from pipelines.training.driver import (
     CHECKPOINTS,
     Report,
     curves,
@@ -43,6 +32,17 @@ from pipelines.training import (
     read_records,
     write_bundle,
 )
+from pipelines.training.labelled_sets import (
+    HELD_OUT,
+    TRAIN,
+    LabelledSet,
+    encoded,
+    lineage_of,
+    read_parts,
+)
+from pipelines.training.selection import with_prefix
+from pipelines.training.shard_batches import batches, check_rows
+from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig, Pair
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -350,7 +350,7 @@ def general_worker(
 ) -> None:
     """One rank."""
     from bert_core.train.loop import evaluate
-    from pipelines.worker import Place, Training, train
+    from pipelines.training.worker import Place, Training, train
 
     assert config.shards is not None
     place = Place.here(config)

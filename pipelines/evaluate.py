@@ -19,10 +19,16 @@ from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row
-from pipelines.distribute import run_tasks
-from pipelines.report import BROKEN, CUT, SEEN, counted, meter, say, tell_remarks
-from pipelines.sources import LabelledConfig, labelled_input, labelled_rows, rows_after, rows_of
-from pipelines.stage import INPUT, Result, StageConfig, local_outputs, run_stage
+from pipelines.corpus.sources import (
+    LabelledConfig,
+    labelled_input,
+    labelled_rows,
+    rows_after,
+    rows_of,
+)
+from pipelines.runtime.distribute import run_tasks
+from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, meter, say, tell_remarks
+from pipelines.runtime.stage import INPUT, Result, StageConfig, local_outputs, run_stage
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Documents → one JSON record each, of what a tagging and a question-answering model find in them.
 
-Parts, and what becomes of rows that cannot be read, are `pipelines.parts`'; windows over documents
-of any length are the tasks'.
+Parts, and what becomes of rows that cannot be read, are `pipelines.answering.parts`'; windows over
+documents of any length are the tasks'.
 """
 
 import hashlib
@@ -18,10 +18,7 @@ from bert_core import files
 from bert_core.data.formats import Boundary
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, Output
-from pipelines.blocks import Block
-from pipelines.corpus_digest import corpus_input
-from pipelines.evaluate import predictor_of
-from pipelines.parts import (
+from pipelines.answering.parts import (
     REJECTED,
     ROWS,
     Part,
@@ -35,9 +32,12 @@ from pipelines.parts import (
     read_texts,
     row_file,
 )
-from pipelines.report import counted, say
-from pipelines.sources import Corpus, CorpusConfig, list_corpus
-from pipelines.stage import INPUT, Result, run_stage
+from pipelines.corpus.blocks import Block
+from pipelines.corpus.digest import corpus_input
+from pipelines.corpus.sources import Corpus, CorpusConfig, list_corpus
+from pipelines.evaluate import predictor_of
+from pipelines.runtime.progress import counted, say
+from pipelines.runtime.stage import INPUT, Result, run_stage
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:

@@ -13,7 +13,19 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import BUNDLE, Manifest
 from bert_core.tasks.digests import NO_ROWS, Digests
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
-from pipelines.labelled_sets import (
+from pipelines.runtime.progress import counted, say
+from pipelines.runtime.stage import Result, run_stage
+from pipelines.training.driver import (
+    CHECKPOINTS,
+    Records,
+    Report,
+    curves,
+    fit,
+    median_speed,
+    read_records,
+    write_bundle,
+)
+from pipelines.training.labelled_sets import (
     HELD_OUT,
     SELECTION,
     TRAIN,
@@ -25,19 +37,7 @@ from pipelines.labelled_sets import (
     remarks_of,
     trained_rows,
 )
-from pipelines.report import counted, say
-from pipelines.selection import TASK, Measurement, with_prefix
-from pipelines.stage import Result, run_stage
-from pipelines.training import (
-    CHECKPOINTS,
-    Records,
-    Report,
-    curves,
-    fit,
-    median_speed,
-    read_records,
-    write_bundle,
-)
+from pipelines.training.selection import TASK, Measurement, with_prefix
 from tracking.runs import DatasetInput
 
 STEPS = "steps_of_weights"
@@ -298,8 +298,8 @@ def worker(
     """One rank: the seeds one after the other."""
     from bert_core.train.checkpoint import load_weights
     from bert_core.train.words import train_read_words
-    from pipelines.labelled_rank import LabelledRank
-    from pipelines.worker import Place, Training, chosen_checkpoint, train
+    from pipelines.training.labelled_batches import LabelledRank
+    from pipelines.training.worker import Place, Training, chosen_checkpoint, train
 
     place, task = Place.here(config), learner.task
     rank = LabelledRank(config, place, learner.encoder_config, learner.tokenizer.pad_id, task, sets)

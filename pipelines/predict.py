@@ -1,6 +1,6 @@
 """Bundle + rows without labels → the same rows with answers, part by part, any number of them.
 
-A part becomes Parquet where Parquet was read, else JSONL. Parts are `pipelines.parts`'.
+A part becomes Parquet where Parquet was read, else JSONL. Parts are `pipelines.answering.parts`'.
 """
 
 import json
@@ -18,10 +18,7 @@ from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row, as_row
-from pipelines.blocks import Block
-from pipelines.corpus_digest import corpus_input
-from pipelines.evaluate import ANSWER, answer_columns, named, predictor_of
-from pipelines.parts import (
+from pipelines.answering.parts import (
     ROWS,
     Part,
     Read,
@@ -34,9 +31,12 @@ from pipelines.parts import (
     read_texts,
     row_file,
 )
-from pipelines.report import CUT, counted, say
-from pipelines.sources import Corpus, list_corpus
-from pipelines.stage import INPUT, Result, run_stage
+from pipelines.corpus.blocks import Block
+from pipelines.corpus.digest import corpus_input
+from pipelines.corpus.sources import Corpus, list_corpus
+from pipelines.evaluate import ANSWER, answer_columns, named, predictor_of
+from pipelines.runtime.progress import CUT, counted, say
+from pipelines.runtime.stage import INPUT, Result, run_stage
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:

@@ -34,12 +34,10 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError, ResourceError
 from bert_core.manifest import Manifest, Output
 from bert_core.train.hardware import peak_memory_bytes
-from pipelines import card
-from pipelines.blocks import Block, plan_blocks
-from pipelines.corpus_digest import corpus_input
-from pipelines.distribute import run_tasks
-from pipelines.report import counted, meter, say
-from pipelines.screen import (
+from pipelines.corpus import data_card
+from pipelines.corpus.blocks import Block, plan_blocks
+from pipelines.corpus.digest import corpus_input
+from pipelines.corpus.screen import (
     Kept,
     dropped_digests,
     evaluation_files,
@@ -48,8 +46,10 @@ from pipelines.screen import (
     in_parts,
     kept_documents,
 )
-from pipelines.sources import Corpus, CorpusConfig, corpus_size_bytes, list_corpus
-from pipelines.stage import INPUT, REMARK, Result, StageConfig, run_stage
+from pipelines.corpus.sources import Corpus, CorpusConfig, corpus_size_bytes, list_corpus
+from pipelines.runtime.distribute import run_tasks
+from pipelines.runtime.progress import counted, meter, say
+from pipelines.runtime.stage import INPUT, REMARK, Result, StageConfig, run_stage
 from tracking.runs import DatasetInput
 
 FRAGMENTS = "fragments"
@@ -167,7 +167,7 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
     made = _make(plan, blocks, fragments)
     encoded, rows, infos = made.encoded, made.rows, made.infos
     encoded["documents"] -= rows["dropped_exact_duplicate"]
-    overlaps = card.pop_overlaps(encoded)
+    overlaps = data_card.pop_overlaps(encoded)
     outputs = {info.name: Output(size_bytes=info.size_bytes, sha256=info.sha256) for info in infos}
     if config.quality.contamination:
         path = files.join(config.output, CONTAMINATION)
@@ -194,7 +194,7 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
         f"prepare: {counted(encoded['documents'], 'document')}, {encoded['tokens']:,} tokens → "
         f"{counted(rows['rows'], 'row')} in {counted(len(infos), 'shard')} in {config.output}"
     )
-    pictures = card.write(config, corpus, blocks, tokenizer, counts, made.lengths, overlaps)
+    pictures = data_card.write(config, corpus, blocks, tokenizer, counts, made.lengths, overlaps)
     return Result(outputs=outputs, counts=counts, artifacts=pictures)
 
 
@@ -202,7 +202,7 @@ def _check_encoded(config: PrepareConfig, encoded: Counter[str]) -> None:
     """Raises: CorpusError if there is nothing to make rows of."""
     source = ", ".join(config.corpus.sources)
     if not encoded["documents"]:
-        dropped = card.dropped(encoded)
+        dropped = data_card.dropped(encoded)
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
         raise CorpusError(
             f"{source}: wanted documents with text, got none ({reasons or 'no document at all'}): "

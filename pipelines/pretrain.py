@@ -17,11 +17,9 @@ from bert_core.metrics.language_model import unigram_baseline
 from bert_core.model.variants import VARIANTS, EncoderConfig
 from bert_core.tasks.digests import NO_ROWS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
-from pipelines.objectives import check_names, objectives_of
-from pipelines.report import say
-from pipelines.shard_rows import CACHE, batches, check_rows
-from pipelines.stage import INPUT, REMARK, Result, input_digest, run_stage
-from pipelines.training import (
+from pipelines.runtime.progress import say
+from pipelines.runtime.stage import INPUT, REMARK, Result, input_digest, run_stage
+from pipelines.training.driver import (
     CHECKPOINTS,
     Report,
     TrainingConfig,
@@ -31,6 +29,8 @@ from pipelines.training import (
     read_records,
     write_bundle,
 )
+from pipelines.training.objectives import check_names, objectives_of
+from pipelines.training.shard_batches import CACHE, batches, check_rows
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -375,7 +375,7 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
     from bert_core.batches import PhasedBatches
     from bert_core.bundle import load_bundle
     from bert_core.train.loop import evaluate
-    from pipelines.worker import Place, Training, train
+    from pipelines.training.worker import Place, Training, train
 
     place = Place.here(config)
     tokenizer = Tokenizer.load(config.tokenizer)

@@ -13,8 +13,15 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
 from pipelines.evaluate import ANSWER, CLASSES, PREDICTIONS, named, predict_rows, predictor_of
-from pipelines.report import say
-from pipelines.stage import INPUT, Result, StageConfig, input_digest, local_outputs, run_stage
+from pipelines.runtime.progress import say
+from pipelines.runtime.stage import (
+    INPUT,
+    Result,
+    StageConfig,
+    input_digest,
+    local_outputs,
+    run_stage,
+)
 from tracking.runs import DatasetInput, tracking_uri
 
 if TYPE_CHECKING:

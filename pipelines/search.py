@@ -19,11 +19,11 @@ from jaxtyping import Float, Int
 from bert_core import files
 from bert_core.errors import ConfigError, CorpusError, FormatError
 from bert_core.manifest import Manifest, Output, read_manifest
-from pipelines import parquet
-from pipelines.distribute import run_tasks
-from pipelines.parts import ROWS
-from pipelines.report import counted, meter, say
-from pipelines.stage import INPUT, Result, StageConfig, input_digest, run_stage
+from pipelines.answering.parts import ROWS
+from pipelines.corpus import parquet
+from pipelines.runtime.distribute import run_tasks
+from pipelines.runtime.progress import counted, meter, say
+from pipelines.runtime.stage import INPUT, Result, StageConfig, input_digest, run_stage
 from tracking.runs import DatasetInput
 
 VECTOR = "vector"

@@ -1,7 +1,7 @@
 """Bundle + labelled rows → the best of many fine-tunings, on Ray Tune.
 
 Every trial is a `finetune` stage in a folder of its own, without held-out rows. This module says
-which trials there are and what becomes of the best; `pipelines.trials` runs them.
+which trials there are and what becomes of the best; `pipelines.training.trials` runs them.
 """
 
 import math
@@ -16,13 +16,12 @@ import numpy as np
 from bert_core import files
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import BUNDLE, Manifest, Output, read_manifest
-from pipelines import cluster
-from pipelines.explain import nearest
+from pipelines.corpus.sources import LabelledConfig, labelled_files
 from pipelines.finetune import FinetuneConfig
-from pipelines.labelled_sets import inputs_of
-from pipelines.report import say
-from pipelines.sources import LabelledConfig, labelled_files
-from pipelines.stage import (
+from pipelines.runtime import cluster
+from pipelines.runtime.config_errors import nearest
+from pipelines.runtime.progress import say
+from pipelines.runtime.stage import (
     REMARK,
     Result,
     StageConfig,
@@ -30,10 +29,11 @@ from pipelines.stage import (
     run_stage,
     with_absolute_paths,
 )
+from pipelines.training.labelled_sets import inputs_of
 from tracking.runs import tracking_uri
 
 if TYPE_CHECKING:
-    from pipelines.trials import Outcome
+    from pipelines.training.trials import Outcome
 
 FORMAT_VERSION = 1
 TRIALS = "trials.json"
@@ -235,7 +235,7 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
             num_cpus=config.cpus,
             allow_open_cluster=config.allow_open_cluster,
         )
-    from pipelines import trials
+    from pipelines.training import trials
     from tracking.plots import plot_parallel_coordinates
     from tracking.spool import read_run
 

@@ -11,13 +11,13 @@ from bert_core.data.tokenizer import Kind
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, Output
-from pipelines import card
-from pipelines.blocks import Block, plan_blocks, read_block
-from pipelines.corpus_digest import corpus_input
-from pipelines.distribute import run_tasks
-from pipelines.report import counted, meter, say
-from pipelines.sources import Corpus, CorpusConfig, corpus_size_bytes, list_corpus
-from pipelines.stage import REMARK, Result, StageConfig, run_stage
+from pipelines.corpus import data_card
+from pipelines.corpus.blocks import Block, plan_blocks, read_block
+from pipelines.corpus.digest import corpus_input
+from pipelines.corpus.sources import Corpus, CorpusConfig, corpus_size_bytes, list_corpus
+from pipelines.runtime.distribute import run_tasks
+from pipelines.runtime.progress import counted, meter, say
+from pipelines.runtime.stage import REMARK, Result, StageConfig, run_stage
 
 BLOCK_BYTES = 8 << 20
 
@@ -104,7 +104,7 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
     }
     say(f"vocab: {tokenizer.vocab_size:,} tokens in {config.output}")
     outputs = {name: Output.of(files.join(config.output, name)) for name in tokenizer.files()}
-    path = card.write_of_vocabulary(config, tokenizer, texts)
+    path = data_card.write_of_vocabulary(config, tokenizer, texts)
     return Result(outputs=outputs, counts=counts, artifacts=[path])
 
 

@@ -88,7 +88,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
     """One cluster of this test session on this machine, four CPUs whatever the machine has."""
-    from pipelines import cluster
+    from pipelines.runtime import cluster
 
     cluster.connect(address="local", num_cpus=4)
     yield

@@ -50,7 +50,7 @@ FORBIDDEN = {
 }
 PICKLES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "ray.cloudpickle", "shelve"}
 PICKLE_CALLS = {"torch.load", "torch.save"}
-MAY_READ_ENVIRONMENT = ("pipelines/cluster.py", "tracking/")
+MAY_READ_ENVIRONMENT = ("pipelines/runtime/cluster.py", "tracking/")
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"}
 
 
@@ -176,12 +176,12 @@ def test_the_tests_hijack_no_package() -> None:
     ("path", "source", "reason"),
     [
         ("bert_core/bundle.py", "from tracking.runs import x", "bert_core may import []"),
-        ("tracking/runs.py", "import pipelines.stage", "tracking may import ['bert_core']"),
+        ("tracking/runs.py", "import pipelines.runtime.stage", "tracking may import ['bert_core']"),
         ("tracking/runs.py", "def f():\n    import ray", "tracking is free of ray"),
-        ("pipelines/quickstart.py", "from serve.app import x", "pipelines may import"),
-        ("pipelines/quickstart.py", "import_module('serve.app')", "pipelines may import"),
+        ("pipelines/commands/quickstart.py", "from serve.app import x", "pipelines may import"),
+        ("pipelines/commands/quickstart.py", "import_module('serve.app')", "pipelines may import"),
         ("pipelines/cli.py", "from serve import batching", "pipelines may import"),
-        ("serve/app.py", "from pipelines import cluster", "serve may import"),
+        ("serve/app.py", "from pipelines.runtime import cluster", "serve may import"),
         ("serve/app.py", "from pipelines import cli", "nothing imports the command line"),
         ("pipelines/prepare.py", "from .cli import main", "nothing imports the command line"),
         ("pipelines/prepare.py", "import benchmarks.prepare", "the packages stand alone"),
@@ -202,7 +202,7 @@ def test_the_tests_hijack_no_package() -> None:
         ("pipelines/vocab.py", "import os\nx = os.getenv('A')", "environment variables"),
         ("pipelines/vocab.py", "from os import environ", "environment variables are read in"),
         ("bert_core/bundle.py", "import pickle", "our formats hold no pickle"),
-        ("pipelines/worker.py", "from ray import cloudpickle", "our formats hold no pickle"),
+        ("pipelines/tune.py", "from ray import cloudpickle", "our formats hold no pickle"),
         ("bert_core/train/checkpoint.py", "torch.save(x, y)", "our formats hold no pickle"),
         ("bert_core/bundle.py", "torch.load(x, weights_only=False)", "our formats hold no pickle"),
     ],
@@ -219,7 +219,7 @@ def test_a_breach_is_found(path: str, source: str, reason: str) -> None:
         ("bert_core/train/loop.py", "from bert_core.objectives.base import Part\nimport torch"),
         ("bert_core/files.py", "from urllib.parse import quote"),
         ("pipelines/cli.py", "from serve.app import run\nfrom serve import app"),
-        ("pipelines/cluster.py", "import os\nos.environ['A'] = 'b'"),
+        ("pipelines/runtime/cluster.py", "import os\nos.environ['A'] = 'b'"),
         ("bert_core/bundle.py", "torch.load(path, weights_only=True)"),
         ("serve/app.py", "from ray import serve as ray_serve\nfrom ray.serve.config import X"),
         ("serve/app.py", "from tracking.resolve import resolve\nfrom serve import api"),

@@ -73,7 +73,7 @@ def test_the_wheel_holds_the_four_packages_and_refuses_to_be_uploaded(tmp_path: 
         entry_points = archive.read(metadata_name.replace("METADATA", "entry_points.txt"))
     folders = {name.split("/")[0] for name in names} - {metadata_name.split("/")[0]}
     assert folders == {"bert_core", "pipelines", "serve", "tracking"}
-    assert "pipelines/ray_data_logging.yaml" in names
+    assert "pipelines/runtime/ray_data_logging.yaml" in names
     assert b"raybert = pipelines.cli:main" in entry_points
     assert "Private :: Do Not Upload" in metadata.get_all("Classifier", [])
     assert (metadata["License-Expression"], metadata["Requires-Python"]) == (

@@ -1,7 +1,7 @@
 """The card of a registered version: what it answers, how well, and what it was made from.
 
 In the form that Hugging Face wants of the README.md beside a model. (The card of data, beside
-shards, is that of `pipelines.card`.)
+shards, is that of `pipelines.corpus.data_card`.)
 """
 
 import json

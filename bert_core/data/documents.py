@@ -1,7 +1,7 @@
 """Documents: clean text, an id that does not depend on a path, sentence boundaries.
 
-Where documents come from is for `pipelines.sources`, what is made of sentences for `pairs`. How
-well the boundaries are found, and how fast: `benchmarks.sentences`.
+Where documents come from is for `pipelines.corpus`, what is made of sentences for `pairs`. How well
+the boundaries are found, and how fast: `benchmarks.sentences`.
 """
 
 import hashlib

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bert_core.errors import ConfigError
 from pipelines.configure import ALL, config_class, parse, parser_for
-from pipelines.explain import alternatives
+from pipelines.runtime.config_errors import alternatives
 
 NEEDED = {
     "prepare": ["--tokenizer", "vocab"],

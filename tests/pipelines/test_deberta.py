@@ -14,11 +14,11 @@ from bert_core.predictor import Predictor
 from bert_core.train.config import LoopConfig
 from pipelines import distill, finetune, prepare, pretrain, vocab
 from pipelines.configure import CONFIGS, parse
+from pipelines.corpus.sources import LabelledConfig
 from pipelines.distill import DistillConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.pretrain import PretrainConfig
-from pipelines.sources import LabelledConfig
-from pipelines.training import read_records
+from pipelines.training.driver import read_records
 
 RECIPES = ("deberta_wikitext2", "deberta_v3_wikitext2")
 

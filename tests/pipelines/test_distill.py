@@ -22,9 +22,9 @@ from bert_core.predictor import Predictor
 from pipelines import distill, evaluate
 from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
-from pipelines.selection import SelectionConfig
-from pipelines.student import AugmentationConfig, LossesConfig
-from pipelines.training import read_records
+from pipelines.training.driver import read_records
+from pipelines.training.selection import SelectionConfig
+from pipelines.training.student import AugmentationConfig, LossesConfig
 from tracking.server import connect
 from tracking.spool import read_run
 

@@ -28,14 +28,15 @@ from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.optim import build_optimizer
-from pipelines import evaluate, finetune, publish, worker
+from pipelines import evaluate, finetune, publish
+from pipelines.corpus.sources import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
-from pipelines.labelled_sets import divided
 from pipelines.publish import PublishConfig
-from pipelines.selection import SelectionConfig
-from pipelines.sources import LabelledConfig
-from pipelines.training import read_records
+from pipelines.training import worker
+from pipelines.training.driver import read_records
+from pipelines.training.labelled_sets import divided
+from pipelines.training.selection import SelectionConfig
 from tracking.registry import champion
 from tracking.resolve import resolve
 from tracking.server import connect

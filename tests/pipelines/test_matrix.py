@@ -337,7 +337,8 @@ def test_rows_of_every_kind_are_read_from_every_source(
 
 RUN = """
 import json, sys
-from pipelines import cli, cluster
+from pipelines import cli
+from pipelines.runtime import cluster
 
 failed = []
 try:

@@ -17,8 +17,8 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.texts import TextInput
 from pipelines import predict
+from pipelines.corpus.sources import LabelledConfig, read_labelled
 from pipelines.predict import PredictConfig
-from pipelines.sources import LabelledConfig, read_labelled
 
 pytestmark = pytest.mark.ray
 

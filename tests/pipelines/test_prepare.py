@@ -23,9 +23,9 @@ from bert_core.data.shards import HELD_OUT, TRAIN, ShardSet
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError, FormatError, ResourceError
 from pipelines import prepare, vocab
-from pipelines.blocks import plan_blocks, read_block
+from pipelines.corpus.blocks import plan_blocks, read_block
+from pipelines.corpus.sources import CorpusConfig, list_corpus
 from pipelines.prepare import PrepareConfig
-from pipelines.sources import CorpusConfig, list_corpus
 
 
 def digests(folder: Path) -> list[tuple[str, str]]:

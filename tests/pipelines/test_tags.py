@@ -10,10 +10,10 @@ import pytest
 from bert_core.bundle import load_bundle
 from bert_core.metrics.entities import SCHEMES, Entity, Scheme, entities_of, tags_of
 from pipelines import evaluate, finetune, predict
+from pipelines.corpus.sources import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.predict import PredictConfig
-from pipelines.sources import LabelledConfig
 
 pytestmark = pytest.mark.ray
 

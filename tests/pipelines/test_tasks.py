@@ -19,13 +19,13 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.token_classification import TokenClassification
 from pipelines import distill, evaluate, finetune, publish
+from pipelines.corpus.sources import LabelledConfig
 from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.publish import PublishConfig
-from pipelines.sources import LabelledConfig
-from pipelines.student import LossesConfig
-from pipelines.training import read_records
+from pipelines.training.driver import read_records
+from pipelines.training.student import LossesConfig
 from tests.labelled_rows import EVERY_KIND, rows_of, write
 from tracking.resolve import resolve
 from tracking.server import as_default, connect

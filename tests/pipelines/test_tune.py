@@ -18,9 +18,9 @@ from bert_core.errors import ConfigError, CorpusError, RaybertError
 from bert_core.manifest import read_manifest
 from pipelines import evaluate, tune
 from pipelines.configure import parse
+from pipelines.corpus.sources import LabelledConfig
 from pipelines.finetune import FinetuneConfig
-from pipelines.selection import SelectionConfig
-from pipelines.sources import LabelledConfig
+from pipelines.training.selection import SelectionConfig
 from pipelines.tune import SearchConfig, TuneConfig
 from tracking.spool import read_run
 
@@ -31,7 +31,8 @@ GRID = {"lr": [1e-3, 1e-5], "epochs": [1.0, 2.0]}
 ASLEEP, HOT = 1e-12, 0.1
 RUN = """
 import pickle, sys
-from pipelines import cluster, tune
+from pipelines.runtime import cluster
+from pipelines import tune
 
 try:
     tune.run(pickle.load(sys.stdin.buffer))

@@ -1,0 +1,396 @@
+"""Rows of any number through models, in parts: what `predict` and `extract` share.
+
+A part is a piece of the input and becomes one file. What a killed run has finished stays; a row
+that cannot be taken is put aside with the reason.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from bert_core import files
+from bert_core.data.formats import decode_utf8, jsonl_rows
+from bert_core.data.tables import DIVIDERS, TextTable
+from bert_core.errors import ConfigError, CorpusError, InputError
+from bert_core.manifest import Output
+from bert_core.tasks.rows import Row, as_row, check_unicode, has_empty_text, own_columns
+from pipelines.corpus import parquet
+from pipelines.corpus.blocks import (
+    Block,
+    Extent,
+    plan_blocks,
+    read_pieces,
+    read_row_groups,
+    read_text_rows,
+)
+from pipelines.corpus.sources import Corpus, CorpusConfig, CorpusFile
+from pipelines.runtime.distribute import run_tasks
+from pipelines.runtime.progress import CUT, meter, say, tell_remarks
+from pipelines.runtime.stage import INPUT, StageConfig
+
+if TYPE_CHECKING:
+    from bert_core.predictor import Predictor
+    from bert_core.tasks.base import Parameters
+
+ROWS, REJECTED, PARTS = "rows", "rejected", "parts"
+"""Folders of the output: what came of the rows, rows put aside, and what each part came to."""
+EMPTY = "rows_with_empty_text"
+BLANK = "blank_lines_left_out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig(StageConfig):
+    """Which rows to read."""
+
+    source: str | tuple[str, ...] = field(metadata=INPUT)
+    """Files, folders, globs or URIs of .parquet, or of .jsonl, .csv, .tsv and .txt, which may be
+    .gz, .bz2 or .zst; `hf://datasets/<owner>/<name>` of the Hugging Face hub. The first line of
+    .csv and .tsv names the columns."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Field that is wanted → the column that holds it, where that has another name:
+    `{text = "body"}`."""
+    part_bytes: int = 16_000_000
+    """Bytes of input that become one part, about; a row group of Parquet and a compressed file are
+    never cut."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.source:
+            raise ConfigError("source: wanted a path or a URI, got none")
+        if self.part_bytes < 1:
+            raise ConfigError(f"part_bytes: wanted at least 1, got {self.part_bytes}")
+
+    @property
+    def corpus(self) -> CorpusConfig:
+        """The source as what is cut into blocks, a row a line."""
+        return CorpusConfig(source=self.source, document_boundary="line")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A row as it was read."""
+
+    where: str
+    columns: dict[str, Any]
+    """Of a table those that are wanted."""
+    place: int = 0
+    """Its number in the table at hand."""
+    is_of_cells: bool = False
+    """Whether it is of CSV or TSV, where an empty cell may be nothing."""
+
+
+class Part:
+    """The rows of one part as they are taken: what is asked of each, and what came of them."""
+
+    def __init__(self, config: RowsConfig, inputs: type) -> None:
+        self.columns = columns_of(config, inputs)
+        self.rejected: list[dict[str, Any]] = []
+        self.rows = self.tokens = 0
+        self.counts: Counter[str] = Counter()
+        self._inputs = inputs
+        self._optional = {one.name for one in fields(inputs) if not _is_needed(one)}
+
+    @property
+    def first_column(self) -> str:
+        """What a text is."""
+        return next(iter(self.columns.values()))
+
+    def check_names(self, names: Iterable[str], where: str) -> None:
+        """Raises: CorpusError if a row has a column that it must not have."""
+
+    def reject(self, where: str, row: Any, kind: str, reason: str) -> None:
+        """Put a row aside; `kind` is what it is counted as."""
+        self.rejected.append({"where": where, "kind": kind, "reason": reason, "row": row})
+
+    def input_of(self, row: Read) -> Row | None:
+        """What is asked; None where the row lacks it, which is put aside."""
+        there = {
+            name: row.columns[column]
+            for name, column in self.columns.items()
+            if column in row.columns
+            and not (row.is_of_cells and name in self._optional and row.columns[column] == "")
+        }
+        try:
+            return as_row(self._inputs, there, "row")
+        except InputError as error:
+            self.reject(row.where, row.columns, "without_the_input", str(error))
+            return None
+
+    def take(self, inputs: Sequence[Row]) -> None:
+        """Count rows that have been answered."""
+        self.rows += len(inputs)
+        empty = sum(has_empty_text(self._inputs, each) for each in inputs)
+        self.counts[EMPTY] += empty
+
+    def ask(
+        self, predictor: "Predictor", rows: Sequence[Row], parameters: "Parameters"
+    ) -> list[Any]:
+        """A model's answer to each row. Raises: InputError if it cannot take one of them."""
+        if not rows:
+            return []
+        windows = predictor.encode(rows, parameters)
+        self.tokens += sum(window.tokens for window in windows)
+        return predictor.decode(rows, windows, predictor.forward(windows), parameters)
+
+
+def _is_needed(one: Field) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING
+
+
+def columns_of(config: RowsConfig, inputs: type) -> dict[str, str]:
+    """Field of the input → its column. Raises: ConfigError for a field that there is not."""
+    names = [one.name for one in fields(inputs)]
+    unknown = [name for name in config.columns if name not in names]
+    if unknown:
+        raise ConfigError(
+            f"columns: wanted names of the fields {', '.join(names)}, got {unknown[0]}: "
+            'give field = "column"'
+        )
+    return own_columns(config.columns, [inputs])
+
+
+def check_files(
+    config: RowsConfig,
+    corpus: Corpus,
+    inputs: type,
+    check_names: Callable[[Iterable[str], str], None],
+) -> None:
+    """Raises: ConfigError or CorpusError for what would put every row of a file aside."""
+    columns = columns_of(config, inputs)
+    needed = {
+        columns[one.name] for one in fields(inputs) if one.name in config.columns or _is_needed(one)
+    }
+    found = corpus.files
+    tables = [file for file in found if file.format == "parquet"]
+    odd = [file for file in found if file.format == "wikipedia" or (tables and file not in tables)]
+    if odd:
+        raise CorpusError(
+            f"{odd[0].path}: wanted rows in Parquet, or in JSONL, CSV, TSV and text, not both, "
+            f"among {len(found):,} files: take them one after the other"
+        )
+    for file in found:
+        if file.format in DIVIDERS and file.size_bytes:
+            with files.open_stream(file.path) as stream:
+                names = TextTable(stream, file.path).columns
+            _check_columns(names, file.path, needed, check_names)
+    schemas = [_checked_schema(file, needed, check_names) for file in tables]
+    for file, schema in zip(tables, schemas, strict=True):
+        if not schema.equals(schemas[0]):
+            raise CorpusError(
+                f"{file.path}: wanted the columns and types of {tables[0].path}, since both may "
+                "become one file, got others: take them one after the other"
+            )
+
+
+def _checked_schema(
+    file: CorpusFile, needed: set[str], check_names: Callable[[Iterable[str], str], None]
+) -> pa.Schema:
+    with parquet.open_parquet(file.path) as opened:
+        schema = opened.schema_arrow
+    _check_columns(schema.names, file.path, needed, check_names)
+    return schema
+
+
+def _check_columns(
+    there: Sequence[str],
+    path: str,
+    needed: set[str],
+    check_names: Callable[[Iterable[str], str], None],
+) -> None:
+    check_names(there, path)
+    absent = sorted(needed.difference(there))
+    if absent:
+        raise CorpusError(
+            f"{path}: wanted a column {absent[0]!r}, there are: {', '.join(there)}: name it "
+            'by columns, {field = "column"}'
+        )
+    twice = [name for name, count in Counter(there).items() if count > 1]
+    if twice:
+        raise CorpusError(
+            f"{path}: wanted each column once, got {twice[0]!r} {there.count(twice[0])} "
+            "times: write the file again with names of their own"
+        )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What all parts came to."""
+
+    outputs: dict[str, Output]
+    """Their files, in order."""
+    counts: dict[str, Any]
+
+
+def make_parts(
+    stage: str,
+    config: RowsConfig,
+    corpus: Corpus,
+    work: Callable[[tuple[int, Block]], dict[str, Any]],
+) -> Parts:
+    """Do `work` on every part that is not there yet.
+
+    Args:
+        work: makes a part and gives what `finish_part` gives.
+    Raises: CorpusError if no row could be taken.
+    """
+    blocks = plan_blocks(corpus, config.part_bytes)
+    parts: dict[int, dict[str, Any]] = {}
+    for number in range(len(blocks)):
+        with suppress(FileNotFoundError):  # then a killed run has not finished it
+            parts[number] = files.read_json(_record_of(config, number))
+    missing = [(number, block) for number, block in enumerate(blocks) if number not in parts]
+    began, tokens = time.monotonic(), 0
+    with meter(stage, len(blocks), "parts") as progress:
+        progress.set(len(parts))
+        for index, part in run_tasks(work, missing, config, use_gpu=True):
+            parts[missing[index][0]] = part
+            tokens += part["tokens"]
+            progress.add()
+    seconds = time.monotonic() - began
+    rows, rejected = (sum(part[name] for part in parts.values()) for name in (ROWS, REJECTED))
+    reasons, counts = Counter[str](), Counter[str]()
+    for part in parts.values():
+        reasons.update(part["reasons"])
+        counts.update(part["counts"])
+    why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+    if not rows:
+        raise CorpusError(
+            f"{corpus.name}: wanted rows to answer, got none ({why or 'no row at all'}): see "
+            f"{files.join(config.output, REJECTED)}, name the right columns, or give another source"
+        )
+    odd = {name: counts[name] for name in (EMPTY, BLANK, CUT)}
+    tell_remarks(stage, odd, corpus.name)
+    if rejected:
+        say(f"{stage}: {rejected:,} put aside ({why}) in {files.join(config.output, REJECTED)}")
+    return Parts(
+        outputs={
+            name: Output(**about)
+            for _, part in sorted(parts.items())
+            for name, about in part["files"].items()
+        },
+        counts={
+            ROWS: rows,
+            REJECTED: rejected,
+            **{f"{REJECTED}_{reason}": count for reason, count in reasons.items()},
+            **counts,
+            PARTS: len(parts),
+            "tokens_per_s": tokens / seconds,
+        },
+    )
+
+
+def _record_of(config: RowsConfig, number: int) -> str:
+    return files.join(config.output, PARTS, f"part-{number:05d}.json")
+
+
+def finish_part(config: RowsConfig, number: int, part: Part, suffix: str) -> dict[str, Any]:
+    """Write the rows that were put aside and then, last, what says that the part is whole.
+
+    Args:
+        suffix: of the part's file in `ROWS`, which is written.
+    """
+    paths = [row_file(number, suffix)]
+    if part.rejected:
+        paths.append(f"{REJECTED}/part-{number:05d}.jsonl")
+        lines = (json.dumps(row, ensure_ascii=False, default=str) for row in part.rejected)
+        text = "".join(f"{line}\n" for line in lines)
+        files.write_bytes(files.join(config.output, paths[1]), text.encode(errors="replace"))
+    record: Mapping[str, Any] = {
+        ROWS: part.rows,
+        REJECTED: len(part.rejected),
+        "reasons": Counter(row["kind"] for row in part.rejected),
+        "tokens": part.tokens,
+        "counts": part.counts,
+        "files": {path: vars(Output.of(files.join(config.output, path))) for path in paths},
+    }
+    files.write_json(_record_of(config, number), record)
+    return dict(record)
+
+
+def row_file(number: int, suffix: str) -> str:
+    """Path of a part's file inside the output."""
+    return f"{ROWS}/part-{number:05d}.{suffix}"
+
+
+def is_table(block: Block) -> bool:
+    """Whether it is of Parquet."""
+    return block.extents[0].file.format == "parquet"
+
+
+def read_texts(block: Block, part: Part) -> Iterator[Read]:
+    """The rows of JSONL, CSV, TSV and text that can be read; the others are put aside."""
+    for extent in block.extents:
+        if extent.file.format in DIVIDERS:
+            yield from _cells(extent, part)
+        else:
+            yield from _pieces(extent, block, part)
+
+
+def _cells(extent: Extent, part: Part) -> Iterator[Read]:
+    path = extent.file.path
+    for row, columns in read_text_rows(extent):
+        if columns:
+            yield Read(f"{path}, line {row.line:,}", columns, is_of_cells=True)
+            continue
+        if not row.fault:
+            part.counts[BLANK] += 1
+            continue
+        # What cannot be told apart as rows is put aside line by line: none goes uncounted.
+        for place, line in enumerate(["".join(row.lines)] if row.cells else row.lines):
+            where = f"{path}, line {row.line + place:,}"
+            text = line.encode(errors="surrogateescape").decode(errors="replace")
+            part.reject(where, text, "unreadable", f"{path}, line {row.line:,}: {row.fault}")
+
+
+def _pieces(extent: Extent, block: Block, part: Part) -> Iterator[Read]:
+    path, is_text = extent.file.path, extent.file.format == "text"
+    of_lines = block.corpus.document_boundary == "line"
+    for offset, piece in read_pieces(extent, block):
+        unit = "document" if is_text and not of_lines else "line"
+        where = f"{path}, the {unit} at byte {offset:,}"
+        if not piece.strip():
+            part.counts[BLANK] += 1
+            continue
+        try:
+            if is_text:
+                text = decode_utf8(piece, path, offset).removeprefix("\ufeff")
+                text = text.rstrip("\r\n") if of_lines else text.strip()
+                columns: dict[str, Any] = {part.first_column: text}
+            else:
+                record = next(jsonl_rows(piece, path, offset), None)
+                if record is None:  # a byte order mark alone
+                    continue
+                columns = record
+                if rb"\ud" in piece.lower():  # may be half of a pair, which no file can hold
+                    check_unicode(columns, where)
+        except (CorpusError, InputError) as error:
+            part.reject(where, piece.decode(errors="replace"), "unreadable", str(error))
+            continue
+        try:
+            part.check_names(columns, where)
+        except CorpusError as error:
+            part.reject(where, columns, "name_taken", str(error))
+        else:
+            yield Read(where, columns)
+
+
+def read_tables(block: Block, part: Part, at_once: int) -> Iterator[tuple[pa.Table, list[Read]]]:
+    """Some rows of Parquet at a time, with their columns and as rows; once also of a table without
+    rows, for its columns."""
+    for where, table in read_row_groups(block):
+        wanted = [name for name in table.column_names if name in part.columns.values()]
+        for start in range(0, max(1, len(table)), at_once):
+            few = table.slice(start, at_once)
+            yield (
+                few,
+                [
+                    Read(f"{where}, row {start + place + 1:,}", columns, place)
+                    for place, columns in enumerate(few.select(wanted).to_pylist())
+                ],
+            )

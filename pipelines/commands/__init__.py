@@ -1,0 +1,1 @@
+"""What `raybert` does beside the stages."""

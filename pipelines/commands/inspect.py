@@ -1,0 +1,325 @@
+"""`raybert inspect`: what goes on inside a model, on one page that needs no network.
+
+Attention, candidates for masks, whether a text follows another, the nearest sentences, and what
+becomes of a word's vector from layer to layer: of these, what was asked for, and in short in the
+terminal too. The page, `inspect.html`, draws itself from the JSON that is put into it.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert_core import files
+from bert_core.data.tokenizer import MASK, OTHER_NAMES
+from bert_core.errors import ConfigError, FormatError, InputError
+from pipelines.runtime.progress import say
+
+if TYPE_CHECKING:
+    from bert_core.predictor import Predictor
+
+ENCODER = "feature-extraction"
+"""The task that needs no head."""
+PAGE, DATA = Path(__file__).with_name("inspect.html"), "{{data}}"
+MOST_TOKENS = 128
+"""Of a text whose attention is drawn: for every head a page grows with their square."""
+SHOWN_CHARACTERS = 72
+"""Of a text in the terminal."""
+
+Found = dict[str, Any]
+"""What a section shows, as JSON."""
+Heads = Callable[[str], "Predictor"]
+"""Name of a task → the model with its head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig:
+    """Which model to look into, and what to ask it."""
+
+    model: str
+    """Bundle, or folder in Hugging Face layout: a path, a URI, or models:/name@alias."""
+    text: str | None = None
+    """Text whose attention is drawn, layer by layer and head by head; up to 128 tokens."""
+    text_pair: str | None = None
+    """A second text behind it."""
+    next_sentence: bool = False
+    """Whether to ask if `text_pair` follows `text`, of a model that has learnt to tell."""
+    masked: str | None = None
+    """Text with [MASK] for each word to be found, of a model that has learnt to find them."""
+    top_k: int = 5
+    """Candidates for each mask."""
+    sentences: tuple[str, ...] = ()
+    """Sentences, to be sorted by how near their vectors are to that of `text`."""
+    word: str | None = None
+    """A word whose vectors are compared wherever it stands in `word_sentences`."""
+    word_sentences: tuple[str, ...] = ()
+    """Sentences that the word stands in."""
+    output: str = "runs/inspect.html"
+    """Where the page goes: a path or a URI."""
+    tracking_uri: str | None = None
+    """MLflow store of models:/; that of MLFLOW_TRACKING_URI, or runs/mlflow.db, where this is not
+    given."""
+
+    def __post_init__(self) -> None:
+        if (self.text, self.masked, self.word) == (None, None, None):
+            raise ConfigError(
+                'inspect: wanted something to look at, got nothing: give --text "…", --masked '
+                '"… [MASK] …", or --word … with --word_sentences \'["…", "…"]\''
+            )
+        for name in ("text", "text_pair", "masked", "word", "sentences", "word_sentences"):
+            value = getattr(self, name) or ()
+            for text in (value,) if isinstance(value, str) else value:
+                if not text.strip():
+                    raise ConfigError(f"{name}: wanted text, got {text!r}: write some, or none")
+        for name, other in (
+            ("text_pair", "text"),
+            ("next_sentence", "text_pair"),
+            ("sentences", "text"),
+            ("word", "word_sentences"),
+            ("word_sentences", "word"),
+        ):
+            if getattr(self, name) and not getattr(self, other):
+                raise ConfigError(f"{name}: wanted {other} beside it, got none: give both")
+        masks = (MASK, OTHER_NAMES[MASK])
+        if self.masked is not None and not any(mask in self.masked for mask in masks):
+            raise ConfigError(
+                f"masked: wanted a text with {MASK} for each word to be found, got "
+                f"{_short(self.masked)!r}: put it where a word is missing"
+            )
+        if self.top_k < 1:
+            raise ConfigError(f"top_k: wanted at least 1, got {self.top_k}")
+
+
+def run(config: InspectConfig) -> None:
+    """Write the page, and print it in short."""
+    found = look(config)
+    size_bytes = write_page(config.output, found)
+    for line in summary(found):
+        say(line)
+    say(f"inspect: {config.output}, {size_bytes / 1e6:.1f} MB, opens in any browser")
+
+
+def look(config: InspectConfig) -> dict[str, Found]:
+    """What was asked for, section by section.
+
+    Raises: ConfigError if the model lacks a head that was asked for; InputError if a text is too
+        long, or lacks the word.
+    """
+    from bert_core.bundle import load_bundle
+    from bert_core.predictor import Predictor
+    from tracking.resolve import resolve
+
+    bundle = load_bundle(resolve(config.model, uri=config.tracking_uri))
+    heads = cache(lambda task: Predictor(bundle, task=task))
+    return {
+        name: section.find(config, heads)
+        for name, section in SECTIONS.items()
+        if getattr(config, section.field)
+    }
+
+
+def write_page(path: str, found: dict[str, Found]) -> int:
+    """Write the page, whole or not at all; how many bytes it has."""
+    # Whatever a text holds, it must not end the script that it is in.
+    data = json.dumps(found, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    page = PAGE.read_text(encoding="utf-8").replace(DATA, data).encode()
+    files.write_bytes(path, page)
+    return len(page)
+
+
+def summary(found: dict[str, Found]) -> list[str]:
+    """What the page shows, in a few lines a section."""
+    return [line for name, section in found.items() for line in SECTIONS[name].tell(section)]
+
+
+def _model(config: InspectConfig, heads: Heads) -> Found:
+    bundle = heads(ENCODER).bundle
+    shape, task = bundle.encoder_config, bundle.task
+    return {
+        "name": config.model,
+        "family": shape.family,
+        "task": None if task is None else task.name,
+        "layers": shape.num_hidden_layers,
+        "heads": shape.attention.num_heads,
+        "hidden_size": shape.hidden_size,
+        "digest": bundle.digest[:12],
+    }
+
+
+def _attention(config: InspectConfig, heads: Heads) -> Found:
+    from bert_core.inspection import attention
+
+    assert config.text is not None
+    encoder = heads(ENCODER)
+    seen = attention(encoder.model, encoder.bundle.tokenizer, config.text, config.text_pair)
+    if len(seen.tokens) > MOST_TOKENS:
+        raise InputError(
+            f"text: wanted at most {MOST_TOKENS} tokens with the special ones, whose attention can "
+            f"be drawn on a page, got {len(seen.tokens)}: shorten it"
+        )
+    layers, count = seen.weights.shape[:2]
+    return {
+        "tokens": seen.tokens,
+        "second_start": seen.second_start,
+        # Thousandths: more is not to be seen, and would be most of the page.
+        "weights": np.rint(1000 * seen.weights).astype(int).reshape(layers, count, -1).tolist(),
+        "habits": {name: _rounded(shares) for name, shares in seen.habits().items()},
+    }
+
+
+def _next_sentence(config: InspectConfig, heads: Heads) -> Found:
+    predictor = _with_head(config, heads, "next_sentence", "next-sentence-prediction")
+    asked = {"text": config.text, "text_pair": config.text_pair}
+    return {**asked, "answer": _ask(predictor, asked, "text_pair")}
+
+
+def _masks(config: InspectConfig, heads: Heads) -> Found:
+    from bert_core.tasks.fill_mask import FillMaskParameters, by_mask
+
+    predictor = _with_head(config, heads, "masked", "fill-mask")
+    answer = _ask(predictor, config.masked, "masked", FillMaskParameters(top_k=config.top_k))
+    return {"text": config.masked, "masks": by_mask(answer)}
+
+
+def _nearest(config: InspectConfig, heads: Heads) -> Found:
+    from bert_core.inspection import cosines
+
+    asked = {"text": config.text}
+    asked |= {f"sentences[{place}]": text for place, text in enumerate(config.sentences)}
+    vectors = [_ask(heads(ENCODER), text, field) for field, text in asked.items()]
+    near = cosines(np.array(vectors))[0, 1:]
+    return {
+        "text": config.text,
+        "sentences": [
+            {"text": config.sentences[place], "score": round(float(near[place]), 3)}
+            for place in np.argsort(-near, kind="stable")
+        ],
+    }
+
+
+def _word(config: InspectConfig, heads: Heads) -> Found:
+    from bert_core.inspection import cosines, word_uses
+
+    assert config.word is not None
+    encoder = heads(ENCODER)
+    sentences = list(config.word_sentences)
+    seen = word_uses(encoder.model, encoder.bundle.tokenizer, config.word, sentences)
+    if len(seen.uses) < 2:
+        raise InputError(
+            f"word_sentences: wanted {config.word!r} at least twice, since its vectors are "
+            "compared, it stands there once: give another sentence with it"
+        )
+    return {
+        "word": config.word,
+        "uses": [asdict(use) for use in seen.uses],
+        "cosines": _rounded(cosines(seen.vectors)),
+    }
+
+
+def _with_head(config: InspectConfig, heads: Heads, field: str, task: str) -> "Predictor":
+    """Raises: ConfigError if the model has no head for the task that a field asks for."""
+    try:
+        return heads(task)
+    except FormatError as error:  # that it is whole was seen before
+        raise ConfigError(
+            f"{field}: wanted a model with a head for {task}, which pretraining trains, "
+            f"{config.model} has none: give such a model, or leave {field} out"
+        ) from error
+
+
+def _ask(predictor: "Predictor", asked: Any, field: str, parameters: Any = None) -> Any:
+    """Raises: InputError naming the field if its text is longer than the model's positions."""
+    parameters = parameters or predictor.task.parameters()
+    rows = predictor.rows([asked])
+    windows = predictor.task.encode(
+        rows, predictor.bundle.tokenizer, predictor.max_length, parameters=parameters
+    )
+    longest = max(len(ids) for window in windows for ids in window.ids)
+    if longest > predictor.max_length:
+        raise InputError(
+            f"{field}: wanted at most {predictor.max_length} tokens with the special ones, as long "
+            f"as the model's positions go, got {longest}: shorten it"
+        )
+    return predictor.decode(rows, windows, predictor.forward(windows), parameters)[0]
+
+
+def _rounded(numbers: np.ndarray) -> Any:
+    return np.round(numbers.astype(np.float64), 3).tolist()
+
+
+def _model_lines(model: Found) -> list[str]:
+    return [
+        f"{model['name']}: {model['family']}, {model['layers']} layers of {model['heads']} heads, "
+        f"hidden size {model['hidden_size']}, "
+        f"{'pretrained only' if model['task'] is None else model['task']}"
+    ]
+
+
+def _attention_lines(seen: Found) -> list[str]:
+    lines = [f"attention over {len(seen['tokens'])} tokens; the head that gives most to"]
+    for name, shares in seen["habits"].items():
+        layer, head = np.unravel_index(np.argmax(shares), np.shape(shares))
+        share = shares[layer][head]
+        lines.append(f"  {name:<16} {share:4.0%}  layer {layer + 1}, head {head + 1}")
+    return lines
+
+
+def _next_sentence_lines(told: Found) -> list[str]:
+    best = told["answer"][0]
+    verb = "follows" if best["label"] == "IsNext" else "does not follow"
+    return [f"next sentence: {_short(told['text_pair'])!r} {verb}, {best['score']:.1%}"]
+
+
+def _masks_lines(told: Found) -> list[str]:
+    return [f"masks of {_short(told['text'])!r}"] + [
+        "  " + ", ".join(f"{one['token_str']} {one['score']:.1%}" for one in candidates)
+        for candidates in told["masks"]
+    ]
+
+
+def _nearest_lines(told: Found) -> list[str]:
+    return [f"nearest to {_short(told['text'])!r}, by cosine"] + [
+        f"  {one['score']:6.3f}  {_short(one['text'])}" for one in told["sentences"][:4]
+    ]
+
+
+def _word_lines(told: Found) -> list[str]:
+    """The two uses that are most and least alike after the last layer, and how alike before it."""
+    matrices, uses = np.array(told["cosines"]), told["uses"]
+    pairs = sorted(combinations(range(len(uses)), 2), key=lambda pair: -matrices[-1][pair])
+    lines = [f"{told['word']!r} in {len(uses)} places, cosines by layer from its embedding on"]
+    for pair in dict.fromkeys((pairs[0], pairs[-1])):
+        by_layer = " ".join(f"{each:.2f}" for each in matrices[(slice(None), *pair)])
+        lines += [f"  {by_layer}"]
+        lines += [f"    {_short(uses[place]['sentence'])}" for place in pair]
+    return lines
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page."""
+
+    field: str
+    """Of `InspectConfig`, which asks for it."""
+    find: Callable[[InspectConfig, Heads], Found]
+    tell: Callable[[Found], list[str]]
+    """The lines of its short form."""
+
+
+SECTIONS = {
+    "model": Section("model", _model, _model_lines),
+    "attention": Section("text", _attention, _attention_lines),
+    "next_sentence": Section("next_sentence", _next_sentence, _next_sentence_lines),
+    "masks": Section("masked", _masks, _masks_lines),
+    "nearest": Section("sentences", _nearest, _nearest_lines),
+    "word": Section("word", _word, _word_lines),
+}

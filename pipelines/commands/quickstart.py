@@ -1,0 +1,274 @@
+"""`raybert quickstart`: the whole path on real text, stage by stage, as a user would run it.
+
+Every stage is one of the commands that it prints, with a config that is shipped. Stages that are
+done are skipped; what a killed run left is gone on with.
+"""
+
+import importlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from bert_core.errors import ConfigError, ResourceError
+from bert_core.manifest import Manifest
+from pipelines.commands.html_report import Section, write_report
+from pipelines.configure import CONFIGS, STAGES, parse
+from pipelines.corpus import docstrings
+from pipelines.corpus.data_card import CARD
+from pipelines.corpus.sources import LabelledConfig, read_labelled
+from pipelines.evaluate import CALIBRATION_PICTURE, PICTURE
+from pipelines.runtime import cluster
+from pipelines.runtime.progress import console, say
+
+NAME = "docstrings"
+FOLDER = "runs/quickstart"
+REPORT = "report.html"
+QUESTIONS = 3
+START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickstartConfig:
+    """The whole path, in minutes, on this machine."""
+
+    force: bool = False
+    """Make everything again."""
+    port: int = 8000
+    """Port of the server that is queried; another one is taken where this is in use."""
+    allow_open_cluster: bool = False
+    """Join the cluster of RAY_ADDRESS though it asks for no token, and anyone who reaches its ports
+    can run code there."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.port <= 65535:
+            raise ConfigError(f"port: wanted 1 to 65535, got {self.port}")
+
+
+def run(config: QuickstartConfig) -> None:
+    """Run every stage, query the served model, and print what came of it."""
+    began = time.monotonic()
+    say("raybert quickstart: from the docstrings on this machine to a served answer\n")
+    cluster.connect(allow_open_cluster=config.allow_open_cluster)
+    done = dict(_stages(config))
+    cluster.disconnect()  # the server is a process of its own, with a Ray of its own
+    _query(config)
+    _report(done, time.monotonic() - began)
+
+
+def _stages(config: QuickstartConfig) -> Iterator[tuple[str, Manifest]]:
+    _title(
+        "corpus", "Reading the docstrings of the standard library and of raybert's dependencies."
+    )
+    yield "corpus", docstrings.corpus(force=config.force)
+    _title("vocab", "Learning which pieces words are made of.")
+    yield "vocab", _stage("vocab", config)
+    _title("prepare", "Cutting the text into pairs of passages and hiding 15 % of the tokens.")
+    yield "prepare", _stage("prepare", config)
+    _title("pretrain", "Teaching a small BERT to fill the gaps and to tell what follows what.")
+    yield "pretrain", _stage("pretrain", config)
+    _title("finetune", "Teaching it, with few labelled rows, which library a docstring is from.")
+    yield "finetune", _stage("finetune", config)
+    _title("finetune", "The same from random weights, to see what the pretraining was worth.")
+    scratch = ["--from_scratch", "--output", f"{FOLDER}/from_scratch"]
+    yield "from_scratch", _stage("finetune", config, *scratch)
+    _title("evaluate", "Measuring it on modules that no stage has seen.")
+    yield "evaluate", _stage("evaluate", config)
+    _title("publish", "Registering it in MLflow; the alias `champion` marks what is served.")
+    yield "publish", _stage("publish", config)
+
+
+def _title(stage: str, text: str) -> None:
+    console.print(f"\n[bold]{stage}[/bold]  {text}")
+
+
+def _stage(word: str, config: QuickstartConfig, *more: str) -> Manifest:
+    path = CONFIGS / word / f"{NAME}.toml"
+    arguments = ["--config", f"configs/{word}/{NAME}.toml", *more]
+    say(f"$ raybert {word} {' '.join(arguments)}")
+    arguments[1] = str(path)
+    stage = importlib.import_module(STAGES[word].module)
+    return stage.run(parse(word, [*arguments, *(["--force"] if config.force else [])]))
+
+
+def _query(config: QuickstartConfig) -> None:
+    """Serve the champion in a child process, as a user would, and ask it over HTTP."""
+    _title("serve", "Starting the server and asking it, over HTTP, about docstrings it never saw.")
+    port = _free_port(config.port)
+    with _server(port) as address:
+        for row in _questions():
+            answer = _post(f"{address}/v1/models/{NAME}/predict", {"inputs": row["text"]})
+            best = answer[0][0]
+            say(f"  “{row['text'][:88]}”")
+            say(f"    → {best['label']} ({best['score']:.0%}); it is from {row['label']}")
+
+
+def _questions() -> list[dict[str, str]]:
+    """Held-out rows, of different libraries."""
+    from bert_core.tasks.text_classification import OneLabel
+    from bert_core.tasks.texts import TextInput
+
+    rows = read_labelled(LabelledConfig(), "held_out", (TextInput, OneLabel))
+    by_label = {row["label"]: row for row in reversed(rows)}
+    labels = sorted(by_label)
+    picked = np.random.default_rng(0).permutation(len(labels))[:QUESTIONS]
+    return [by_label[labels[index]] for index in picked]
+
+
+@contextmanager
+def _server(port: int) -> Iterator[str]:
+    """A `raybert serve` that is ready; ended, with all that it started, on leaving."""
+    arguments = ["serve", "--config", str(CONFIGS / "serve" / f"{NAME}.toml"), "--port", str(port)]
+    address = f"http://127.0.0.1:{port}"
+    log = Path(FOLDER) / "serve.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipelines.cli", *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=cluster.child_environment(),
+        )
+    try:
+        _wait_until_ready(process, address, log)
+        yield address
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _wait_until_ready(process: subprocess.Popen, address: str, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ResourceError(
+                f"raybert serve: wanted a server, it ended at once:\n{log.read_text()}"
+            )
+        try:
+            with urllib.request.urlopen(f"{address}/readyz", timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.2)
+    raise ResourceError(
+        f"raybert serve: wanted an answer from {address}/readyz within {START_TIMEOUT_S:.0f} s, "
+        f"there was none; what it said is in {log}"
+    )
+
+
+def _post(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def _free_port(wanted: int) -> int:
+    for port in (wanted, 0):
+        try:
+            with socket.create_server(("127.0.0.1", port)) as held:
+                return held.getsockname()[1]
+        except OSError:
+            continue
+    raise ResourceError("quickstart: wanted a free port on 127.0.0.1, there is none")
+
+
+def _report(done: dict[str, Manifest], seconds: float) -> None:
+    """The table, the page with the curves, and what to do next."""
+    table = Table("what", "figure", box=None, pad_edge=False, header_style="bold")
+    rows = _figures(done, seconds)
+    for row in rows:
+        table.add_row(*row)
+    console.print()
+    console.print(table)
+    stages = Path(FOLDER)
+    page = stages / REPORT
+    write_report(
+        page,
+        "raybert quickstart",
+        [
+            Section("In figures", rows=rows),
+            Section("Pretraining", pictures=sorted((stages / "pretrain" / "plots").glob("*.png"))),
+            Section("Fine-tuning", pictures=sorted((stages / "finetune" / "plots").glob("*.png"))),
+            Section(
+                "Evaluation",
+                pictures=[stages / "evaluate" / name for name in (PICTURE, CALIBRATION_PICTURE)],
+            ),
+            Section("Data", markdown=stages / "shards" / CARD),
+        ],
+    )
+    body = json.dumps({"inputs": "Return the eigenvalues of a symmetric matrix."})
+    say(
+        "\nNext:\n"
+        f"  {page}                      the curves and the data card, in a browser\n"
+        f"  raybert serve --config configs/serve/{NAME}.toml     keep the server up\n"
+        "  raybert ui                                         open the MLflow page\n"
+        f"  curl http://127.0.0.1:8000/v1/models/{NAME}/predict "
+        f"-H 'Content-Type: application/json' -d '{body}'"
+    )
+
+
+def _figures(done: dict[str, Manifest], seconds: float) -> list[tuple[str, str]]:
+    """What the run came to: what, and its figure."""
+    counts = {stage: manifest.counts for stage, manifest in done.items()}
+    corpus, prepared, pretrained = counts["corpus"], counts["prepare"], counts["pretrain"]
+    tuned, scratch = counts["finetune"], counts["from_scratch"]
+    gain, error = paired_difference(tuned["seeds"], scratch["seeds"])
+    return [
+        ("corpus", f"{corpus['characters'] / 1e6:.1f} M characters, {corpus['modules']:,} modules"),
+        ("tokens", f"{prepared['tokens'] / 1e6:.2f} M"),
+        ("vocab", f"{counts['vocab']['words_per_s']:,.0f} words/s"),
+        ("prepare", f"{prepared['tokens'] / prepared['seconds']:,.0f} tokens/s"),
+        ("pretrain", f"{pretrained['tokens_per_s']:,.0f} tokens/s"),
+        ("finetune", f"{tuned['tokens_per_s']:,.0f} tokens/s"),
+        ("evaluate", f"{counts['evaluate']['tokens_per_s']:,.0f} tokens/s"),
+        (
+            "held-out MLM loss",
+            f"{pretrained['mlm_loss_before']:.2f} before, {pretrained['mlm_loss_after']:.2f} after "
+            f"(unigram baseline {pretrained['unigram_loss']:.2f})",
+        ),
+        (
+            "held-out MLM accuracy",
+            f"{pretrained['mlm_accuracy_before']:.1%} before, "
+            f"{pretrained['mlm_accuracy_after']:.1%} after "
+            f"(unigram baseline {pretrained['unigram_accuracy']:.1%})",
+        ),
+        ("held-out NSP accuracy", f"{pretrained['nsp_accuracy_after']:.1%} (chance 50 %)"),
+        (
+            "fine-tuned accuracy",
+            f"{tuned['accuracy_mean']:.1%} ± {tuned['accuracy_std']:.1%} "
+            f"(majority class {tuned['baseline_accuracy']:.1%})",
+        ),
+        (
+            "… from random weights",
+            f"{scratch['accuracy_mean']:.1%} ± {scratch['accuracy_std']:.1%}",
+        ),
+        (
+            "gain of pretraining",
+            f"{gain:+.1%}, standard error {error:.1%} over {len(tuned['seeds'])} paired seeds",
+        ),
+        ("time", f"{seconds:,.0f} s"),
+    ]
+
+
+def paired_difference(
+    ours: list[dict[str, float]], theirs: list[dict[str, float]]
+) -> tuple[float, float]:
+    """Mean difference of accuracies of the same seeds, and its standard error."""
+    other = {seed["seed"]: seed["accuracy"] for seed in theirs}
+    differences = np.array([seed["accuracy"] - other[seed["seed"]] for seed in ours])
+    return float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(len(differences)))

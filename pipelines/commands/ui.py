@@ -1,0 +1,56 @@
+"""`raybert ui`: MLflow's page over what the stages have recorded."""
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+
+from bert_core.errors import ConfigError, ResourceError
+from pipelines.runtime.progress import say
+from tracking import server
+
+
+@dataclass(frozen=True, kw_only=True)
+class UiConfig:
+    """Open the MLflow page, for this machine only."""
+
+    port: int = 5000
+    """Port to listen on."""
+    tracking_uri: str | None = None
+    """MLflow store; that of MLFLOW_TRACKING_URI, or runs/mlflow.db, where this is not given."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.port <= 65535:
+            raise ConfigError(f"port: wanted 1 to 65535, got {self.port}")
+
+
+def run(config: UiConfig) -> None:
+    """Become MLflow's server, which runs until it is ended; a store that is one is only named.
+
+    Raises: ResourceError if the port is taken, or the store's server does not answer.
+    """
+    uri = server.tracking_uri(config.tracking_uri)
+    shown = server.without_password(uri)
+    if uri.startswith(("http://", "https://")):
+        server.require_answer(uri)
+        say(f"MLflow is at {shown} already: open it in a browser")
+        return
+    _require_free(config.port)
+    server.connect(uri)  # a new file is made here, and MLflow's environment is settled
+    say(f"MLflow on {shown}: http://127.0.0.1:{config.port} (Ctrl-C ends it)")
+    sys.stdout.flush()
+    # NOTE: MLflow's runner of evaluation jobs, on by default, is eight processes that outlive it.
+    command = ["env", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false", sys.executable, "-m", "mlflow"]
+    command += ["server", "--backend-store-uri", uri, "--workers", "1"]
+    command += ["--host", "127.0.0.1", "--port", str(config.port)]
+    os.execvp(command[0], command)
+
+
+def _require_free(port: int) -> None:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise ResourceError(
+            f"port: wanted {port} on 127.0.0.1, it cannot be had ({error}): end what listens "
+            "there, or give another with --port"
+        ) from error

@@ -1,0 +1,301 @@
+"""The data card of a preparation: what went in, what was left out and why, what came out.
+
+Markdown and pictures for a person, in the run's folder and in MLflow; all of it is in the counts of
+the manifest too.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from bert_core import files
+from bert_core.data.documents import clean
+from bert_core.data.pairs import LABELS
+from bert_core.data.tokenizer import Tokenizer
+from pipelines.corpus import hub
+from pipelines.corpus.blocks import Block, read_block
+from pipelines.corpus.screen import OVERLAP
+from pipelines.corpus.sources import DOCSTRINGS, Corpus, CorpusConfig
+
+if TYPE_CHECKING:
+    from pipelines.prepare import PrepareConfig
+    from pipelines.vocab import VocabConfig
+
+CARD, VOCABULARY_CARD = "data_card.md", "vocabulary_card.md"
+DROPPED = "dropped_"
+SAMPLE_BLOCKS, SAMPLE_CHARACTERS = 8, 1 << 17
+HUB_NAMES = {True: "google-bert/bert-base-uncased", False: "google-bert/bert-base-cased"}
+REASONS = {
+    "empty": "empty",
+    "unreadable": "not UTF-8, not JSON, or not a row of its table",
+    "no_text": "without text in the column",
+    "too_short": "fewer words than quality.min_words",
+    "too_long": "more words than quality.max_words",
+    "other_language": "another language than quality.languages",
+    "exact_duplicate": "the same text as another document",
+    "near_duplicate": "nearly the text of another document (MinHash)",
+    "contaminated": "holds a row of an evaluation set",
+    "by_weight": "the weight of its source",
+}
+
+
+def dropped(counts: Mapping[str, Any]) -> dict[str, int]:
+    """How many documents were left out, by reason."""
+    found = {name: counts.get(f"{DROPPED}{name}", 0) for name in REASONS}
+    return {reason: count for reason, count in found.items() if count}
+
+
+def pop_overlaps(counts: Counter[str]) -> list[dict[str, Any]]:
+    """Take the evaluation rows that documents hold out of the counts: file, row, documents."""
+    found = []
+    for key in sorted(key for key in counts if key.startswith(f"{OVERLAP}\t")):
+        _, source, row = key.split("\t")
+        found.append({"source": source, "row": int(row), "documents": counts.pop(key)})
+    return sorted(found, key=lambda each: (each["source"], each["row"]))
+
+
+def write(
+    config: "PrepareConfig",
+    corpus: Corpus,
+    blocks: Sequence[Block],
+    tokenizer: Tokenizer,
+    counts: Mapping[str, Any],
+    lengths: Mapping[int, int],
+    overlaps: Sequence[Mapping[str, Any]],
+) -> list[Path]:
+    """Write the card and its pictures; they are on this machine, also where the output is not."""
+    from tracking.plots import plot_lengths
+
+    folder = config.local_folder
+    documents = {
+        int(name.rpartition("_")[2]): count
+        for name, count in counts.items()
+        if name.startswith("tokens_up_to_")
+    }
+    pictures = [
+        plot_lengths(dict(lengths), folder / "lengths.png", "tokens of a row", "rows"),
+        plot_lengths(
+            documents, folder / "documents.png", "tokens of a document", "documents", powers=True
+        ),
+    ]
+    text = "\n\n".join(
+        [
+            f"# Data card of `{config.output}`",
+            *_sources(corpus, counts),
+            *_documents(counts),
+            *_contamination(overlaps),
+            *_vocabulary(config, blocks, tokenizer, counts),
+            *_rows(config, counts),
+            *(f"![{picture.stem}]({picture.name})" for picture in pictures),
+        ]
+    )
+    files.write_bytes(str(folder / CARD), f"{text}\n".encode())
+    return [folder / CARD, *pictures]
+
+
+def write_of_vocabulary(config: "VocabConfig", tokenizer: Tokenizer, texts: Sequence[str]) -> Path:
+    """Write the card of a vocabulary: its fertility on the first of the texts it was made from."""
+    path = config.local_folder / VOCABULARY_CARD
+    parts = [
+        f"# Vocabulary `{config.output}`",
+        _table(
+            ["what", "value"],
+            [
+                ("entries", tokenizer.vocab_size),
+                ("cased", "no" if tokenizer.lowercase else "yes"),
+                ("documents it was made from", len(texts)),
+            ],
+        ),
+        *_fertility(config.compare_with, tokenizer, _head(texts)),
+    ]
+    text = "\n\n".join(parts)
+    files.write_bytes(str(path), f"{text}\n".encode())
+    return path
+
+
+def _head(texts: Iterable[str]) -> list[str]:
+    """Texts up to the size of a sample."""
+    found: list[str] = []
+    characters = 0
+    for text in texts:
+        if characters >= SAMPLE_BLOCKS * SAMPLE_CHARACTERS:
+            break
+        found.append(text[:SAMPLE_CHARACTERS])
+        characters += len(found[-1])
+    return found
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Numbers to the right, thousands apart."""
+    cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    texts = [
+        any(cell and not cell[0].isdigit() for cell in column)
+        for column in zip(*cells, strict=True)
+    ]
+    head = ["---" if text else "---:" for text in texts]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [list(columns), head, *cells])
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.2%}" if whole else "–"
+
+
+def _sources(corpus: Corpus, counts: Mapping[str, Any]) -> list[str]:
+    config = corpus.config
+    tokens = [counts.get(f"source_{number}_tokens", 0) for number in range(len(config.sources))]
+    rows = []
+    for number, source in enumerate(config.sources):
+        mine = [file for file in corpus.files if file.source == number]
+        rows.append(
+            (
+                f"`{source}`",
+                _license(config, number),
+                len(mine),
+                sum(file.size_bytes for file in mine),
+                f"{config.weight(number):g}",
+                counts.get(f"source_{number}_documents", 0),
+                tokens[number],
+                _share(tokens[number], sum(tokens)),
+            )
+        )
+    columns = ["source", "licence", "files", "bytes", "weight", "documents", "tokens", "share"]
+    found = ["## Sources", _table(columns, rows)]
+    if empty := [file.path for file in corpus.files if not file.size_bytes]:
+        found.append(f"Empty files: {len(empty)} ({', '.join(f'`{path}`' for path in empty[:5])}).")
+    return found
+
+
+def _license(corpus: CorpusConfig, number: int) -> str:
+    source = corpus.sources[number]
+    if corpus.licenses:
+        return corpus.licenses[number]
+    if source == DOCSTRINGS:
+        return "those of Python and of the libraries"
+    return hub.license_of(source) or "not stated (`corpus.licenses`)"
+
+
+def _documents(counts: Mapping[str, Any]) -> list[str]:
+    read = counts.get("documents_read", 0)
+    rows = [("read", read, "")]
+    rows += [
+        (f"left out: {REASONS[reason]}", count, _share(count, read))
+        for reason, count in dropped(counts).items()
+    ]
+    rows += [
+        ("used", counts["documents"], _share(counts["documents"], read)),
+        ("sentences", counts["sentences"], ""),
+    ]
+    if counts.get("documents_with_nul"):
+        rows.append(("held NUL characters, which were taken out", counts["documents_with_nul"], ""))
+    return ["## Documents", _table(["what", "count", "share"], rows)]
+
+
+def _contamination(overlaps: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not overlaps:
+        return []
+    rows = Counter(each["source"] for each in overlaps)
+    return [
+        "## Evaluation rows that stand in the corpus",
+        _table(["evaluation set", "rows"], ((f"`{name}`", n) for name, n in sorted(rows.items()))),
+        "Each is named in `contamination.jsonl`, with how many documents hold it.",
+    ]
+
+
+def _vocabulary(
+    config: "PrepareConfig",
+    blocks: Sequence[Block],
+    tokenizer: Tokenizer,
+    counts: Mapping[str, Any],
+) -> list[str]:
+    tokens, words = counts["tokens"], counts["words"]
+    rows = [
+        ("entries", tokenizer.vocab_size),
+        ("cased", "no" if tokenizer.lowercase else "yes"),
+        ("tokens", tokens),
+        ("words, punctuation marks counted", words),
+        ("fertility (tokens a word)", f"{tokens / max(words, 1):.3f}"),
+        ("unknown tokens", _share(counts["unknown_tokens"], tokens)),
+    ]
+    return [
+        "## Vocabulary",
+        _table(["what", "value"], rows),
+        *_fertility(config.compare_with, tokenizer, sample(blocks)),
+    ]
+
+
+def _fertility(compare_with: str | None, tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+    """A table of this vocabulary beside another one on the same texts."""
+    name, other = reference(compare_with, tokenizer)
+    measured = [("this one", tokenizer)] + ([(f"`{name}`", other)] if other else [])
+    texts = list(texts)
+    rows = []
+    for who, each in measured:
+        tokens, unknown = fertility(each, texts)
+        rows.append((who, f"{tokens:.3f}", f"{unknown:.2%}"))
+    return [
+        _table(["vocabulary", "tokens a word", "unknown tokens"], rows),
+        f"On a sample of {sum(map(len, texts)):,} characters.",
+    ]
+
+
+def reference(folder: str | None, tokenizer: Tokenizer) -> tuple[str, Tokenizer | None]:
+    """The tokenizer to compare with: what is given, or BERT's if this machine has it cached."""
+    if folder is not None:
+        return folder, Tokenizer.load(folder)
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in (HUB_NAMES[tokenizer.lowercase], HUB_NAMES[tokenizer.lowercase].partition("/")[2]):
+        for file in ("tokenizer.json", "vocab.txt"):
+            path = try_to_load_from_cache(name, file)
+            if isinstance(path, str):
+                return name, Tokenizer.load(str(Path(path).parent))
+    return "", None
+
+
+def sample(blocks: Sequence[Block]) -> Iterable[str]:
+    """The first documents of some blocks, the same for the same corpus and blocks."""
+    for block in blocks[:: -(-len(blocks) // SAMPLE_BLOCKS)]:
+        characters = 0
+        for document in read_block(block):
+            text = clean(document.text)[:SAMPLE_CHARACTERS]
+            characters += len(text)
+            if text:
+                yield text
+            if characters >= SAMPLE_CHARACTERS:
+                break
+
+
+def fertility(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[float, float]:
+    """Tokens a word, and the share of unknown tokens; a punctuation mark counts as a word."""
+    ids = tokenizer.encode_column(pa.array(texts, pa.string())).values.to_numpy()
+    words = max(int(tokenizer.begins_word[ids].sum()), 1)
+    return len(ids) / words, float((ids == tokenizer.unk_id).mean()) if len(ids) else 0.0
+
+
+def _rows(config: "PrepareConfig", counts: Mapping[str, Any]) -> list[str]:
+    label = LABELS[config.pairs.kind]
+    tokens, masked = counts["row_tokens"], counts.get("masked_tokens", 0)
+    rows = [
+        ("rows", counts["rows"]),
+        ("kind", config.pairs.kind),
+        ("tokens, special ones counted", tokens),
+        ("tokens a row", f"{tokens / max(counts['rows'], 1):.1f} of {config.pairs.max_length}"),
+    ]
+    if label:
+        what = {"nsp": "random next sentence", "sop": "swapped sentences"}[config.pairs.kind]
+        rows.append((what, _share(counts[f"{label}_1"], counts["rows"])))
+    rows.append(("masking", config.masking.strategy))
+    if config.masking.dynamic:
+        rows.append(("masks", "drawn at training time"))
+    else:
+        mask, kept = counts.get("masked_as_mask", 0), counts.get("masked_as_they_are", 0)
+        rows += [
+            ("predicted tokens", _share(masked, tokens)),
+            ("of these [MASK]", _share(mask, masked)),
+            ("of these random", _share(masked - mask - kept, masked)),
+            ("of these as they are", _share(kept, masked)),
+        ]
+    return ["## Rows", _table(["what", "value"], rows)]

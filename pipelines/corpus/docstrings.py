@@ -1,0 +1,196 @@
+"""The built-in corpus: docstrings of the standard library and of raybert's dependencies.
+
+A module is a document. Held-out modules are chosen by the hash of their name; a docstring that is
+seen twice is kept once, in training modules first, so that no held-out text was trained on. The
+labelled set asks which library a docstring is from, by how it opens.
+"""
+
+import hashlib
+import json
+import sysconfig
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bert_core import files
+from bert_core.data.docstrings import docstrings_of, normalised, opening
+from bert_core.manifest import Manifest, Output, is_complete
+from pipelines.runtime.distribute import run_tasks
+from pipelines.runtime.progress import meter, say
+from pipelines.runtime.stage import Result, StageConfig, run_stage
+from tracking.runs import DatasetInput
+
+STANDARD_LIBRARY = "python"
+# Import name → distribution. raybert depends on all of them, so every machine has them.
+LIBRARIES = {
+    "matplotlib": "matplotlib",
+    "networkx": "networkx",
+    "numpy": "numpy",
+    "pandas": "pandas",
+    "scipy": "scipy",
+    "sklearn": "scikit-learn",
+    "sympy": "sympy",
+    "torch": "torch",
+}
+# Folders without prose of their own: tests, and what others ship. Private folders are left out too.
+LEFT_OUT = frozenset({"site-packages", "test", "tests", "idlelib"})
+MODULES_PER_TASK = 200
+ROW_GROUP_BYTES = 2 << 20
+LARGEST_MODULE_BYTES = 512 << 10  # larger ones are tables and generated code
+SHORTEST_OPENING = 80  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocstringsConfig(StageConfig):
+    """What becomes held out."""
+
+    held_out_share: float = 0.08
+    """Share of the modules kept out of training."""
+    seed: int = 0
+    """Seed of the choice of held-out modules."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A Python module with the docstrings in it."""
+
+    library: str
+    name: str
+    docstrings: list[str]
+
+
+def corpus(*, force: bool = False) -> Manifest:
+    """Make the corpus where it is not there."""
+    return run(DocstringsConfig(output=_folder(), force=force))
+
+
+def _folder() -> str:
+    """Where the corpus lies: a folder for every set of library versions."""
+    label = hashlib.sha256(json.dumps(_versions(), sort_keys=True).encode()).hexdigest()[:8]
+    return str(Path("runs").absolute() / f"docstrings-{label}")
+
+
+def _made() -> str:
+    if not is_complete(_folder()):
+        corpus()
+    return _folder()
+
+
+def corpus_file() -> str:
+    """Parquet with the columns text, module, library and split."""
+    return files.join(_made(), "documents.parquet")
+
+
+def labelled_file(split: str) -> str:
+    """JSONL with text, label (the library) and module."""
+    return files.join(_made(), f"library-{split}.jsonl")
+
+
+def run(config: DocstringsConfig) -> Manifest:
+    """Read the docstrings of every library and write the corpus and its labelled set."""
+    inputs = [DatasetInput(name, release, name) for name, release in _versions().items()]
+    return run_stage("docstrings", config, inputs, lambda _: _write(config))
+
+
+def _versions() -> dict[str, str]:
+    libraries = {name: version(distribution) for name, distribution in LIBRARIES.items()}
+    return {STANDARD_LIBRARY: sysconfig.get_python_version(), **libraries}
+
+
+def _write(config: DocstringsConfig) -> Result:
+    modules = _read_modules(config)
+    held_out = {module.name for module in modules if _is_held_out(module.name, config)}
+    seen: set[str] = set()
+    openings: set[str] = set()
+    documents: list[dict[str, str]] = []
+    labelled: dict[str, list[dict[str, str]]] = {"train": [], "held_out": []}
+    duplicates = 0
+    # Training modules first: of two equal docstrings the held-out one goes.
+    for module in sorted(modules, key=lambda module: (module.name in held_out, module.name)):
+        split = "held_out" if module.name in held_out else "train"
+        kept = []
+        for docstring in module.docstrings:
+            words = normalised(docstring)
+            duplicates += words in seen
+            if words not in seen:
+                seen.add(words)
+                kept.append(docstring)
+        if kept:
+            row = {"module": module.name, "library": module.library, "split": split}
+            documents.append({"text": "\n\n".join(kept), **row})
+        for line in {opening(docstring): None for docstring in kept}:
+            if len(line) >= SHORTEST_OPENING and normalised(line) not in openings:
+                openings.add(normalised(line))
+                labelled[split].append(
+                    {"text": line, "label": module.library, "module": module.name}
+                )
+    output = Path(config.output)
+    table = pa.Table.from_pylist(documents)
+    rows_per_group = max(1, len(documents) * ROW_GROUP_BYTES // max(1, table.nbytes))
+    documents_path = output / "documents.parquet"
+    pq.write_table(table, documents_path, row_group_size=rows_per_group, compression="none")
+    labelled_paths = [output / f"library-{split}.jsonl" for split in labelled]
+    for path, rows in zip(labelled_paths, labelled.values(), strict=True):
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        files.write_bytes(str(path), text.encode())
+    counts = {
+        "modules": len(documents),
+        "held_out_modules": sum(row["split"] == "held_out" for row in documents),
+        "characters": sum(len(row["text"]) for row in documents),
+        "duplicates_left_out": duplicates,
+        **{f"labelled_{split}": len(rows) for split, rows in labelled.items()},
+    }
+    say(
+        f"docstrings: {counts['characters'] / 1e6:.1f} million characters of prose in "
+        f"{counts['modules']:,} modules of {len(LIBRARIES) + 1} libraries; "
+        f"{counts['held_out_modules']:,} modules are held out"
+    )
+    outputs = {path.name: Output.of(str(path)) for path in (documents_path, *labelled_paths)}
+    return Result(outputs=outputs, counts=counts)
+
+
+def _is_held_out(module: str, config: DocstringsConfig) -> bool:
+    hashed = hashlib.sha256(f"{config.seed}:{module}".encode()).digest()
+    return int.from_bytes(hashed[:8], "big") / 2**64 < config.held_out_share
+
+
+def _read_modules(config: DocstringsConfig) -> list[Module]:
+    sources = _source_files()
+    tasks = [sources[i : i + MODULES_PER_TASK] for i in range(0, len(sources), MODULES_PER_TASK)]
+    found: list[Module] = []
+    with meter("reading modules", len(sources), "modules") as progress:
+        for index, modules in run_tasks(_parse, tasks, config):
+            found.extend(Module(**module) for module in modules)
+            progress.add(len(tasks[index]))
+    return found
+
+
+def _parse(task: list[tuple[str, str, str]]) -> list[dict]:
+    modules = (
+        Module(library, name, docstrings_of(Path(path).read_bytes()))
+        for library, name, path in task
+    )
+    return [asdict(module) for module in modules if module.docstrings]
+
+
+def _source_files() -> list[tuple[str, str, str]]:
+    """(library, dotted name, path) of every module, sorted by name."""
+    paths = sysconfig.get_paths()
+    roots = {STANDARD_LIBRARY: (Path(paths["stdlib"]), Path(paths["stdlib"]))}
+    for library in LIBRARIES:
+        for site in (Path(paths["purelib"]), Path(paths["platlib"])):
+            if (site / library).is_dir():
+                roots[library] = (site / library, site)
+    found = []
+    for library, (root, base) in roots.items():
+        for path in root.rglob("*.py"):
+            parts = path.relative_to(base).with_suffix("").parts
+            private = any(part.startswith("_") for part in parts[:-1])
+            left_out = private or LEFT_OUT.intersection(parts)
+            if not left_out and path.stat().st_size <= LARGEST_MODULE_BYTES:
+                name = ".".join(parts).removesuffix(".__init__")
+                found.append((library, f"{library}:{name}", str(path)))
+    return sorted(found, key=lambda row: row[1])

@@ -1,0 +1,217 @@
+"""The documents of a block that are kept, and what was left out: the step before encoding.
+
+What makes a document good is for `bert_core.data.quality`; here it is applied to blocks, and what
+concerns the whole corpus (near duplicates) is found in a pass of its own.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numpy as np
+import pyarrow as pa
+
+from bert_core import files
+from bert_core.data.documents import clean, document_digest
+from bert_core.data.quality import (
+    EvaluationGrams,
+    QualityConfig,
+    drop_reason,
+    near_duplicates,
+    signatures,
+)
+from bert_core.data.tables import table_rows
+from bert_core.errors import CorpusError
+from pipelines.corpus.blocks import Block, read_block
+from pipelines.runtime.distribute import run_tasks
+from pipelines.runtime.progress import meter
+from pipelines.runtime.stage import StageConfig
+from tracking.runs import DatasetInput
+
+OVERLAP = "overlap"  # how a count of documents that hold an evaluation row begins
+_PROSE = re.compile(r"\w\W+\w")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A cleaned document that is neither empty nor filtered."""
+
+    text: str
+    digest: bytes
+    source: int
+    split: str | None
+
+
+def kept_documents(
+    block: Block,
+    quality: QualityConfig,
+    counts: Counter[str],
+    dropped: frozenset[bytes] = frozenset(),
+) -> Iterator[Kept]:
+    """What a block has to offer; `counts` gets what was read and, by reason, what was left out.
+
+    Args:
+        dropped: digests of near duplicates.
+    """
+    grams = _evaluation_grams(quality.contamination, quality.contamination_ngram)
+    for document in read_block(block):
+        counts["documents_read"] += 1
+        if "\x00" in document.text:
+            counts["documents_with_nul"] += 1
+        text = clean(document.text)
+        reason: str | None = document.dropped or (drop_reason(text, quality) if text else "empty")
+        if reason is None:
+            digest = document_digest(text)
+            overlaps = grams.overlaps(text) if grams else []
+            for source, row in overlaps:
+                counts[f"{OVERLAP}\t{source}\t{row}"] += 1
+            if overlaps:
+                counts["contaminated"] += 1
+            if digest in dropped:
+                reason = "near_duplicate"
+            elif overlaps and quality.on_contamination == "drop":
+                reason = "contaminated"
+            else:
+                yield Kept(text, digest, document.source, document.split)
+        if reason is not None:
+            counts[f"dropped_{reason}"] += 1
+
+
+def in_parts(documents: Iterable[Kept], part_bytes: int) -> Iterator[list[Kept]]:
+    """Documents in lists of about `part_bytes` of text, so that a block may be of any size."""
+    part: list[Kept] = []
+    characters = 0
+    for document in documents:
+        part.append(document)
+        characters += len(document.text)
+        if characters >= part_bytes:
+            yield part
+            part, characters = [], 0
+    if part:
+        yield part
+
+
+def find_near_duplicates(
+    blocks: Sequence[Block], quality: QualityConfig, folder: str, config: StageConfig
+) -> str:
+    """Digests of the documents that are near another one that is kept: the file that holds them."""
+    path = files.join(folder, "near_duplicates.arrow")
+    if files.exists(path):
+        return path
+    paths = [files.join(folder, f"signatures-{index:06d}.arrow") for index in range(len(blocks))]
+    missing = [task for task in zip(blocks, paths, strict=True) if not files.exists(task[1])]
+    with meter("looking for near duplicates", len(blocks), "blocks") as progress:
+        progress.set(len(blocks) - len(missing))
+        for _ in run_tasks(partial(_sign, quality), missing, config):
+            progress.add()
+    tables = [pa.ipc.open_file(pa.py_buffer(files.read_bytes(each))).read_all() for each in paths]
+    table = pa.concat_tables(tables)
+    # Equal documents are no near ones: they meet in one shard, which drops them.
+    digests, first = np.unique(
+        np.array(table.column("digest").to_pylist(), dtype=object), return_index=True
+    )
+    flat = table.column("signature").combine_chunks().flatten().to_numpy()
+    signed = flat.reshape(len(table), -1)[first] if len(table) else signatures([])
+    assert quality.near_duplicates is not None
+    positions = near_duplicates(digests.tolist(), signed, quality.near_duplicates)
+    found = pa.record_batch({"digest": pa.array(digests[positions].tolist(), pa.binary(32))})
+    _write(path, found)
+    dropped_digests.cache_clear()  # what an earlier run wrote there
+    for each in paths:
+        files.remove(each)
+    return path
+
+
+def _sign(quality: QualityConfig, task: tuple[Block, str]) -> None:
+    block, path = task
+    digests: list[bytes] = []
+    signed = [signatures([])]
+    for part in in_parts(kept_documents(block, quality, Counter()), block.part_bytes):
+        digests.extend(document.digest for document in part)
+        signed.append(signatures([document.text for document in part]))
+    whole = np.concatenate(signed)
+    flat = pa.array(whole.reshape(-1), pa.uint32())
+    _write(
+        path,
+        pa.record_batch(
+            {
+                "digest": pa.array(digests, pa.binary(32)),
+                "signature": pa.FixedSizeListArray.from_arrays(flat, whole.shape[1]),
+            }
+        ),
+    )
+
+
+def _write(path: str, batch: pa.RecordBatch) -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    files.write_bytes(path, sink.getvalue())
+
+
+@lru_cache(maxsize=2)
+def dropped_digests(path: str | None) -> frozenset[bytes]:
+    """What `find_near_duplicates` wrote; nothing without a path."""
+    if path is None:
+        return frozenset()
+    table = pa.ipc.open_file(pa.py_buffer(files.read_bytes(path))).read_all()
+    return frozenset(table.column("digest").to_pylist())
+
+
+def evaluation_files(quality: QualityConfig) -> tuple[str, ...]:
+    """The files that `quality.contamination` names, from the root: workers run in other folders."""
+    named = (path for source in quality.contamination for path in files.find_files(source))
+    return tuple(files.absolute(path) for path in named)
+
+
+def evaluation_inputs(quality: QualityConfig) -> list[DatasetInput]:
+    """The evaluation sets that are looked for, whose files `quality` names, by sha256."""
+    _evaluation_grams.cache_clear()  # what they held in an earlier run of this process
+    return [
+        DatasetInput(f"evaluation {number}", files.sha256_of(path), path)
+        for number, path in enumerate(quality.contamination)
+    ]
+
+
+@lru_cache(maxsize=1)
+def _evaluation_grams(paths: tuple[str, ...], ngram: int) -> EvaluationGrams | None:
+    """What is looked for, built once a process."""
+    if not paths:
+        return None
+    return EvaluationGrams((row for path in paths for row in _evaluation_rows(path)), ngram)
+
+
+def _evaluation_rows(path: str) -> Iterator[tuple[str, int, str]]:
+    """(file, row, text) of every text of several words; rows count from 1, without the header.
+
+    Of text files a row is a line, its texts are apart by tabs; of JSON it is every string.
+    """
+    suffix, _ = files.suffixes(path)
+    data = files.read_contents(path)
+    if suffix == "txt":
+        lines = data.decode("utf-8", "replace").splitlines()
+        rows: list[dict] = [dict(enumerate(line.split("\t"))) for line in lines]
+    elif suffix == "json":
+        try:
+            rows = [{"text": text} for text in _texts_in(json.loads(data))]
+        except ValueError as error:
+            raise CorpusError(
+                f"{path}: wanted JSON, it cannot be read ({error}): copy it again"
+            ) from error
+    else:
+        rows = table_rows(data, path)
+    for number, row in enumerate(rows, start=1):
+        for text in filter(_PROSE.search, _texts_in(row)):
+            yield path, number, text
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """Every string within a JSON value, in order: SQuAD's, say."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(each)

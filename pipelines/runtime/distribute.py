@@ -1,0 +1,134 @@
+"""Spread independent pieces of work over a cluster by Ray Data."""
+
+import gc
+import json
+import os
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+from bert_core import errors
+from pipelines.runtime import cluster
+from pipelines.runtime.stage import StageConfig
+
+Item = TypeVar("Item")
+IN_FLIGHT = 3  # items that an actor has, the one in hand included
+
+
+def run_tasks(
+    work: Callable[[Item], Any],
+    items: Sequence[Item],
+    config: StageConfig,
+    *,
+    use_gpu: bool = False,
+) -> Generator[tuple[int, Any], None, None]:
+    """Do `work` on every item, and yield (position, result) as each is finished, in any order.
+
+    Items are handed to workers in their order, so one may wait for what an earlier one makes.
+
+    Ray Data hands the items to `config.num_workers` actors; what is dear to build is built once an
+    actor where `work` caches it. One that is lost is replaced, and its items are worked on again.
+    With `num_workers` 0 items are worked on here, one after the other.
+
+    Args:
+        work: gives something that JSON can hold; what it writes is on storage all workers see.
+        use_gpu: whether each worker gets a GPU, where the cluster has enough of them.
+    Raises: what `work` raises, if it is a RaybertError; the first one ends the whole.
+    """
+    if not items:
+        return
+    if config.num_workers == 0:
+        for index, item in enumerate(items):
+            yield index, json.loads(json.dumps(work(item)))
+        return
+    cluster.connect(
+        address=config.address,
+        num_cpus=config.cpus,
+        allow_open_cluster=config.allow_open_cluster,
+    )
+    import ray
+
+    if ray.util.client.ray.is_connected():
+        raise errors.ConfigError(
+            "address: wanted host:6379 or auto, since Ray Data does not run through ray://: run it "
+            "on a machine of the cluster, or send it there with `raybert submit`"
+        )
+    _silence_pool_warning()
+    # NOTE: not `range`, whose reading is an operator of its own that half the CPUs are kept for.
+    numbers = [{"id": index} for index in range(len(items))]
+    source = ray.data.from_items(numbers, override_num_blocks=len(items))
+    with warnings.catch_warnings():
+        # NOTE: Ray Data lets an actor take its items in another order unless it is told so, by an
+        # argument that Ray 2.64 is to drop.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        answers = source.map(
+            _Answering,  # type: ignore[arg-type]  # a class is right, Ray's stub knows functions only
+            fn_constructor_args=(work, items),
+            num_cpus=config.threads_per_worker,
+            num_gpus=1 if use_gpu and cluster.has_gpus(config.least_workers) else None,
+            allow_out_of_order_execution=False,
+            # An actor has its next item at hand: with tasks a CPU rests 0.2 s after each.
+            compute=ray.data.ActorPoolStrategy(
+                min_size=min(config.least_workers, len(items)),
+                max_size=min(config.most_workers, len(items)),
+                max_tasks_in_flight_per_actor=IN_FLIGHT,
+            ),
+        )
+    # NOTE: not `iter_rows`, which holds every row back until the next one is there.
+    for batch in answers.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy"):
+        for number, text in zip(batch["id"], batch["answer"], strict=True):
+            answer = json.loads(text)
+            if answer["error"] is not None:
+                raise getattr(errors, answer["error"]["kind"], errors.RaybertError)(
+                    answer["error"]["message"]
+                )
+            yield int(number), answer["result"]
+
+
+@cache
+def _silence_pool_warning() -> None:
+    """Let Ray's core warn, once a process, of a pool like Ray Data's, where nobody sees it.
+
+    It warns that arguments of an actor that may be restarted could be lost; those of Ray Data's
+    pools are kept while they run. What it has warned of, it does not say again.
+    """
+    import ray
+
+    # No machine has the resource, so no process is started.
+    actor: Any = ray.remote(num_cpus=0, resources={"none": 1}, max_restarts=1)(_Warned)
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        ray.kill(actor.remote(ray.put(None)))
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
+
+
+class _Warned:
+    def __init__(self, argument: Any) -> None: ...
+
+
+class _Answering:
+    """An actor's work: the result of the item that a row numbers, or the user's mistake, as data.
+
+    Ray would wrap an exception in pages of its own frames.
+    """
+
+    def __init__(self, work: Callable[[Item], Any], items: Sequence[Item]) -> None:
+        self._work, self._items = work, items
+        # What Ray has imported is not searched for garbage again: reading docstrings took 12 s of
+        # CPU for 20.
+        gc.freeze()
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer = {"result": self._work(self._items[row["id"]]), "error": None}
+        except errors.RaybertError as error:
+            answer = {
+                "result": None,
+                "error": {"kind": type(error).__name__, "message": str(error)},
+            }
+        return {"id": row["id"], "answer": json.dumps(answer)}

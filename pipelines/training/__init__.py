@@ -1,0 +1,1 @@
+"""What every stage that trains shares. Each file says where it runs: driver, controller, worker."""

@@ -1,0 +1,334 @@
+"""The driver's side of a stage that trains: start the workers, show progress, keep the record.
+
+What a worker does is in `worker`; the mathematics is in `bert_core.train`.
+"""
+
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from bert_core import files
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.errors import ConfigError, RaybertError, ResourceError
+from bert_core.manifest import BUNDLE, Output
+from bert_core.tasks.digests import Digests
+from bert_core.train.config import LoopConfig
+from pipelines.runtime import cluster
+from pipelines.runtime.progress import meter
+from pipelines.runtime.stage import StageConfig, local_outputs, recipe, with_absolute_paths
+from tracking.runs import RunRecorder, tracking_uri
+
+if TYPE_CHECKING:
+    from bert_core.objectives.base import ObjectiveModel
+    from bert_core.tasks.base import Task
+    from bert_core.train.checkpoint import Checkpoint
+
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+DIVERGED = "diverged.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(StageConfig):
+    """How training is carried out and watched; nothing of it changes what is trained."""
+
+    operational: ClassVar[bool] = True
+
+    micro_batch_tokens: int = 16_384
+    """Tokens, padding included, that a worker computes on at once; a longer row goes alone.
+    Gradients do not depend on it."""
+    fsdp: bool = False
+    """Whether a worker keeps a part of weights and optimizer state, instead of a copy (FSDP2)."""
+    log_every_steps: int = 10
+    """Steps between two points of a curve."""
+    report_every_s: float = 2.0
+    """Seconds between two reports to the run; a report carries all points since the last one."""
+    checkpoint_every_steps: int = 200
+    """Steps between two checkpoints; the last step always writes one."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that are kept; the one with the least held-out loss is kept beside."""
+    most_rise: float = 2.0
+    """Training stops where the losses of all parts, added whatever their weights, mean since the
+    last point, are so much above the median of the 20 points before; 0 lets them rise."""
+    max_failures: int = 3
+    """How often lost workers are replaced before the stage fails; nodes that were taken with a
+    notice do not count."""
+    resize_every_s: float = 60.0
+    """Seconds between two looks at whether there is room for another number of workers, where
+    `num_workers` leaves it open. Workers that change their number go on from the newest
+    checkpoint."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (
+            "micro_batch_tokens",
+            "log_every_steps",
+            "checkpoint_every_steps",
+            "keep_checkpoints",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
+        for name in ("most_rise", "resize_every_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name}: wanted 0 or more, got {getattr(self, name)}")
+
+
+Records = list[tuple[int, dict[str, float]]]
+"""Points of curves: (global step, numbers)."""
+
+Report = Callable[[Records, bool], bool]
+"""Takes the points since the last report, and whether it is the last. Collective.
+
+Gives whether a worker's node is about to be taken, once for each: time for a checkpoint.
+"""
+
+Worker = Callable[[Any, str, Report], None]
+"""Trains as one rank: given the stage's config, its digest, and where to report to."""
+
+
+def fit(
+    worker: Worker,
+    config: TrainingConfig,
+    digest: str,
+    loop: LoopConfig,
+    title: str,
+    watch: Callable[[Records], None] | None = None,
+) -> None:
+    """Run `worker` on every rank until it returns, through lost workers and restarts.
+
+    The Ray Train controller, or this process where `num_workers` is 0, records what is reported
+    into the run of `config.local_folder`.
+
+    Args:
+        watch: shown what is reported, once it is recorded; needs `num_workers` 0.
+    """
+    assert watch is None or config.num_workers == 0
+    # Ray Train gives every worker a folder of its own.
+    config = with_absolute_paths(config)
+    with _progress(config.local_folder, loop, title):
+        if config.num_workers == 0:
+            recorder = RunRecorder.open(config.local_folder, uri=tracking_uri(config.tracking_uri))
+
+            def report(records: Records, last: bool) -> bool:
+                record_all(recorder, records)
+                if watch is not None:
+                    watch(records)
+                return False  # nobody takes the node of this process with a notice
+
+            try:
+                worker(config, digest, report)
+            finally:
+                recorder.close("RUNNING")
+        else:
+            _fit_on_ray(worker, config, digest)
+
+
+def record_all(recorder: RunRecorder, records: Records) -> None:
+    """Record all points."""
+    for step, metrics in records:
+        recorder.record(step, metrics)
+
+
+def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
+    cluster.connect(
+        address=config.address,
+        num_cpus=config.cpus,
+        allow_open_cluster=config.allow_open_cluster,
+    )
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+
+    from pipelines.training.worker import RecordingCallback, Trainer, on_ray
+
+    resources = ray.cluster_resources()
+    check_cpus(resources, config.least_workers, config.threads_per_worker)
+    use_gpu = cluster.has_gpus(config.least_workers)
+    storage = files.join(config.output, "ray")
+    callback = RecordingCallback(config.local_folder, tracking_uri(config.tracking_uri))
+    trainer = Trainer(
+        on_ray,
+        train_loop_config={"worker": worker, "config": config, "digest": digest},
+        scaling_config=ScalingConfig(  # type: ignore[call-arg]  # its stub is of an older one
+            num_workers=config.num_workers,  # type: ignore[arg-type]
+            elastic_resize_monitor_interval_s=config.resize_every_s,
+            use_gpu=use_gpu,
+            resources_per_worker={
+                "CPU": config.threads_per_worker,
+                **({"GPU": 1} if use_gpu else {}),
+            },
+        ),
+        run_config=RunConfig(  # type: ignore[call-arg]  # its stub is of an older one
+            # Ray Train goes on with a run of the same name; ours goes on by its own checkpoints.
+            name=uuid.uuid4().hex[:8],
+            storage_path=storage,
+            failure_config=FailureConfig(max_failures=config.max_failures),
+            callbacks=[callback],  # type: ignore[list-item]
+            worker_runtime_env={"env_vars": cluster.worker_environment()},
+        ),
+    )
+    diverged = files.join(config.output, DIVERGED)
+    files.remove(diverged)  # of a run before
+    try:
+        trainer.fit()
+    except TrainingFailedError as error:
+        raise users_mistake(error) or error from error
+    files.remove(storage)
+    if files.exists(diverged):
+        from bert_core.train.loop import DivergedError
+
+        raise DivergedError(files.read_bytes(diverged).decode())
+
+
+def check_cpus(resources: Mapping[str, float], workers: int, threads: int) -> None:
+    """Raises: ResourceError if a cluster of these resources has not the CPUs for all workers."""
+    cpus = workers * threads
+    if resources.get("CPU", 0) < cpus:
+        raise ResourceError(
+            f"training: wanted {cpus} CPUs ({workers} workers of {threads} threads), the cluster "
+            f"has {resources.get('CPU', 0):g}: lower num_workers or threads_per_worker, or add "
+            "nodes"
+        )
+
+
+def users_mistake(error: BaseException) -> RaybertError | None:
+    """What the user can mend, where that is what failed: in a worker, or behind Ray's own error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RaybertError):
+            return type(cause)(str(cause))
+        # Ray Train's controller ends with the first, its tasks and actors with the second.
+        named = getattr(cause, "controller_failure", None) or getattr(cause, "cause", None)
+        cause = named or cause.__cause__
+    return None
+
+
+def read_records(folder: Path) -> dict[int, dict[str, float]]:
+    """The numbers that a run has recorded, by step."""
+    return NewRecords(folder).read()
+
+
+class NewRecords:
+    """Reads the record of a run as it grows, every line once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._end = folder / METRICS, 0
+        self._inode: int | None = None
+
+    def read(self) -> dict[int, dict[str, float]]:
+        """The numbers by step of the lines that were completed since the last call; of the whole
+        file where it is another one by now, or has been cut."""
+        if not self._path.exists():
+            return {}
+        with open(self._path, "rb") as file:
+            now = os.fstat(file.fileno())
+            if now.st_ino != self._inode or now.st_size < self._end:
+                self._inode, self._end = now.st_ino, 0
+            file.seek(self._end)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._end += len(whole) + len(newline)
+        lines = map(json.loads, whole.splitlines())
+        return {line["step"]: line["metrics"] for line in lines}
+
+
+def curves(config: StageConfig) -> list[Path]:
+    """Pictures of what the run has recorded."""
+    from tracking.plots import plot_curves
+
+    return plot_curves(config.local_folder / METRICS, config.local_folder / "plots")
+
+
+def median_speed(records: dict[int, dict[str, float]]) -> float:
+    """Tokens a second over all workers, as half of the points of the curve have it."""
+    return float(np.median([r["tokens_per_s"] for r in records.values() if "tokens_per_s" in r]))
+
+
+@contextmanager
+def _progress(folder: Path, loop: LoopConfig, title: str) -> Iterator[None]:
+    """Follow the record of a run, wherever it is written, and show how far it is."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        new, done, note = NewRecords(folder), 0.0, ""
+        total, unit, scale = _measure(loop)
+        with meter(title, total, unit) as progress:
+            while not ended.wait(0.5):
+                if records := new.read():
+                    step, numbers = list(records.items())[-1]
+                    note = " ".join(
+                        f"{name} {numbers[name]:,.{digits}f}"
+                        for name, digits in (("loss", 3), ("tokens_per_s", 0))
+                        if name in numbers
+                    )
+                    if scale is None:
+                        done = step
+                    else:
+                        done = numbers.get("elapsed_s", 0.0) / scale
+                        note = f"step {step:,} {note}"
+                progress.set(done, note)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _measure(loop: LoopConfig) -> tuple[int, str, float | None]:
+    """What a run's length is told in: how many it has of which unit, and the unit's seconds where
+    it is one of time."""
+    if loop.max_hours is None:
+        return loop.max_steps, "steps", None
+    seconds = loop.max_hours * 3600
+    if seconds < 600:
+        return max(1, round(seconds)), "seconds", 1.0
+    return round(seconds / 60), "minutes", 60.0
+
+
+def write_bundle(
+    config: StageConfig,
+    digest: str,
+    model: "ObjectiveModel",
+    tokenizer: Tokenizer,
+    *,
+    metrics: dict[str, float],
+    lineage: dict[str, Any],
+    trained_rows: Digests,
+    task: "Task | None" = None,
+    checkpoint: "Checkpoint | None" = None,
+) -> dict[str, Output]:
+    """Write a checkpoint's weights as `output/bundle`; gives its files.
+
+    Args:
+        model: of the right shape; its weights are replaced.
+        lineage: of what it was made; the config and digest of the stage are added.
+        checkpoint: None takes the newest.
+    """
+    from bert_core.bundle import names_in, save_bundle
+    from bert_core.train.checkpoint import latest_checkpoint, load_weights
+
+    checkpoint = checkpoint or latest_checkpoint(files.join(config.output, CHECKPOINTS))
+    assert checkpoint is not None  # the last step wrote one
+    load_weights(checkpoint, model, run_digest=digest)
+    local = config.local_folder / BUNDLE
+    shutil.rmtree(local, ignore_errors=True)  # of a run that was killed after writing it
+    save_bundle(
+        local,
+        model,
+        tokenizer,
+        task=task,
+        metrics=metrics,
+        lineage=lineage | recipe(config, digest),
+        trained_rows=trained_rows,
+    )
+    return local_outputs(config, [local / name for name in names_in(local)])

@@ -1,0 +1,76 @@
+"""Labelled sets as one rank has them: batches to train on, and what a model comes to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+from bert_core.batches import RankBatches, WindowSource
+from bert_core.data.order import GlobalOrder
+from bert_core.data.windows import Window
+from bert_core.model.attention import packing
+from bert_core.model.variants import EncoderConfig
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.tasks.base import Task
+from bert_core.train.config import LoopConfig
+from bert_core.train.loop import evaluate, evaluation_scores
+from pipelines.training.labelled_sets import SELECTION, TRAIN, LabelledSet, LabelledTrainingConfig
+from pipelines.training.selection import TASK
+from pipelines.training.worker import Place
+
+MEASURED_ROWS = 256
+"""Rows of a batch that is measured on; it changes no number."""
+
+
+@dataclass(frozen=True)
+class LabelledRank:
+    """What a rank needs to train on labelled sets."""
+
+    config: LabelledTrainingConfig
+    place: Place
+    encoder_config: EncoderConfig
+    pad_id: int
+    task: Task
+    sets: dict[str, LabelledSet]
+
+    @cached_property
+    def packed_from(self) -> float:
+        """The share of padding from which rows lie end to end."""
+        return packing(self.encoder_config, self.place.device, self.config.precision)
+
+    @property
+    def shown(self) -> Iterator[Window]:
+        """All that a model is shown while it is trained."""
+        return chain.from_iterable(
+            self.sets[split].windows for split in (TRAIN, SELECTION) if split in self.sets
+        )
+
+    def batches(self, split: str, seed: int) -> RankBatches:
+        """The rows of a set in the order that the seed gives."""
+        windows = self.sets[split].windows
+        return RankBatches(
+            source=WindowSource(windows, self.pad_id, self.packed_from),
+            order=GlobalOrder([len(windows)], seed=seed),
+            global_batch_size=self.config.batch_size if split == TRAIN else MEASURED_ROWS,
+            micro_batch_tokens=self.config.micro_batch_tokens,
+            rank=self.place.rank,
+            world_size=self.place.world_size,
+            group_rows=self.task.group_rows,
+        )
+
+    def measure(self, split: str, loop: LoopConfig, model: ObjectiveModel) -> dict[str, float]:
+        """Loss of each part, and the task's metrics under `TASK`. Collective."""
+        rows, windows = self.sets[split].rows, self.sets[split].windows
+        scores = evaluation_scores(
+            model,
+            windows,
+            self.pad_id,
+            loop,
+            most_tokens=self.config.micro_batch_tokens,
+            packed_from=self.packed_from,
+        )
+        answers = self.task.decode(rows, windows, scores)
+        metrics = self.task.metrics(self.task.compare(rows, answers))
+        return evaluate(model, self.batches(split, 0).once(), loop) | {
+            f"{TASK}{name}": value for name, value in metrics.items()
+        }

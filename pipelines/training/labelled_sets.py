@@ -1,0 +1,304 @@
+"""The labelled rows of a stage that trains on them: which there are, and what each is for."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert_core.data.windows import cut_rows
+from bert_core.errors import ConfigError, CorpusError
+from bert_core.tasks.digests import Digests
+from bert_core.train.config import Precision
+from pipelines.corpus.sources import LabelledConfig, labelled_input, read_labelled, rows_of
+from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, tell_remarks
+from pipelines.runtime.stage import INPUT
+from pipelines.training.driver import TrainingConfig
+from pipelines.training.selection import SelectionConfig
+from tracking.runs import DatasetInput
+
+if TYPE_CHECKING:
+    from bert_core.bundle import Bundle
+    from bert_core.data.tokenizer import Tokenizer
+    from bert_core.data.windows import Window
+    from bert_core.tasks.base import Remarks, Task
+
+TRAIN, SELECTION, HELD_OUT = "train", "selection", "held_out"
+"""What the rows are for: to train on, to choose weights by, and to score them once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTrainingConfig(TrainingConfig):
+    """A model, a task, and the rows that teach it."""
+
+    model: str = field(metadata=INPUT)
+    """Bundle to start from: a folder, a URI, or models:/name@alias."""
+    task: str = "text-classification"
+    """Name of the task; `raybert list tasks` shows those there are."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the task is told, by name: `{multi_label = true}`."""
+    train: LabelledConfig = field(default_factory=LabelledConfig)
+    """Rows to train on."""
+    held_out: LabelledConfig | None = None
+    """Rows to measure on, once, when training is done, where they are given; they select
+    nothing."""
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    """Which weights are taken."""
+    rows_per_class: int | None = None
+    """Most training rows of a label, drawn at random; all where this is not given."""
+    max_length: int = 128
+    """Most tokens of a row, special ones included."""
+    batch_size: int = 32
+    """Rows of an optimizer step, over all workers."""
+    precision: Precision = "bf16"
+    """`bf16` runs matrix products in bfloat16; `fp32` is faster on CPUs without it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size: wanted at least 1, got {self.batch_size}")
+        if self.batch_size < self.most_workers:
+            raise ConfigError(
+                f"batch_size: wanted at least a row for each of {self.most_workers} workers, "
+                f"got {self.batch_size}"
+            )
+        if self.max_length < 8:
+            raise ConfigError(f"max_length: wanted at least 8, got {self.max_length}")
+        if self.rows_per_class is not None and self.rows_per_class < 1:
+            raise ConfigError(f"rows_per_class: wanted at least 1, got {self.rows_per_class}")
+
+
+def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]:
+    """Where the bundle to start from lies on this machine, and everything that is read."""
+    from bert_core.bundle import bundle_digest
+    from bert_core.tasks.registry import TASKS
+    from tracking.resolve import resolve
+
+    if config.task not in TASKS:
+        raise ConfigError(f"task: wanted one of {', '.join(TASKS)}, got {config.task!r}")
+    folder = resolve(config.model, uri=config.tracking_uri)
+    inputs = [
+        DatasetInput("model", bundle_digest(folder), config.model),
+        labelled_input("train", config.train, "train"),
+    ]
+    if config.held_out is not None:
+        inputs.append(labelled_input("held_out", config.held_out, "held_out"))
+    return folder, inputs
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """Rows as they were read, and as an encoder takes them."""
+
+    rows: list[dict[str, Any]]
+    windows: "list[Window]"
+    """Of rows to train on only those from which there is something to learn."""
+    cut: int
+    """How many rows are longer than `max_length`."""
+
+    @property
+    def left_out(self) -> int:
+        """How many rows have no window."""
+        return len(self.rows) - len({window.row for window in self.windows})
+
+
+def read_sets(
+    config: LabelledTrainingConfig, bundle: "Bundle"
+) -> tuple["Task", dict[str, LabelledSet]]:
+    """The task with the labels of the training rows, and the sets that there are, by name.
+
+    Raises: ConfigError or CorpusError naming what does not fit the task.
+    """
+    from bert_core.tasks.registry import TASKS
+
+    kind = TASKS[config.task]
+    task, parts = read_parts(config, kind, kind.options_of(config.options))
+    task = task.adapted(bundle.state)
+    return task, encoded(config, bundle, task, parts)
+
+
+def read_parts(
+    config: LabelledTrainingConfig,
+    kind: "type[Task]",
+    options: Any,
+    known: "Task | None" = None,
+) -> tuple["Task", dict[str, list[dict[str, Any]]]]:
+    """The task as the training rows have it, and the rows of each set, by its name.
+
+    Args:
+        known: the task, where another model has learned it.
+    Raises: CorpusError naming what does not fit the task.
+    """
+    read = read_labelled(config.train, "train", kind.shapes(options))
+    read = few_per_class(read, config.rows_per_class)
+    with rows_of(config.train.source):
+        task = known or kind.from_rows(read, options)
+    parts = divided(read, task.groups(read, task.chosen), config.selection)
+    if config.held_out is not None:
+        parts[HELD_OUT] = read_labelled(config.held_out, "held_out", task.shapes(task.chosen))
+    return task, parts
+
+
+def encoded(
+    config: LabelledTrainingConfig,
+    bundle: "Bundle",
+    task: "Task",
+    parts: dict[str, list[dict[str, Any]]],
+) -> dict[str, LabelledSet]:
+    """The rows of each set as the bundle's encoder takes them.
+
+    Raises: ConfigError if it takes none as long, or a batch is too small for all workers;
+        CorpusError if there are too few rows to train on, or one does not fit the task.
+    """
+    _check_groups(config, task)
+    training, selecting = len(parts[TRAIN]), len(parts.get(SELECTION, []))
+    if training < config.batch_size:
+        kept = f", of which {selecting} select" if selecting else ""
+        raise CorpusError(
+            f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows to "
+            f"train on, got {training + selecting}{kept}: lower batch_size, or add rows"
+        )
+    longest = _longest(config, bundle)
+    sets = {}
+    for name, rows in parts.items():
+        source = config.held_out if name == HELD_OUT else config.train
+        assert source is not None
+        with rows_of(f"{source.source} ({name})"):
+            windows = task.encode(rows, bundle.tokenizer, longest, labelled=True)
+        cut = cut_rows(windows)
+        if name == TRAIN:
+            windows = [window for window in windows if not window.is_unlabelled]
+        sets[name] = LabelledSet(rows, windows, cut)
+    if sets[TRAIN].left_out and len(sets[TRAIN].windows) < config.batch_size:
+        raise CorpusError(
+            f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows that "
+            f"hold what is to be learned within max_length = {config.max_length} tokens, got "
+            f"{training - sets[TRAIN].left_out} of {training}: raise max_length, or lower "
+            "batch_size"
+        )
+    return sets
+
+
+def _check_groups(config: LabelledTrainingConfig, task: "Task") -> None:
+    """Raises: ConfigError if a worker would have no group of rows of a batch."""
+    groups = -(-config.batch_size // task.group_rows)
+    if groups < config.most_workers:
+        raise ConfigError(
+            f"batch_size: wanted at least a group of {task.group_rows} rows for each of "
+            f"{config.most_workers} workers, got {config.batch_size}: raise it, or lower "
+            "num_workers or options.group_size"
+        )
+
+
+def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[str, list[dict]]:
+    """The rows that are trained on, and those that select, where there are to be any.
+
+    Groups are drawn whole while they fit, so that none is on both sides. Raises: ConfigError if
+    none fits.
+    """
+    if not config.share:
+        return {TRAIN: rows}
+    left = max(1, round(config.share * len(rows)))
+    _, first, group_of, sizes = np.unique(
+        groups, return_index=True, return_inverse=True, return_counts=True
+    )
+    if sizes.min() > left:
+        raise ConfigError(
+            f"selection.share: wanted a share of the {len(rows):,} rows that holds a group of rows "
+            f"which belong together (about one passage, or equal ones), got {config.share:g} "
+            f"({left:,} rows), where the least group has {sizes.min():,}: raise it, or set it to 0"
+        )
+    drawn = np.zeros(len(sizes), dtype=bool)
+    for group in np.argsort(first)[np.random.default_rng(config.seed).permutation(len(first))]:
+        if sizes[group] <= left:
+            drawn[group] = True
+            left -= sizes[group]
+    kept = drawn[group_of]
+    return {
+        TRAIN: [row for row, out in zip(rows, kept, strict=True) if not out],
+        SELECTION: [row for row, out in zip(rows, kept, strict=True) if out],
+    }
+
+
+def few_per_class(rows: list[dict[str, Any]], most: int | None, seed: int = 0) -> list[dict]:
+    """At most `most` rows of each label, in their order; the same for every model compared."""
+    if most is None:
+        return rows
+    if "label" not in rows[0]:
+        raise ConfigError(
+            f"rows_per_class: wanted rows that have one label each, theirs have "
+            f"{', '.join(rows[0])}: leave it out for this task"
+        )
+    kept: list[int] = []
+    rng = np.random.default_rng(seed)
+    labels = np.array([row["label"] for row in rows])
+    for label in sorted(set(labels)):
+        places = np.flatnonzero(labels == label)
+        kept.extend(rng.permutation(places)[:most].tolist())
+    return [rows[place] for place in sorted(kept)]
+
+
+def trained_rows(task: "Task", sets: dict[str, LabelledSet]) -> Digests:
+    """Of the rows that weights are trained on or selected by."""
+    return task.digests(
+        [row for name in (TRAIN, SELECTION) if name in sets for row in sets[name].rows],
+        task.chosen,
+    )
+
+
+def remarks_of(
+    stage: str,
+    config: LabelledTrainingConfig,
+    task: "Task",
+    sets: dict[str, LabelledSet],
+    trained_on: Digests,
+) -> "Remarks":
+    """What there is to tell of the rows that are trained on and of those held out; told here.
+
+    Args:
+        trained_on: all that the model has seen when it is scored.
+    """
+    remarks: Remarks = {}
+    for split, source in ((TRAIN, config.train), (HELD_OUT, config.held_out)):
+        if source is not None:
+            rows = sets[split].rows
+            found = task.remarks(rows) | {CUT: sets[split].cut}
+            if split == TRAIN:
+                found[LEFT_OUT] = sets[split].left_out
+            if split == HELD_OUT:
+                seen = np.isin(task.digests(rows, task.chosen), trained_on)
+                found[SEEN] = int(seen.sum())
+            tell_remarks(stage, found, f"{source.source} ({split})")
+            remarks |= {f"{split}_{name}": count for name, count in found.items()}
+    return remarks
+
+
+def _longest(config: LabelledTrainingConfig, bundle: "Bundle") -> int:
+    from bert_core.batches import PAD_MULTIPLE  # batches are padded to whole multiples of it
+
+    longest = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
+    if config.max_length > longest:
+        raise ConfigError(
+            f"max_length: wanted at most {longest}, the positions that {config.model} has, "
+            f"got {config.max_length}"
+        )
+    return config.max_length
+
+
+def lineage_of(
+    config: LabelledTrainingConfig,
+    tokenizer: "Tokenizer",
+    inputs: list[DatasetInput],
+    sets: dict[str, LabelledSet],
+) -> list[dict[str, Any]]:
+    """The vocabulary and the labelled sets, for the lineage."""
+    sources = {TRAIN: config.train, HELD_OUT: config.held_out}
+    return [
+        {"name": "vocabulary", "digest": tokenizer.digest, "tokens": tokenizer.vocab_size},
+        *(
+            {"name": each.name, "digest": each.digest, "source": source.source}
+            | {"rows": len(sets[each.name].rows)}
+            for each in inputs
+            if (source := sources.get(each.name)) is not None
+        ),
+    ]

@@ -1,0 +1,401 @@
+"""What one training worker does, on Ray Train or in this process.
+
+It reads as the flow: place, data, model, then steps with their reports and checkpoints.
+"""
+
+import logging
+import math
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray import train as ray_train
+from ray.exceptions import RayError
+from ray.train import UserCallback
+from ray.train.torch import TorchTrainer
+
+from bert_core import files
+from bert_core.batches import PhasedBatches, RankBatches
+from bert_core.errors import RaybertError, ResourceError
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.train.checkpoint import (
+    Checkpoint,
+    CheckpointWriter,
+    Progress,
+    best_checkpoint,
+    checkpoint_at,
+    latest_checkpoint,
+    load_optimizer,
+    load_weights,
+    read_progress,
+)
+from bert_core.train.config import LoopConfig, OptimizerConfig
+from bert_core.train.hardware import (
+    flush_denormals,
+    keep_freed_memory,
+    make_deterministic,
+    peak_flops,
+    peak_memory_bytes,
+)
+from bert_core.train.loop import DivergedError, Rise, Step, Totals, training_steps
+from bert_core.train.optim import build_optimizer
+from bert_core.train.parallel import from_rank_0, rank_of_world, shard
+from pipelines.runtime import cluster
+from pipelines.runtime.stage import STARTED
+from pipelines.training.driver import (
+    CHECKPOINTS,
+    DIVERGED,
+    Records,
+    Report,
+    TrainingConfig,
+    record_all,
+    users_mistake,
+)
+from tracking.runs import RunRecorder
+
+logger = logging.getLogger(__name__)
+
+ABORT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many workers this process is, and where it computes."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @classmethod
+    def here(cls, config: TrainingConfig) -> "Place":
+        """This process's place; sets up torch so that the CPU gives the same bits every time."""
+        torch.set_num_threads(config.threads_per_worker)
+        keep_freed_memory()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        make_deterministic(device)
+        return cls(*rank_of_world(), device)
+
+
+def on_ray(arguments: dict[str, Any]) -> None:
+    """Entry point of a Ray Train worker: reports go through `ray.train.report`."""
+
+    flush_denormals()  # not where the work is done in a user's own process
+    noticed: set[str] = set()
+
+    def report(records: Records, last: bool) -> bool:
+        ray_train.report({"records": records, "last": last})
+        notice = ray_train.get_preemption_info()
+        new = set(notice.preempted_node_ids if notice else ()) - noticed
+        noticed.update(new)
+        return bool(new)
+
+    config, rank = arguments["config"], ray_train.get_context().get_world_rank()
+    check_storage(config.output, rank)
+    try:
+        arguments["worker"](config, arguments["digest"], report)
+    except DivergedError as error:  # raised, it would be tried again, to diverge again
+        if rank == 0:
+            files.write_bytes(files.join(config.output, DIVERGED), str(error).encode())
+
+
+def check_storage(output: str, rank: int) -> None:
+    """Find out before the first step, not at the first checkpoint, that there will be none.
+
+    Raises: ResourceError if this node cannot write to `output`, or what the driver wrote there is
+        not there.
+    """
+    check_shared(output)
+    probe = files.join(output, CHECKPOINTS, f"probe-{rank}")
+    files.write_bytes(probe, b"")
+    files.remove(probe)
+
+
+def check_shared(output: str) -> None:
+    """Raises: ResourceError if what the driver wrote to `output` is not there on this node."""
+    if not files.exists(files.join(output, STARTED)):
+        raise ResourceError(
+            f"{output}: wanted a place that all nodes share, {socket.gethostname()} finds nothing "
+            "there of what the driver wrote: give a folder that is mounted on all, or a URI"
+        )
+
+
+def check_agreement(checkpoints: str, step: int) -> None:
+    """See that this rank goes on from where rank 0 does. Collective.
+
+    Raises: ResourceError if it finds another newest checkpoint.
+    """
+    wanted = round(from_rank_0(step))
+    if step != wanted:
+        raise ResourceError(
+            f"{checkpoints}: wanted the checkpoint after step {wanted}, from which rank 0 goes on, "
+            f"{socket.gethostname()} finds step {step} as the newest: give a folder that all nodes "
+            "share, or a URI"
+        )
+
+
+class RecordingCallback(UserCallback):
+    """Runs in the Ray Train controller: records what rank 0 reports into the stage's run, and ends
+    the training where a worker raised what only the user can mend.
+
+    Ray Train never retries what a callback raises.
+    """
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self._folder, self._uri = folder, uri
+        self._recorder: RunRecorder | None = None
+
+    def after_report(self, run_context: Any, metrics: list[dict], checkpoint: Any) -> None:
+        # NOTE: an exception here would end the training; `record` raises none.
+        try:
+            self._recorder = self._recorder or RunRecorder.open(self._folder, uri=self._uri)
+        except (OSError, RaybertError) as error:
+            logger.warning(f"the run in {self._folder} cannot be recorded: {error}")
+            return
+        record_all(self._recorder, metrics[0]["records"])
+        if metrics[0]["last"]:
+            self._hand_over()
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        self._hand_over()
+        for error in worker_exceptions.values():
+            if (mistake := users_mistake(error)) is not None:
+                # It ends the training, with the workers that wait for the one that failed. Without
+                # it Ray Train would start all anew `max_failures` times, to fail again.
+                raise mistake
+        cluster.count_nodes_anew()
+
+    def _hand_over(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close("RUNNING", timeout_s=2.0)
+            self._recorder = None
+
+
+class Trainer(TorchTrainer):
+    """A run that is interrupted is aborted, and what interrupted it is raised.
+
+    Ray Train has a handler of SIGINT of its own, which stays in place after the run and ends the
+    process with code 1.
+    """
+
+    _controller: Any = None
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        self._controller = controller
+
+    def fit(self) -> Any:
+        try:
+            return super().fit()
+        except (KeyboardInterrupt, SystemExit):
+            if self._controller is not None:
+                with suppress(RayError):  # so its end comes back
+                    ray.get(self._controller.abort.remote(), timeout=ABORT_TIMEOUT_S)
+            raise
+        finally:
+            if self._controller is not None:
+                ray.kill(self._controller)  # with it goes its hold on the run's folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A model that is to be trained: everything that `train` needs."""
+
+    config: TrainingConfig
+    place: Place
+    model: ObjectiveModel
+    batches: RankBatches | PhasedBatches
+    measure: Callable[[ObjectiveModel], dict[str, float]] | None
+    """Numbers of a model on rows that it is not trained on; None where nothing is to be known of it
+    before it is trained. Collective."""
+    measured_as: str = "held_out"
+    """What these rows are called."""
+    measure_before: bool = True
+    """Whether the untrained model is measured too."""
+    measure_every_steps: int = 0
+    """Steps between two measurements, each with a checkpoint; the last step always has one."""
+    cost: Callable[[dict[str, float]], float] = itemgetter("loss")
+    """What says of these numbers which model is the best: the least."""
+    patience: int = 0
+    """Training ends after so many measurements in a row that found none better; 0 never does."""
+    optimizer: OptimizerConfig
+    learning_rate: Callable[[float], float]
+    """Of a step, counted from 0."""
+    loop: LoopConfig
+    digest: str
+    checkpoints: str
+    first_record: int = 0
+    """Added to the step of every record, where one stage trains several models in turn."""
+
+
+def train(training: Training, report: Report) -> None:
+    """Train from the newest checkpoint, or the beginning, to the end."""
+    place, config, loop = training.place, training.config, training.loop
+    model = training.model
+    checkpoint = latest_checkpoint(training.checkpoints)
+    start = checkpoint.step if checkpoint else 0
+    check_agreement(training.checkpoints, start)
+    if checkpoint is not None:
+        load_weights(checkpoint, model, run_digest=training.digest)
+    model.to(place.device)
+    if config.fsdp and place.world_size > 1:
+        shard(model)
+    optimizer = build_optimizer(model, training.optimizer)
+    before = Progress()
+    if checkpoint is not None:
+        load_optimizer(checkpoint, optimizer, run_digest=training.digest)
+        before = read_progress(checkpoint)
+    records: Records = []
+    rise, measurements = Rise(config.most_rise, before.losses), Measurements(training, before.costs)
+    if training.measure_before and not start:
+        records.append((training.first_record, measurements.take(model)))
+    totals, since, reported = Totals(model.weights), time.monotonic(), time.monotonic()
+    writer = CheckpointWriter(
+        training.checkpoints, run_digest=training.digest, keep=config.keep_checkpoints
+    )
+    steps = training_steps(
+        model,
+        training.batches.from_step(start),
+        optimizer,
+        training.learning_rate,
+        loop,
+        max_grad_norm=training.optimizer.max_grad_norm,
+        start=start,
+        elapsed_s=before.elapsed_s,
+    )
+    # Left in the other order: what is being written is there before it is named.
+    with explained(training.checkpoints), writer, closing(steps):
+        for step in () if measurements.enough else steps:
+            totals.add_step(step)
+            last, cost = step.last, None
+            measuring = last or _is_due(step.index, training.measure_every_steps)
+            checkpointing = measuring or _is_due(step.index, config.checkpoint_every_steps)
+            if checkpointing or _is_due(step.index, config.log_every_steps):
+                numbers = _numbers(step, totals.means(), time.monotonic() - since, place)
+                records.append((training.first_record + step.index, numbers))
+                try:
+                    rise.check(step.index, _unweighted(numbers))
+                except DivergedError:
+                    report(records, True)  # the curve shows why
+                    raise
+                if measuring and training.measure is not None:
+                    numbers |= measurements.take(model)
+                    last, cost = last or measurements.enough, measurements.costs[-1]
+                totals, since = Totals(model.weights), time.monotonic()
+                due = time.monotonic() - reported >= config.report_every_s
+                # Before a checkpoint, so that a run resumed from it has all points of the curve.
+                if checkpointing or from_rank_0(due):
+                    checkpointing |= report(records, last)
+                    records, reported = [], time.monotonic()
+            if checkpointing:
+                progress = Progress(rise.losses, measurements.costs, step.elapsed_s)
+                writer.save(step.index, model, optimizer, cost, progress)
+            if last:
+                break
+        writer.wait()
+    # Killed after the last checkpoint, maybe before its report.
+    if training.measure is not None and loop.place(start, before.elapsed_s) >= loop.max_steps:
+        report([(training.first_record + start, measurements.take(model))], True)
+
+
+class Measurements:
+    """What a model came to whenever it was measured, and whether there have been enough."""
+
+    def __init__(self, training: Training, costs: Sequence[float]) -> None:
+        """`costs` are those that the run has behind it."""
+        self._training, self.costs = training, list(costs)
+
+    def take(self, model: ObjectiveModel) -> dict[str, float]:
+        """The numbers, under their names in the record. Collective."""
+        assert self._training.measure is not None
+        numbers = self._training.measure(model)
+        self.costs.append(self._training.cost(numbers))
+        return _named(self._training.measured_as, numbers)
+
+    @property
+    def enough(self) -> bool:
+        """Whether as many in a row as patience allows found no better model."""
+        patience = self._training.patience
+        since_best = len(self.costs) - 1 - int(np.argmin(self.costs)) if self.costs else 0
+        return 0 < patience <= since_best
+
+
+def chosen_checkpoint(checkpoints: str, rank: int) -> Checkpoint:
+    """The best checkpoint, or the newest where none was measured, as rank 0 has it. Collective."""
+    found = None if rank else best_checkpoint(checkpoints) or latest_checkpoint(checkpoints)
+    return checkpoint_at(checkpoints, round(from_rank_0(found.step if found else 0)))
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _numbers(
+    step: Step, means: dict[str, float], elapsed_s: float, place: Place
+) -> dict[str, float]:
+    """A point of the curves: means since the last one, over all workers."""
+    flops_per_s = means["flops"] / elapsed_s
+    peak = peak_flops(place.device)
+    return {
+        **{f"train/{name}": value for name, value in means.items() if name not in _OF_A_STEP},
+        "loss": means["loss"],
+        "elapsed_s": step.elapsed_s,
+        "workers": place.world_size,
+        "learning_rate": step.learning_rate,
+        "grad_norm": step.grad_norm,
+        "tokens": means["tokens"],
+        "tokens_per_s": means["tokens"] / elapsed_s,
+        "tflops_per_s": flops_per_s / 1e12,
+        **({"mfu": flops_per_s / (peak * place.world_size)} if peak else {}),
+        "padding_share": 1 - means["tokens"] / means["padded_tokens"],
+        "data_wait_share": means["waited_s"] / (elapsed_s * place.world_size),
+        "memory_gb": peak_memory_bytes(place.device) / 1e9,
+    }
+
+
+def _unweighted(numbers: dict[str, float]) -> float:
+    """The parts' losses added. A weight of 50 would make a rise of what is noise."""
+    return sum(value for name, value in numbers.items() if name.endswith("_loss"))
+
+
+_OF_A_STEP = {"tokens", "padded_tokens", "flops", "waited_s"}
+
+
+@contextmanager
+def explained(checkpoints: str) -> Iterator[None]:
+    """Say of what ends training here what a user can do about it.
+
+    Raises: DivergedError that names the newest of `checkpoints`; ResourceError where memory ran
+        out.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0]
+        if (
+            not isinstance(error, torch.OutOfMemoryError)
+            and "DefaultCPUAllocator" not in first_line
+        ):
+            raise
+        raise ResourceError(
+            f"training: wanted more memory than there is ({first_line}): lower micro_batch_tokens, "
+            "which changes no gradient, or set loop.activation_checkpointing"
+        ) from error
+    except DivergedError as error:
+        checkpoint = latest_checkpoint(checkpoints)
+        whole = f"{checkpoint.folder} has the weights" if checkpoint else "there is no checkpoint"
+        after = f" after step {checkpoint.step}" if checkpoint else " yet"
+        raise DivergedError(f"{error}; {whole}{after}") from error
+
+
+def _named(prefix: str, means: dict[str, float]) -> dict[str, float]:
+    named = {f"{prefix}/{name}": value for name, value in means.items()}
+    if "mlm_loss" in means:
+        named[f"{prefix}/perplexity"] = math.exp(min(means["mlm_loss"], 700.0))
+    return named

@@ -1,0 +1,156 @@
+"""A stage runs as a job on a cluster, and the cluster's description is one that Ray takes."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bert_core.errors import ConfigError, ResourceError
+from bert_core.manifest import read_manifest
+from bert_core.tasks.text_classification import TextClassification
+from pipelines import vocab
+from pipelines.commands.submit import SubmitConfig, run, split_arguments
+from pipelines.corpus.sources import CorpusConfig
+from pipelines.vocab import VocabConfig
+from tests.labelled_rows import rows_of, write
+
+ROOT = Path(__file__).parents[3]
+REFUSAL = "wanted a Ray cluster that asks for a token"
+
+
+@pytest.mark.ray
+def test_prepare_runs_as_a_job_on_a_cluster(head: Any, tmp_path: Path) -> None:
+    corpus = tmp_path / "two words.txt"  # a name that a shell would cut in two
+    corpus.write_text("\n\n".join(f"One sentence, {i}. Another one, {i}." for i in range(50)))
+    tracking_uri = f"sqlite:///{tmp_path}/mlflow.db"
+    vocab.run(
+        VocabConfig(
+            corpus=CorpusConfig(source=str(corpus)),
+            vocab_size=200,
+            num_workers=0,
+            output=f"{tmp_path}/vocab",
+            tracking_uri=tracking_uri,
+        )
+    )
+    prepare = ["prepare", "--corpus.source", str(corpus), "--tokenizer", f"{tmp_path}/vocab"]
+    prepare += ["--num_workers", "1", "--tracking_uri", tracking_uri]
+    done = head.raybert("submit", *prepare, "--output", f"{tmp_path}/rows")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "succeeded, exit code 0" in done.stdout
+    assert (tmp_path / "rows" / "manifest.json").is_file()
+
+
+@pytest.mark.ray
+def test_the_output_and_the_exit_code_are_those_of_the_job(head: Any, tmp_path: Path) -> None:
+    done = head.raybert("submit", "vocab", "--vocab_size", "3", "--output", f"{tmp_path}/vocab")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "vocab_size: wanted at least 100, got 3" in done.stdout
+    assert "failed, exit code 2" in done.stdout
+
+
+@pytest.mark.ray
+def test_without_the_token_the_cluster_is_closed(head: Any) -> None:
+    stranger = {"RAY_AUTH_TOKEN": "", "HOME": "/nonexistent"}
+    done = head.raybert("submit", "vocab", **stranger)
+    assert done.returncode == 1
+    assert "could not reach or join it" in done.stderr
+
+
+@pytest.mark.ray
+def test_a_job_is_sent_to_a_cluster_without_a_token_only_where_that_is_allowed(
+    open_head: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(f"A sentence, {i}." for i in range(50)))
+    command = ["vocab", "--corpus.source", f"{tmp_path}/text.txt", "--vocab_size", "100"]
+    command += ["--num_workers", "1", "--output", f"{tmp_path}/vocab"]
+    command += ["--tracking_uri", f"sqlite:///{tmp_path}/mlflow.db"]
+    refused = open_head.raybert("submit", *command)
+    assert refused.returncode == 1
+    assert REFUSAL in refused.stderr
+    assert refused.stdout == ""
+    # Told once, the job may join it too.
+    done = open_head.raybert("submit", "--allow_open_cluster", *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("asks for no token: anyone who reaches its ports") == 2
+    assert (tmp_path / "vocab" / "manifest.json").is_file()
+
+
+def test_a_cluster_that_does_not_answer_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        address = f"http://127.0.0.1:{held.getsockname()[1]}"
+    with pytest.raises(ResourceError, match=f"wanted a Ray cluster at {address}, could not reach"):
+        run(SubmitConfig(address=address), ["prepare"])
+
+
+def test_a_submission_without_a_stage_says_what_was_wanted() -> None:
+    with pytest.raises(ConfigError, match="wanted a stage to run on the cluster, got none"):
+        run(SubmitConfig(), [])
+
+
+def test_a_folder_that_is_not_there_cannot_be_sent() -> None:
+    with pytest.raises(ConfigError, match="working_dir: wanted a folder, absent is none"):
+        run(SubmitConfig(working_dir="absent"), ["prepare"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own", "command"),
+    [
+        ("prepare --config a.toml", "", "prepare --config a.toml"),
+        ("--address http://h vocab --address auto", "--address http://h", "vocab --address auto"),
+        ("--address=http://h:1 -- prepare -x", "--address=http://h:1", "prepare -x"),
+        ("--working_dir . --help", "--working_dir . --help", ""),
+        ("--allow_open_cluster vocab -x", "--allow_open_cluster", "vocab -x"),
+        ("--allow_open_cluster false vocab", "--allow_open_cluster false", "vocab"),
+    ],
+)  # fmt: skip
+def test_options_before_the_stage_are_submits_and_the_rest_is_the_stages(
+    arguments: str, own: str, command: str
+) -> None:
+    assert split_arguments(arguments.split()) == (own.split(), command.split())
+
+
+def test_ray_takes_the_description_of_the_cluster() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    prepared = prepare_config(config)
+    validate_config(prepared)
+    for node_type in config["available_node_types"]:
+        assert node_type in prepared["available_node_types"]
+    # The image has the Ray that is installed here.
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = next(line for line in constraints if line.startswith("ray=="))
+    assert config["docker"]["image"].split(":")[1].startswith(f"{pinned[5:]}-")
+
+
+@pytest.mark.ray
+@pytest.mark.drill
+def test_the_whole_flow_runs_as_jobs(head: Any, tmp_path: Path) -> None:
+    """From text to answers on the cluster's own workers, each stage a job."""
+    [single, *_] = TextClassification.kinds
+    rows = write(tmp_path / "train.jsonl", rows_of(single, 32))
+    unseen = write(tmp_path / "dev.jsonl", rows_of(single, 8, start=32))
+    texts = (f"{row['text']} {row['text']}\nClose the file." for row in rows_of(single, 100))
+    (tmp_path / "text.txt").write_text("\n\n".join(texts))
+    tokenizer, corpus = f"--tokenizer={tmp_path}/vocab", f"--corpus.source={tmp_path}/text.txt"
+    share = "--corpus.held_out_share=0.2"
+    jobs = {
+        "vocab": [corpus, "--vocab_size=200"],
+        "prepare": [corpus, share, tokenizer, "--pairs.max_length=32"],
+        "pretrain": [f"--shards={tmp_path}/prepare", tokenizer, "--variant=bert-tiny",
+                     "--loop.max_steps=2", "--global_batch_size=8", "--loop.precision=fp32"],
+        "finetune": [f"--model={tmp_path}/pretrain", f"--train.source={rows}", "--epochs=1",
+                     "--max_length=32", "--precision=fp32"],
+        "evaluate": [f"--model={tmp_path}/finetune", f"--held_out.source={unseen}"],
+        "publish": [f"--model={tmp_path}/finetune", f"--evaluation={tmp_path}/evaluate",
+                    "--name=from-jobs"],
+        "predict": ["--model=models:/from-jobs@champion", f"--source={unseen}"],
+    }  # fmt: skip
+    shared = ["--num_workers=1", f"--tracking_uri=sqlite:///{tmp_path}/mlflow.db"]
+    for word, arguments in jobs.items():
+        done = head.raybert("submit", word, f"--output={tmp_path}/{word}", *arguments, *shared)
+        assert done.returncode == 0, f"{word}: {done.stdout}{done.stderr}"
+    assert read_manifest(f"{tmp_path}/evaluate").counts["rows"] == 8
+    assert read_manifest(f"{tmp_path}/predict").counts["rows"] == 8

@@ -1,0 +1,165 @@
+"""A corpus is listed once a run, its bytes are read once for its digest, and who reads them."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_core import files
+from bert_core.errors import CorpusError
+from pipelines import predict, prepare, vocab
+from pipelines.corpus import digest
+from pipelines.corpus.digest import corpus_input
+from pipelines.corpus.sources import CorpusConfig, list_corpus
+from pipelines.predict import PredictConfig
+from pipelines.runtime.stage import StageConfig
+
+MEGABYTE = 1 << 20
+
+
+def digest_of(config: CorpusConfig, num_workers: int = 0) -> str:
+    stage = StageConfig(output="unused", num_workers=num_workers)
+    return corpus_input(list_corpus(config), stage).digest
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> CorpusConfig:
+    """Files of several sizes, which go to workers as several tasks; one is empty."""
+    for index, size_bytes in enumerate((90 * MEGABYTE, 30 * MEGABYTE, 50 * MEGABYTE, 7, 0)):
+        with (tmp_path / f"{index}.txt").open("wb") as file:
+            file.truncate(size_bytes)  # takes no room on the disk
+    return CorpusConfig(source=str(tmp_path / "*.txt"))
+
+
+def test_the_digest_is_that_of_content_and_weights(tmp_path: Path) -> None:
+    for folder, names in (("one", "ab"), ("two", "yx")):
+        (tmp_path / folder).mkdir()
+        for name, data in zip(names, (b"Some.", b"Text."), strict=True):
+            (tmp_path / folder / f"{name}.txt").write_bytes(data)
+
+    def digest(*paths: str, weights: tuple[float, ...] = ()) -> str:
+        sources = tuple(str(tmp_path / path) for path in paths)
+        return digest_of(CorpusConfig(source=sources, weights=weights))
+
+    same = {digest("one"), digest("two"), digest("one/b.txt", "one/a.txt"), digest("one", "one")}
+    weighted = {digest("one/a.txt", "two/x.txt", weights=each) for each in ((1.0, 2.0), (2.0, 1.0))}
+    # Outputs count by these: with others, every finished stage would be made again.
+    assert same == {"34a98bbfb1a583bdf2615e32098a6d9a6088e559c0cfdec774ed4cc6d205d8c6"}
+    assert weighted == {
+        "4fade34cae4709ff603196e8a6a163d7e024d1166af57f80b4ffd977b6e66621",
+        "70865bc909acdacb68ad57a21846df754c31833c4f2cfb6ba4ba38e88fdf6b49",
+    }
+    assert digest("one/a.txt") not in same
+    (tmp_path / "one/a.txt").write_text("Same.")
+    assert digest("one") not in same
+
+
+def bytes_read_by(work: Callable[[], Any]) -> int:
+    """What this process reads meanwhile, from the disk or from what the system keeps of it."""
+
+    def read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = read()
+    work()
+    return read() - before
+
+
+def test_every_byte_is_read_once(many: CorpusConfig) -> None:
+    corpus = list_corpus(many)
+    size_bytes = sum(file.size_bytes for file in corpus.files)
+    stage = StageConfig(output="unused", num_workers=0)
+    read = bytes_read_by(lambda: corpus_input(corpus, stage))
+    assert size_bytes <= read < size_bytes + MEGABYTE
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_workers_hash_what_is_more_than_a_second_takes(
+    many: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = digest_of(many, num_workers=2)
+    monkeypatch.setattr(digest, "HERE_BYTES", 100 * MEGABYTE)
+    monkeypatch.setattr(digest, "TASK_BYTES", 40 * MEGABYTE)
+    there: list[str] = []
+    read = bytes_read_by(lambda: there.append(digest_of(many, num_workers=2)))
+    assert there == [here]
+    assert read < 50 * MEGABYTE  # Ray itself, where it is imported here
+    corpus = list_corpus(many)
+    (tmp_path / "2.txt").unlink()
+    with pytest.raises(CorpusError, match=r"^\S+/2.txt: was there when the run began, now there"):
+        corpus_input(corpus, StageConfig(output="unused", num_workers=2))
+
+
+def test_a_file_that_is_gone_or_changed_before_it_is_hashed_is_named(many: CorpusConfig) -> None:
+    corpus, stage = list_corpus(many), StageConfig(output="unused", num_workers=0)
+    Path(corpus.files[1].path).write_bytes(b"Another text.")
+    with pytest.raises(
+        CorpusError, match=r"1.txt: wanted the 31,457,280 bytes that were there when"
+    ):
+        corpus_input(corpus, stage)
+    Path(corpus.files[1].path).unlink()
+    with pytest.raises(CorpusError, match=r"1.txt: was there when the run began, now there is no"):
+        corpus_input(corpus, stage)
+
+
+def _vocab(small: Any, source: str, output: Path) -> Callable[[], Any]:
+    config = small.vocab(output)
+    return lambda: vocab.run(replace(config, corpus=replace(config.corpus, source=source)))
+
+
+def _prepare(small: Any, source: str, output: Path) -> Callable[[], Any]:
+    config = small.prepare(output)
+    return lambda: prepare.run(replace(config, corpus=replace(config.corpus, source=source)))
+
+
+def _predict(small: Any, source: str, output: Path) -> Callable[[], Any]:
+    config = PredictConfig(
+        output=str(output),
+        model=str(small.folder / "pretrain" / "bundle"),
+        task="feature-extraction",
+        source=source,
+        num_workers=0,
+        tracking_uri=small.tracking_uri,
+    )
+    return lambda: predict.run(config)
+
+
+@pytest.mark.parametrize(
+    ("stage", "made"), [(_vocab, "small"), (_prepare, "prepared"), (_predict, "pretrained")]
+)
+def test_a_stage_lists_its_corpus_once_and_a_finished_one_reads_each_file_once(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    object_store: str,
+    caplog: pytest.LogCaptureFixture,
+    stage: Callable[[Any, str, Path], Callable[[], Any]],
+    made: str,
+) -> None:
+    small = request.getfixturevalue(made)
+    source = f"{object_store}/corpus"
+    for index, text in enumerate(small.text.read_text().split("\n\n")[:12]):
+        part = "\n\n".join(text[start : start + 400] for start in range(0, len(text), 400))
+        files.write_bytes(f"{source}/{index % 3}/{index}.txt", part.encode())
+
+    def requests_of(work: Callable[[], Any]) -> Counter[str]:
+        """What the store is asked for meanwhile, by its own log."""
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="werkzeug"):
+            work()
+        lines = [record.getMessage() for record in caplog.records if record.name == "werkzeug"]
+        asked = [found[0] for line in lines if (found := re.search(r"(GET|HEAD) \S+", line))]
+        return Counter("list" if "list-type=" in each else each for each in asked)
+
+    listing = requests_of(lambda: files.find_files(source))["list"]
+    run = stage(small, source, tmp_path / "output")
+    assert requests_of(run)["list"] == listing > 0
+    again = requests_of(run)
+    read = {name: count for name, count in again.items() if name.startswith("GET")}
+    assert len(read) == 12
+    assert set(read.values()) == {1}

@@ -1,0 +1,248 @@
+"""What every stage shares: done work is skipped, other people's files are safe."""
+
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from mlflow.entities import Run
+
+from bert_core import files
+from bert_core.errors import ConfigError, ResourceError
+from bert_core.manifest import Output, read_manifest
+from pipelines.corpus.sources import CorpusConfig
+from pipelines.distill import DistillConfig
+from pipelines.evaluate import EvaluateConfig
+from pipelines.glue import GlueConfig
+from pipelines.prepare import PrepareConfig
+from pipelines.runtime.stage import (
+    INPUT,
+    STARTED,
+    Result,
+    StageConfig,
+    _input_paths,
+    determining_fields,
+    run_stage,
+    with_absolute_paths,
+)
+from tracking.runs import DatasetInput
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyConfig(StageConfig):
+    source: str = field(metadata=INPUT)
+    beside: str = field(default="nothing", metadata=INPUT)
+    times: int = 1
+
+
+@pytest.fixture
+def config(tmp_path: Path, small: Any) -> CopyConfig:
+    return CopyConfig(output=str(tmp_path / "out"), source="a", tracking_uri=small.tracking_uri)
+
+
+def run(config: CopyConfig, calls: list[str], digest: str = "d1") -> None:
+    def work(stage_digest: str) -> Result:
+        calls.append(stage_digest)
+        path = files.join(config.output, "copy.txt")
+        files.write_bytes(path, b"x" * config.times)
+        return Result(outputs={"copy.txt": Output.of(path)}, counts={"bytes": config.times})
+
+    run_stage("copy", config, [DatasetInput("source", digest, config.source)], work)
+
+
+def test_a_finished_stage_is_skipped_and_its_manifest_says_what_it_made(config: CopyConfig) -> None:
+    calls: list[str] = []
+    run(config, calls)
+    run(config, calls)
+    assert len(calls) == 1
+    manifest = read_manifest(config.output)
+    assert manifest.stage == "copy"
+    assert manifest.inputs == {"source": "d1"}
+    assert manifest.counts["bytes"] == 1
+    assert manifest.outputs["copy.txt"].size_bytes == 1
+
+
+def test_neither_workers_nor_places_are_in_the_digest(config: CopyConfig) -> None:
+    calls: list[str] = []
+    run(config, calls)
+    run(replace(config, num_workers=7, threads_per_worker=3, source="elsewhere/a"), calls)
+    assert len(calls) == 1
+    assert determining_fields(config) == {"times": 1}
+
+
+def test_in_another_folder_paths_mean_the_same_and_words_stay_words(config: CopyConfig) -> None:
+    there = with_absolute_paths(config)
+    assert there == replace(config, source=str(Path("a").absolute()))
+    given = with_absolute_paths(replace(config, beside="b", source="s3://bucket/a"))
+    assert (given.beside, given.source) == (str(Path("b").absolute()), "s3://bucket/a")
+
+
+def test_other_settings_or_inputs_are_refused_and_named_and_the_result_is_untouched(
+    config: CopyConfig,
+) -> None:
+    run(config, [])
+    with pytest.raises(ConfigError, match=r"made with another times: give another output, or --fo"):
+        run(replace(config, times=2), [])
+    with pytest.raises(ConfigError, match="made with another source"):
+        run(config, [], digest="d2")
+    assert Path(config.output, "copy.txt").read_bytes() == b"x"
+
+
+def test_that_mlflow_is_away_is_said_once_before_the_work_and_once_after(
+    config: CopyConfig, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    run(replace(config, tracking_uri="http://127.0.0.1:1"), [])
+    told = f"copy: MLflow has not answered yet, records wait for it in {config.output}"
+    assert capsys.readouterr().out.splitlines() == [told]
+    (line,) = [one for one in caplog.messages if "MLflow" in one]
+    assert "has yet to be sent 1 record: " in line
+
+
+def test_an_output_in_the_place_of_a_file_is_refused(config: CopyConfig, tmp_path: Path) -> None:
+    (tmp_path / "plain.csv").write_text("a,b\n")
+    for output in ("plain.csv", "plain.csv/", "plain.csv/in/it"):
+        there = replace(config, output=f"{tmp_path}/{output}", force=True)
+        with pytest.raises(
+            ConfigError, match=r"output: wanted a folder, .*plain\.csv/? is a file: "
+        ):
+            run(there, [])
+    assert (tmp_path / "plain.csv").read_text() == "a,b\n"
+
+
+def test_an_output_that_cannot_be_written_is_told_in_a_line(config: CopyConfig) -> None:
+    with pytest.raises(ResourceError, match=r"^/proc/out/.*: could not be written: .*\Z"):
+        run(replace(config, output="/proc/out"), [])
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("output", ["data", "data/", "data/in", "link", "above/../data"])
+def test_an_output_with_an_input_in_it_is_refused_and_nothing_is_removed(
+    config: CopyConfig, tmp_path: Path, output: str, force: bool
+) -> None:
+    source = tmp_path / "data" / "in"
+    files.write_bytes(str(source / "copy.txt"), b"x")
+    for folder in (source, source.parent):  # as a stage leaves it that was killed
+        files.write_json(str(folder / STARTED), {"stage": "copy", "digest": "other"})
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    (tmp_path / "above").mkdir()
+    there = replace(config, output=f"{tmp_path}/{output}", force=force)
+    given: list[dict[str, Any]] = [
+        {"source": str(source)},
+        {"source": source.as_uri()},
+        {"beside": str(source)},
+    ]
+    for changes in given:
+        with pytest.raises(
+            ConfigError, match=r"output: wanted a folder of its own, .* has the inp"
+        ):
+            run(replace(there, **changes), [])
+    assert (source / "copy.txt").read_bytes() == b"x"
+    assert not files.is_within(f"{source}-2", str(source)), "its name only begins alike"
+
+
+def test_every_stage_says_where_its_inputs_lie() -> None:
+    """What is not marked as an input would not be kept from being removed."""
+    assert list(_input_paths(EvaluateConfig(output="o", model="m"))) == [("model", "m")]
+    corpus = CorpusConfig(source=("a", "s3://b"))
+    found = _input_paths(PrepareConfig(output="o", tokenizer="v", corpus=corpus))
+    assert sorted(found) == [
+        ("corpus.source", "a"),
+        ("corpus.source", "s3://b"),
+        ("tokenizer", "v"),
+    ]
+    assert [*_input_paths(DistillConfig(output="o", teacher="models:/t@champion"))] == []
+    glue = GlueConfig(output="o", allow_incomplete=True, tests={"cola": "t"})
+    assert [*_input_paths(glue)] == [("tests", "t")]
+
+
+def test_force_makes_it_again(config: CopyConfig) -> None:
+    calls: list[str] = []
+    run(config, calls)
+    run(replace(config, times=2, force=True), calls)
+    assert len(calls) == 2
+    assert Path(config.output, "copy.txt").read_bytes() == b"xx"
+
+
+def test_a_folder_that_raybert_did_not_write_is_left_alone(config: CopyConfig) -> None:
+    Path(config.output).mkdir()
+    Path(config.output, "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"it holds files that raybert did not write \(thesis"):
+        run(config, [])
+    with pytest.raises(ConfigError, match="did not write"):
+        run(replace(config, force=True), [])
+    assert Path(config.output, "thesis.tex").read_text() == "years of work"
+
+
+def test_a_killed_run_goes_on_in_its_folder_and_one_of_other_settings_starts_over(
+    config: CopyConfig,
+) -> None:
+    def killed(digest: str) -> Result:
+        Path(config.output, "half").write_text("done")
+        raise KeyboardInterrupt
+
+    source = [DatasetInput("source", "d1", "a")]
+    with pytest.raises(KeyboardInterrupt):
+        run_stage("copy", config, source, killed)
+    seen: list[bool] = []
+
+    def work(digest: str) -> Result:
+        seen.append(Path(config.output, "half").exists())
+        return Result(outputs={}, counts={})
+
+    run_stage("copy", config, source, work)
+    Path(config.output, "manifest.json").unlink()
+    run_stage("copy", replace(config, times=3), source, work)
+    assert seen == [True, False]
+
+
+@pytest.mark.drill
+def test_a_stage_killed_after_its_manifest_has_its_run_ended_by_the_next_start(
+    tmp_path: Path,
+) -> None:
+    config = StageConfig(
+        output=str(tmp_path / "out"), tracking_uri=f"sqlite:///{tmp_path}/mlflow.db"
+    )
+    code = (
+        "import os, signal, sys; from pipelines.runtime import stage\n"
+        "write = stage.write_manifest\n"
+        "def write_and_end(*of_what):\n"
+        "    write(*of_what)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "stage.write_manifest = write_and_end\n"
+        "config = stage.StageConfig(output=sys.argv[1], tracking_uri=sys.argv[2])\n"
+        "made = stage.Result(outputs={}, counts={'rows': 3})\n"
+        "stage.run_stage('copy', config, [], lambda digest: made)\n"
+    )
+    command = [sys.executable, "-c", code, config.output, str(config.tracking_uri)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    client = mlflow.MlflowClient(str(config.tracking_uri))
+
+    def the_run() -> Run:
+        experiment = client.get_experiment_by_name(config.experiment)
+        assert experiment is not None
+        (run,) = client.search_runs([experiment.experiment_id])
+        return run
+
+    assert the_run().info.status == "RUNNING"
+    run_stage("copy", config, [], lambda digest: pytest.fail("it is complete"))
+    assert the_run().info.status == "FINISHED"
+    assert the_run().data.metrics["rows"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_workers": -1}, "num_workers: wanted at least 0, got -1"),
+        ({"threads_per_worker": 0}, "threads_per_worker: wanted at least 1, got 0"),
+        ({"output": ""}, "output: wanted a folder or URI"),
+    ],
+)
+def test_settings_out_of_range_are_refused(
+    config: CopyConfig, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(config, **change)  # type: ignore[arg-type]

@@ -1,0 +1,196 @@
+"""Training on nodes that come and go: real processes of Ray, a node each."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.cluster_utils import Cluster
+
+from bert_core.train.config import LoopConfig, ScheduleConfig
+from pipelines import pretrain
+from pipelines.pretrain import PretrainConfig
+from pipelines.training.driver import read_records
+
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
+
+RUN = """
+import pickle, sys
+from pipelines import pretrain
+
+pretrain.run(pickle.load(sys.stdin.buffer))
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head that has room for one worker."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    yield made
+    made.shutdown()
+
+
+def config_of(prepared: Any, folder: Path, cluster: Cluster) -> PretrainConfig:
+    """Steps without an end, so that nodes may come and go; no dropout, which is drawn by rank."""
+    return replace(
+        prepared.pretrain(folder),
+        address=cluster.address,
+        allow_open_cluster=True,
+        loop=LoopConfig(max_steps=1_000_000, precision="fp32"),
+        schedule=ScheduleConfig(warmup_steps=2, decay="constant"),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        checkpoint_every_steps=50,
+        report_every_s=0.5,
+        resize_every_s=3.0,
+    )
+
+
+@contextmanager
+def running(config: PretrainConfig) -> Iterator[subprocess.Popen]:
+    """The run, in a process of its own; killed when enough was seen of it."""
+    process = subprocess.Popen([sys.executable, "-c", RUN], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(pickle.dumps(config))
+    process.stdin.close()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until(process: subprocess.Popen, what: str, done: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 150
+    while not (found := done()):
+        assert process.poll() is None, f"the run ended before {what}"
+        assert time.monotonic() < deadline, f"waited 150 s until {what}"
+        time.sleep(0.05)
+    return found
+
+
+def workers(folder: Path) -> list[int]:
+    """How many had a part in each step."""
+    return [int(each["workers"]) for each in read_records(folder).values() if "workers" in each]
+
+
+def losses(folder: Path) -> np.ndarray:
+    return np.array([each["loss"] for each in read_records(folder).values() if "loss" in each])
+
+
+def test_workers_follow_the_nodes_and_losses_stay(
+    prepared: Any, tmp_path: Path, cluster: Cluster
+) -> None:
+    """Two nodes, then one is lost, then another comes."""
+    second = cluster.add_node(num_cpus=1)
+    config = replace(config_of(prepared, tmp_path / "out", cluster), num_workers=(1, 2))
+    with running(config) as process:
+        wait_until(process, "two train", lambda: workers(tmp_path / "out")[20:])
+        assert set(workers(tmp_path / "out")) == {2}
+        lost = time.monotonic()
+        cluster.remove_node(second, allow_graceful=False)
+        wait_until(process, "one trains", lambda: 1 in workers(tmp_path / "out"))
+        print(f"a node lost: {time.monotonic() - lost:.1f} s to the next step")
+        cluster.add_node(num_cpus=1)
+        wait_until(process, "two train again", lambda: workers(tmp_path / "out")[-1] == 2)
+    found = losses(tmp_path / "out")
+    loop = replace(config.loop, max_steps=len(found))
+    pretrain.run(replace(config, output=str(tmp_path / "alone"), num_workers=0, loop=loop))
+    np.testing.assert_allclose(found, losses(tmp_path / "alone"), rtol=0, atol=1e-3)
+
+
+def test_a_lost_node_is_replaced_by_another(
+    prepared: Any, tmp_path: Path, cluster: Cluster
+) -> None:
+    """Of a fixed number of workers."""
+    second = cluster.add_node(num_cpus=1)
+    config = replace(config_of(prepared, tmp_path / "out", cluster), num_workers=2)
+    with running(config) as process:
+        wait_until(process, "two train", lambda: workers(tmp_path / "out")[20:])
+        cluster.add_node(num_cpus=1)
+        lost = time.monotonic()
+        cluster.remove_node(second, allow_graceful=False)
+        at_loss = len(workers(tmp_path / "out"))
+        wait_until(process, "they go on", lambda: len(workers(tmp_path / "out")) > at_loss + 20)
+        print(f"a node lost: {time.monotonic() - lost:.1f} s to the next steps")
+        assert set(workers(tmp_path / "out")) == {2}
+
+
+def test_a_notice_that_a_node_will_be_taken_leads_to_a_checkpoint(
+    prepared: Any, tmp_path: Path, cluster: Cluster
+) -> None:
+    second = cluster.add_node(num_cpus=1)
+    config = replace(
+        config_of(prepared, tmp_path / "out", cluster),
+        num_workers=(1, 2),
+        checkpoint_every_steps=100_000,
+    )
+    with running(config) as process:
+        wait_until(process, "two train", lambda: workers(tmp_path / "out")[20:])
+        assert not list((tmp_path / "out").glob("checkpoints/*/checkpoint.json"))
+        subprocess.run(
+            [Path(sys.executable).parent / "ray", "drain-node", "--address", cluster.address,
+             "--node-id", second.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION",
+             "--reason-message", "a drill", "--deadline-remaining-seconds", "15"],
+            check=True,
+            env=os.environ,
+        )  # fmt: skip
+        [written] = wait_until(
+            process,
+            "a checkpoint",
+            lambda: list((tmp_path / "out").glob("checkpoints/*/checkpoint.json")),
+        )
+        step = json.loads(written.read_text())["step"]
+        wait_until(process, "one trains", lambda: 1 in workers(tmp_path / "out"))
+    assert workers(tmp_path / "out").index(1) >= step
+
+
+DRIVER = """
+import sys
+
+import ray
+
+from pipelines.runtime import cluster
+
+
+class Actor:
+    def answer(self):
+        return "answered"
+
+
+cluster.connect(address=sys.argv[1], allow_open_cluster=True)
+print(ray.get(ray.remote(Actor).remote().answer.remote()))
+"""
+# A cluster that asks for no token, and a driver of it whose home folder has one.
+JOIN = """
+import os, subprocess, sys
+from ray.cluster_utils import Cluster
+
+made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+home = {**os.environ, "HOME": sys.argv[1]}
+subprocess.run([sys.executable, "-c", sys.argv[2], made.address], env=home, check=True, timeout=100)
+made.shutdown()
+"""
+
+
+def test_actors_live_where_the_driver_has_a_token_that_the_cluster_does_not_ask_for(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("0123456789abcdef" * 4)
+    environment = {name: value for name, value in os.environ.items() if name[:3] != "RAY"}
+    environment |= {"HOME": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, "-c", JOIN, str(tmp_path), DRIVER],
+        env=environment, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert "answered" in done.stdout, done.stderr
