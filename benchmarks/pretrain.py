@@ -364,7 +364,7 @@ class _Stage:
 def _pretrained(config: Any) -> float:
     """Tokens a second of the stage, from the first point of its curve to the last."""
     from pipelines import pretrain
-    from pipelines.training.driver import read_records
+    from pipelines.training.records import read_records
 
     pretrain.run(config)
     records = read_records(config.local_folder).values()

@@ -21,7 +21,7 @@ from benchmarks.harness import made
 from bert_core.manifest import Manifest
 from pipelines import prepare, pretrain, vocab
 from pipelines.configure import CONFIGS, parse
-from pipelines.training.driver import read_records
+from pipelines.training.records import read_records
 
 STAGES = {"vocab": vocab, "prepare": prepare, "pretrain": pretrain}
 SMALL = "wikitext2"

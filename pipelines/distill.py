@@ -20,18 +20,10 @@ from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.model.variants import VARIANTS
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines.corpus.sources import labelled_input
-from pipelines.finetune import FinetuneConfig, Learner, learn
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT, Result, input_digest, run_stage
-from pipelines.training.driver import (
-    CHECKPOINTS,
-    Report,
-    curves,
-    fit,
-    median_speed,
-    read_records,
-    write_bundle,
-)
+from pipelines.training.config import LabelledTrainingConfig
+from pipelines.training.driver import curves, fit, write_bundle
 from pipelines.training.labelled_sets import (
     HELD_OUT,
     TRAIN,
@@ -40,6 +32,8 @@ from pipelines.training.labelled_sets import (
     lineage_of,
     read_parts,
 )
+from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_records
+from pipelines.training.seeds import TrainableTask, learn
 from pipelines.training.selection import with_prefix
 from pipelines.training.shard_batches import batches, check_rows
 from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig, Pair
@@ -57,7 +51,7 @@ OF_ROWS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillConfig(FinetuneConfig):
+class DistillConfig(LabelledTrainingConfig):
     """Which student learns what from which teacher. Rows are labelled ones, or shards."""
 
     teacher: str = field(metadata=INPUT)
@@ -200,12 +194,14 @@ def _task(
     shorter = min(teacher, own, key=lambda one: one.encoder_config.max_length)
     sets = encoded(config, shorter, task, parts)
     before = pair.trained_rows(teacher, own)
-    learner = Learner(task, own.tokenizer, own.encoder_config, pair.build, before, answers=answers)
+    trainable = TrainableTask(
+        task, own.tokenizer, own.encoder_config, pair.build, before, answers=answers
+    )
     lineage = {
         **pair.lineage(teacher, own),
         "data": lineage_of(config, own.tokenizer, inputs, sets),
     }
-    result = learn(config, learner, sets, lineage, digest)
+    result = learn(config, trainable, sets, lineage, digest)
     counts = {
         **result.counts,
         **pair.sizes(teacher),

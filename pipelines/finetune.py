@@ -4,48 +4,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from bert_core import files
-from bert_core.errors import ConfigError
-from bert_core.manifest import BUNDLE, Manifest
-from bert_core.tasks.digests import NO_ROWS, Digests
-from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
-from pipelines.runtime.progress import counted, say
+from bert_core.manifest import Manifest
+from bert_core.tasks.digests import NO_ROWS
 from pipelines.runtime.stage import Result, run_stage
-from pipelines.training.driver import (
-    CHECKPOINTS,
-    Records,
-    Report,
-    curves,
-    fit,
-    median_speed,
-    read_records,
-    write_bundle,
-)
+from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.labelled_sets import (
-    HELD_OUT,
-    SELECTION,
-    TRAIN,
-    LabelledSet,
-    LabelledTrainingConfig,
     inputs_of,
     lineage_of,
     read_sets,
-    remarks_of,
-    trained_rows,
 )
-from pipelines.training.selection import TASK, Measurement, with_prefix
+from pipelines.training.seeds import TrainableTask, learn
+from pipelines.training.selection import Measurement
 from tracking.runs import DatasetInput
 
-STEPS = "steps_of_weights"
-"""How many steps the weights have that were taken, in the record of a seed's result."""
-
 if TYPE_CHECKING:
-    from bert_core.data.tokenizer import Tokenizer
-    from bert_core.model.variants import EncoderConfig
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.tasks.base import Task
 
@@ -53,50 +27,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(LabelledTrainingConfig):
     """What to fine-tune on which rows. Defaults: Devlin et al. 2019, appendix A.3."""
-
-    from_scratch: bool = False
-    """Start from fresh weights instead of the bundle's, to see what pretraining is worth."""
-    epochs: float = 3.0
-    """How often every row is seen."""
-    lr: float = 5e-5
-    """Peak learning rate."""
-    warmup_share: float = 0.1
-    """Share of the steps in which the learning rate climbs."""
-    weight_decay: float = 0.01
-    """Decoupled decay of weight matrices."""
-    layer_decay: float = 1.0
-    """A layer's learning rate is so many times that of the one above it (Howard and Ruder 2018); 1
-    moves all alike."""
-    seeds: tuple[int, ...] = (0,)
-    """Fresh heads, order of rows and dropout; the bundle is that of the first seed."""
-    most_rise: float = 0.0
-    """As in pretraining; with few rows a loss may rise for no ill reason."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"seeds: wanted different numbers, at least one, got {self.seeds}")
-        if not self.epochs > 0:
-            raise ConfigError(f"epochs: wanted above 0, got {self.epochs}")
-        if not self.lr > 0:
-            raise ConfigError(f"lr: wanted above 0, got {self.lr}")
-        if not 0 <= self.warmup_share <= 1:
-            raise ConfigError(f"warmup_share: wanted 0 to 1, got {self.warmup_share}")
-        self.optimizer  # noqa: B018 – checks what it is given
-
-    @property
-    def optimizer(self) -> OptimizerConfig:
-        return OptimizerConfig(
-            lr=self.lr, weight_decay=self.weight_decay, layer_decay=self.layer_decay
-        )
-
-    def steps(self, rows: int) -> int:
-        """Optimizer steps of one seed."""
-        return max(1, round(self.epochs * rows / self.batch_size))
-
-    def steps_between(self, rows: int) -> int:
-        """Steps between two measurements on the rows that select."""
-        return max(1, round(self.selection.every_epochs * rows / self.batch_size))
 
 
 def run(config: FinetuneConfig, watch: Callable[[Measurement], None] | None = None) -> Manifest:
@@ -109,21 +39,6 @@ def run(config: FinetuneConfig, watch: Callable[[Measurement], None] | None = No
     return run_stage(
         "finetune", config, inputs, lambda digest: _finetune(config, folder, inputs, digest, watch)
     )
-
-
-@dataclass(frozen=True)
-class Learner:
-    """What a task is learned with; every rank has it."""
-
-    task: "Task"
-    tokenizer: "Tokenizer"
-    encoder_config: "EncoderConfig"
-    build: Callable[[int], "ObjectiveModel"]
-    """The model that the training of a seed begins with."""
-    trained_rows: Digests
-    """Of the rows that these weights, and those of its teacher, have seen before."""
-    answers: bool = True
-    """Whether its head learns; the bundle is for no task otherwise."""
 
 
 def _finetune(
@@ -146,130 +61,8 @@ def _finetune(
         "from_scratch": config.from_scratch,
     }
     before = NO_ROWS if config.from_scratch else bundle.trained_rows
-    learner = Learner(task, bundle.tokenizer, bundle.encoder_config, build, before)
-    return learn(config, learner, sets, lineage, digest, watch)
-
-
-def learn(
-    config: FinetuneConfig,
-    learner: Learner,
-    sets: dict[str, LabelledSet],
-    lineage: dict[str, Any],
-    digest: str,
-    watch: Callable[[Measurement], None] | None = None,
-) -> Result:
-    """Train a model for every seed, and write the bundle of the first.
-
-    Args:
-        lineage: of the bundle; its `stage` says whose result it is.
-    """
-    from bert_core.train.checkpoint import checkpoint_at
-
-    task, stage = learner.task, lineage["stage"]
-    trained_on = np.union1d(learner.trained_rows, trained_rows(task, sets))
-    remarks = remarks_of(stage, config, task, sets, trained_on)
-    steps = config.steps(len(sets[TRAIN].windows))
-    total = _records_before(len(config.seeds), steps)
-    fit(
-        partial(worker, learner, sets),
-        config,
-        digest,
-        LoopConfig(max_steps=total),
-        stage,
-        None if watch is None else partial(_show, config, task, len(sets[TRAIN].windows), watch),
-    )
-    records = read_records(config.local_folder)
-    seeds = [_measured(records, index, steps) for index in range(len(config.seeds))]
-    taken = round(seeds[0]["steps"])
-    values = {name: np.array([each[name] for each in seeds]) for name in seeds[0]}
-    main = task.main_metric({name.removeprefix(f"{SELECTION}_") for name in values})
-    outputs = write_bundle(
-        config,
-        digest,
-        learner.build(config.seeds[0]),
-        learner.tokenizer,
-        task=task if learner.answers else None,
-        metrics={name: value for name, value in seeds[0].items() if name != "steps"},
-        lineage=lineage,
-        trained_rows=trained_on,
-        checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), taken),
-    )
-    say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
-    counts = {
-        **remarks,
-        **{f"{name}_rows": len(each.rows) for name, each in sets.items()},
-        "labels": len(task.labels),
-        "steps": steps,
-        "seeds": [{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
-        "tokens_per_s": median_speed(records),
-        "primary_metric": main,
-        **_spread(values),
-        **(_baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}),
-    }
-    return Result(outputs=outputs, counts=counts, artifacts=curves(config))
-
-
-def _show(
-    config: FinetuneConfig,
-    task: "Task",
-    rows: int,
-    watch: Callable[[Measurement], None],
-    records: Records,
-) -> None:
-    """Hand on what is reported of the rows that select."""
-    steps, between = config.steps(rows), config.steps_between(rows)
-    cost = config.selection.cost(task)
-    for record, numbers in records:
-        if selecting := with_prefix(f"{SELECTION}/", numbers):
-            seed, step = divmod(record, _records_before(1, steps))
-            share = (seed * steps + step) / (len(config.seeds) * steps)
-            watch(Measurement(seed, -(-step // between), step, share, cost(selecting)))
-
-
-def _spread(values: dict[str, np.ndarray]) -> dict[str, float]:
-    """Mean and standard deviation over the seeds."""
-    return {
-        **{f"{name}_mean": float(each.mean()) for name, each in values.items()},
-        **{
-            f"{name}_std": float(each.std(ddof=1)) if len(each) > 1 else 0.0
-            for name, each in values.items()
-        },
-    }
-
-
-def _baseline(task: "Task", rows: list[dict[str, Any]]) -> dict[str, float]:
-    return {f"baseline_{name}": value for name, value in task.baseline(rows).items()}
-
-
-def _came_to(main: str, sets: dict[str, LabelledSet], values: dict[str, np.ndarray]) -> str:
-    """What there is to say of all seeds: on held-out rows, else on those that selected."""
-    for name, key in ((HELD_OUT, main), (SELECTION, f"{SELECTION}_{main}")):
-        if name in sets:
-            rows = counted(len(sets[name].rows), f"{name.replace('_', '-')} row")
-            seeds = counted(len(values[key]), "seed")
-            return f"{main} {values[key].mean():.1%} on {rows}, mean of {seeds}, "
-    return ""
-
-
-def _records_before(index: int, steps: int) -> int:
-    """Steps of the record before those of a seed, which has one after its last for its result."""
-    return index * (steps + 2)
-
-
-def _measured(records: dict[int, dict[str, float]], index: int, steps: int) -> dict[str, float]:
-    """What a seed came to: the task's metrics, `steps` of the weights taken, and what they came to
-    on the rows that selected them."""
-    result = records[_records_before(index + 1, steps) - 1]
-    selected = records[_records_before(index, steps) + round(result[STEPS])]
-    return {
-        "steps": result[STEPS],
-        **with_prefix(f"{HELD_OUT}/{TASK}", result),
-        **{f"{SELECTION}_{k}": v for k, v in with_prefix(f"{SELECTION}/{TASK}", selected).items()},
-    }
-
-
-def _checkpoints(index: int) -> str:
-    return f"{CHECKPOINTS}/{index}"
+    trainable = TrainableTask(task, bundle.tokenizer, bundle.encoder_config, build, before)
+    return learn(config, trainable, sets, lineage, digest, watch)
 
 
 def build_model(config: FinetuneConfig, folder: Path, task: "Task", seed: int) -> "ObjectiveModel":
@@ -286,58 +79,3 @@ def build_model(config: FinetuneConfig, folder: Path, task: "Task", seed: int) -
     if config.from_scratch:
         return ObjectiveModel(bundle.encoder_config, [objective])
     return bundles.build_model(bundle, [objective])
-
-
-def worker(
-    learner: Learner,
-    sets: dict[str, LabelledSet],
-    config: FinetuneConfig,
-    digest: str,
-    report: Report,
-) -> None:
-    """One rank: the seeds one after the other."""
-    from bert_core.train.checkpoint import load_weights
-    from bert_core.train.words import train_read_words
-    from pipelines.training.labelled_batches import LabelledRank
-    from pipelines.training.worker import Place, Training, chosen_checkpoint, train
-
-    place, task = Place.here(config), learner.task
-    rank = LabelledRank(config, place, learner.encoder_config, learner.tokenizer.pad_id, task, sets)
-    rows = len(sets[TRAIN].windows)
-    steps = config.steps(rows)
-    schedule = ScheduleConfig(warmup_steps=round(config.warmup_share * steps))
-    for index, seed in enumerate(config.seeds):
-        loop = LoopConfig(max_steps=steps, precision=config.precision, seed=seed)
-        checkpoints = files.join(config.output, _checkpoints(index))
-        first_record = _records_before(index, steps)
-        model = learner.build(seed)
-        if not config.fsdp:  # of which checkpoints have all, with however many workers it goes on
-            train_read_words(model, rank.shown, rank.pad_id)
-        train(
-            Training(
-                config=config,
-                place=place,
-                model=model,
-                batches=rank.batches(TRAIN, seed),
-                measure=partial(rank.measure, SELECTION, loop) if SELECTION in sets else None,
-                measured_as=SELECTION,
-                measure_before=False,
-                measure_every_steps=config.steps_between(rows),
-                cost=config.selection.cost(task),
-                patience=config.selection.patience,
-                optimizer=config.optimizer,
-                learning_rate=schedule.learning_rate(config.lr, steps),
-                loop=loop,
-                digest=digest,
-                checkpoints=checkpoints,
-                first_record=first_record,
-            ),
-            report,
-        )
-        taken = chosen_checkpoint(checkpoints, place.rank)
-        model = learner.build(seed)
-        load_weights(taken, model, run_digest=digest)
-        model.to(place.device)
-        scored = rank.measure(HELD_OUT, loop, model) if HELD_OUT in sets else {}
-        result = {f"{HELD_OUT}/{name}": value for name, value in scored.items()}
-        report([(first_record + steps + 1, result | {STEPS: float(taken.step)})], True)

@@ -19,17 +19,10 @@ from bert_core.tasks.digests import NO_ROWS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines.runtime.progress import say
 from pipelines.runtime.stage import INPUT, REMARK, Result, input_digest, run_stage
-from pipelines.training.driver import (
-    CHECKPOINTS,
-    Report,
-    TrainingConfig,
-    curves,
-    fit,
-    median_speed,
-    read_records,
-    write_bundle,
-)
+from pipelines.training.config import TrainingConfig
+from pipelines.training.driver import curves, fit, write_bundle
 from pipelines.training.objectives import check_names, objectives_of
+from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_records
 from pipelines.training.shard_batches import CACHE, batches, check_rows
 from tracking.runs import DatasetInput
 

@@ -22,7 +22,8 @@ from pipelines.runtime.stage import (
     local_outputs,
     run_stage,
 )
-from tracking.runs import DatasetInput, tracking_uri
+from tracking.runs import DatasetInput
+from tracking.server import tracking_uri
 
 if TYPE_CHECKING:
     from bert_core.predictor import Predictor

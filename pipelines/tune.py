@@ -1,36 +1,34 @@
 """Bundle + labelled rows → the best of many fine-tunings, on Ray Tune.
 
 Every trial is a `finetune` stage in a folder of its own, without held-out rows. This module says
-which trials there are and what becomes of the best; `pipelines.training.trials` runs them.
+which trials there are and what becomes of the best; `training.trials` runs them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, get_args
 
 from bert_core import files
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import BUNDLE, Manifest, Output, read_manifest
+from pipelines import finetune
 from pipelines.corpus.sources import LabelledConfig, labelled_files
 from pipelines.finetune import FinetuneConfig
 from pipelines.runtime import cluster
-from pipelines.runtime.config_errors import nearest
 from pipelines.runtime.progress import say
 from pipelines.runtime.stage import (
     REMARK,
     Result,
     StageConfig,
-    operational_fields,
     run_stage,
     with_absolute_paths,
 )
+from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.labelled_sets import inputs_of
-from tracking.runs import tracking_uri
+from pipelines.training.sweep import SweepConfig
+from tracking.server import tracking_uri
 
 if TYPE_CHECKING:
     from pipelines.training.trials import Outcome
@@ -41,135 +39,15 @@ EVALUATION, PUBLICATION = "evaluate", "publish"
 """Folders of the two stages that the best trial goes through, in that of the sweep."""
 PICTURE = "plots/parallel_coordinates.png"
 
-Method = Literal["grid", "random", "asha"]
-SEARCHED: dict[str, Any] = {
-    one.name: one.type
-    for one in fields(FinetuneConfig)
-    if one.type in (int, float) and one.name not in operational_fields(FinetuneConfig)
-}
-"""Fields that trials may differ in, and their types."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """Which trials there are. Default: the grid of Devlin et al. 2019, appendix A.3."""
-
-    method: Method = "grid"
-    """`grid` tries all combinations; `random` draws some; `asha` draws and ends those early that do
-    worse than others did by then (Li et al. 2020)."""
-    space: dict[str, Any] = field(
-        default_factory=lambda: {
-            "batch_size": [16, 32],
-            "lr": [5e-5, 3e-5, 2e-5],
-            "epochs": [2.0, 3.0, 4.0],
-        }
-    )
-    """Field of fine-tuning → the values to try, or to draw from: `{lr = [5e-5, 3e-5]}`; where they
-    are drawn also a range, `{lr = {low = 1e-5, high = 1e-3, log = true}}`."""
-    num_samples: int = 16
-    """How many trials are drawn."""
-    seed: int = 0
-    """Of the draws."""
-    grace_epochs: float = 1.0
-    """No trial ends earlier by `asha`."""
-    reduction_factor: float = 3.0
-    """`asha` lets one of so many go on, after the grace and whenever they have trained for so many
-    times as long."""
-
-    def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            wanted = ", ".join(get_args(Method))
-            raise ConfigError(f"search.method: wanted one of {wanted}, got {self.method!r}")
-        if self.num_samples < 1:
-            raise ConfigError(f"search.num_samples: wanted at least 1, got {self.num_samples}")
-        if not self.grace_epochs > 0:
-            raise ConfigError(f"search.grace_epochs: wanted above 0, got {self.grace_epochs}")
-        if not self.reduction_factor > 1:
-            raise ConfigError(
-                f"search.reduction_factor: wanted above 1, got {self.reduction_factor}"
-            )
-        if not self.space:
-            raise ConfigError("search.space: wanted a field to vary at least, got none")
-        for name, values in self.space.items():
-            if name not in SEARCHED:
-                raise ConfigError(
-                    f"search.space: wanted fields among {', '.join(SEARCHED)}, got {name!r}"
-                    f"{nearest(name, SEARCHED)}"
-                )
-            if isinstance(values, Mapping):
-                self._check_range(f"search.space.{name}", values)
-            elif not isinstance(values, list | tuple) or not values:
-                raise ConfigError(
-                    f"search.space.{name}: wanted a list of values, or a range of low and high, "
-                    f"got {values!r}"
-                )
-            _check_numbers(name, values)
-
-    def _check_range(self, where: str, values: Mapping[str, Any]) -> None:
-        if self.method == "grid":
-            raise ConfigError(
-                f"{where}: wanted a list of values for a grid, got a range: give a list, or "
-                'search.method = "random"'
-            )
-        if not {"low", "high"} <= values.keys() <= {"low", "high", "log"}:
-            raise ConfigError(
-                f"{where}: wanted a range of low and high, and log where it is to be drawn by "
-                f"magnitude, got {', '.join(values) or 'nothing'}"
-            )
-        if not isinstance(values.get("log", False), bool):
-            raise ConfigError(f"{where}.log: wanted true or false, got {values['log']!r}")
-
-    def trials(self) -> list[dict[str, int | float]]:
-        """The fields in which each trial differs from what all share; the same at every call."""
-        if self.method == "grid":
-            return [
-                {name: SEARCHED[name](value) for name, value in zip(self.space, each, strict=True)}
-                for each in product(*self.space.values())
-            ]
-        return [
-            {
-                name: _drawn(name, self.space[name], rng)
-                for rng in [np.random.default_rng([self.seed, number])]
-                for name in sorted(self.space)
-            }
-            for number in range(self.num_samples)
-        ]
-
-
-def _check_numbers(name: str, values: Any) -> None:
-    kind, where = SEARCHED[name], f"search.space.{name}"
-    ends = isinstance(values, Mapping)
-    for value in [values["low"], values["high"]] if ends else values:
-        if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
-            wanted = "whole numbers" if kind is int else "numbers"
-            raise ConfigError(f"{where}: wanted {wanted}, got {value!r}")
-    if ends and not values["low"] < values["high"]:
-        raise ConfigError(
-            f"{where}: wanted low below high, got {values['low']} and {values['high']}"
-        )
-    if ends and values.get("log", False) and not values["low"] > 0:
-        raise ConfigError(f"{where}: wanted low above 0 with log, got {values['low']}")
-
-
-def _drawn(name: str, values: Any, rng: np.random.Generator) -> int | float:
-    kind = SEARCHED[name]
-    if not isinstance(values, Mapping):
-        return kind(values[rng.integers(len(values))])
-    low, high = values["low"], values["high"]
-    if values.get("log", False):
-        number = math.exp(rng.uniform(math.log(low), math.log(high)))
-        return kind(min(max(round(number) if kind is int else number, low), high))
-    return int(rng.integers(low, high + 1)) if kind is int else float(rng.uniform(low, high))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneConfig(FinetuneConfig):
+class TuneConfig(LabelledTrainingConfig):
     """What all trials share, in which fields they differ, and what becomes of the best.
 
     With `num_workers` 0 trials run in this process, one after the other.
     """
 
-    search: SearchConfig = field(default_factory=SearchConfig)
+    search: SweepConfig = field(default_factory=SweepConfig)
     """Which trials there are."""
     max_concurrent: int | None = field(default=None, metadata=REMARK)
     """Most trials at a time; as many as there are CPUs, or GPUs, for where this is not given."""
@@ -208,7 +86,7 @@ class TuneConfig(FinetuneConfig):
 
         Raises: ConfigError if a value of the space is out of range.
         """
-        shared = {one.name: getattr(self, one.name) for one in fields(FinetuneConfig)}
+        shared = {one.name: getattr(self, one.name) for one in fields(LabelledTrainingConfig)}
         shared |= {"held_out": None, "num_workers": 0, "force": False} | changes
         trials = []
         for number, varied in enumerate(self.search.trials()):
@@ -250,7 +128,16 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
         parent_run=parent,
     )
     sign = config.selection.sign(TASKS[config.task])
-    outcomes = trials.run_trials(made, absolute, "best score", sign)
+    outcomes = trials.run_trials(
+        finetune.run,
+        made,
+        config.search,
+        output=absolute.output,
+        on_ray=config.num_workers != 0,
+        max_concurrent=config.max_concurrent,
+        title="best score",
+        sign=sign,
+    )
     best = _best(outcomes)
     trained = read_manifest(made[best].output)
     metric = config.selection.metric or str(trained.counts["primary_metric"])

@@ -32,7 +32,7 @@ from serve import api, haproxy, ports
 from serve.config import ServeConfig, parse_models
 from serve.model import Card, Model, ServedModel
 from tracking.resolve import resolve
-from tracking.runs import tracking_uri
+from tracking.server import tracking_uri
 
 GRACEFUL_SHUTDOWN_S = 5.0
 """Longest that a replica which is to end may go on with what it has begun."""

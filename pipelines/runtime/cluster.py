@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from bert_core.errors import ConfigError, ResourceError
+from bert_core.errors import ConfigError, RaybertError, ResourceError
 from bert_core.train.hardware import HUGE_PAGES
 from pipelines.runtime.progress import say
 
@@ -311,6 +311,18 @@ def count_nodes_anew() -> None:
 
     count()  # what Ray Train decides next rests on it
     threading.Thread(target=repeat, name="count-nodes", daemon=True).start()
+
+
+def users_mistake(error: BaseException) -> RaybertError | None:
+    """What the user can mend, where that is what failed: in a worker, or behind Ray's own error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RaybertError):
+            return type(cause)(str(cause))
+        # Ray Train's controller ends with the first, its tasks and actors with the second.
+        named = getattr(cause, "controller_failure", None) or getattr(cause, "cause", None)
+        cause = named or cause.__cause__
+    return None
 
 
 def _knock(address: str, schemes: tuple[str, ...], wanted: str) -> str:

@@ -28,7 +28,8 @@ from bert_core.manifest import (
     write_manifest,
 )
 from pipelines.runtime.progress import say
-from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, finish_run, tracking_uri
+from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, finish_run
+from tracking.server import tracking_uri
 from tracking.spool import await_release
 
 STARTED = "started.json"

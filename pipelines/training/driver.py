@@ -3,29 +3,34 @@
 What a worker does is in `worker`; the mathematics is in `bert_core.train`.
 """
 
-import json
-import os
 import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from bert_core import files
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.errors import ConfigError, RaybertError, ResourceError
+from bert_core.errors import ResourceError
 from bert_core.manifest import BUNDLE, Output
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import meter
 from pipelines.runtime.stage import StageConfig, local_outputs, recipe, with_absolute_paths
-from tracking.runs import RunRecorder, tracking_uri
+from pipelines.training.config import TrainingConfig
+from pipelines.training.records import (
+    CHECKPOINTS,
+    DIVERGED,
+    NewRecords,
+    Records,
+    Report,
+    record_all,
+)
+from tracking.runs import RunRecorder
+from tracking.server import tracking_uri
 
 if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
@@ -33,63 +38,7 @@ if TYPE_CHECKING:
     from bert_core.train.checkpoint import Checkpoint
 
 METRICS = "metrics.jsonl"
-CHECKPOINTS = "checkpoints"
-DIVERGED = "diverged.txt"
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig(StageConfig):
-    """How training is carried out and watched; nothing of it changes what is trained."""
-
-    operational: ClassVar[bool] = True
-
-    micro_batch_tokens: int = 16_384
-    """Tokens, padding included, that a worker computes on at once; a longer row goes alone.
-    Gradients do not depend on it."""
-    fsdp: bool = False
-    """Whether a worker keeps a part of weights and optimizer state, instead of a copy (FSDP2)."""
-    log_every_steps: int = 10
-    """Steps between two points of a curve."""
-    report_every_s: float = 2.0
-    """Seconds between two reports to the run; a report carries all points since the last one."""
-    checkpoint_every_steps: int = 200
-    """Steps between two checkpoints; the last step always writes one."""
-    keep_checkpoints: int = 2
-    """Newest checkpoints that are kept; the one with the least held-out loss is kept beside."""
-    most_rise: float = 2.0
-    """Training stops where the losses of all parts, added whatever their weights, mean since the
-    last point, are so much above the median of the 20 points before; 0 lets them rise."""
-    max_failures: int = 3
-    """How often lost workers are replaced before the stage fails; nodes that were taken with a
-    notice do not count."""
-    resize_every_s: float = 60.0
-    """Seconds between two looks at whether there is room for another number of workers, where
-    `num_workers` leaves it open. Workers that change their number go on from the newest
-    checkpoint."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in (
-            "micro_batch_tokens",
-            "log_every_steps",
-            "checkpoint_every_steps",
-            "keep_checkpoints",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
-        for name in ("most_rise", "resize_every_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}: wanted 0 or more, got {getattr(self, name)}")
-
-
-Records = list[tuple[int, dict[str, float]]]
-"""Points of curves: (global step, numbers)."""
-
-Report = Callable[[Records, bool], bool]
-"""Takes the points since the last report, and whether it is the last. Collective.
-
-Gives whether a worker's node is about to be taken, once for each: time for a checkpoint.
-"""
 
 Worker = Callable[[Any, str, Report], None]
 """Trains as one rank: given the stage's config, its digest, and where to report to."""
@@ -132,12 +81,6 @@ def fit(
             _fit_on_ray(worker, config, digest)
 
 
-def record_all(recorder: RunRecorder, records: Records) -> None:
-    """Record all points."""
-    for step, metrics in records:
-        recorder.record(step, metrics)
-
-
 def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
     cluster.connect(
         address=config.address,
@@ -147,7 +90,8 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
 
-    from pipelines.training.worker import RecordingCallback, Trainer, on_ray
+    from pipelines.training.controller import RecordingCallback, Trainer
+    from pipelines.training.worker import on_ray
 
     resources = ray.cluster_resources()
     check_cpus(resources, config.least_workers, config.threads_per_worker)
@@ -180,7 +124,7 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
     try:
         trainer.fit()
     except TrainingFailedError as error:
-        raise users_mistake(error) or error from error
+        raise cluster.users_mistake(error) or error from error
     files.remove(storage)
     if files.exists(diverged):
         from bert_core.train.loop import DivergedError
@@ -199,56 +143,11 @@ def check_cpus(resources: Mapping[str, float], workers: int, threads: int) -> No
         )
 
 
-def users_mistake(error: BaseException) -> RaybertError | None:
-    """What the user can mend, where that is what failed: in a worker, or behind Ray's own error."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, RaybertError):
-            return type(cause)(str(cause))
-        # Ray Train's controller ends with the first, its tasks and actors with the second.
-        named = getattr(cause, "controller_failure", None) or getattr(cause, "cause", None)
-        cause = named or cause.__cause__
-    return None
-
-
-def read_records(folder: Path) -> dict[int, dict[str, float]]:
-    """The numbers that a run has recorded, by step."""
-    return NewRecords(folder).read()
-
-
-class NewRecords:
-    """Reads the record of a run as it grows, every line once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path, self._end = folder / METRICS, 0
-        self._inode: int | None = None
-
-    def read(self) -> dict[int, dict[str, float]]:
-        """The numbers by step of the lines that were completed since the last call; of the whole
-        file where it is another one by now, or has been cut."""
-        if not self._path.exists():
-            return {}
-        with open(self._path, "rb") as file:
-            now = os.fstat(file.fileno())
-            if now.st_ino != self._inode or now.st_size < self._end:
-                self._inode, self._end = now.st_ino, 0
-            file.seek(self._end)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._end += len(whole) + len(newline)
-        lines = map(json.loads, whole.splitlines())
-        return {line["step"]: line["metrics"] for line in lines}
-
-
 def curves(config: StageConfig) -> list[Path]:
     """Pictures of what the run has recorded."""
     from tracking.plots import plot_curves
 
     return plot_curves(config.local_folder / METRICS, config.local_folder / "plots")
-
-
-def median_speed(records: dict[int, dict[str, float]]) -> float:
-    """Tokens a second over all workers, as half of the points of the curve have it."""
-    return float(np.median([r["tokens_per_s"] for r in records.values() if "tokens_per_s" in r]))
 
 
 @contextmanager

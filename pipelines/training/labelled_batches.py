@@ -14,7 +14,8 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.base import Task
 from bert_core.train.config import LoopConfig
 from bert_core.train.loop import evaluate, evaluation_scores
-from pipelines.training.labelled_sets import SELECTION, TRAIN, LabelledSet, LabelledTrainingConfig
+from pipelines.training.config import LabelledTrainingConfig
+from pipelines.training.labelled_sets import SELECTION, TRAIN, LabelledSet
 from pipelines.training.selection import TASK
 from pipelines.training.worker import Place
 

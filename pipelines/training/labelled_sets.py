@@ -1,6 +1,6 @@
 """The labelled rows of a stage that trains on them: which there are, and what each is for."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +9,9 @@ import numpy as np
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
-from bert_core.train.config import Precision
-from pipelines.corpus.sources import LabelledConfig, labelled_input, read_labelled, rows_of
+from pipelines.corpus.sources import labelled_input, read_labelled, rows_of
 from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, tell_remarks
-from pipelines.runtime.stage import INPUT
-from pipelines.training.driver import TrainingConfig
+from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.selection import SelectionConfig
 from tracking.runs import DatasetInput
 
@@ -25,47 +23,6 @@ if TYPE_CHECKING:
 
 TRAIN, SELECTION, HELD_OUT = "train", "selection", "held_out"
 """What the rows are for: to train on, to choose weights by, and to score them once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelledTrainingConfig(TrainingConfig):
-    """A model, a task, and the rows that teach it."""
-
-    model: str = field(metadata=INPUT)
-    """Bundle to start from: a folder, a URI, or models:/name@alias."""
-    task: str = "text-classification"
-    """Name of the task; `raybert list tasks` shows those there are."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """What the task is told, by name: `{multi_label = true}`."""
-    train: LabelledConfig = field(default_factory=LabelledConfig)
-    """Rows to train on."""
-    held_out: LabelledConfig | None = None
-    """Rows to measure on, once, when training is done, where they are given; they select
-    nothing."""
-    selection: SelectionConfig = field(default_factory=SelectionConfig)
-    """Which weights are taken."""
-    rows_per_class: int | None = None
-    """Most training rows of a label, drawn at random; all where this is not given."""
-    max_length: int = 128
-    """Most tokens of a row, special ones included."""
-    batch_size: int = 32
-    """Rows of an optimizer step, over all workers."""
-    precision: Precision = "bf16"
-    """`bf16` runs matrix products in bfloat16; `fp32` is faster on CPUs without it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size: wanted at least 1, got {self.batch_size}")
-        if self.batch_size < self.most_workers:
-            raise ConfigError(
-                f"batch_size: wanted at least a row for each of {self.most_workers} workers, "
-                f"got {self.batch_size}"
-            )
-        if self.max_length < 8:
-            raise ConfigError(f"max_length: wanted at least 8, got {self.max_length}")
-        if self.rows_per_class is not None and self.rows_per_class < 1:
-            raise ConfigError(f"rows_per_class: wanted at least 1, got {self.rows_per_class}")
 
 
 def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]:

@@ -3,6 +3,8 @@
 Each is a stage in a folder of its own, and that is all a sweep needs to go on after it was killed:
 a folder with a manifest is done, one with `stopped.json` stays as it is, in any other training goes
 on from its newest checkpoint. What Ray Tune writes for a restart of its own is never read.
+
+`run_trials`, the watcher and the scheduler run in the driver, `train_trial` in a trial's process.
 """
 
 import os
@@ -13,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import ray
@@ -25,21 +27,22 @@ from bert_core import errors, files
 from bert_core.manifest import is_complete
 from bert_core.train.hardware import flush_denormals
 from bert_core.train.loop import DivergedError
-from pipelines import finetune
-from pipelines.finetune import FinetuneConfig
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import Meter, meter
 from pipelines.runtime.stage import STARTED
-from pipelines.training.driver import CHECKPOINTS, METRICS, check_cpus
+from pipelines.training.config import LabelledTrainingConfig
+from pipelines.training.driver import METRICS, check_cpus
+from pipelines.training.records import CHECKPOINTS
 from pipelines.training.selection import Measurement
+from pipelines.training.sweep import SweepConfig
 from pipelines.training.worker import check_shared
-from tracking.runs import RunRecorder, tracking_uri
-
-if TYPE_CHECKING:
-    from pipelines.tune import TuneConfig
+from tracking.runs import RunRecorder
+from tracking.server import tracking_uri
 
 MEASUREMENTS = "measurements.json"
 STOPPED = "stopped.json"
+Train = Callable[[Any, Callable[[Measurement], None]], Any]
+"""Trains one trial, given its config, as a stage, and shows every measurement."""
 State = Literal["finished", "stopped", "diverged"]
 """How a trial ended: by itself, by `asha`, or by a loss that was no number."""
 
@@ -56,13 +59,23 @@ class Outcome:
 
 
 def run_trials(
-    trials: Sequence[FinetuneConfig], config: "TuneConfig", title: str, sign: int
+    train: Train,
+    trials: Sequence[LabelledTrainingConfig],
+    search: SweepConfig,
+    *,
+    output: str,
+    on_ray: bool,
+    max_concurrent: int | None,
+    title: str,
+    sign: int,
 ) -> list[Outcome]:
     """Train all that have not ended, and give what each came to.
 
     Args:
         trials: with `num_workers` 0, paths from the root, and outputs apart from each other.
-        config: of the sweep, its output from the root too.
+        output: of the sweep, from the root too.
+        on_ray: as many at a time as there is room for, up to `max_concurrent`; else one by one in
+            this process.
         title: of the progress.
         sign: what makes a score of a cost.
     Raises: the first RaybertError of a trial, which ends them all.
@@ -70,18 +83,18 @@ def run_trials(
     left = {number: trial for number, trial in enumerate(trials) if state_of(trial) is None}
     with meter("trials", len(trials), "trials") as progress:
         watcher = Watcher(progress, len(trials) - len(left), title, sign)
-        if config.num_workers == 0:
+        if not on_ray:
             for number, trial in left.items():
-                train_trial(trial, partial(watcher.saw, number))
+                train_trial(train, trial, partial(watcher.saw, number))
                 watcher.ended(number)
         elif left:
-            _run_on_tune(trials, left, config, watcher)
+            _run_on_tune(train, trials, left, search, output, max_concurrent, watcher)
     for trial in trials:
         _clear_up(trial)
     return [outcome_of(trial) for trial in trials]
 
 
-def state_of(trial: FinetuneConfig) -> State | None:
+def state_of(trial: LabelledTrainingConfig) -> State | None:
     """How the trial ended, None while it has not."""
     if is_complete(trial.output):
         return "finished"
@@ -89,13 +102,13 @@ def state_of(trial: FinetuneConfig) -> State | None:
     return files.read_json(stopped)["state"] if files.exists(stopped) else None
 
 
-def measurements_of(trial: FinetuneConfig) -> list[Measurement]:
+def measurements_of(trial: LabelledTrainingConfig) -> list[Measurement]:
     """All measurements on the rows that select, in their order."""
     path = files.join(trial.output, MEASUREMENTS)
     return [Measurement(**each) for each in files.read_json(path)] if files.exists(path) else []
 
 
-def outcome_of(trial: FinetuneConfig) -> Outcome:
+def outcome_of(trial: LabelledTrainingConfig) -> Outcome:
     """What a trial that has ended came to."""
     state, found = state_of(trial), measurements_of(trial)
     assert state is not None
@@ -105,7 +118,9 @@ def outcome_of(trial: FinetuneConfig) -> Outcome:
     return Outcome(state, cost, found[-1].step if found else 0)
 
 
-def train_trial(trial: FinetuneConfig, tell: Callable[[Measurement], None]) -> None:
+def train_trial(
+    train: Train, trial: LabelledTrainingConfig, tell: Callable[[Measurement], None]
+) -> None:
     """Train one trial from where it was, in this process, and keep what it is measured to be.
 
     A loss that is no number ends the trial, not the sweep.
@@ -122,17 +137,17 @@ def train_trial(trial: FinetuneConfig, tell: Callable[[Measurement], None]) -> N
         tell(measurement)
 
     try:
-        finetune.run(trial, watch=keep)
+        train(trial, keep)
     except DivergedError as error:
         _stop(trial, "diverged", str(error))
     files.remove(files.join(trial.output, CHECKPOINTS))  # of every trial they would fill a disk
 
 
-def _stop(trial: FinetuneConfig, state: State, why: str) -> None:
+def _stop(trial: LabelledTrainingConfig, state: State, why: str) -> None:
     files.write_json(files.join(trial.output, STOPPED), {"state": state, "why": why})
 
 
-def _clear_up(trial: FinetuneConfig) -> None:
+def _clear_up(trial: LabelledTrainingConfig) -> None:
     """Do what the process of a trial could not, where it was ended from outside."""
     files.remove(files.join(trial.output, CHECKPOINTS))
     state = state_of(trial)
@@ -144,30 +159,34 @@ def _clear_up(trial: FinetuneConfig) -> None:
 
 
 def _run_on_tune(
-    trials: Sequence[FinetuneConfig],
-    left: Mapping[int, FinetuneConfig],
-    config: "TuneConfig",
+    train: Train,
+    trials: Sequence[LabelledTrainingConfig],
+    left: Mapping[int, LabelledTrainingConfig],
+    search: SweepConfig,
+    output: str,
+    max_concurrent: int | None,
     watcher: "Watcher",
 ) -> None:
-    check_cpus(ray.cluster_resources(), 1, config.threads_per_worker)
+    shared = trials[0]  # trials differ in what is searched only
+    check_cpus(ray.cluster_resources(), 1, shared.threads_per_worker)
     use_gpu = cluster.has_gpus(1)
-    storage = files.join(config.output, "ray")
+    storage = files.join(output, "ray")
     files.remove(storage)  # of a run that was killed
     tuner = ray_tune.Tuner(
         ray_tune.with_resources(
-            partial(_on_tune, dict(left), config.output, os.getcwd()),
-            {"cpu": config.threads_per_worker, **({"gpu": 1} if use_gpu else {})},
+            partial(_on_tune, train, dict(left), output, os.getcwd()),
+            {"cpu": shared.threads_per_worker, **({"gpu": 1} if use_gpu else {})},
         ),
         param_space={"trial": ray_tune.grid_search(list(left))},
         tune_config=ray_tune.TuneConfig(
-            scheduler=Halving(trials, config, watcher) if config.search.method == "asha" else None,
-            max_concurrent_trials=config.max_concurrent,
+            scheduler=Halving(trials, search, watcher) if search.method == "asha" else None,
+            max_concurrent_trials=max_concurrent,
         ),
         run_config=ray_tune.RunConfig(
             name=uuid.uuid4().hex[:8],
             storage_path=storage,
             stop=watcher,
-            failure_config=ray_tune.FailureConfig(max_failures=config.max_failures),
+            failure_config=ray_tune.FailureConfig(max_failures=shared.max_failures),
             verbose=0,
         ),
     )
@@ -180,7 +199,11 @@ def _run_on_tune(
 
 
 def _on_tune(
-    trials: Mapping[int, FinetuneConfig], sweep: str, home: str, parameters: Mapping[str, Any]
+    train: Train,
+    trials: Mapping[int, LabelledTrainingConfig],
+    sweep: str,
+    home: str,
+    parameters: Mapping[str, Any],
 ) -> None:
     """Entry point of a trial of Ray Tune: what the user can mend is reported, and not raised,
     since what is raised is tried again, as a lost worker's trial is to be.
@@ -197,7 +220,7 @@ def _on_tune(
 
     try:
         check_shared(sweep)
-        train_trial(trials[number], tell)
+        train_trial(train, trials[number], tell)
     except errors.RaybertError as found:
         error = [type(found).__name__, str(found)]
     ray_tune.report({"trial": number, "share": 1.0, "cost": None, "error": error})
@@ -251,17 +274,17 @@ class Halving(ASHAScheduler):
     """
 
     def __init__(
-        self, trials: Sequence[FinetuneConfig], config: "TuneConfig", watcher: Watcher
+        self, trials: Sequence[LabelledTrainingConfig], search: SweepConfig, watcher: Watcher
     ) -> None:
-        every = config.selection.every_epochs
-        grace = max(1, round(config.search.grace_epochs / every))
+        every = trials[0].selection.every_epochs
+        grace = max(1, round(search.grace_epochs / every))
         super().__init__(
             time_attr="number",  # of a measurement
             metric="cost",
             mode="min",
             grace_period=grace,
             max_t=max(grace, *(round(trial.epochs / every) for trial in trials)),
-            reduction_factor=config.search.reduction_factor,
+            reduction_factor=search.reduction_factor,
             stop_last_trials=False,
         )
         self._configs, self._watcher = trials, watcher

@@ -18,7 +18,7 @@ from pipelines.corpus.sources import LabelledConfig
 from pipelines.distill import DistillConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.pretrain import PretrainConfig
-from pipelines.training.driver import read_records
+from pipelines.training.records import read_records
 
 RECIPES = ("deberta_wikitext2", "deberta_v3_wikitext2")
 

@@ -22,7 +22,7 @@ from bert_core.predictor import Predictor
 from pipelines import distill, evaluate
 from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
-from pipelines.training.driver import read_records
+from pipelines.training.records import read_records
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.student import AugmentationConfig, LossesConfig
 from tracking.server import connect

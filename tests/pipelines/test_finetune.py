@@ -34,8 +34,8 @@ from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.publish import PublishConfig
 from pipelines.training import worker
-from pipelines.training.driver import read_records
 from pipelines.training.labelled_sets import divided
+from pipelines.training.records import read_records
 from pipelines.training.selection import SelectionConfig
 from tracking.registry import champion
 from tracking.resolve import resolve

@@ -28,7 +28,7 @@ from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import DivergedError
 from pipelines import prepare, pretrain, vocab
 from pipelines.pretrain import PhaseConfig, PretrainConfig
-from pipelines.training.driver import read_records
+from pipelines.training.records import read_records
 
 pytestmark = pytest.mark.ray
 

@@ -24,7 +24,7 @@ from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.publish import PublishConfig
-from pipelines.training.driver import read_records
+from pipelines.training.records import read_records
 from pipelines.training.student import LossesConfig
 from tests.labelled_rows import EVERY_KIND, rows_of, write
 from tracking.resolve import resolve

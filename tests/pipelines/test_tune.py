@@ -21,7 +21,8 @@ from pipelines.configure import parse
 from pipelines.corpus.sources import LabelledConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.training.selection import SelectionConfig
-from pipelines.tune import SearchConfig, TuneConfig
+from pipelines.training.sweep import SweepConfig
+from pipelines.tune import TuneConfig
 from tracking.spool import read_run
 
 pytestmark = pytest.mark.ray
@@ -48,7 +49,7 @@ def sweep(made: Any, output: Path, **changes: Any) -> TuneConfig:
     shared |= {
         "seeds": (0,),
         "selection": SelectionConfig(share=0.25, metric="loss"),
-        "search": SearchConfig(space=GRID),
+        "search": SweepConfig(space=GRID),
         "num_workers": 2,
         "max_concurrent": 2,
     }
@@ -177,7 +178,7 @@ def test_trials_in_this_process_come_to_the_same(
 def test_asha_ends_what_does_worse_and_what_it_ended_stays_so(
     pretrained: Any, tmp_path: Path
 ) -> None:
-    search = SearchConfig(
+    search = SweepConfig(
         method="asha",
         space={"lr": [ASLEEP, HOT]},
         num_samples=4,
@@ -212,7 +213,7 @@ def test_asha_ends_what_does_worse_and_what_it_ended_stays_so(
 
 @pytest.mark.usefixtures("local_ray")
 def test_what_a_user_can_mend_in_a_trial_is_said(pretrained: Any, tmp_path: Path) -> None:
-    search = SearchConfig(space={"batch_size": [8, 64]})
+    search = SweepConfig(space={"batch_size": [8, 64]})
     config = sweep(pretrained, tmp_path / "out", search=search)
     message = r"rows.jsonl: wanted at least batch_size = 64 rows to train on, got 32, of which 8 se"
     with pytest.raises(CorpusError, match=message):
@@ -224,14 +225,14 @@ def test_a_trial_that_diverges_does_not_end_the_sweep(pretrained: Any, tmp_path:
     config = sweep(
         pretrained,
         tmp_path / "out",
-        search=SearchConfig(space={"lr": [1e30, 1e-3]}),
+        search=SweepConfig(space={"lr": [1e30, 1e-3]}),
         held_out=None,
         num_workers=0,
     )
     counts = tune.run(config).counts
     assert (counts["finished"], counts["diverged"], counts["best"]) == (1, 1, 1)
     hopeless = replace(
-        config, output=str(tmp_path / "none"), search=SearchConfig(space={"lr": [1e30]})
+        config, output=str(tmp_path / "none"), search=SweepConfig(space={"lr": [1e30]})
     )
     with pytest.raises(RaybertError, match="wanted a trial that comes to a score, none of 1 did"):
         tune.run(hopeless)
@@ -243,7 +244,7 @@ def test_a_sweep_that_was_killed_goes_on_and_runs_no_finished_trial_again(
 ) -> None:
     """SIGKILL of the driver and everything it started, with a trial done and one half done."""
     space = {"lr": [1e-3, 1e-5], "epochs": [2.0, 30.0]}
-    config = sweep(pretrained, tmp_path / "killed", search=SearchConfig(space=space), held_out=None)
+    config = sweep(pretrained, tmp_path / "killed", search=SweepConfig(space=space), held_out=None)
     trials = tmp_path / "killed" / "trials"
     process = started(config)
     deadline = time.monotonic() + 180
@@ -299,7 +300,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def test_the_grid_that_is_there_without_a_word_is_that_of_the_paper() -> None:
-    trials = SearchConfig().trials()
+    trials = SweepConfig().trials()
     assert len(trials) == 18
     assert {trial["lr"] for trial in trials} == {5e-5, 3e-5, 2e-5}
     assert {trial["batch_size"] for trial in trials} == {16, 32}
@@ -313,7 +314,7 @@ def test_what_is_drawn_follows_from_the_seed_alone_and_lies_in_the_range() -> No
         "weight_decay": {"low": 0.0, "high": 0.1},
         "epochs": [2, 3.5],
     }
-    search = SearchConfig(method="random", space=space, num_samples=400)
+    search = SweepConfig(method="random", space=space, num_samples=400)
     trials = search.trials()
     assert trials == search.trials()
     assert trials[:20] == replace(search, num_samples=20).trials()
@@ -362,7 +363,7 @@ def test_a_range_may_stand_in_a_file_and_on_the_command_line(tmp_path: Path) -> 
 )
 def test_a_search_that_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SearchConfig(**given)
+        SweepConfig(**given)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +378,7 @@ def test_a_search_that_cannot_be_is_refused(given: dict[str, Any], message: str)
 )
 def test_a_range_that_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SearchConfig(method="random", space={"lr": values})
+        SweepConfig(method="random", space={"lr": values})
 
 
 @pytest.mark.parametrize(
@@ -386,14 +387,14 @@ def test_a_range_that_cannot_be_is_refused(values: dict[str, Any], message: str)
         ({"selection": SelectionConfig()}, r"selection.share: wanted above 0, got 0: trials are"),
         ({"max_concurrent": 0}, r"max_concurrent: wanted at least 1, got 0"),
         ({"held_out": None, "name": "x"}, r"name: wanted held_out too, whose rows decide"),
-        ({"search": SearchConfig(space={"lr": [-1.0]})}, r"search.space: lr: wanted above 0, got"),
+        ({"search": SweepConfig(space={"lr": [-1.0]})}, r"search.space: lr: wanted above 0, got"),
         (
-            {"search": SearchConfig(method="asha", grace_epochs=4.0)},
+            {"search": SweepConfig(method="asha", grace_epochs=4.0)},
             r"search.grace_epochs: wanted below the 4 epochs of the longest trial, got 4",
         ),
-        ({"search": SearchConfig(method="asha"), "seeds": (0, 1)}, r"seeds: wanted one with asha"),
+        ({"search": SweepConfig(method="asha"), "seeds": (0, 1)}, r"seeds: wanted one with asha"),
         (
-            {"search": SearchConfig(method="asha"), "num_workers": 0},
+            {"search": SweepConfig(method="asha"), "num_workers": 0},
             r"num_workers: wanted at least 1 with asha, got 0",
         ),
     ],

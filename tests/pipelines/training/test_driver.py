@@ -4,7 +4,8 @@ import json
 import os
 from pathlib import Path
 
-from pipelines.training.driver import METRICS, NewRecords, read_records
+from pipelines.training.driver import METRICS
+from pipelines.training.records import NewRecords, read_records
 
 
 def line(step: int) -> str:

@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
-from pipelines.training.driver import read_records
+from pipelines.training.records import read_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 

@@ -18,8 +18,8 @@ from bert_core.objectives.registry import PRETRAINING
 from pipelines import prepare, pretrain, vocab
 from pipelines.configure import parse
 from pipelines.pretrain import PretrainConfig
-from pipelines.training.driver import read_records
 from pipelines.training.objectives import NEEDS
+from pipelines.training.records import read_records
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

@@ -17,7 +17,9 @@ from bert_core.train.loop import DivergedError
 from bert_core.train.optim import build_optimizer
 from pipelines.runtime.stage import STARTED
 from pipelines.training import worker
-from pipelines.training.driver import Report, TrainingConfig, fit
+from pipelines.training.config import TrainingConfig
+from pipelines.training.driver import fit
+from pipelines.training.records import Report
 from pipelines.training.worker import check_agreement, check_storage, explained
 
 

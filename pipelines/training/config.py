@@ -1,0 +1,140 @@
+"""What training is told; every process of a run has it."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from bert_core.errors import ConfigError
+from bert_core.train.config import OptimizerConfig, Precision
+from pipelines.corpus.sources import LabelledConfig
+from pipelines.runtime.stage import INPUT, StageConfig
+from pipelines.training.selection import SelectionConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(StageConfig):
+    """How training is carried out and watched; nothing of it changes what is trained."""
+
+    operational: ClassVar[bool] = True
+
+    micro_batch_tokens: int = 16_384
+    """Tokens, padding included, that a worker computes on at once; a longer row goes alone.
+    Gradients do not depend on it."""
+    fsdp: bool = False
+    """Whether a worker keeps a part of weights and optimizer state, instead of a copy (FSDP2)."""
+    log_every_steps: int = 10
+    """Steps between two points of a curve."""
+    report_every_s: float = 2.0
+    """Seconds between two reports to the run; a report carries all points since the last one."""
+    checkpoint_every_steps: int = 200
+    """Steps between two checkpoints; the last step always writes one."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that are kept; the one with the least held-out loss is kept beside."""
+    most_rise: float = 2.0
+    """Training stops where the losses of all parts, added whatever their weights, mean since the
+    last point, are so much above the median of the 20 points before; 0 lets them rise."""
+    max_failures: int = 3
+    """How often lost workers are replaced before the stage fails; nodes that were taken with a
+    notice do not count."""
+    resize_every_s: float = 60.0
+    """Seconds between two looks at whether there is room for another number of workers, where
+    `num_workers` leaves it open. Workers that change their number go on from the newest
+    checkpoint."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (
+            "micro_batch_tokens",
+            "log_every_steps",
+            "checkpoint_every_steps",
+            "keep_checkpoints",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
+        for name in ("most_rise", "resize_every_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name}: wanted 0 or more, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTrainingConfig(TrainingConfig):
+    """A model, a task, the rows that teach it, and how.
+
+    Defaults: Devlin et al. 2019, appendix A.3.
+    """
+
+    model: str = field(metadata=INPUT)
+    """Bundle to start from: a folder, a URI, or models:/name@alias."""
+    task: str = "text-classification"
+    """Name of the task; `raybert list tasks` shows those there are."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the task is told, by name: `{multi_label = true}`."""
+    train: LabelledConfig = field(default_factory=LabelledConfig)
+    """Rows to train on."""
+    held_out: LabelledConfig | None = None
+    """Rows to measure on, once, when training is done, where they are given; they select
+    nothing."""
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    """Which weights are taken."""
+    rows_per_class: int | None = None
+    """Most training rows of a label, drawn at random; all where this is not given."""
+    max_length: int = 128
+    """Most tokens of a row, special ones included."""
+    batch_size: int = 32
+    """Rows of an optimizer step, over all workers."""
+    precision: Precision = "bf16"
+    """`bf16` runs matrix products in bfloat16; `fp32` is faster on CPUs without it."""
+
+    from_scratch: bool = False
+    """Start from fresh weights instead of the bundle's, to see what pretraining is worth."""
+    epochs: float = 3.0
+    """How often every row is seen."""
+    lr: float = 5e-5
+    """Peak learning rate."""
+    warmup_share: float = 0.1
+    """Share of the steps in which the learning rate climbs."""
+    weight_decay: float = 0.01
+    """Decoupled decay of weight matrices."""
+    layer_decay: float = 1.0
+    """A layer's learning rate is so many times that of the one above it (Howard and Ruder 2018); 1
+    moves all alike."""
+    seeds: tuple[int, ...] = (0,)
+    """Fresh heads, order of rows and dropout; the bundle is that of the first seed."""
+    most_rise: float = 0.0
+    """As in pretraining; with few rows a loss may rise for no ill reason."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size: wanted at least 1, got {self.batch_size}")
+        if self.batch_size < self.most_workers:
+            raise ConfigError(
+                f"batch_size: wanted at least a row for each of {self.most_workers} workers, "
+                f"got {self.batch_size}"
+            )
+        if self.max_length < 8:
+            raise ConfigError(f"max_length: wanted at least 8, got {self.max_length}")
+        if self.rows_per_class is not None and self.rows_per_class < 1:
+            raise ConfigError(f"rows_per_class: wanted at least 1, got {self.rows_per_class}")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"seeds: wanted different numbers, at least one, got {self.seeds}")
+        if not self.epochs > 0:
+            raise ConfigError(f"epochs: wanted above 0, got {self.epochs}")
+        if not self.lr > 0:
+            raise ConfigError(f"lr: wanted above 0, got {self.lr}")
+        if not 0 <= self.warmup_share <= 1:
+            raise ConfigError(f"warmup_share: wanted 0 to 1, got {self.warmup_share}")
+        self.optimizer  # noqa: B018 – checks what it is given
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        return OptimizerConfig(
+            lr=self.lr, weight_decay=self.weight_decay, layer_decay=self.layer_decay
+        )
+
+    def steps(self, rows: int) -> int:
+        """Optimizer steps of one seed."""
+        return max(1, round(self.epochs * rows / self.batch_size))
+
+    def steps_between(self, rows: int) -> int:
+        """Steps between two measurements on the rows that select."""
+        return max(1, round(self.selection.every_epochs * rows / self.batch_size))

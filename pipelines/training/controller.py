@@ -1,0 +1,82 @@
+"""What runs in Ray Train's controller, and how the driver starts and ends one."""
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.train import UserCallback
+from ray.train.torch import TorchTrainer
+
+from bert_core.errors import RaybertError
+from pipelines.runtime import cluster
+from pipelines.training.records import record_all
+from tracking.runs import RunRecorder
+
+logger = logging.getLogger(__name__)
+
+ABORT_TIMEOUT_S = 10.0
+
+
+class RecordingCallback(UserCallback):
+    """Runs in the Ray Train controller: records what rank 0 reports into the stage's run, and ends
+    the training where a worker raised what only the user can mend.
+
+    Ray Train never retries what a callback raises.
+    """
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self._folder, self._uri = folder, uri
+        self._recorder: RunRecorder | None = None
+
+    def after_report(self, run_context: Any, metrics: list[dict], checkpoint: Any) -> None:
+        # NOTE: an exception here would end the training; `record` raises none.
+        try:
+            self._recorder = self._recorder or RunRecorder.open(self._folder, uri=self._uri)
+        except (OSError, RaybertError) as error:
+            logger.warning(f"the run in {self._folder} cannot be recorded: {error}")
+            return
+        record_all(self._recorder, metrics[0]["records"])
+        if metrics[0]["last"]:
+            self._hand_over()
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        self._hand_over()
+        for error in worker_exceptions.values():
+            if (mistake := cluster.users_mistake(error)) is not None:
+                # It ends the training, with the workers that wait for the one that failed. Without
+                # it Ray Train would start all anew `max_failures` times, to fail again.
+                raise mistake
+        cluster.count_nodes_anew()
+
+    def _hand_over(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close("RUNNING", timeout_s=2.0)
+            self._recorder = None
+
+
+class Trainer(TorchTrainer):
+    """A run that is interrupted is aborted, and what interrupted it is raised.
+
+    Ray Train has a handler of SIGINT of its own, which stays in place after the run and ends the
+    process with code 1.
+    """
+
+    _controller: Any = None
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        self._controller = controller
+
+    def fit(self) -> Any:
+        try:
+            return super().fit()
+        except (KeyboardInterrupt, SystemExit):
+            if self._controller is not None:
+                with suppress(RayError):  # so its end comes back
+                    ray.get(self._controller.abort.remote(), timeout=ABORT_TIMEOUT_S)
+            raise
+        finally:
+            if self._controller is not None:
+                ray.kill(self._controller)  # with it goes its hold on the run's folder

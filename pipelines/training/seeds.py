@@ -1,0 +1,233 @@
+"""A task learned with as many seeds as are asked for: what `finetune` and `distill` share.
+
+`learn` runs in the driver, `train_seeds` is what a worker does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert_core import files
+from bert_core.manifest import BUNDLE
+from bert_core.tasks.digests import Digests
+from bert_core.train.config import LoopConfig, ScheduleConfig
+from pipelines.runtime.progress import counted, say
+from pipelines.runtime.stage import Result
+from pipelines.training.config import LabelledTrainingConfig
+from pipelines.training.driver import curves, fit, write_bundle
+from pipelines.training.labelled_sets import (
+    HELD_OUT,
+    SELECTION,
+    TRAIN,
+    LabelledSet,
+    remarks_of,
+    trained_rows,
+)
+from pipelines.training.records import CHECKPOINTS, Records, Report, median_speed, read_records
+from pipelines.training.selection import TASK, Measurement, with_prefix
+
+if TYPE_CHECKING:
+    from bert_core.data.tokenizer import Tokenizer
+    from bert_core.model.variants import EncoderConfig
+    from bert_core.objectives.base import ObjectiveModel
+    from bert_core.tasks.base import Task
+
+SELECTED_STEP = "selected_step"
+"""Name in the record of a seed's result: the step whose weights were selected."""
+
+
+@dataclass(frozen=True)
+class TrainableTask:
+    """A task and the model that learns it; every rank has them."""
+
+    task: "Task"
+    tokenizer: "Tokenizer"
+    encoder_config: "EncoderConfig"
+    build: Callable[[int], "ObjectiveModel"]
+    """The model that the training of a seed begins with."""
+    trained_rows: Digests
+    """Of the rows that these weights, and those of its teacher, have seen before."""
+    answers: bool = True
+    """Whether its head learns; the bundle is for no task otherwise."""
+
+
+def learn(
+    config: LabelledTrainingConfig,
+    trainable: TrainableTask,
+    sets: dict[str, LabelledSet],
+    lineage: dict[str, Any],
+    digest: str,
+    watch: Callable[[Measurement], None] | None = None,
+) -> Result:
+    """Train a model for every seed, and write the bundle of the first.
+
+    Args:
+        lineage: of the bundle; its `stage` says whose result it is.
+    """
+    from bert_core.train.checkpoint import checkpoint_at
+
+    task, stage = trainable.task, lineage["stage"]
+    trained_on = np.union1d(trainable.trained_rows, trained_rows(task, sets))
+    remarks = remarks_of(stage, config, task, sets, trained_on)
+    steps = config.steps(len(sets[TRAIN].windows))
+    total = _records_before(len(config.seeds), steps)
+    fit(
+        partial(train_seeds, trainable, sets),
+        config,
+        digest,
+        LoopConfig(max_steps=total),
+        stage,
+        None if watch is None else partial(_show, config, task, len(sets[TRAIN].windows), watch),
+    )
+    records = read_records(config.local_folder)
+    seeds = [_measured(records, index, steps) for index in range(len(config.seeds))]
+    taken = round(seeds[0]["steps"])
+    values = {name: np.array([each[name] for each in seeds]) for name in seeds[0]}
+    main = task.main_metric({name.removeprefix(f"{SELECTION}_") for name in values})
+    outputs = write_bundle(
+        config,
+        digest,
+        trainable.build(config.seeds[0]),
+        trainable.tokenizer,
+        task=task if trainable.answers else None,
+        metrics={name: value for name, value in seeds[0].items() if name != "steps"},
+        lineage=lineage,
+        trained_rows=trained_on,
+        checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), taken),
+    )
+    say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
+    counts = {
+        **remarks,
+        **{f"{name}_rows": len(each.rows) for name, each in sets.items()},
+        "labels": len(task.labels),
+        "steps": steps,
+        "seeds": [{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
+        "tokens_per_s": median_speed(records),
+        "primary_metric": main,
+        **_spread(values),
+        **(_baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}),
+    }
+    return Result(outputs=outputs, counts=counts, artifacts=curves(config))
+
+
+def _show(
+    config: LabelledTrainingConfig,
+    task: "Task",
+    rows: int,
+    watch: Callable[[Measurement], None],
+    records: Records,
+) -> None:
+    """Hand on what is reported of the rows that select."""
+    steps, between = config.steps(rows), config.steps_between(rows)
+    cost = config.selection.cost(task)
+    for record, numbers in records:
+        if selecting := with_prefix(f"{SELECTION}/", numbers):
+            seed, step = divmod(record, _records_before(1, steps))
+            share = (seed * steps + step) / (len(config.seeds) * steps)
+            watch(Measurement(seed, -(-step // between), step, share, cost(selecting)))
+
+
+def _spread(values: dict[str, np.ndarray]) -> dict[str, float]:
+    """Mean and standard deviation over the seeds."""
+    return {
+        **{f"{name}_mean": float(each.mean()) for name, each in values.items()},
+        **{
+            f"{name}_std": float(each.std(ddof=1)) if len(each) > 1 else 0.0
+            for name, each in values.items()
+        },
+    }
+
+
+def _baseline(task: "Task", rows: list[dict[str, Any]]) -> dict[str, float]:
+    return {f"baseline_{name}": value for name, value in task.baseline(rows).items()}
+
+
+def _came_to(main: str, sets: dict[str, LabelledSet], values: dict[str, np.ndarray]) -> str:
+    """What there is to say of all seeds: on held-out rows, else on those that selected."""
+    for name, key in ((HELD_OUT, main), (SELECTION, f"{SELECTION}_{main}")):
+        if name in sets:
+            rows = counted(len(sets[name].rows), f"{name.replace('_', '-')} row")
+            seeds = counted(len(values[key]), "seed")
+            return f"{main} {values[key].mean():.1%} on {rows}, mean of {seeds}, "
+    return ""
+
+
+def _records_before(index: int, steps: int) -> int:
+    """Steps of the record before those of a seed, which has one after its last for its result."""
+    return index * (steps + 2)
+
+
+def _measured(records: dict[int, dict[str, float]], index: int, steps: int) -> dict[str, float]:
+    """What a seed came to: the task's metrics, `steps` of the weights taken, and what they came to
+    on the rows that selected them."""
+    result = records[_records_before(index + 1, steps) - 1]
+    selected = records[_records_before(index, steps) + round(result[SELECTED_STEP])]
+    return {
+        "steps": result[SELECTED_STEP],
+        **with_prefix(f"{HELD_OUT}/{TASK}", result),
+        **{f"{SELECTION}_{k}": v for k, v in with_prefix(f"{SELECTION}/{TASK}", selected).items()},
+    }
+
+
+def _checkpoints(index: int) -> str:
+    return f"{CHECKPOINTS}/{index}"
+
+
+def train_seeds(
+    trainable: TrainableTask,
+    sets: dict[str, LabelledSet],
+    config: LabelledTrainingConfig,
+    digest: str,
+    report: Report,
+) -> None:
+    """One rank: the seeds one after the other."""
+    from bert_core.train.checkpoint import load_weights
+    from bert_core.train.words import train_read_words
+    from pipelines.training.labelled_batches import LabelledRank
+    from pipelines.training.worker import Place, Training, chosen_checkpoint, train
+
+    place, task = Place.here(config), trainable.task
+    rank = LabelledRank(
+        config, place, trainable.encoder_config, trainable.tokenizer.pad_id, task, sets
+    )
+    rows = len(sets[TRAIN].windows)
+    steps = config.steps(rows)
+    schedule = ScheduleConfig(warmup_steps=round(config.warmup_share * steps))
+    for index, seed in enumerate(config.seeds):
+        loop = LoopConfig(max_steps=steps, precision=config.precision, seed=seed)
+        checkpoints = files.join(config.output, _checkpoints(index))
+        first_record = _records_before(index, steps)
+        model = trainable.build(seed)
+        if not config.fsdp:  # of which checkpoints have all, with however many workers it goes on
+            train_read_words(model, rank.shown, rank.pad_id)
+        train(
+            Training(
+                config=config,
+                place=place,
+                model=model,
+                batches=rank.batches(TRAIN, seed),
+                measure=partial(rank.measure, SELECTION, loop) if SELECTION in sets else None,
+                measured_as=SELECTION,
+                measure_before=False,
+                measure_every_steps=config.steps_between(rows),
+                cost=config.selection.cost(task),
+                patience=config.selection.patience,
+                optimizer=config.optimizer,
+                learning_rate=schedule.learning_rate(config.lr, steps),
+                loop=loop,
+                digest=digest,
+                checkpoints=checkpoints,
+                first_record=first_record,
+            ),
+            report,
+        )
+        taken = chosen_checkpoint(checkpoints, place.rank)
+        model = trainable.build(seed)
+        load_weights(taken, model, run_digest=digest)
+        model.to(place.device)
+        scored = rank.measure(HELD_OUT, loop, model) if HELD_OUT in sets else {}
+        result = {f"{HELD_OUT}/{name}": value for name, value in scored.items()}
+        report([(first_record + steps + 1, result | {SELECTED_STEP: float(taken.step)})], True)
