@@ -36,7 +36,7 @@ from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_r
 from pipelines.training.seeds import TrainableTask, learn
 from pipelines.training.selection import with_prefix
 from pipelines.training.shard_batches import batches, check_rows
-from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig, Pair
+from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig, TeacherStudent
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def run(config: DistillConfig) -> Manifest:
         shards = input_digest(config.shards, "prepare")
         inputs.append(DatasetInput("shards", shards, config.shards))
         return run_stage(
-            "distill", config, inputs, lambda digest: _general(config, folders, digest)
+            "distill", config, inputs, lambda digest: _on_shards(config, folders, digest)
         )
     if config.task == TEACHER:  # the output is that of a run to which the task was named
         config = replace(config, task=_task_of(config.teacher, folders["teacher"]))
@@ -149,7 +149,20 @@ def run(config: DistillConfig) -> Manifest:
     if config.held_out is not None:
         inputs.append(labelled_input("held_out", config.held_out, "held_out"))
     return run_stage(
-        "distill", config, inputs, lambda digest: _task(config, folders, inputs, digest)
+        "distill", config, inputs, lambda digest: _on_labelled_rows(config, folders, inputs, digest)
+    )
+
+
+def _teacher_student(config: DistillConfig, folders: Mapping[str, Path]) -> TeacherStudent:
+    return TeacherStudent(
+        names={"teacher": config.teacher, "model": config.model},
+        teacher=folders["teacher"],
+        student=folders.get("model"),
+        variant=config.variant,
+        layers=config.layers,
+        layer_map=config.layer_map,
+        losses=config.losses,
+        from_scratch=config.from_scratch,
     )
 
 
@@ -167,10 +180,10 @@ def _task_of(teacher: str, folder: Path) -> str:
     return task.name
 
 
-def _task(
+def _on_labelled_rows(
     config: DistillConfig, folders: Mapping[str, Path], inputs: list[DatasetInput], digest: str
 ) -> Result:
-    """On labelled rows."""
+    """A student that learns a task."""
     from bert_core.bundle import load_bundle, require_weights
     from bert_core.tasks.registry import TASKS
 
@@ -184,7 +197,7 @@ def _task(
     options = _options(config, teacher)
     learned = teacher.task is not None and teacher.task.name == config.task and not kind.headless
     task, parts = read_parts(config, kind, options, teacher.task if learned else None)
-    pair = Pair(config, folders["teacher"], folders.get("model"), None)
+    pair = _teacher_student(config, folders)
     own = pair.load_student(teacher)
     task = task.adapted(own.state)
     pair = replace(pair, task=task)
@@ -268,13 +281,16 @@ def _augmented(
 
 
 def _against_teacher(
-    pair: Pair, teacher: "Bundle", sets: Mapping[str, LabelledSet], counts: Mapping[str, Any]
+    pair: TeacherStudent,
+    teacher: "Bundle",
+    sets: Mapping[str, LabelledSet],
+    counts: Mapping[str, Any],
 ) -> dict[str, float]:
     """What the teacher comes to on the held-out rows, and the share of it that the student keeps;
     nothing where there are no such rows, or it does not answer."""
     from bert_core.scores import scores_of
 
-    if HELD_OUT not in sets or not pair.config.losses.soft:
+    if HELD_OUT not in sets or not pair.losses.soft:
         return {}
     assert pair.task is not None
     rows, windows = sets[HELD_OUT].rows, sets[HELD_OUT].windows
@@ -289,13 +305,13 @@ def _against_teacher(
     return told
 
 
-def _general(config: DistillConfig, folders: Mapping[str, Path], digest: str) -> Result:
-    """On shards: masked words where answers count."""
+def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) -> Result:
+    """A student that learns what pretraining teaches: masked words where answers count."""
     from bert_core.bundle import load_bundle, require_weights
     from bert_core.tasks.fill_mask import FillMask
 
     teacher = require_weights(load_bundle(folders["teacher"]))
-    pair = Pair(config, folders["teacher"], folders.get("model"), None)
+    pair = _teacher_student(config, folders)
     own = pair.load_student(teacher)
     if config.losses.of_answers:
         pair = replace(pair, task=FillMask().adapted(own.state))
@@ -307,7 +323,7 @@ def _general(config: DistillConfig, folders: Mapping[str, Path], digest: str) ->
     pair.build(config.seeds[0])  # what does not fit is found before workers start
     steps = config.steps(sum(info.rows for info in shards.split(TRAIN_SHARDS)))
     loop = LoopConfig(max_steps=steps, precision=config.precision, seed=config.seeds[0])
-    fit(partial(general_worker, pair, loop), config, digest, loop, "distill")
+    fit(partial(train_on_shards, pair, loop), config, digest, loop, "distill")
     records = read_records(config.local_folder)
     before, after = (with_prefix(f"{HELD_OUT}/", records[step]) for step in (0, steps))
     made = read_manifest(config.shards)
@@ -341,8 +357,8 @@ def _general(config: DistillConfig, folders: Mapping[str, Path], digest: str) ->
     return Result(outputs=outputs, counts=counts, artifacts=curves(config))
 
 
-def general_worker(
-    pair: Pair, loop: LoopConfig, config: DistillConfig, digest: str, report: Report
+def train_on_shards(
+    pair: TeacherStudent, loop: LoopConfig, config: DistillConfig, digest: str, report: Report
 ) -> None:
     """One rank."""
     from bert_core.train.loop import evaluate

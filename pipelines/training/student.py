@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from bert_core.bundle import Bundle
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.tasks.base import Task
-    from pipelines.distill import DistillConfig
 
 TEACHER = "teacher"
 """Where a student begins that has layers of its teacher."""
@@ -104,16 +103,22 @@ class AugmentationConfig:
             raise ConfigError(f"augmentation.candidates: wanted at least 1, got {self.candidates}")
 
 
-@dataclass(frozen=True)
-class Pair:
+@dataclass(frozen=True, kw_only=True)
+class TeacherStudent:
     """Where teacher and student come from; every rank builds them from here."""
 
-    config: "DistillConfig"
+    names: dict[str, str]
+    """What the user calls the bundles of `teacher` and `model`, for messages."""
     teacher: Path
     student: Path | None
     """None is the teacher."""
-    task: "Task | None"
+    task: "Task | None" = None
     """What the student answers, as it does; None where it has no head."""
+    variant: str | None
+    layers: tuple[int, ...]
+    layer_map: tuple[int, ...]
+    losses: LossesConfig
+    from_scratch: bool
 
     def build(self, seed: int) -> "ObjectiveModel":
         """The student with its teacher, where there is anything to learn from one.
@@ -122,17 +127,16 @@ class Pair:
         """
         from bert_core.objectives.distillation import Distillation
 
-        config = self.config
         teacher = self.load_teacher()
         student = self.build_student(seed, teacher)
-        if not config.losses.of_teacher:
+        if not self.losses.of_teacher:
             return student
         return Distillation(
             student,
-            self.build_teacher(teacher, scored=config.losses.soft > 0),
-            config.losses.weights,
-            temperature=config.losses.temperature,
-            layer_map=config.layer_map,
+            self.build_teacher(teacher, scored=self.losses.soft > 0),
+            self.losses.weights,
+            temperature=self.losses.temperature,
+            layer_map=self.layer_map,
         )
 
     def load_teacher(self) -> "Bundle":
@@ -151,8 +155,8 @@ class Pair:
         if scored and not _answers(teacher, task):
             known = "only pretrained" if teacher.task is None else f"for {teacher.task.name}"
             raise ConfigError(
-                f"{self.config.teacher}: wanted a teacher for {task.name}, whose scores count "
-                f"(losses.soft = {self.config.losses.soft:g}), this one is {known}: fine-tune it "
+                f"{self.names['teacher']}: wanted a teacher for {task.name}, whose scores count "
+                f"(losses.soft = {self.losses.soft:g}), this one is {known}: fine-tune it "
                 "first with `raybert finetune`, or set losses.soft = 0"
             )
         objectives = [task.build_objective(encoder)] if scored else []
@@ -171,7 +175,7 @@ class Pair:
         if self.task is not None:
             encoder = self.task.encoder_config(encoder)
             objectives = [self.task.build_objective(encoder)]
-        if self.config.from_scratch or not own.state:
+        if self.from_scratch or not own.state:
             return ObjectiveModel(encoder, objectives)
         return build_model(replace(own, encoder_config=encoder), objectives)
 
@@ -183,9 +187,8 @@ class Pair:
         from bert_core.bundle import load_bundle, require_weights
         from bert_core.objectives.distillation import with_layers
 
-        config = self.config
-        if config.variant is not None:
-            encoder = VARIANTS[config.variant].config.adapted(
+        if self.variant is not None:
+            encoder = VARIANTS[self.variant].config.adapted(
                 vocab_size=teacher.encoder_config.vocab_size, pad_token_id=teacher.tokenizer.pad_id
             )
             return replace(teacher, encoder_config=encoder, state={}, task=None)
@@ -193,12 +196,12 @@ class Pair:
         theirs = (teacher.tokenizer.digest, teacher.encoder_config.vocab_size)
         if (own.tokenizer.digest, own.encoder_config.vocab_size) != theirs:
             raise ConfigError(
-                f"{config.model}: wanted a student with the vocabulary of its teacher, "
+                f"{self.names['model']}: wanted a student with the vocabulary of its teacher, "
                 f"{theirs[0][:6]} in {theirs[1]:,} embeddings, it has {own.tokenizer.digest[:6]} "
                 f"in {own.encoder_config.vocab_size:,}: take layers of the teacher, a variant, or "
                 "a teacher of the student's vocabulary"
             )
-        layers = config.layers
+        layers = self.layers
         if not layers and self.student is None:
             layers = tuple(range(0, own.encoder_config.num_hidden_layers, 2))
         if not layers:
@@ -209,7 +212,7 @@ class Pair:
     def sizes(self, teacher: "Bundle") -> dict[str, int]:
         """Parameters of both, with the heads that they answer with."""
         models = {
-            "teacher": self.build_teacher(teacher, scored=self.config.losses.soft > 0),
+            "teacher": self.build_teacher(teacher, scored=self.losses.soft > 0),
             "student": self.build_student(0, teacher),
         }
         return {
@@ -219,19 +222,19 @@ class Pair:
 
     def lineage(self, teacher: "Bundle", own: "Bundle") -> dict[str, Any]:
         """What the student learns from, and what it begins with: `own`, of `load_student`."""
-        lineage: dict[str, Any] = {"stage": "distill", "from_scratch": self.config.from_scratch}
+        lineage: dict[str, Any] = {"stage": "distill", "from_scratch": self.from_scratch}
         if own.state:
             lineage |= {"parent": own.digest, "parent_lineage": own.lineage}
-        if self.config.losses.of_teacher:
+        if self.losses.of_teacher:
             lineage |= {"teacher": teacher.digest, "teacher_lineage": teacher.lineage}
         return lineage
 
     def trained_rows(self, teacher: "Bundle", own: "Bundle") -> Digests:
         """Of the rows that they have seen before."""
-        begun = own.state and not self.config.from_scratch
+        begun = own.state and not self.from_scratch
         return np.union1d(
             own.trained_rows if begun else NO_ROWS,
-            teacher.trained_rows if self.config.losses.of_teacher else NO_ROWS,
+            teacher.trained_rows if self.losses.of_teacher else NO_ROWS,
         )
 
 
