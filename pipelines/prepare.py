@@ -40,11 +40,13 @@ from pipelines.corpus.digest import corpus_input
 from pipelines.corpus.screen import (
     Kept,
     dropped_digests,
+    dropped_documents,
     evaluation_files,
     evaluation_inputs,
     find_near_duplicates,
     in_parts,
     kept_documents,
+    pop_overlaps,
 )
 from pipelines.corpus.sources import Corpus, CorpusConfig, corpus_size_bytes, list_corpus
 from pipelines.runtime.distribute import run_tasks
@@ -167,7 +169,7 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
     made = _make(plan, blocks, fragments)
     encoded, rows, infos = made.encoded, made.rows, made.infos
     encoded["documents"] -= rows["dropped_exact_duplicate"]
-    overlaps = data_card.pop_overlaps(encoded)
+    overlaps = pop_overlaps(encoded)
     outputs = {info.name: Output(size_bytes=info.size_bytes, sha256=info.sha256) for info in infos}
     if config.quality.contamination:
         path = files.join(config.output, CONTAMINATION)
@@ -194,7 +196,19 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
         f"prepare: {counted(encoded['documents'], 'document')}, {encoded['tokens']:,} tokens → "
         f"{counted(rows['rows'], 'row')} in {counted(len(infos), 'shard')} in {config.output}"
     )
-    pictures = data_card.write(config, corpus, blocks, tokenizer, counts, made.lengths, overlaps)
+    pictures = data_card.write(
+        config.local_folder,
+        output=config.output,
+        corpus=corpus,
+        blocks=blocks,
+        tokenizer=tokenizer,
+        compare_with=config.compare_with,
+        pairs=config.pairs,
+        masking=config.masking,
+        counts=counts,
+        lengths=made.lengths,
+        overlaps=overlaps,
+    )
     return Result(outputs=outputs, counts=counts, artifacts=pictures)
 
 
@@ -202,7 +216,7 @@ def _check_encoded(config: PrepareConfig, encoded: Counter[str]) -> None:
     """Raises: CorpusError if there is nothing to make rows of."""
     source = ", ".join(config.corpus.sources)
     if not encoded["documents"]:
-        dropped = data_card.dropped(encoded)
+        dropped = dropped_documents(encoded)
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
         raise CorpusError(
             f"{source}: wanted documents with text, got none ({reasons or 'no document at all'}): "

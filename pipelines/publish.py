@@ -69,7 +69,7 @@ def run(config: PublishConfig) -> Manifest:
 
 def _publish(config: PublishConfig, folder: Path) -> Result:
     from tracking import registry
-    from tracking.model_card import model_card
+    from tracking.model_card import model_card, without_front_matter
     from tracking.spool import read_run
 
     uri = tracking_uri(config.tracking_uri)
@@ -105,7 +105,7 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         _classes(config.evaluation, evaluation),
         examples[0],
     )
-    registry.describe(version, card, uri=uri)
+    registry.describe(version, card, without_front_matter(card), uri=uri)
     written = [config.local_folder / PUBLICATION, config.local_folder / MODEL_CARD]
     files.write_json(str(written[0]), asdict(publication))
     files.write_bytes(str(written[1]), card.encode())

@@ -104,7 +104,13 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
     }
     say(f"vocab: {tokenizer.vocab_size:,} tokens in {config.output}")
     outputs = {name: Output.of(files.join(config.output, name)) for name in tokenizer.files()}
-    path = data_card.write_of_vocabulary(config, tokenizer, texts)
+    path = data_card.write_of_vocabulary(
+        config.local_folder,
+        output=config.output,
+        tokenizer=tokenizer,
+        compare_with=config.compare_with,
+        texts=texts,
+    )
     return Result(outputs=outputs, counts=counts, artifacts=[path])
 
 

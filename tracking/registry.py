@@ -147,14 +147,12 @@ def publish(
     return Publication(version, is_new, is_champion, why)
 
 
-def describe(version: Version, card: str, *, uri: str) -> None:
-    """Give a version its model card: as its description, and as README.md beside the bundle.
+def describe(version: Version, card: str, text: str, *, uri: str) -> None:
+    """Give a version its model card: as README.md beside the bundle, and its text as description.
 
     A registry holds descriptions of 5,000 characters: what is longer is cut, at a line's end.
     Raises: ResourceError if MLflow does not answer.
     """
-    from tracking.model_card import without_front_matter
-
     with as_default(uri) as client:
         found = client.get_model_version(version.name, version.version)
         with tempfile.TemporaryDirectory() as scratch:
@@ -162,7 +160,6 @@ def describe(version: Version, card: str, *, uri: str) -> None:
             readme.write_text(card, encoding="utf-8")
             model_id = str(found.source).removeprefix("models:/")
             client.log_model_artifact(model_id, str(readme), found.tags[PATH_TAG])
-        text = without_front_matter(card)
         if len(text) > DESCRIPTION_CHARACTERS:
             rest = f"\n\n… the rest is in {found.tags[PATH_TAG]}/{CARD} of its files."
             text = text[: DESCRIPTION_CHARACTERS - len(rest)].rpartition("\n")[0] + rest

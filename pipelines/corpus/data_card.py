@@ -7,69 +7,48 @@ the manifest too.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from bert_core import files
 from bert_core.data.documents import clean
-from bert_core.data.pairs import LABELS
+from bert_core.data.masking import MaskingConfig
+from bert_core.data.pairs import LABELS, PairsConfig
 from bert_core.data.tokenizer import Tokenizer
 from pipelines.corpus import hub
 from pipelines.corpus.blocks import Block, read_block
-from pipelines.corpus.screen import OVERLAP
+from pipelines.corpus.screen import REASONS, dropped_documents
 from pipelines.corpus.sources import DOCSTRINGS, Corpus, CorpusConfig
 
-if TYPE_CHECKING:
-    from pipelines.prepare import PrepareConfig
-    from pipelines.vocab import VocabConfig
-
 CARD, VOCABULARY_CARD = "data_card.md", "vocabulary_card.md"
-DROPPED = "dropped_"
 SAMPLE_BLOCKS, SAMPLE_CHARACTERS = 8, 1 << 17
 HUB_NAMES = {True: "google-bert/bert-base-uncased", False: "google-bert/bert-base-cased"}
-REASONS = {
-    "empty": "empty",
-    "unreadable": "not UTF-8, not JSON, or not a row of its table",
-    "no_text": "without text in the column",
-    "too_short": "fewer words than quality.min_words",
-    "too_long": "more words than quality.max_words",
-    "other_language": "another language than quality.languages",
-    "exact_duplicate": "the same text as another document",
-    "near_duplicate": "nearly the text of another document (MinHash)",
-    "contaminated": "holds a row of an evaluation set",
-    "by_weight": "the weight of its source",
-}
-
-
-def dropped(counts: Mapping[str, Any]) -> dict[str, int]:
-    """How many documents were left out, by reason."""
-    found = {name: counts.get(f"{DROPPED}{name}", 0) for name in REASONS}
-    return {reason: count for reason, count in found.items() if count}
-
-
-def pop_overlaps(counts: Counter[str]) -> list[dict[str, Any]]:
-    """Take the evaluation rows that documents hold out of the counts: file, row, documents."""
-    found = []
-    for key in sorted(key for key in counts if key.startswith(f"{OVERLAP}\t")):
-        _, source, row = key.split("\t")
-        found.append({"source": source, "row": int(row), "documents": counts.pop(key)})
-    return sorted(found, key=lambda each: (each["source"], each["row"]))
 
 
 def write(
-    config: "PrepareConfig",
+    folder: Path,
+    *,
+    output: str,
     corpus: Corpus,
     blocks: Sequence[Block],
     tokenizer: Tokenizer,
+    compare_with: str | None,
+    pairs: PairsConfig,
+    masking: MaskingConfig,
     counts: Mapping[str, Any],
     lengths: Mapping[int, int],
     overlaps: Sequence[Mapping[str, Any]],
 ) -> list[Path]:
-    """Write the card and its pictures; they are on this machine, also where the output is not."""
+    """Write the card of `output`, and its pictures, into a folder on this machine.
+
+    Args:
+        compare_with: tokenizer that is compared with, as `reference` takes it.
+        lengths: tokens of a row → rows.
+        overlaps: of `pop_overlaps`.
+    """
     from tracking.plots import plot_lengths
 
-    folder = config.local_folder
     documents = {
         int(name.rpartition("_")[2]): count
         for name, count in counts.items()
@@ -83,12 +62,12 @@ def write(
     ]
     text = "\n\n".join(
         [
-            f"# Data card of `{config.output}`",
+            f"# Data card of `{output}`",
             *_sources(corpus, counts),
             *_documents(counts),
             *_contamination(overlaps),
-            *_vocabulary(config, blocks, tokenizer, counts),
-            *_rows(config, counts),
+            *_vocabulary(compare_with, blocks, tokenizer, counts),
+            *_rows(pairs, masking, counts),
             *(f"![{picture.stem}]({picture.name})" for picture in pictures),
         ]
     )
@@ -96,11 +75,18 @@ def write(
     return [folder / CARD, *pictures]
 
 
-def write_of_vocabulary(config: "VocabConfig", tokenizer: Tokenizer, texts: Sequence[str]) -> Path:
+def write_of_vocabulary(
+    folder: Path,
+    *,
+    output: str,
+    tokenizer: Tokenizer,
+    compare_with: str | None,
+    texts: Sequence[str],
+) -> Path:
     """Write the card of a vocabulary: its fertility on the first of the texts it was made from."""
-    path = config.local_folder / VOCABULARY_CARD
+    path = folder / VOCABULARY_CARD
     parts = [
-        f"# Vocabulary `{config.output}`",
+        f"# Vocabulary `{output}`",
         _table(
             ["what", "value"],
             [
@@ -109,7 +95,7 @@ def write_of_vocabulary(config: "VocabConfig", tokenizer: Tokenizer, texts: Sequ
                 ("documents it was made from", len(texts)),
             ],
         ),
-        *_fertility(config.compare_with, tokenizer, _head(texts)),
+        *_fertility(compare_with, tokenizer, _head(texts)),
     ]
     text = "\n\n".join(parts)
     files.write_bytes(str(path), f"{text}\n".encode())
@@ -182,7 +168,7 @@ def _documents(counts: Mapping[str, Any]) -> list[str]:
     rows = [("read", read, "")]
     rows += [
         (f"left out: {REASONS[reason]}", count, _share(count, read))
-        for reason, count in dropped(counts).items()
+        for reason, count in dropped_documents(counts).items()
     ]
     rows += [
         ("used", counts["documents"], _share(counts["documents"], read)),
@@ -205,7 +191,7 @@ def _contamination(overlaps: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _vocabulary(
-    config: "PrepareConfig",
+    compare_with: str | None,
     blocks: Sequence[Block],
     tokenizer: Tokenizer,
     counts: Mapping[str, Any],
@@ -222,7 +208,7 @@ def _vocabulary(
     return [
         "## Vocabulary",
         _table(["what", "value"], rows),
-        *_fertility(config.compare_with, tokenizer, sample(blocks)),
+        *_fertility(compare_with, tokenizer, sample(blocks)),
     ]
 
 
@@ -275,20 +261,20 @@ def fertility(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[float, float]
     return len(ids) / words, float((ids == tokenizer.unk_id).mean()) if len(ids) else 0.0
 
 
-def _rows(config: "PrepareConfig", counts: Mapping[str, Any]) -> list[str]:
-    label = LABELS[config.pairs.kind]
+def _rows(pairs: PairsConfig, masking: MaskingConfig, counts: Mapping[str, Any]) -> list[str]:
+    label = LABELS[pairs.kind]
     tokens, masked = counts["row_tokens"], counts.get("masked_tokens", 0)
     rows = [
         ("rows", counts["rows"]),
-        ("kind", config.pairs.kind),
+        ("kind", pairs.kind),
         ("tokens, special ones counted", tokens),
-        ("tokens a row", f"{tokens / max(counts['rows'], 1):.1f} of {config.pairs.max_length}"),
+        ("tokens a row", f"{tokens / max(counts['rows'], 1):.1f} of {pairs.max_length}"),
     ]
     if label:
-        what = {"nsp": "random next sentence", "sop": "swapped sentences"}[config.pairs.kind]
+        what = {"nsp": "random next sentence", "sop": "swapped sentences"}[pairs.kind]
         rows.append((what, _share(counts[f"{label}_1"], counts["rows"])))
-    rows.append(("masking", config.masking.strategy))
-    if config.masking.dynamic:
+    rows.append(("masking", masking.strategy))
+    if masking.dynamic:
         rows.append(("masks", "drawn at training time"))
     else:
         mask, kept = counts.get("masked_as_mask", 0), counts.get("masked_as_they_are", 0)

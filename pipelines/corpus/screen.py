@@ -7,9 +7,10 @@ concerns the whole corpus (near duplicates) is found in a pass of its own.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,19 @@ from pipelines.runtime.stage import StageConfig
 from tracking.runs import DatasetInput
 
 OVERLAP = "overlap"  # how a count of documents that hold an evaluation row begins
+DROPPED = "dropped_"  # how a count of documents that were left out begins
+REASONS = {
+    "empty": "empty",
+    "unreadable": "not UTF-8, not JSON, or not a row of its table",
+    "no_text": "without text in the column",
+    "too_short": "fewer words than quality.min_words",
+    "too_long": "more words than quality.max_words",
+    "other_language": "another language than quality.languages",
+    "exact_duplicate": "the same text as another document",
+    "near_duplicate": "nearly the text of another document (MinHash)",
+    "contaminated": "holds a row of an evaluation set",
+    "by_weight": "the weight of its source",
+}
 _PROSE = re.compile(r"\w\W+\w")
 
 
@@ -215,3 +229,18 @@ def _texts_in(value: object) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _texts_in(each)
+
+
+def dropped_documents(counts: Mapping[str, Any]) -> dict[str, int]:
+    """How many documents were left out, by reason."""
+    found = {name: counts.get(f"{DROPPED}{name}", 0) for name in REASONS}
+    return {reason: count for reason, count in found.items() if count}
+
+
+def pop_overlaps(counts: Counter[str]) -> list[dict[str, Any]]:
+    """Take the evaluation rows that documents hold out of the counts: file, row, documents."""
+    found = []
+    for key in sorted(key for key in counts if key.startswith(f"{OVERLAP}\t")):
+        _, source, row = key.split("\t")
+        found.append({"source": source, "row": int(row), "documents": counts.pop(key)})
+    return sorted(found, key=lambda each: (each["source"], each["row"]))

@@ -8,6 +8,7 @@ import pytest
 
 from bert_core.errors import ConfigError, FormatError
 from bert_core.metrics.bootstrap import Verdict, not_worse
+from tracking.model_card import without_front_matter
 from tracking.registry import Publication, champion, describe, publish
 from tracking.resolve import resolve
 from tracking.runs import RunRecorder
@@ -108,7 +109,7 @@ def test_a_card_lies_beside_the_bundle_and_describes_its_version(
     short = "---\ntags:\n- a\n---\n\n# A model\n\nIt answers.\n"
     long = short + "".join(f"line {number}\n" for number in range(1000))
     for card in (short, long):
-        describe(version, card, uri=store)
+        describe(version, card, without_front_matter(card), uri=store)
         folder = resolve(f"models:/{name}/1", uri=store)
         assert (folder / "README.md").read_text() == card
     description = connect(store).get_model_version(name, "1").description or ""
