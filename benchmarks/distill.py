@@ -41,7 +41,7 @@ from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import autocast, training_steps
 from bert_core.train.optim import build_optimizer
 from pipelines import distill, finetune
-from pipelines.corpus.sources import read_labelled
+from pipelines.corpus.labelled import read_labelled
 from pipelines.distill import DistillConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.training.student import TEACHER, LossesConfig

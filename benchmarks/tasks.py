@@ -31,7 +31,7 @@ from bert_core.data.windows import Window
 from bert_core.tasks.base import Task
 from bert_core.tasks.registry import TASKS
 from pipelines import finetune
-from pipelines.corpus.sources import LabelledConfig, read_labelled
+from pipelines.corpus.labelled import LabelledConfig, read_labelled
 from pipelines.finetune import FinetuneConfig
 
 SEEDS = (0, 1, 2)

@@ -19,7 +19,7 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.model.variants import VARIANTS
 from bert_core.train.config import LoopConfig, ScheduleConfig
-from pipelines.corpus.sources import labelled_input
+from pipelines.corpus.labelled import labelled_input
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT, Result, input_digest, run_stage
 from pipelines.training.config import LabelledTrainingConfig

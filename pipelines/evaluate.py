@@ -4,9 +4,8 @@ a prediction for every row.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,35 +14,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_core import files
-from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row
-from pipelines.corpus.sources import (
+from pipelines.answering.predictors import answer_columns, option_items, predict_rows, predictor_of
+from pipelines.corpus.labelled import (
     LabelledConfig,
     labelled_input,
     labelled_rows,
-    rows_after,
     rows_of,
 )
-from pipelines.runtime.distribute import run_tasks
-from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, meter, say, tell_remarks
+from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, say, tell_remarks
 from pipelines.runtime.stage import INPUT, Result, StageConfig, local_outputs, run_stage
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.metrics.calibration import Reliability
-    from bert_core.predictor import Predictor
     from bert_core.tasks.base import Columns, Task
 
 PREDICTIONS, CLASSES, WORST = "predictions.parquet", "classes.json", "worst.jsonl"
 CALIBRATION = "calibration.json"
 PICTURE, CALIBRATION_PICTURE = "answers.png", "calibration.png"
-ANSWER = "answer"
-"""Column of the predictions that holds the whole answer, as JSON."""
-ROWS_PER_TASK = 512
-
-Named = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +78,7 @@ def run(config: EvaluateConfig) -> Manifest:
 def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     from bert_core.metrics.bootstrap import intervals
 
-    asked = (config.task, named(config.options))
+    asked = (config.task, option_items(config.options))
     predictor = predictor_of(folder, config.threads_per_worker, *asked)
     task = predictor.task
     if config.metric in task.lower_is_better:
@@ -213,82 +204,5 @@ def worst_rows(
     ]
 
 
-def answer_columns(
-    task: "Task", answers: Sequence[Any], prefix: str = "predicted_", answer: str = ANSWER
-) -> dict[str, pa.Array]:
-    """The best of each answer in columns whose names begin with `prefix`, and the whole as JSON,
-    unless its column has no name."""
-    cells = [task.cells(each) for each in answers]
-    return {
-        **{
-            f"{prefix}{name}": pa.array([cell[name] for cell in cells], kind)
-            for name, kind in task.cell_types.items()
-        },
-        **({answer: pa.array(map(json.dumps, answers), pa.string())} if answer else {}),
-    }
-
-
 def _names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A model's answer to every row, in order."""
-
-    answers: list[Any]
-    tokens: int
-    """How many went through the model."""
-    cut: int
-    """Rows that are longer than the model's positions, of which only the beginning did."""
-
-
-def predict_rows(
-    folder: Path,
-    rows: Sequence[Row],
-    config: StageConfig,
-    task: str | None = None,
-    options: Named = (),
-) -> Answered:
-    """Ask a model about every row."""
-    starts = range(0, len(rows), ROWS_PER_TASK)
-    tasks = [(start, rows[start : start + ROWS_PER_TASK]) for start in starts]
-    answers: list[list[Any]] = [[] for _ in tasks]
-    tokens = cut = 0
-    work = partial(_predict, folder.absolute(), config.threads_per_worker, task, options)
-    with meter("predicting", len(rows), "rows") as progress:
-        for index, part in run_tasks(work, tasks, config, use_gpu=True):
-            answers[index] = part["answers"]
-            tokens += part["tokens"]
-            cut += part["cut"]
-            progress.add(len(part["answers"]))
-    return Answered([answer for part in answers for answer in part], tokens, cut)
-
-
-def _predict(
-    folder: Path, threads: int, name: str | None, options: Named, part: tuple[int, Sequence[Row]]
-) -> dict[str, Any]:
-    predictor = predictor_of(folder, threads, name, options)
-    task, (start, rows) = predictor.task, part
-    with rows_after(start):
-        windows = task.encode(rows, predictor.bundle.tokenizer, predictor.max_length)
-    return {
-        "answers": task.decode(rows, windows, predictor.forward(windows)),
-        "tokens": sum(window.tokens for window in windows),
-        "cut": cut_rows(windows),
-    }
-
-
-def named(options: Mapping[str, Any]) -> Named:
-    """Options as `predictor_of` can remember them."""
-    return tuple(sorted(options.items()))
-
-
-@lru_cache(maxsize=2)
-def predictor_of(
-    folder: Path, threads: int, task: str | None = None, options: Named = ()
-) -> "Predictor":
-    """The model, loaded once a process."""
-    from bert_core.predictor import Predictor
-
-    return Predictor(folder, threads=threads, task=task, options=dict(options))

@@ -11,8 +11,8 @@ from bert_core import files
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import BUNDLE, Manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
-from pipelines.corpus.sources import LabelledConfig, labelled_input, read_labelled, rows_of
-from pipelines.evaluate import ROWS_PER_TASK
+from pipelines.answering.predictors import ROWS_PER_TASK
+from pipelines.corpus.labelled import LabelledConfig, labelled_input, read_labelled, rows_of
 from pipelines.runtime.progress import SEEN, meter, say
 from pipelines.runtime.stage import INPUT, Result, StageConfig, local_outputs, recipe, run_stage
 from tracking.runs import DatasetInput

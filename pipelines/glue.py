@@ -15,8 +15,8 @@ from bert_core import files
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, Output, read_manifest
 from bert_core.metrics.glue import SETS, TASKS, submission_lines, task_scores
-from pipelines.corpus.sources import LabelledConfig, read_unlabelled
-from pipelines.evaluate import predict_rows, predictor_of
+from pipelines.answering.predictors import predict_rows, predictor_of
+from pipelines.corpus.labelled import LabelledConfig, read_unlabelled
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT, Result, StageConfig, input_digest, run_stage
 from tracking.runs import DatasetInput

@@ -31,10 +31,10 @@ from pipelines.answering.parts import (
     read_texts,
     row_file,
 )
+from pipelines.answering.predictors import ANSWER, answer_columns, option_items, predictor_of
 from pipelines.corpus.blocks import Block
 from pipelines.corpus.digest import corpus_input
 from pipelines.corpus.sources import Corpus, list_corpus
-from pipelines.evaluate import ANSWER, answer_columns, named, predictor_of
 from pipelines.runtime.progress import CUT, counted, say
 from pipelines.runtime.stage import INPUT, Result, run_stage
 from tracking.runs import DatasetInput
@@ -103,7 +103,9 @@ def _predict(config: PredictConfig, corpus: Corpus, folder: Path) -> Result:
 
 
 def _predictor(config: PredictConfig, folder: Path) -> "Predictor":
-    return predictor_of(folder, config.threads_per_worker, config.task, named(config.options))
+    return predictor_of(
+        folder, config.threads_per_worker, config.task, option_items(config.options)
+    )
 
 
 def _parameters(config: PredictConfig, task: "Task") -> "Parameters | None":

@@ -12,7 +12,8 @@ from bert_core import files
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, read_manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
-from pipelines.evaluate import ANSWER, CLASSES, PREDICTIONS, named, predict_rows, predictor_of
+from pipelines.answering.predictors import ANSWER, option_items, predict_rows, predictor_of
+from pipelines.evaluate import CLASSES, PREDICTIONS
 from pipelines.runtime.progress import say
 from pipelines.runtime.stage import (
     INPUT,
@@ -135,7 +136,7 @@ def _examples(task: "Task", rows: list[dict[str, Any]]) -> list[Any]:
 
 def _check_task(config: PublishConfig, evaluation: Manifest, folder: Path) -> None:
     """A registered model does what its bundle says, so that is what has to be evaluated."""
-    task, options = evaluation.config["task"], named(evaluation.config["options"])
+    task, options = evaluation.config["task"], option_items(evaluation.config["options"])
     own = predictor_of(folder, config.threads_per_worker).task
     evaluated = predictor_of(folder, config.threads_per_worker, task, options).task
     if not own.is_comparable(evaluated):

@@ -14,7 +14,7 @@ from bert_core import files
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import BUNDLE, Manifest, Output, read_manifest
 from pipelines import finetune
-from pipelines.corpus.sources import LabelledConfig, labelled_files
+from pipelines.corpus.labelled import LabelledConfig, labelled_files
 from pipelines.finetune import FinetuneConfig
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import say

@@ -28,7 +28,7 @@ from pipelines.commands.html_report import Section, write_report
 from pipelines.configure import CONFIGS, STAGES, parse
 from pipelines.corpus import docstrings
 from pipelines.corpus.data_card import CARD
-from pipelines.corpus.sources import LabelledConfig, read_labelled
+from pipelines.corpus.labelled import LabelledConfig, read_labelled
 from pipelines.evaluate import CALIBRATION_PICTURE, PICTURE
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import console, say

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from bert_core.errors import ConfigError
 from bert_core.train.config import OptimizerConfig, Precision
-from pipelines.corpus.sources import LabelledConfig
+from pipelines.corpus.labelled import LabelledConfig
 from pipelines.runtime.stage import INPUT, StageConfig
 from pipelines.training.selection import SelectionConfig
 

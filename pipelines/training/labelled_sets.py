@@ -9,7 +9,7 @@ import numpy as np
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
-from pipelines.corpus.sources import labelled_input, read_labelled, rows_of
+from pipelines.corpus.labelled import labelled_input, read_labelled, rows_of
 from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, tell_remarks
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.selection import SelectionConfig

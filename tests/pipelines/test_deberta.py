@@ -14,7 +14,7 @@ from bert_core.predictor import Predictor
 from bert_core.train.config import LoopConfig
 from pipelines import distill, finetune, prepare, pretrain, vocab
 from pipelines.configure import CONFIGS, parse
-from pipelines.corpus.sources import LabelledConfig
+from pipelines.corpus.labelled import LabelledConfig
 from pipelines.distill import DistillConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.pretrain import PretrainConfig

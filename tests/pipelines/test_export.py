@@ -16,7 +16,7 @@ from bert_core.metrics.bootstrap import Verdict
 from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from pipelines import evaluate, export, predict, publish
-from pipelines.corpus.sources import LabelledConfig
+from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.export import ExportConfig, _check_drop
 from pipelines.predict import PredictConfig

@@ -29,11 +29,11 @@ from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.optim import build_optimizer
 from pipelines import evaluate, finetune, publish
-from pipelines.corpus.sources import LabelledConfig
+from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.publish import PublishConfig
-from pipelines.training import worker
+from pipelines.training import seeds, worker
 from pipelines.training.labelled_sets import divided
 from pipelines.training.records import read_records
 from pipelines.training.selection import SelectionConfig
@@ -127,7 +127,7 @@ def test_the_weights_that_do_best_on_training_rows_kept_out_are_taken(
         raise RuntimeError("killed before the bundle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "write_bundle", killed)
+        patch.setattr(seeds, "write_bundle", killed)
         with pytest.raises(RuntimeError, match="killed"):
             finetune.run(selecting)
     folder = Path(selecting.output)

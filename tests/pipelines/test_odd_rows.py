@@ -13,7 +13,7 @@ import pytest
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.fill_mask import by_mask
 from pipelines import evaluate, finetune, predict, publish
-from pipelines.corpus.sources import LabelledConfig
+from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.predict import PredictConfig

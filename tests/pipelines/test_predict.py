@@ -17,7 +17,7 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.texts import TextInput
 from pipelines import predict
-from pipelines.corpus.sources import LabelledConfig, read_labelled
+from pipelines.corpus.labelled import LabelledConfig, read_labelled
 from pipelines.predict import PredictConfig
 
 pytestmark = pytest.mark.ray

@@ -10,7 +10,7 @@ import pytest
 from bert_core.bundle import load_bundle
 from bert_core.metrics.entities import SCHEMES, Entity, Scheme, entities_of, tags_of
 from pipelines import evaluate, finetune, predict
-from pipelines.corpus.sources import LabelledConfig
+from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.predict import PredictConfig

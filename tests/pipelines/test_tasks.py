@@ -19,7 +19,7 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.token_classification import TokenClassification
 from pipelines import distill, evaluate, finetune, publish
-from pipelines.corpus.sources import LabelledConfig
+from pipelines.corpus.labelled import LabelledConfig
 from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.finetune import FinetuneConfig

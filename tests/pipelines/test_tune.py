@@ -17,8 +17,9 @@ import pytest
 from bert_core.errors import ConfigError, CorpusError, RaybertError
 from bert_core.manifest import read_manifest
 from pipelines import evaluate, tune
+from pipelines.answering import predictors
 from pipelines.configure import parse
-from pipelines.corpus.sources import LabelledConfig
+from pipelines.corpus.labelled import LabelledConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.sweep import SweepConfig
@@ -91,7 +92,7 @@ def swept(
     )
     scored = []
     with pytest.MonkeyPatch.context() as patch:
-        whole = evaluate.predict_rows
+        whole = predictors.predict_rows
 
         def predict_rows(model: Path, rows: Any, *more: Any) -> Any:
             scored.append(rows)

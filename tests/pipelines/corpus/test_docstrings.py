@@ -12,7 +12,8 @@ from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.texts import TextInput
 from pipelines import prepare, vocab
 from pipelines.corpus import docstrings
-from pipelines.corpus.sources import CorpusConfig, LabelledConfig, list_corpus, read_labelled
+from pipelines.corpus.labelled import LabelledConfig, read_labelled
+from pipelines.corpus.sources import CorpusConfig, list_corpus
 from pipelines.prepare import PrepareConfig
 from pipelines.vocab import VocabConfig
 

@@ -12,15 +12,14 @@ from bert_core.tasks.texts import TextInput
 from bert_core.tasks.token_classification import TokenClassification
 from pipelines.corpus.blocks import plan_blocks, read_block
 from pipelines.corpus.hub import data_files, license_of
-from pipelines.corpus.sources import (
-    CorpusConfig,
+from pipelines.corpus.labelled import (
     LabelledConfig,
     Split,
     labelled_files,
     labelled_input,
-    list_corpus,
     read_labelled,
 )
+from pipelines.corpus.sources import CorpusConfig, list_corpus
 
 NAMES = [
     "README.md",

@@ -21,15 +21,8 @@ from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.texts import TextInput
 from pipelines.corpus.blocks import Block, plan_blocks, read_block
-from pipelines.corpus.sources import (
-    CorpusConfig,
-    LabelledConfig,
-    Split,
-    corpus_size_bytes,
-    list_corpus,
-    read_labelled,
-    read_unlabelled,
-)
+from pipelines.corpus.labelled import LabelledConfig, Split, read_labelled, read_unlabelled
+from pipelines.corpus.sources import CorpusConfig, corpus_size_bytes, list_corpus
 from serve.ports import free_ports
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

@@ -1,0 +1,108 @@
+"""Rows to answers: the model, loaded once per process, and rows spread over workers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from bert_core.data.windows import cut_rows
+from bert_core.tasks.rows import Row
+from pipelines.corpus.labelled import rows_after
+from pipelines.runtime.distribute import run_tasks
+from pipelines.runtime.progress import meter
+from pipelines.runtime.stage import StageConfig
+
+if TYPE_CHECKING:
+    from bert_core.predictor import Predictor
+    from bert_core.tasks.base import Task
+
+ANSWER = "answer"
+"""Column of the predictions that holds the whole answer, as JSON."""
+ROWS_PER_TASK = 512
+
+OptionItems = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A model's answer to every row, in order."""
+
+    answers: list[Any]
+    tokens: int
+    """How many went through the model."""
+    cut: int
+    """Rows that are longer than the model's positions, of which only the beginning did."""
+
+
+def predict_rows(
+    folder: Path,
+    rows: Sequence[Row],
+    config: StageConfig,
+    task: str | None = None,
+    options: OptionItems = (),
+) -> Answered:
+    """Ask a model about every row."""
+    starts = range(0, len(rows), ROWS_PER_TASK)
+    tasks = [(start, rows[start : start + ROWS_PER_TASK]) for start in starts]
+    answers: list[list[Any]] = [[] for _ in tasks]
+    tokens = cut = 0
+    work = partial(_predict, folder.absolute(), config.threads_per_worker, task, options)
+    with meter("predicting", len(rows), "rows") as progress:
+        for index, part in run_tasks(work, tasks, config, use_gpu=True):
+            answers[index] = part["answers"]
+            tokens += part["tokens"]
+            cut += part["cut"]
+            progress.add(len(part["answers"]))
+    return Answered([answer for part in answers for answer in part], tokens, cut)
+
+
+def _predict(
+    folder: Path,
+    threads: int,
+    name: str | None,
+    options: OptionItems,
+    part: tuple[int, Sequence[Row]],
+) -> dict[str, Any]:
+    predictor = predictor_of(folder, threads, name, options)
+    task, (start, rows) = predictor.task, part
+    with rows_after(start):
+        windows = task.encode(rows, predictor.bundle.tokenizer, predictor.max_length)
+    return {
+        "answers": task.decode(rows, windows, predictor.forward(windows)),
+        "tokens": sum(window.tokens for window in windows),
+        "cut": cut_rows(windows),
+    }
+
+
+def option_items(options: Mapping[str, Any]) -> OptionItems:
+    """Options as `predictor_of` can remember them."""
+    return tuple(sorted(options.items()))
+
+
+@lru_cache(maxsize=2)
+def predictor_of(
+    folder: Path, threads: int, task: str | None = None, options: OptionItems = ()
+) -> "Predictor":
+    """The model, loaded once a process."""
+    from bert_core.predictor import Predictor
+
+    return Predictor(folder, threads=threads, task=task, options=dict(options))
+
+
+def answer_columns(
+    task: "Task", answers: Sequence[Any], prefix: str = "predicted_", answer: str = ANSWER
+) -> dict[str, pa.Array]:
+    """The best of each answer in columns whose names begin with `prefix`, and the whole as JSON,
+    unless its column has no name."""
+    cells = [task.cells(each) for each in answers]
+    return {
+        **{
+            f"{prefix}{name}": pa.array([cell[name] for cell in cells], kind)
+            for name, kind in task.cell_types.items()
+        },
+        **({answer: pa.array(map(json.dumps, answers), pa.string())} if answer else {}),
+    }
