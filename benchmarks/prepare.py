@@ -196,7 +196,7 @@ class _Prepare:
         from bert_core.data.masking import MaskingConfig
         from bert_core.data.pairs import PairsConfig
         from pipelines import prepare
-        from pipelines.corpus.sources import CorpusConfig
+        from pipelines.corpus.config import CorpusConfig
 
         self._runs += 1
         output = self._folder / f"shards-{self._runs}"

@@ -315,7 +315,7 @@ class _Stage:
 
     def __init__(self, folder: Path, texts: list[str], steps: int) -> None:
         from pipelines import prepare, vocab
-        from pipelines.corpus.sources import CorpusConfig
+        from pipelines.corpus.config import CorpusConfig
 
         self._folder, self._steps = folder, steps
         self._words, self._shards = str(folder / "vocab"), str(folder / "shards")

@@ -33,9 +33,10 @@ from pipelines.answering.parts import (
     row_file,
 )
 from pipelines.answering.predictors import predictor_of
-from pipelines.corpus.blocks import Block
+from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.digest import corpus_input
-from pipelines.corpus.sources import Corpus, CorpusConfig, list_corpus
+from pipelines.corpus.readers.base import Block
+from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT, Result, run_stage
 from tracking.runs import DatasetInput

@@ -32,8 +32,8 @@ from pipelines.answering.parts import (
     row_file,
 )
 from pipelines.answering.predictors import ANSWER, answer_columns, option_items, predictor_of
-from pipelines.corpus.blocks import Block
 from pipelines.corpus.digest import corpus_input
+from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.progress import CUT, counted, say
 from pipelines.runtime.stage import INPUT, Result, run_stage

@@ -35,8 +35,10 @@ from bert_core.errors import ConfigError, CorpusError, ResourceError
 from bert_core.manifest import Manifest, Output
 from bert_core.train.hardware import peak_memory_bytes
 from pipelines.corpus import data_card
-from pipelines.corpus.blocks import Block, plan_blocks
+from pipelines.corpus.blocks import plan_blocks
+from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.digest import corpus_input
+from pipelines.corpus.readers.base import Block
 from pipelines.corpus.screen import (
     Kept,
     dropped_digests,
@@ -48,7 +50,7 @@ from pipelines.corpus.screen import (
     kept_documents,
     pop_overlaps,
 )
-from pipelines.corpus.sources import Corpus, CorpusConfig, corpus_size_bytes, list_corpus
+from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
 from pipelines.runtime.stage import INPUT, REMARK, Result, StageConfig, run_stage

@@ -20,7 +20,7 @@ from bert_core import files
 from bert_core.errors import ConfigError, CorpusError, FormatError
 from bert_core.manifest import Manifest, Output, read_manifest
 from pipelines.answering.parts import ROWS
-from pipelines.corpus import parquet
+from pipelines.corpus.readers import parquet
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
 from pipelines.runtime.stage import INPUT, Result, StageConfig, input_digest, run_stage

@@ -12,9 +12,11 @@ from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, Output
 from pipelines.corpus import data_card
-from pipelines.corpus.blocks import Block, plan_blocks, read_block
+from pipelines.corpus.blocks import plan_blocks, read_block
+from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.digest import corpus_input
-from pipelines.corpus.sources import Corpus, CorpusConfig, corpus_size_bytes, list_corpus
+from pipelines.corpus.readers.base import Block
+from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
 from pipelines.runtime.stage import REMARK, Result, StageConfig, run_stage

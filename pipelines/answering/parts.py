@@ -16,20 +16,17 @@ import pyarrow as pa
 
 from bert_core import files
 from bert_core.data.formats import decode_utf8, jsonl_rows
-from bert_core.data.tables import DIVIDERS, TextTable
+from bert_core.data.tables import TextTable
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.manifest import Output
 from bert_core.tasks.rows import Row, as_row, check_unicode, has_empty_text, own_columns
-from pipelines.corpus import parquet
-from pipelines.corpus.blocks import (
-    Block,
-    Extent,
-    plan_blocks,
-    read_pieces,
-    read_row_groups,
-    read_text_rows,
-)
-from pipelines.corpus.sources import Corpus, CorpusConfig, CorpusFile
+from pipelines.corpus.blocks import plan_blocks, read_pieces
+from pipelines.corpus.config import CorpusConfig
+from pipelines.corpus.readers import parquet, reader_of
+from pipelines.corpus.readers.base import Block, CorpusFile, Extent
+from pipelines.corpus.readers.delimited import read_cells
+from pipelines.corpus.readers.parquet import read_row_groups
+from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import CUT, meter, say, tell_remarks
 from pipelines.runtime.stage import INPUT, StageConfig
@@ -167,15 +164,16 @@ def check_files(
         columns[one.name] for one in fields(inputs) if one.name in config.columns or _is_needed(one)
     }
     found = corpus.files
-    tables = [file for file in found if file.format == "parquet"]
-    odd = [file for file in found if file.format == "wikipedia" or (tables and file not in tables)]
+    rows = {file: reader_of(file.path).rows for file in found}
+    tables = [file for file in found if rows[file] == "table"]
+    odd = [file for file in found if rows[file] is None or (tables and file not in tables)]
     if odd:
         raise CorpusError(
             f"{odd[0].path}: wanted rows in Parquet, or in JSONL, CSV, TSV and text, not both, "
             f"among {len(found):,} files: take them one after the other"
         )
     for file in found:
-        if file.format in DIVIDERS and file.size_bytes:
+        if rows[file] == "cells" and file.size_bytes:
             with files.open_stream(file.path) as stream:
                 names = TextTable(stream, file.path).columns
             _check_columns(names, file.path, needed, check_names)
@@ -320,13 +318,13 @@ def row_file(number: int, suffix: str) -> str:
 
 def is_table(block: Block) -> bool:
     """Whether it is of Parquet."""
-    return block.extents[0].file.format == "parquet"
+    return reader_of(block.extents[0].file.path).rows == "table"
 
 
 def read_texts(block: Block, part: Part) -> Iterator[Read]:
     """The rows of JSONL, CSV, TSV and text that can be read; the others are put aside."""
     for extent in block.extents:
-        if extent.file.format in DIVIDERS:
+        if reader_of(extent.file.path).rows == "cells":
             yield from _cells(extent, part)
         else:
             yield from _pieces(extent, block, part)
@@ -334,7 +332,7 @@ def read_texts(block: Block, part: Part) -> Iterator[Read]:
 
 def _cells(extent: Extent, part: Part) -> Iterator[Read]:
     path = extent.file.path
-    for row, columns in read_text_rows(extent):
+    for row, columns in read_cells(extent):
         if columns:
             yield Read(f"{path}, line {row.line:,}", columns, is_of_cells=True)
             continue
@@ -349,7 +347,8 @@ def _cells(extent: Extent, part: Part) -> Iterator[Read]:
 
 
 def _pieces(extent: Extent, block: Block, part: Part) -> Iterator[Read]:
-    path, is_text = extent.file.path, extent.file.format == "text"
+    path = extent.file.path
+    is_text = reader_of(path).rows == "lines"
     of_lines = block.corpus.document_boundary == "line"
     for offset, piece in read_pieces(extent, block):
         unit = "document" if is_text and not of_lines else "line"

@@ -17,9 +17,11 @@ from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import LABELS, PairsConfig
 from bert_core.data.tokenizer import Tokenizer
 from pipelines.corpus import hub
-from pipelines.corpus.blocks import Block, read_block
+from pipelines.corpus.blocks import read_block
+from pipelines.corpus.config import DOCSTRINGS, CorpusConfig
+from pipelines.corpus.readers.base import Block
 from pipelines.corpus.screen import REASONS, dropped_documents
-from pipelines.corpus.sources import DOCSTRINGS, Corpus, CorpusConfig
+from pipelines.corpus.sources import Corpus
 
 CARD, VOCABULARY_CARD = "data_card.md", "vocabulary_card.md"
 SAMPLE_BLOCKS, SAMPLE_CHARACTERS = 8, 1 << 17

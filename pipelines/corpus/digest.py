@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.pool import ThreadPool
 
 from bert_core import files
-from pipelines.corpus.sources import Corpus, CorpusFile, unchanged
+from pipelines.corpus.readers.base import CorpusFile, unchanged
+from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter, say
 from pipelines.runtime.stage import StageConfig

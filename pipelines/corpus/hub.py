@@ -5,12 +5,13 @@ Its card, README.md, may say in its first lines which files are the `train` spli
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 from bert_core import files
 from bert_core.errors import CorpusError
+from pipelines.corpus.readers import ENDINGS
 
 CARD = "README.md"
 HUB = "hf://datasets/"
@@ -32,18 +33,21 @@ class Kind(NamedTuple):
     """What their names hold."""
 
 
+def _named(endings: Iterable[str]) -> re.Pattern[str]:
+    names = "|".join(map(re.escape, endings))
+    return re.compile(rf"\.({names})(\.(gz|bz2|zst))?$", re.IGNORECASE)
+
+
 TEXTS = Kind(
     "in Parquet, JSONL, CSV, TSV or text",
-    re.compile(r"\.(parquet|jsonl|ndjson|csv|tsv|txt|xml)(\.(gz|bz2|zst))?$", re.IGNORECASE),
+    _named(ending for ending in ENDINGS if ending != "md"),  # the card is Markdown too
 )
 TABLES = Kind(
     "in Parquet, JSONL, CSV or TSV",
-    re.compile(r"\.(parquet|jsonl|ndjson|csv|tsv)(\.(gz|bz2|zst))?$", re.IGNORECASE),
+    _named(ending for ending, reader in ENDINGS.items() if reader.rows not in (None, "lines")),
 )
 ANY = Kind("beside the card", re.compile(rf"^(?!.*/{CARD}$)"))
-_FILE = re.compile(
-    r"\.(md|[^./]+\.(gz|bz2|zst)|parquet|jsonl|ndjson|csv|tsv|txt|xml)$", re.IGNORECASE
-)
+_FILE = re.compile(rf"\.([^./]+\.(gz|bz2|zst)|{'|'.join(ENDINGS)})$", re.IGNORECASE)
 
 
 def data_files(

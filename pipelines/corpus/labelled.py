@@ -13,7 +13,7 @@ from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.rows import labelled
 from pipelines.corpus import docstrings, hub
-from pipelines.corpus.sources import DOCSTRINGS
+from pipelines.corpus.config import DOCSTRINGS
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT
 from tracking.runs import DatasetInput

@@ -26,7 +26,8 @@ from bert_core.data.quality import (
 )
 from bert_core.data.tables import table_rows
 from bert_core.errors import CorpusError
-from pipelines.corpus.blocks import Block, read_block
+from pipelines.corpus.blocks import read_block
+from pipelines.corpus.readers.base import Block
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter
 from pipelines.runtime.stage import StageConfig

@@ -12,8 +12,8 @@ from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import PairsConfig
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines import finetune, prepare, pretrain, vocab
+from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.labelled import LabelledConfig
-from pipelines.corpus.sources import CorpusConfig
 from pipelines.finetune import FinetuneConfig
 from pipelines.prepare import PrepareConfig
 from pipelines.pretrain import PretrainConfig

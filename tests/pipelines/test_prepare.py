@@ -24,7 +24,8 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError, FormatError, ResourceError
 from pipelines import prepare, vocab
 from pipelines.corpus.blocks import plan_blocks, read_block
-from pipelines.corpus.sources import CorpusConfig, list_corpus
+from pipelines.corpus.config import CorpusConfig
+from pipelines.corpus.sources import list_corpus
 from pipelines.prepare import PrepareConfig
 
 

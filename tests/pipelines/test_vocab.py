@@ -11,7 +11,7 @@ import pytest
 from bert_core.errors import CorpusError
 from bert_core.manifest import read_manifest
 from pipelines import prepare, vocab
-from pipelines.corpus.sources import CorpusConfig
+from pipelines.corpus.config import CorpusConfig
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ from bert_core.manifest import read_manifest
 from bert_core.tasks.text_classification import TextClassification
 from pipelines import vocab
 from pipelines.commands.submit import SubmitConfig, run, split_arguments
-from pipelines.corpus.sources import CorpusConfig
+from pipelines.corpus.config import CorpusConfig
 from pipelines.vocab import VocabConfig
 from tests.labelled_rows import rows_of, write
 

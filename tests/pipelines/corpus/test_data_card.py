@@ -21,7 +21,8 @@ from bert_core.data.shards import ShardSet
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from pipelines import prepare, vocab
 from pipelines.corpus import data_card
-from pipelines.corpus.sources import CorpusConfig, list_corpus
+from pipelines.corpus.config import CorpusConfig
+from pipelines.corpus.sources import list_corpus
 from pipelines.prepare import PrepareConfig
 from pipelines.vocab import VocabConfig
 

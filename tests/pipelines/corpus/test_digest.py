@@ -14,8 +14,9 @@ from bert_core import files
 from bert_core.errors import CorpusError
 from pipelines import predict, prepare, vocab
 from pipelines.corpus import digest
+from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.digest import corpus_input
-from pipelines.corpus.sources import CorpusConfig, list_corpus
+from pipelines.corpus.sources import list_corpus
 from pipelines.predict import PredictConfig
 from pipelines.runtime.stage import StageConfig
 

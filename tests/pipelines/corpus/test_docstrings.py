@@ -12,8 +12,9 @@ from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.texts import TextInput
 from pipelines import prepare, vocab
 from pipelines.corpus import docstrings
+from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.labelled import LabelledConfig, read_labelled
-from pipelines.corpus.sources import CorpusConfig, list_corpus
+from pipelines.corpus.sources import list_corpus
 from pipelines.prepare import PrepareConfig
 from pipelines.vocab import VocabConfig
 

@@ -11,6 +11,7 @@ from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.texts import TextInput
 from bert_core.tasks.token_classification import TokenClassification
 from pipelines.corpus.blocks import plan_blocks, read_block
+from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.hub import data_files, license_of
 from pipelines.corpus.labelled import (
     LabelledConfig,
@@ -19,7 +20,7 @@ from pipelines.corpus.labelled import (
     labelled_input,
     read_labelled,
 )
-from pipelines.corpus.sources import CorpusConfig, list_corpus
+from pipelines.corpus.sources import list_corpus
 
 NAMES = [
     "README.md",

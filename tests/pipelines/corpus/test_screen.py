@@ -19,7 +19,9 @@ import pytest
 from bert_core.data.documents import document_digest
 from bert_core.data.quality import QualityConfig
 from bert_core.errors import CorpusError
-from pipelines.corpus.blocks import Block, plan_blocks
+from pipelines.corpus.blocks import plan_blocks
+from pipelines.corpus.config import CorpusConfig
+from pipelines.corpus.readers.base import Block
 from pipelines.corpus.screen import (
     dropped_digests,
     evaluation_files,
@@ -28,7 +30,7 @@ from pipelines.corpus.screen import (
     in_parts,
     kept_documents,
 )
-from pipelines.corpus.sources import CorpusConfig, list_corpus
+from pipelines.corpus.sources import list_corpus
 from pipelines.runtime.stage import StageConfig
 
 WORDS = np.random.default_rng(0).permutation([f"word{n}" for n in range(4000)])

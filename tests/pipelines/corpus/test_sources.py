@@ -20,9 +20,11 @@ from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.texts import TextInput
-from pipelines.corpus.blocks import Block, plan_blocks, read_block
+from pipelines.corpus.blocks import plan_blocks, read_block
+from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.labelled import LabelledConfig, Split, read_labelled, read_unlabelled
-from pipelines.corpus.sources import CorpusConfig, corpus_size_bytes, list_corpus
+from pipelines.corpus.readers.base import Block
+from pipelines.corpus.sources import corpus_size_bytes, list_corpus
 from serve.ports import free_ports
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

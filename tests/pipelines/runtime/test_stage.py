@@ -14,7 +14,7 @@ from mlflow.entities import Run
 from bert_core import files
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.manifest import Output, read_manifest
-from pipelines.corpus.sources import CorpusConfig
+from pipelines.corpus.config import CorpusConfig
 from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.glue import GlueConfig

@@ -1,0 +1,125 @@
+"""Parquet: a document per row, in the column `corpus.text_column`; errors name the file."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from bert_core import files
+from bert_core.data.formats import damaged, decode_utf8
+from bert_core.errors import CorpusError
+from pipelines.corpus.config import CorpusConfig
+from pipelines.corpus.readers.base import Block, CorpusFile, Document, Extent, Reader, unchanged
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+
+class ParquetReader(Reader):
+    """Row groups of a table, which are never cut."""
+
+    endings = ("parquet",)
+    rows = "table"
+
+    def text_bytes(self, file: CorpusFile, config: CorpusConfig) -> int:
+        return text_bytes(file.path, config.text_column) if file.size_bytes else 0
+
+    def cut(self, file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[Extent]:
+        with open_parquet(file.path) as opened:
+            for group in range(opened.num_row_groups):
+                size_bytes = opened.metadata.row_group(group).total_byte_size
+                yield Extent(file=file, start=group, end=group + 1, text_bytes=size_bytes)
+
+    def read(self, extent: Extent, block: Block) -> Iterator[Document]:
+        file, corpus = extent.file, block.corpus
+        split_column, source = file.split_column, file.source
+        with open_parquet(file.path) as opened:
+            check_text_column(opened, corpus.text_column, file.path)
+            columns = [corpus.text_column, *([split_column] if split_column else [])]
+            batches = opened.iter_batches(1024, row_groups=[extent.start], columns=columns)
+            while batch := next_batch(batches, file.path):
+                splits = batch.column(split_column).to_pylist() if split_column else None
+                for index, text in enumerate(texts_of(batch.column(corpus.text_column))):
+                    split = splits[index] if splits else None
+                    if text is None:
+                        yield Document("", source, split, dropped="no_text")
+                        continue
+                    try:
+                        where = f"{file.path}, row group {extent.start}"
+                        yield Document(decode_utf8(text, where), source, split)
+                    except CorpusError:
+                        if corpus.errors == "fail":
+                            raise
+                        yield Document("", source, split, dropped="unreadable")
+
+
+def open_parquet(path: str) -> "pq.ParquetFile":
+    """Raises: CorpusError naming `path` if it is no whole Parquet file."""
+    import pyarrow.parquet as pq
+
+    opened = files.open_input(path)
+    try:
+        return pq.ParquetFile(opened)
+    except pa.ArrowInvalid as error:
+        raise damaged(path, "Parquet file", error) from error
+
+
+def check_text_column(parquet: "pq.ParquetFile", name: str, path: str) -> None:
+    """Raises: CorpusError listing the columns there are if `name` is none, or holds no text."""
+    schema = parquet.schema_arrow
+    if name not in schema.names:
+        raise CorpusError(
+            f"{path}: wanted a column {name!r}, there are: {', '.join(schema.names)}: "
+            "set corpus.text_column"
+        )
+    kind = schema.field(name).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise CorpusError(
+            f"{path}: wanted text in the column {name!r}, it is {kind}; there are: "
+            f"{', '.join(schema.names)}: set corpus.text_column"
+        )
+
+
+def text_bytes(path: str, column: str) -> int:
+    """Bytes of the text in a column, before compression. Raises: as `check_text_column`."""
+    with open_parquet(path) as parquet:
+        check_text_column(parquet, column, path)
+        # NOTE: a struct before it is a column in the schema and several in a row group.
+        leaves = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+        number = leaves.index(column)
+        groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
+        return sum(group.column(number).total_uncompressed_size for group in groups)
+
+
+def texts_of(texts: pa.Array) -> list[bytes | None]:
+    """The bytes of a column of text.
+
+    NOTE: nothing but decoding them looks whether what Parquet calls a string is one.
+    """
+    texts = texts.dictionary_decode() if pa.types.is_dictionary(texts.type) else texts
+    return texts.cast(pa.large_binary()).to_pylist()
+
+
+def next_batch(batches: Iterator[pa.RecordBatch], path: str) -> pa.RecordBatch | None:
+    """The next rows; None at the end. Raises: CorpusError naming `path` if it is damaged."""
+    try:
+        with files.reading(path):
+            return next(batches, None)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise damaged(path, "Parquet file", error) from error
+
+
+def read_row_groups(block: Block) -> Iterator[tuple[str, pa.Table]]:
+    """The row groups of a block's Parquet files, and where each stands, for a message.
+
+    Raises: CorpusError naming file and place, also if a file is gone or was replaced.
+    """
+    for extent in block.extents:
+        path = extent.file.path
+        with unchanged(extent.file), open_parquet(path) as opened:
+            try:
+                table = opened.read_row_group(extent.start)
+            except (pa.ArrowInvalid, OSError) as error:
+                raise damaged(path, "Parquet file", error) from error
+            yield f"{path}, row group {extent.start}", table
