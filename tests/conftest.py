@@ -244,6 +244,9 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        from tracking.server import connect
+
+        connect(f"sqlite:///{self.folder}/mlflow.db")  # sooner than the server makes it
         command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]

@@ -5,10 +5,13 @@ environment variables that are read, or given a default, are MLflow's own.
 """
 
 import os
+import shutil
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SQLITE = "sqlite:///"
 PROBE_TIMEOUT_S = 3.0
+CACHE = Path.home() / ".cache" / "raybert"
 _MAKING = threading.Lock()
 
 
@@ -87,29 +91,47 @@ def connect(uri: str) -> "MlflowClient":
 def _make_database(path: Path) -> None:
     """MLflow's tables in a SQLite file, which appears whole, where there is none yet.
 
-    NOTE: MLflow makes them in the file itself, by some second of migrations; killed amid these it
-    leaves a file that it can neither use nor mend. What the migrations stand on is global to the
-    process: two threads at once, one of a run that was left behind, say, mix up their files.
+    MLflow makes them by some fifty migrations, which takes seconds. An empty store of this version
+    is kept in `CACHE`, where that can be written, and copied from then on.
+
+    NOTE: MLflow makes tables in the file itself; killed amid the migrations it leaves a file that
+    it can neither use nor mend. What the migrations stand on is global to the process: two threads
+    at once, one of a run that was left behind, say, mix up their files.
     """
     with _MAKING:
-        if not path.exists():
-            _make_tables(path)
+        if path.exists():
+            return
+        empty = CACHE / f"mlflow-{version('mlflow')}.db"
+        with suppress(OSError):  # a home that cannot be written
+            _appear(empty, _make_tables)
+        kept = empty.is_file()
+        _appear(path, partial(shutil.copyfile, empty) if kept else _make_tables)
+
+
+def _appear(path: Path, make: Callable[[Path], object]) -> None:
+    """Have `make` write a file that appears whole, where there is none yet."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    neighbour = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        neighbour.touch()
+        make(neighbour)
+        # A link, not a rename: where another process was faster, its file stays.
+        with suppress(FileExistsError):
+            os.link(neighbour, path)
+    finally:
+        neighbour.unlink(missing_ok=True)
 
 
 def _make_tables(path: Path) -> None:
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    neighbour = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
-    engine = create_sqlalchemy_engine(f"{SQLITE}{neighbour}")
+    engine = create_sqlalchemy_engine(f"{SQLITE}{path}")
     try:
         _initialize_tables(engine)
-        # A link, not a rename: where another process was faster, its file stays.
-        with suppress(FileExistsError):
-            os.link(neighbour, path)
     finally:
         engine.dispose()
-        neighbour.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,4 +1,6 @@
+import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert_core.errors import ConfigError, ResourceError
+from tracking import server
 from tracking.server import connect, experiment_id, require_answer, tracking_uri, without_password
 
 
@@ -56,11 +59,40 @@ def test_a_process_killed_while_it_makes_the_store_leaves_none_that_is_broken(
     tmp_path: Path,
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    code = "import sys; from tracking.server import connect; connect(sys.argv[1])"
-    with subprocess.Popen([sys.executable, "-c", code, uri]) as process:
-        while not list(tmp_path.iterdir()):
+    home = {**os.environ, "HOME": str(tmp_path / "home")}  # where no store was made before
+    code = """if True:
+        import sys
+        from tracking.server import connect, experiment_id
+        assert experiment_id(connect(sys.argv[1]), sys.argv[1], "e")
+    """
+    command = [sys.executable, "-c", code, uri]
+    with subprocess.Popen(command, env=home) as process:
+        while not list(tmp_path.rglob("*.part")):
             assert process.poll() is None
             time.sleep(0.01)
         time.sleep(0.4)  # of the second or more that the migrations take
         process.kill()
+    assert not Path(tmp_path, "mlflow.db").exists()
+    subprocess.run(command, env=home, check=True, timeout=120)
+
+
+def test_the_tables_of_a_store_are_made_once_and_copied_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CACHE", tmp_path / "cache")
+    connect(f"sqlite:///{tmp_path}/first.db")
+    monkeypatch.setattr(server, "_make_tables", lambda path: pytest.fail(f"made again: {path}"))
+    uri = f"sqlite:///{tmp_path}/second.db"
+    assert experiment_id(connect(uri), uri, "e")
+    (kept,) = (tmp_path / "cache").iterdir()
+    with sqlite3.connect(kept) as database:  # nothing of a user's
+        assert database.execute("SELECT count(*) FROM experiments").fetchone() == (0,)
+
+
+def test_a_store_is_made_where_none_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(server, "CACHE", tmp_path / "file" / "cache")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert experiment_id(connect(uri), uri, "e")
