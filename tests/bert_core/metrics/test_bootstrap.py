@@ -48,7 +48,7 @@ def test_an_equal_model_is_called_worse_no_more_often_than_the_level_says() -> N
     refused = 0
     for trial in range(trials):
         new, old = rng.random((2, 200)) < 0.8
-        verdict = compared(new.astype(float), old.astype(float), samples=500, seed=trial)
+        verdict = compared(new.astype(float), old.astype(float), samples=200, seed=trial)
         refused += not verdict.not_worse
     # 2.5 % by the level; four standard errors of a binomial above it.
     level = 0.025

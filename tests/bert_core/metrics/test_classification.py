@@ -2,6 +2,12 @@
 
 import numpy as np
 import pytest
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    matthews_corrcoef,
+    precision_recall_fscore_support,
+)
 
 from bert_core.metrics.classification import (
     by_label,
@@ -105,3 +111,37 @@ def test_of_several_labels_a_row_each_is_by_itself_also_where_there_is_one() -> 
     }
     assert by_label(predicted[:, :1], labels[:, :1], ["a"]) == {"a": figures["a"]}
     assert wrong_labels(predicted, labels).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("labels", [1, 2, 3, 20])
+@pytest.mark.parametrize("rows", [1, 2, 30, 500])
+def test_figures_are_those_of_scikit_learn(labels: int, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    wanted = rng.integers(0, labels, rows)
+    given = np.where(rng.random(rows) < 0.5, wanted, rng.integers(-1, labels, rows))
+    metrics = single_label_metrics(given, wanted, num_labels=labels)
+    varies = len(np.union1d(given, wanted)) > 1
+    macro = {"average": "macro", "zero_division": 0}
+    assert metrics["macro_f1"] == pytest.approx(f1_score(wanted, given, **macro), abs=1e-12)
+    matthews = matthews_corrcoef(wanted, given) if varies else 0.0
+    assert metrics["matthews"] == pytest.approx(matthews, abs=1e-12)
+    if labels == 2:
+        f1 = f1_score(wanted == 1, given == 1, zero_division=0)
+        assert metrics["f1"] == pytest.approx(f1, abs=1e-12)
+    names = [str(label) for label in range(labels)]
+    each = precision_recall_fscore_support(
+        wanted, given, labels=range(labels), average=None, zero_division=0
+    )
+    for name, *figures in zip(names, *each, strict=True):
+        assert list(by_label(given, wanted, names)[name].values()) == pytest.approx(figures)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 30])
+def test_figures_of_several_labels_are_those_of_scikit_learn(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    given, wanted = (rng.integers(0, 2, (rows, 4)) for _ in range(2))
+    metrics = multi_label_metrics(given, wanted)
+    assert metrics["accuracy"] == pytest.approx(accuracy_score(wanted, given))
+    for average in ("micro", "macro"):
+        f1 = f1_score(wanted, given, average=average, zero_division=0)
+        assert metrics[f"{average}_f1"] == pytest.approx(f1, abs=1e-12)
