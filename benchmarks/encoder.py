@@ -21,9 +21,10 @@ from bert_core.batches import pack, pad
 from bert_core.data.docstrings import docstrings_of
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
+from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoder
 from bert_core.model.hf import encoder_config_to_huggingface, to_huggingface
-from bert_core.model.variants import VARIANTS, EncoderConfig
+from bert_core.model.variants import VARIANTS
 
 VOCAB_SIZE = 30_522
 LENGTH = 512

@@ -45,8 +45,9 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.data.windows import Window
 from bert_core.model.attention import packing
+from bert_core.model.config import AttentionConfig, EncoderConfig, FeedForwardConfig
 from bert_core.model.hf import encoder_config_to_huggingface
-from bert_core.model.variants import VARIANTS, AttentionConfig, EncoderConfig, FeedForwardConfig
+from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.rows import labelled
 from bert_core.tasks.text_classification import TextClassification

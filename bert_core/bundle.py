@@ -30,6 +30,7 @@ from torch import Tensor
 from bert_core import files
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError
+from bert_core.model.config import EncoderConfig
 from bert_core.model.families import LAYOUTS
 from bert_core.model.heads import LinearHead
 from bert_core.model.hf import (
@@ -41,7 +42,6 @@ from bert_core.model.hf import (
     to_huggingface,
 )
 from bert_core.model.sharing import load_plain_state, plain_state
-from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.tasks.base import Task

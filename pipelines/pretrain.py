@@ -14,7 +14,8 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.metrics.language_model import unigram_baseline
-from bert_core.model.variants import VARIANTS, EncoderConfig
+from bert_core.model.config import EncoderConfig
+from bert_core.model.variants import VARIANTS
 from bert_core.tasks.digests import NO_ROWS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from pipelines.runtime.progress import say

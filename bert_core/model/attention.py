@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
-from bert_core.model.dropout import Dropout, dropout
-from bert_core.model.rows import Bins, Packed, Rows, taken
-from bert_core.model.variants import (
+from bert_core.model.config import (
     AttentionConfig,
     DisentangledAttentionConfig,
     EncoderConfig,
     RotaryAttentionConfig,
 )
+from bert_core.model.dropout import Dropout, dropout
+from bert_core.model.rows import Bins, Packed, Rows, taken
 
 Scores = list[Tensor]
 """Of every block of rows (b, heads, s, s), query before key, -inf where a query may not look."""

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_core.errors import InputError
 from bert_core.model.attention import SHARED, Scores
+from bert_core.model.config import EncoderConfig
 from bert_core.model.layers import (
     LAYERS,
     Convolution,
@@ -20,7 +21,6 @@ from bert_core.model.layers import (
     layer_norm,
 )
 from bert_core.model.rows import Packed, Padded, Rows, rounded_up, taken
-from bert_core.model.variants import EncoderConfig
 
 TOKENS_MULTIPLE = 32
 """Tokens that rows end to end are filled up to a multiple of, where kernels are made for each

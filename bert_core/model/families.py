@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bert_core.errors import ConfigError
-from bert_core.model.variants import (
-    VARIANTS,
+from bert_core.model.config import (
     AttentionConfig,
     DisentangledAttentionConfig,
     EmbeddingsConfig,
@@ -14,6 +13,7 @@ from bert_core.model.variants import (
     FeedForwardConfig,
     HeadConfig,
 )
+from bert_core.model.variants import VARIANTS
 
 Names = Mapping[str, str]
 """Ours → theirs: modules, whose weight and bias keep their endings, or whole names of tensors.

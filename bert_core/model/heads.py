@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from bert_core.model.config import EncoderConfig
 from bert_core.model.dropout import Dropout
 from bert_core.model.layers import ACTIVATIONS, Transform, initialise
 from bert_core.model.rows import Rows
-from bert_core.model.variants import EncoderConfig
 
 
 class MaskedLanguageModelHead(nn.Module):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from bert_core.errors import ConfigError, FormatError
+from bert_core.model.config import ConvolutionConfig, EncoderConfig
 from bert_core.model.families import ARCHITECTURES, LAYOUTS, Layout, Names
-from bert_core.model.variants import ConvolutionConfig, EncoderConfig
 
 
 def architecture(config: EncoderConfig, objectives: frozenset[str]) -> str:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bert_core.model.attention import ATTENTION, KeylessBiasLinear, Scores
+from bert_core.model.config import ConvolutionConfig, EncoderConfig, NormPlacement
 from bert_core.model.dropout import Dropout
 from bert_core.model.rows import Rows, taken
-from bert_core.model.variants import ConvolutionConfig, EncoderConfig, NormPlacement
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,

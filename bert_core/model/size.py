@@ -8,13 +8,9 @@ from jaxtyping import Integer
 from torch import nn
 
 from bert_core.model.attention import KeylessBiasLinear, RelativePositions
+from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, RotaryAttentionConfig
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import LAYOUTS
-from bert_core.model.variants import (
-    DisentangledAttentionConfig,
-    EncoderConfig,
-    RotaryAttentionConfig,
-)
 
 
 def count_parameters(config: EncoderConfig, *, pooler: bool | None = None) -> int:

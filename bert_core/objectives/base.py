@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bert_core.errors import ConfigError
+from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.rows import taken
 from bert_core.model.size import training_flops
-from bert_core.model.variants import EncoderConfig
 
 Batch = dict[str, Tensor]
 """Tensors of B rows, int64, in one of two layouts (`model.rows`).

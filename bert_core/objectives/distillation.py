@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from bert_core.errors import ConfigError
 from bert_core.model.attention import Scores
+from bert_core.model.config import EncoderConfig, RotaryAttentionConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import initialise
 from bert_core.model.rows import Rows, taken
-from bert_core.model.variants import EncoderConfig, RotaryAttentionConfig
 from bert_core.objectives.base import Batch, ObjectiveModel, Part
 
 HARD, SOFT = "hard", "soft"

@@ -8,11 +8,11 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from bert_core.errors import ConfigError
+from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import EncoderLayer, initialise
 from bert_core.model.rows import taken
 from bert_core.model.size import training_flops
-from bert_core.model.variants import DisentangledAttentionConfig, EncoderConfig
 from bert_core.objectives.base import Batch
 from bert_core.objectives.mlm import MaskedLanguageModeling
 

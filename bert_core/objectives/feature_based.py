@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import RecurrentHead
 from bert_core.model.rows import taken
-from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch
 from bert_core.objectives.token_classification import TokenLabels
 

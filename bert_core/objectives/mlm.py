@@ -3,9 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import MaskedLanguageModelHead
-from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, Objective, Part
 from bert_core.objectives.linear_cross_entropy import linear_cross_entropy
 

@@ -4,9 +4,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import LinearHead
-from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, Objective
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from bert_core.errors import ConfigError
+from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.heads import DetectionHead
 from bert_core.model.sharing import share_words
-from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, Part
 from bert_core.objectives.linear_cross_entropy import linear_sample
 from bert_core.objectives.mlm import MaskedLanguageModeling

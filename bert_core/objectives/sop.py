@@ -1,7 +1,7 @@
 """Sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
+from bert_core.model.config import EncoderConfig
 from bert_core.model.heads import LinearHead
-from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.nsp import NextSentencePrediction
 
 

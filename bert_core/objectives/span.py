@@ -5,9 +5,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import TokenHead
-from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import (
     Batch,
     Objective,

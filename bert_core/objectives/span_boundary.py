@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import SpanBoundaryHead
-from bert_core.model.variants import EncoderConfig
 from bert_core.objectives.base import Batch
 from bert_core.objectives.mlm import MaskedLanguageModeling
 

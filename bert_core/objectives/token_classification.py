@@ -5,9 +5,9 @@ from dataclasses import replace
 from jaxtyping import Float
 from torch import Tensor
 
+from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import TokenHead
-from bert_core.model.variants import EncoderConfig
 from bert_core.objectives import IGNORE
 from bert_core.objectives.base import Batch, Objective, Part, cross_entropy, soft_cross_entropy
 

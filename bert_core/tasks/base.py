@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Num
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, InputError
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.config import EncoderConfig
 from bert_core.tasks.digests import Digests, row_digests
 from bert_core.tasks.rows import Row, as_row, has_empty_text
 

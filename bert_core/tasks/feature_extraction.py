@@ -13,7 +13,7 @@ from bert_core.data.windows import Ids, Window, ids_of, joined
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task
 from bert_core.tasks.rows import Row
 from bert_core.tasks.texts import TextInput

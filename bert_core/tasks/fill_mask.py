@@ -12,7 +12,7 @@ from bert_core.data.tokenizer import MASK, OTHER_NAMES, Tokenizer
 from bert_core.data.windows import Ids, Window, ids_of, joined
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
 from bert_core.tasks.rows import Row
 

@@ -17,7 +17,7 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task
 from bert_core.tasks.rows import Row
 

@@ -17,7 +17,7 @@ from bert_core.metrics.classification import (
     single_label_metrics,
     wrong_labels,
 )
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind
 from bert_core.tasks.rows import Row
 from bert_core.tasks.texts import TextOptions, TextTask, softmax

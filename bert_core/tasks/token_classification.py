@@ -30,7 +30,7 @@ from bert_core.metrics.entities import (
     tags_of,
     type_of,
 )
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.config import EncoderConfig
 from bert_core.objectives import IGNORE
 from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task
 from bert_core.tasks.rows import Row

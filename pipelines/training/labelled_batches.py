@@ -9,7 +9,7 @@ from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
 from bert_core.data.windows import Window
 from bert_core.model.attention import packing
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.config import EncoderConfig
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.base import Task
 from bert_core.train.config import LoopConfig

@@ -31,7 +31,7 @@ from pipelines.training.selection import TASK, Measurement, with_prefix
 
 if TYPE_CHECKING:
     from bert_core.data.tokenizer import Tokenizer
-    from bert_core.model.variants import EncoderConfig
+    from bert_core.model.config import EncoderConfig
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.tasks.base import Task
 

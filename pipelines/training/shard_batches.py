@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardRows, ShardSet
 from bert_core.errors import ConfigError
-from bert_core.model.variants import EncoderConfig
+from bert_core.model.config import EncoderConfig
 from bert_core.train.config import LoopConfig
 
 if TYPE_CHECKING:

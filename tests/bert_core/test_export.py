@@ -18,8 +18,9 @@ from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, FormatError
 from bert_core.export import TOLERANCE, Quantize, export_graph, largest_difference
 from bert_core.graph import GraphBackend
+from bert_core.model.config import EncoderConfig, FeedForwardConfig
 from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.model.variants import VARIANTS, EncoderConfig, FeedForwardConfig
+from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.predictor import Predictor

@@ -14,8 +14,9 @@ from torch import Tensor
 from bert_core.bundle import build_model, load_bundle, names_in, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import FormatError
+from bert_core.model.config import EncoderConfig, FeedForwardConfig
 from bert_core.model.sharing import plain_state
-from bert_core.model.variants import VARIANTS, EncoderConfig, FeedForwardConfig
+from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.objectives.mlm import MaskedLanguageModeling

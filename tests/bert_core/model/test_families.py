@@ -21,6 +21,7 @@ from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.export import TOLERANCE, export_graph, largest_difference
 from bert_core.graph import GraphBackend
 from bert_core.model.attention import RelativePositions
+from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, RotaryAttentionConfig
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import ARCHITECTURES, LAYOUTS
 from bert_core.model.hf import (
@@ -31,12 +32,7 @@ from bert_core.model.hf import (
     to_huggingface,
 )
 from bert_core.model.size import count_parameters, flops_per_token
-from bert_core.model.variants import (
-    VARIANTS,
-    DisentangledAttentionConfig,
-    EncoderConfig,
-    RotaryAttentionConfig,
-)
+from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.embedding import Embedding

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from bert_core.errors import ConfigError, FormatError
+from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoder
 from bert_core.model.families import LAYOUTS
 from bert_core.model.hf import (
@@ -18,7 +19,7 @@ from bert_core.model.hf import (
     objectives_of,
     to_huggingface,
 )
-from bert_core.model.variants import VARIANTS, EncoderConfig
+from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling

@@ -12,11 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bert_core.errors import ConfigError
-from bert_core.model.encoder import Encoder
-from bert_core.model.hf import encoder_config_to_huggingface
-from bert_core.model.size import count_parameters, flops_per_token
-from bert_core.model.variants import (
-    VARIANTS,
+from bert_core.model.config import (
     AttentionConfig,
     ConvolutionConfig,
     DisentangledAttentionConfig,
@@ -26,6 +22,10 @@ from bert_core.model.variants import (
     HeadConfig,
     RotaryAttentionConfig,
 )
+from bert_core.model.encoder import Encoder
+from bert_core.model.hf import encoder_config_to_huggingface
+from bert_core.model.size import count_parameters, flops_per_token
+from bert_core.model.variants import VARIANTS
 
 # From the papers, or what the field knows of the published files, in millions.
 KNOWN = {

@@ -13,9 +13,10 @@ from transformers import AutoModelForSequenceClassification
 from bert_core.bundle import load_bundle, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError
+from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoder
 from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.model.variants import VARIANTS, EncoderConfig
+from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, soft_cross_entropy
 from bert_core.objectives.classification import Classification, ProblemType
 from bert_core.objectives.distillation import Distillation, fitting_map, with_layers

@@ -11,14 +11,10 @@ from bert_core.bundle import save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError
 from bert_core.model.attention import KeylessBiasLinear, RelativePositions
+from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, FeedForwardConfig
 from bert_core.model.layers import EncoderLayer
 from bert_core.model.size import training_flops
-from bert_core.model.variants import (
-    VARIANTS,
-    DisentangledAttentionConfig,
-    EncoderConfig,
-    FeedForwardConfig,
-)
+from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.predictor import Predictor

@@ -11,8 +11,8 @@ from torch import distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from bert_core.model.config import EncoderConfig
 from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.model.variants import EncoderConfig
 from bert_core.objectives import IGNORE
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, cross_entropy
 from bert_core.objectives.classification import Classification

@@ -9,15 +9,11 @@ import torch
 from torch import Tensor
 
 from bert_core.errors import ConfigError
+from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, FeedForwardConfig
 from bert_core.model.encoder import Encoder
 from bert_core.model.sharing import load_plain_state, plain_state
 from bert_core.model.size import training_flops
-from bert_core.model.variants import (
-    VARIANTS,
-    DisentangledAttentionConfig,
-    EncoderConfig,
-    FeedForwardConfig,
-)
+from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 from bert_core.objectives.linear_cross_entropy import linear_sample
 from bert_core.objectives.mlm import MaskedLanguageModeling

@@ -22,9 +22,10 @@ from torch.distributed.tensor import DTensor
 from bert_core.batches import RankBatches, ShardSource, row_lengths
 from bert_core.data.order import GlobalOrder
 from bert_core.data.shards import ShardRows
+from bert_core.model.config import EncoderConfig, FeedForwardConfig
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.model.size import training_flops
-from bert_core.model.variants import VARIANTS, EncoderConfig, FeedForwardConfig
+from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
