@@ -27,7 +27,7 @@ from benchmarks.harness import Comparison, Planned, compare, main
 from benchmarks.peer import WARM_UP
 from benchmarks.tasks import LINES, Line, stage_config
 from bert_core.batches import RankBatches, WindowSource
-from bert_core.bundle import load_bundle
+from bert_core.bundle.format import load_bundle
 from bert_core.data.order import GlobalOrder
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary

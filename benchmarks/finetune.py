@@ -38,7 +38,7 @@ from transformers import (
 from benchmarks.harness import Planned, compare, main
 from benchmarks.peer import SETTINGS, WARM_UP, TimedTrainer, training_arguments
 from bert_core.batches import RankBatches, WindowSource
-from bert_core.bundle import save_bundle
+from bert_core.bundle.format import save_bundle
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.order import GlobalOrder
 from bert_core.data.tokenizer import Tokenizer

@@ -26,7 +26,7 @@ from transformers import Trainer
 from benchmarks.harness import made
 from benchmarks.peer import training_arguments
 from bert_core.batches import buckets, collate
-from bert_core.bundle import Bundle, load_bundle
+from bert_core.bundle.format import Bundle, load_bundle
 from bert_core.data.windows import Window
 from bert_core.tasks.base import Task
 from bert_core.tasks.registry import TASKS

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch.nn import functional
 
-from bert_core.bundle import load_bundle
+from bert_core.bundle.format import load_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Pieces, Window, joined, pieces_of
 from bert_core.predictor import Predictor

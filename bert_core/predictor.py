@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from bert_core.batches import PAD_MULTIPLE
-from bert_core.bundle import WEIGHTS, Bundle, build_model, load_bundle
+from bert_core.bundle.format import Bundle, load_bundle
+from bert_core.bundle.layout import WEIGHTS
+from bert_core.bundle.weights import build_model
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.graph import GraphBackend

@@ -40,7 +40,7 @@ from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
-    from bert_core.bundle import Bundle
+    from bert_core.bundle.format import Bundle
     from bert_core.tasks.base import Options, Task
 
 OF_ROWS = (
@@ -119,7 +119,7 @@ def _default(one: Field[Any]) -> Any:
 
 def run(config: DistillConfig) -> Manifest:
     """Train a student by its teacher, and write it as a bundle in Hugging Face layout."""
-    from bert_core.bundle import bundle_digest
+    from bert_core.bundle.format import bundle_digest
     from tracking.resolve import resolve
 
     folders: dict[str, Path] = {}
@@ -168,7 +168,7 @@ def _teacher_student(config: DistillConfig, folders: Mapping[str, Path]) -> Teac
 
 def _task_of(teacher: str, folder: Path) -> str:
     """The name of a teacher's task. Raises: ConfigError if it has none."""
-    from bert_core.bundle import load_bundle
+    from bert_core.bundle.format import load_bundle
     from bert_core.tasks.registry import TASKS
 
     task = load_bundle(folder).task
@@ -184,7 +184,8 @@ def _on_labelled_rows(
     config: DistillConfig, folders: Mapping[str, Path], inputs: list[DatasetInput], digest: str
 ) -> Result:
     """A student that learns a task."""
-    from bert_core.bundle import load_bundle, require_weights
+    from bert_core.bundle.format import load_bundle
+    from bert_core.bundle.weights import require_weights
     from bert_core.tasks.registry import TASKS
 
     if config.task not in TASKS:
@@ -307,7 +308,8 @@ def _against_teacher(
 
 def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) -> Result:
     """A student that learns what pretraining teaches: masked words where answers count."""
-    from bert_core.bundle import load_bundle, require_weights
+    from bert_core.bundle.format import load_bundle
+    from bert_core.bundle.weights import require_weights
     from bert_core.tasks.fill_mask import FillMask
 
     teacher = require_weights(load_bundle(folders["teacher"]))

@@ -63,7 +63,7 @@ class EvaluateConfig(StageConfig):
 
 def run(config: EvaluateConfig) -> Manifest:
     """Score the model by its task's metrics."""
-    from bert_core.bundle import bundle_digest
+    from bert_core.bundle.format import bundle_digest
     from tracking.resolve import resolve
 
     folder = resolve(config.model, uri=config.tracking_uri)

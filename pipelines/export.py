@@ -58,7 +58,7 @@ class ExportConfig(StageConfig):
 
 def run(config: ExportConfig) -> Manifest:
     """Write the bundle with a graph, unless that does worse than `max_drop` allows."""
-    from bert_core.bundle import bundle_digest
+    from bert_core.bundle.format import bundle_digest
     from bert_core.graph import EXPORTING, check_installed
     from tracking.resolve import resolve
 
@@ -71,7 +71,7 @@ def run(config: ExportConfig) -> Manifest:
 
 
 def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], digest: str) -> Result:
-    from bert_core.bundle import GRAPHS
+    from bert_core.bundle.layout import GRAPHS
     from bert_core.export import export_graph
     from bert_core.graph import GraphBackend
     from bert_core.predictor import Predictor
@@ -236,7 +236,8 @@ def _save(
     lineage: dict[str, Any],
 ) -> list[Path]:
     """Write the bundle around the graph; gives its files."""
-    from bert_core.bundle import GRAPHS, names_in, save_bundle
+    from bert_core.bundle.format import save_bundle
+    from bert_core.bundle.layout import GRAPHS, names_in
 
     def move(path: Path) -> None:
         for each in made.parent.iterdir():  # the graph, and weights beside it

@@ -134,7 +134,7 @@ class DocumentInput:
 
 def run(config: ExtractConfig) -> Manifest:
     """Write a record for every document, in the order of the input."""
-    from bert_core.bundle import bundle_digest
+    from bert_core.bundle.format import bundle_digest
     from tracking.resolve import resolve
 
     folders, inputs = {}, []

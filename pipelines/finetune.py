@@ -48,11 +48,11 @@ def _finetune(
     digest: str,
     watch: Callable[[Measurement], None] | None,
 ) -> Result:
-    from bert_core.bundle import load_bundle
+    from bert_core.bundle.format import load_bundle
 
     bundle = load_bundle(folder)
     task, sets = read_sets(config, bundle)
-    build = partial(build_model, config, folder, task)
+    build = partial(build_seed_model, config, folder, task)
     lineage = {
         "stage": "finetune",
         "data": lineage_of(config, bundle.tokenizer, inputs, sets),
@@ -65,17 +65,20 @@ def _finetune(
     return learn(config, trainable, sets, lineage, digest, watch)
 
 
-def build_model(config: FinetuneConfig, folder: Path, task: "Task", seed: int) -> "ObjectiveModel":
+def build_seed_model(
+    config: FinetuneConfig, folder: Path, task: "Task", seed: int
+) -> "ObjectiveModel":
     """The encoder of the bundle in `folder` with a fresh head, both as the seed gives them."""
     import torch
 
-    from bert_core import bundle as bundles
+    from bert_core.bundle.format import load_bundle
+    from bert_core.bundle.weights import build_model
     from bert_core.objectives.base import ObjectiveModel
 
-    bundle = bundles.load_bundle(folder)
+    bundle = load_bundle(folder)
     torch.manual_seed(seed)
     bundle = replace(bundle, encoder_config=task.encoder_config(bundle.encoder_config))
     objective = task.build_objective(bundle.encoder_config)
     if config.from_scratch:
         return ObjectiveModel(bundle.encoder_config, [objective])
-    return bundles.build_model(bundle, [objective])
+    return build_model(bundle, [objective])

@@ -78,7 +78,7 @@ class GlueConfig(StageConfig):
 
 def run(config: GlueConfig) -> Manifest:
     """Answer the test sets and write the submission."""
-    from bert_core.bundle import bundle_digest
+    from bert_core.bundle.format import bundle_digest
     from tracking.resolve import resolve
 
     folders, inputs = {}, []

@@ -76,7 +76,7 @@ class PredictConfig(RowsConfig):
 
 def run(config: PredictConfig) -> Manifest:
     """Write every row with the model's answer, in the order of the input."""
-    from bert_core.bundle import bundle_digest
+    from bert_core.bundle.format import bundle_digest
     from tracking.resolve import resolve
 
     folder = resolve(config.model, uri=config.tracking_uri)

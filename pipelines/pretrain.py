@@ -28,7 +28,7 @@ from pipelines.training.shard_batches import CACHE, batches, check_rows
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
-    from bert_core.bundle import Bundle
+    from bert_core.bundle.format import Bundle
     from bert_core.objectives.base import ObjectiveModel
 
 UNIGRAM_ROWS = 100_000
@@ -220,7 +220,7 @@ def _parent(config: PretrainConfig, model: str, tokenizer: Tokenizer) -> "tuple[
 
     Raises: ConfigError if it has another vocabulary than the run.
     """
-    from bert_core.bundle import load_bundle
+    from bert_core.bundle.format import load_bundle
     from tracking.resolve import resolve
 
     folder = resolve(model, uri=config.tracking_uri)
@@ -262,7 +262,8 @@ def _check_shards(
 def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Path | None) -> Result:
     """`shards` are those of the last phase, which the model is measured on; in `folder` lies the
     bundle that it goes on from."""
-    from bert_core.bundle import fresh_parts, load_bundle
+    from bert_core.bundle.format import load_bundle
+    from bert_core.bundle.weights import fresh_parts
 
     tokenizer = Tokenizer.load(config.tokenizer)
     parent = None if folder is None else load_bundle(folder)
@@ -351,7 +352,7 @@ def build_model(
     """What is trained: with fresh weights, the same for the same seed, or those of `parent`."""
     import torch
 
-    from bert_core import bundle
+    from bert_core.bundle import weights
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.objectives.registry import PRETRAINING
 
@@ -361,13 +362,13 @@ def build_model(
     objectives = [PRETRAINING[name](encoder) for name in names]
     if parent is None:
         return ObjectiveModel(encoder, objectives)
-    return bundle.build_model(replace(parent, encoder_config=encoder), objectives)
+    return weights.build_model(replace(parent, encoder_config=encoder), objectives)
 
 
 def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Report) -> None:
     """One rank; in `folder` lies the bundle that it goes on from."""
     from bert_core.batches import PhasedBatches
-    from bert_core.bundle import load_bundle
+    from bert_core.bundle.format import load_bundle
     from bert_core.train.loop import evaluate
     from pipelines.training.worker import Place, Training, train
 

@@ -50,7 +50,7 @@ class PublishConfig(StageConfig):
 
 def run(config: PublishConfig) -> Manifest:
     """Register the bundle; `champion` moves to it unless it is worse than the present one."""
-    from bert_core.bundle import bundle_digest
+    from bert_core.bundle.format import bundle_digest
     from tracking.resolve import resolve
 
     folder = resolve(config.model, uri=config.tracking_uri)

@@ -25,7 +25,7 @@ from ray import serve as ray_serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
-from bert_core.bundle import WEIGHTS
+from bert_core.bundle.layout import WEIGHTS
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
 from serve import api, haproxy, ports

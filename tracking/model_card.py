@@ -14,7 +14,7 @@ from bert_core.manifest import Manifest
 from tracking.registry import Publication
 
 if TYPE_CHECKING:
-    from bert_core.bundle import Bundle
+    from bert_core.bundle.format import Bundle
     from bert_core.predictor import Predictor
     from bert_core.tasks.base import Task
 

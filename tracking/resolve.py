@@ -82,7 +82,7 @@ def _bundle_in(reference: str, folder: str) -> str:
 
 def _verify(folder: Path) -> str:
     # Imported late: torch comes with it.
-    from bert_core.bundle import bundle_digest
+    from bert_core.bundle.format import bundle_digest
 
     return bundle_digest(folder)
 

@@ -110,7 +110,7 @@ def look(config: InspectConfig) -> dict[str, Found]:
     Raises: ConfigError if the model lacks a head that was asked for; InputError if a text is too
         long, or lacks the word.
     """
-    from bert_core.bundle import load_bundle
+    from bert_core.bundle.format import load_bundle
     from bert_core.predictor import Predictor
     from tracking.resolve import resolve
 

@@ -213,7 +213,8 @@ def write_bundle(
         lineage: of what it was made; the config and digest of the stage are added.
         checkpoint: None takes the newest.
     """
-    from bert_core.bundle import names_in, save_bundle
+    from bert_core.bundle.format import save_bundle
+    from bert_core.bundle.layout import names_in
     from bert_core.train.checkpoint import latest_checkpoint, load_weights
 
     checkpoint = checkpoint or latest_checkpoint(files.join(config.output, CHECKPOINTS))

@@ -16,7 +16,7 @@ from pipelines.training.selection import SelectionConfig
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
-    from bert_core.bundle import Bundle
+    from bert_core.bundle.format import Bundle
     from bert_core.data.tokenizer import Tokenizer
     from bert_core.data.windows import Window
     from bert_core.tasks.base import Remarks, Task
@@ -27,7 +27,7 @@ TRAIN, SELECTION, HELD_OUT = "train", "selection", "held_out"
 
 def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]:
     """Where the bundle to start from lies on this machine, and everything that is read."""
-    from bert_core.bundle import bundle_digest
+    from bert_core.bundle.format import bundle_digest
     from bert_core.tasks.registry import TASKS
     from tracking.resolve import resolve
 

@@ -13,7 +13,7 @@ from bert_core.tasks.digests import NO_ROWS, Digests
 from pipelines.runtime.stage import INPUT
 
 if TYPE_CHECKING:
-    from bert_core.bundle import Bundle
+    from bert_core.bundle.format import Bundle
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.tasks.base import Task
 
@@ -140,13 +140,14 @@ class TeacherStudent:
         )
 
     def load_teacher(self) -> "Bundle":
-        from bert_core.bundle import load_bundle, require_weights
+        from bert_core.bundle.format import load_bundle
+        from bert_core.bundle.weights import require_weights
 
         return require_weights(load_bundle(self.teacher))
 
     def build_teacher(self, teacher: "Bundle", *, scored: bool) -> "ObjectiveModel":
         """`scored`: with the head that it answers with."""
-        from bert_core.bundle import build_model
+        from bert_core.bundle.weights import build_model
 
         if self.task is None:
             return build_model(teacher, [])
@@ -166,7 +167,7 @@ class TeacherStudent:
         """With the weights that it begins with, and those of the seed where it has none."""
         import torch
 
-        from bert_core.bundle import build_model
+        from bert_core.bundle.weights import build_model
         from bert_core.objectives.base import ObjectiveModel
 
         own = self.load_student(teacher)
@@ -184,7 +185,8 @@ class TeacherStudent:
 
         Raises: ConfigError if it has other words than the teacher.
         """
-        from bert_core.bundle import load_bundle, require_weights
+        from bert_core.bundle.format import load_bundle
+        from bert_core.bundle.weights import require_weights
         from bert_core.objectives.distillation import with_layers
 
         if self.variant is not None:

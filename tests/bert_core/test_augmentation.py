@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bert_core.augmentation import Candidates, Word, augmented, varied
-from bert_core.bundle import load_bundle, save_bundle
+from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import FormatError
 from bert_core.model.hf import encoder_config_from_huggingface

@@ -13,14 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoTokenizer, BertConfig, BertTokenizer
 
-from bert_core.bundle import (
-    FORMAT_VERSION,
-    Bundle,
-    build_model,
-    bundle_digest,
-    load_bundle,
-    save_bundle,
-)
+from bert_core.bundle.format import Bundle, bundle_digest, load_bundle, save_bundle
+from bert_core.bundle.layout import FORMAT_VERSION
+from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, FormatError
 from bert_core.model.hf import encoder_config_from_huggingface, encoder_config_to_huggingface

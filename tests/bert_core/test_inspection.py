@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from bert_core.bundle import save_bundle
+from bert_core.bundle.format import save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import InputError

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import pipeline
 
-from bert_core.bundle import save_bundle
+from bert_core.bundle.format import save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import FormatError, InputError
 from bert_core.model.hf import encoder_config_from_huggingface

@@ -11,7 +11,9 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bert_core.bundle import build_model, load_bundle, names_in, save_bundle
+from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.layout import names_in
+from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import FormatError
 from bert_core.model.config import EncoderConfig, FeedForwardConfig

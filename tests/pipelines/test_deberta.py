@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from bert_core.bundle import load_bundle
+from bert_core.bundle.format import load_bundle
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.predictor import Predictor
 from bert_core.train.config import LoopConfig

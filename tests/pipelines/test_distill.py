@@ -12,7 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from bert_core.bundle import GRAPHS, build_model, load_bundle, save_bundle
+from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.layout import GRAPHS
+from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest

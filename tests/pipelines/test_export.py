@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_core import files
-from bert_core.bundle import bundle_digest, load_bundle
+from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.errors import ConfigError
 from bert_core.export import TOLERANCE
 from bert_core.metrics.bootstrap import Verdict

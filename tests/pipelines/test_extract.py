@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from bert_core.bundle import save_bundle
+from bert_core.bundle.format import save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, CorpusError, FormatError
 from bert_core.model.hf import encoder_config_from_huggingface

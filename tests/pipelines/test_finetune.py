@@ -18,7 +18,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bert_core import files
-from bert_core.bundle import load_bundle
+from bert_core.bundle.format import load_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import read_manifest

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bert_core import files
-from bert_core.bundle import save_bundle
+from bert_core.bundle.format import save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, write_manifest

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from bert_core import files
-from bert_core.bundle import save_bundle
+from bert_core.bundle.format import save_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.errors import CorpusError

@@ -20,7 +20,7 @@ import pytest
 from safetensors.numpy import load_file
 from transformers import AutoModelForMaskedLM
 
-from bert_core.bundle import load_bundle
+from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
 from bert_core.train.checkpoint import LAST_FILE, CheckpointWriter

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bert_core.bundle import load_bundle
+from bert_core.bundle.format import load_bundle
 from bert_core.metrics.entities import SCHEMES, Entity, Scheme, entities_of, tags_of
 from pipelines import evaluate, finetune, predict
 from pipelines.corpus.labelled import LabelledConfig

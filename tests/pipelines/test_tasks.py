@@ -13,7 +13,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from bert_core.bundle import load_bundle
+from bert_core.bundle.format import load_bundle
 from bert_core.manifest import Output, read_manifest
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Kind, Task

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from bert_core.bundle import load_bundle
+from bert_core.bundle.format import load_bundle
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import Kind, PairsConfig
 from bert_core.data.shards import ShardSet

@@ -7,7 +7,8 @@ import pytest
 import torch
 from jaxtyping import config as checks
 
-from bert_core.bundle import GRAPHS, save_bundle
+from bert_core.bundle.format import save_bundle
+from bert_core.bundle.layout import GRAPHS
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.export import export_graph

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from bert_core.bundle import load_bundle, save_bundle
+from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Kind, Task

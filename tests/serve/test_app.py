@@ -21,7 +21,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from bert_core.bundle import GRAPHS
+from bert_core.bundle.layout import GRAPHS
 from bert_core.errors import ResourceError
 from bert_core.predictor import Predictor
 from serve.config import ServeConfig

@@ -15,7 +15,7 @@ import torch
 import uvicorn
 from huggingface_hub import InferenceClient
 
-from bert_core.bundle import load_bundle, save_bundle
+from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task

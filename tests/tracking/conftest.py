@@ -16,7 +16,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three bundles of one task, alike but for their random weights."""
     import torch
 
-    from bert_core.bundle import save_bundle
+    from bert_core.bundle.format import save_bundle
     from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
     from bert_core.model.hf import encoder_config_from_huggingface
     from bert_core.objectives.base import ObjectiveModel

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bert_core import files
-from bert_core.bundle import bundle_digest
+from bert_core.bundle.format import bundle_digest
 from bert_core.errors import ConfigError, FormatError
 from tracking.registry import publish
 from tracking.resolve import _cached, _download, _resolve_remote, resolve

@@ -15,7 +15,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bert_core.bundle import build_model, load_bundle, save_bundle
+from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.export import TOLERANCE, export_graph, largest_difference

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from bert_core.bundle import load_bundle, save_bundle
+from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError
 from bert_core.model.config import EncoderConfig

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_core.bundle import save_bundle
+from bert_core.bundle.format import save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError
 from bert_core.model.attention import KeylessBiasLinear, RelativePositions

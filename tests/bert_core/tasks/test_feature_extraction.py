@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from bert_core.batches import collate
-from bert_core.bundle import load_bundle, save_bundle
+from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, CorpusError, FormatError, InputError
 from bert_core.model.hf import encoder_config_from_huggingface

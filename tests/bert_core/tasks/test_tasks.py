@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from bert_core.batches import collate
-from bert_core.bundle import load_bundle, save_bundle
+from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError

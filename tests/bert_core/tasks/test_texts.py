@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bert_core.bundle import save_bundle
+from bert_core.bundle.format import save_bundle
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import CorpusError, InputError
 from bert_core.model.hf import encoder_config_from_huggingface

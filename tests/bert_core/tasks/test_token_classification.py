@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_core.bundle import RECORD, load_bundle, save_bundle
+from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.layout import RECORD
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import train_tokenizer

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForMaskedLM
 
 from benchmarks.recipes import RECIPES, Recipe, stage
-from bert_core.bundle import load_bundle
+from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.model.variants import VARIANTS

@@ -1,0 +1,52 @@
+"""What lies in a bundle's folder: the files' names, their JSON, their sha256."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bert_core import files
+from bert_core.errors import FormatError
+
+FORMAT_VERSION = 1
+CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "raybert.json"
+OBJECTIVE = "objective.safetensors"
+TRAINED_ROWS = "trained_rows.npy"
+GRAPHS = {None: "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
+"""Where a graph lies, by how it is quantized."""
+
+
+def names_in(folder: Path) -> list[str]:
+    """The files of a bundle, sorted, by their paths in it."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def read_json(path: Path, wanted: type = dict) -> Any:
+    if not path.is_file():
+        raise FormatError(
+            f"{path}: wanted this file, there is none: give the folder of a bundle, or of a model "
+            "that transformers wrote with save_pretrained"
+        )
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FormatError(
+            f"{path}: wanted JSON, it cannot be read ({error}): copy it again"
+        ) from error
+    if not isinstance(value, wanted):
+        kind = "object" if wanted is dict else "list"
+        raise FormatError(
+            f"{path}: wanted a JSON {kind}, found {type(value).__name__}: copy it again"
+        )
+    return value
+
+
+def sha256s_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    return {name: files.sha256_of(str(folder / name)) for name in names}
+
+
+def digest_of(sha256s: dict[str, str]) -> str:
+    lines = "".join(f"{name} {sha256}\n" for name, sha256 in sorted(sha256s.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
