@@ -6,8 +6,11 @@ VENV_OPTIONS ?=
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo fast test drill matrix lint
+.PHONY: help demo fast test drill matrix lint
 .DELETE_ON_ERROR:
+
+help:  ## this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile
 
 demo: $(INSTALLED)  ## corpus to served answers on this machine
 	$(BIN)/raybert quickstart
@@ -24,10 +27,11 @@ drill: $(INSTALLED)  ## the tests that kill and cut things
 matrix: $(INSTALLED)  ## every task and kind of rows through every command and source
 	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py tests/pipelines/test_glue.py
 
-lint: $(INSTALLED)
+lint: $(INSTALLED)  ## format, style, types, and who imports whom
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("raybert wants Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + ": run make with PYTHON=python3.11")'
