@@ -236,10 +236,14 @@ def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
         model = _model_application(config, name, found, alone=False)
         prefix = f"/v1/models/{name}"
         targets.append(ray_serve.RunTarget(model, application_name(name), prefix))
-    ray_serve.start(
-        http_options={"host": config.host, "port": config.port},
-        controller_options={"runtime_env": {"env_vars": haproxy.settings(enabled=config.haproxy)}},
-    )
+    environment = haproxy.settings(enabled=config.haproxy)
+    # NOTE: it gives its proxies 60 s, which a busy machine may exceed; they go on starting, and are
+    # waited for below.
+    with suppress(TimeoutError):
+        ray_serve.start(
+            http_options={"host": config.host, "port": config.port},
+            controller_options={"runtime_env": {"env_vars": environment}},
+        )
     ray_serve.run_many(targets)
     paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in models)]
     ports.wait_until_steady(config.host, config.port, paths)

@@ -64,8 +64,9 @@ HEAD_PORTS = (
 HEAD_STARTS, HEAD_START_TIMEOUT_S = 3, 120
 
 
-# Session fixtures that take seconds: the tests that use one share a process.
-SHARED = ("local_ray", "prepared", "head", "open_head")
+# Session fixtures that take seconds → the group of the tests that use one, which share a process.
+# Two heads in two processes would give their clients' servers the same ports, from 23000.
+SHARED = {"local_ray": "local_ray", "prepared": "prepared", "head": "head", "open_head": "head"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -76,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = on_ray + [item for item in items if not item.get_closest_marker("ray")]
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        group = next((name for name in SHARED if name in fixtures), item.path.stem)
+        group = next((SHARED[name] for name in SHARED if name in fixtures), item.path.stem)
         item.add_marker(pytest.mark.xdist_group(group))
 
 

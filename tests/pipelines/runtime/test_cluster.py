@@ -200,11 +200,11 @@ print(ray.get(ray.remote(lambda: "worked").remote()))
 
 @pytest.mark.ray
 @pytest.mark.parametrize("which", ["head", "open_head"])
-def test_a_driver_joins_through_rays_client(which: str, request: pytest.FixtureRequest) -> None:
-    head = request.getfixturevalue(which)
+def test_a_driver_joins_through_rays_client(which: str, head: Any, open_head: Any) -> None:
+    joined = {"head": head, "open_head": open_head}[which]
     done = subprocess.run(
-        [sys.executable, "-c", JOIN, head.addresses["ray://"]],
-        env=head.environment, capture_output=True, text=True, timeout=240,
+        [sys.executable, "-c", JOIN, joined.addresses["ray://"]],
+        env=joined.environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.stdout.endswith("worked\n"), done.stdout + done.stderr
     assert (DANGER in done.stdout) == (which == "open_head")
