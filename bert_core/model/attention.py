@@ -1,8 +1,8 @@
-"""How tokens look at each other: one small class an idea, each without the residual around it.
+"""Attention: one class per mechanism, each without the residual around it.
 
-With `places` only the tokens there get a vector, (N, hidden), though all are looked at. With
-`scores`, a list, what the softmax is taken of is added to it, block by block of `rows`: it is then
-computed plainly instead of by a fused kernel.
+With `places` only the tokens there get a vector, (N, hidden), though all are attended to. With
+`scores`, a list, the scores before the softmax are appended to it, one tensor per block of `rows`;
+they are then computed step by step instead of by a fused kernel.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ from bert_core.model.config import (
     RotaryAttentionConfig,
 )
 from bert_core.model.dropout import Dropout, dropout
-from bert_core.model.rows import Bins, Packed, Rows, taken
+from bert_core.model.rows import Bins, Packed, Rows, gather_tokens
 
 Scores = list[Tensor]
-"""Of every block of rows (b, heads, s, s), query before key, -inf where a query may not look."""
+"""Of every block of rows (b, heads, s, s), query before key, -inf where a query may not attend."""
 
 
 class SelfAttention(nn.Module):
@@ -49,14 +49,14 @@ class SelfAttention(nn.Module):
         places: Int[Tensor, "chosen"] | None = None,
         scores: Scores | None = None,
     ) -> Float[Tensor, "..."]:
-        joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
-        mixed = _mixed(joined, rows, self.dropout if self.training else 0.0, scores)
-        return self.output(taken(mixed, places))
+        qkv = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
+        context = attend(qkv, rows, self.dropout if self.training else 0.0, scores)
+        return self.output(gather_tokens(context, places))
 
 
 class RotaryAttention(SelfAttention):
-    """Self-attention that knows positions by the angles they turn queries and keys by; a local
-    layer looks at a window of its row (ModernBERT, Warner et al. 2024)."""
+    """Self-attention with rotary position embeddings; a local layer attends within a sliding window
+    (ModernBERT, Warner et al. 2024)."""
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -71,78 +71,99 @@ class RotaryAttention(SelfAttention):
         places: Int[Tensor, "chosen"] | None = None,
         scores: Scores | None = None,
     ) -> Float[Tensor, "..."]:
-        joined = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
-        turned = _turned(joined[..., :2, :, :], shared.whole if self.reach is None else shared.near)
-        joined = torch.cat([turned, joined[..., 2:, :, :]], dim=-3)
-        dropout = self.dropout if self.training else 0.0
-        return self.output(taken(_mixed(joined, rows, dropout, scores, self.reach), places))
+        qkv = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
+        rotated = apply_rotary(
+            qkv[..., :2, :, :], shared.full if self.reach is None else shared.local
+        )
+        qkv = torch.cat([rotated, qkv[..., 2:, :, :]], dim=-3)
+        dropout_p = self.dropout if self.training else 0.0
+        context = attend(qkv, rows, dropout_p, scores, self.reach)
+        return self.output(gather_tokens(context, places))
 
 
-def _mixed(
-    joined: Float[Tensor, "*tokens 3 heads size"],
+def attend(
+    qkv: Float[Tensor, "*tokens 3 heads size"],
     rows: Rows,
-    drop: float,
+    dropout_p: float,
     scores: Scores | None = None,
     reach: int | None = None,
 ) -> Float[Tensor, "*tokens hidden"]:
-    """Values of each row, weighed by how its queries meet its keys; within `reach` of each token,
-    where that is given."""
-    if isinstance(rows, Packed) and scores is None and _runs_unpadded(joined, drop):
-        query, key, value = joined.unbind(-3)
-        offsets = rows.offsets.int()
-        window: Any = {} if reach is None else {"window_size": (reach, reach)}
-        bound = rows.bound
-        mixed = varlen_attn(query, key, value, offsets, offsets, bound, bound, **window)
-        assert isinstance(mixed, Tensor)
-        return mixed.flatten(-2)
+    """Multi-head attention of each row's tokens to each other; within `reach` of each token, where
+    that is given. All ways to compute it give the same vectors."""
+    if isinstance(rows, Packed) and scores is None and _runs_unpadded(qkv, dropout_p):
+        return _attend_unpadded(qkv, rows, reach)
     if torch.compiler.is_exporting():
-        return _graphed(joined, rows, reach)
+        return _attend_in_graph(qkv, rows, reach)
+    return _attend_in_blocks(qkv, rows, dropout_p, scores, reach)
+
+
+def _attend_unpadded(
+    qkv: Float[Tensor, "tokens 3 heads size"], rows: Packed, reach: int | None
+) -> Float[Tensor, "tokens hidden"]:
+    """Rows end to end, by the GPU kernel that takes them so."""
+    query, key, value = qkv.unbind(-3)
+    offsets = rows.offsets.int()
+    window: Any = {} if reach is None else {"window_size": (reach, reach)}
+    context = varlen_attn(query, key, value, offsets, offsets, rows.bound, rows.bound, **window)
+    assert isinstance(context, Tensor)
+    return context.flatten(-2)
+
+
+def _attend_in_blocks(
+    qkv: Float[Tensor, "*tokens 3 heads size"],
+    rows: Rows,
+    dropout_p: float,
+    scores: Scores | None,
+    reach: int | None,
+) -> Float[Tensor, "*tokens hidden"]:
+    """Block by block of rows of one length, several short rows to a block where they are packed."""
     layout: Rows | Bins = rows
     bins = rows.bins if isinstance(rows, Packed) and scores is None else None
     if bins is not None and (reach is None or rows.longest <= reach + 1):
         layout, reach = bins, None
     blocks = []
-    for block, mask in zip(layout.blocks(joined), layout.masks(), strict=True):
+    for block, mask in zip(layout.blocks(qkv), layout.masks(), strict=True):
         query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, D / H)
-        if reach is not None and scores is not None:
-            mixed = _attended(query, key, value, _within(reach, mask, query), drop, scores=scores)
-        elif reach is not None and query.shape[2] > reach + 1:
-            mixed = _near(query, key, value, mask, reach, drop)
+        if reach is not None and scores is None and query.shape[2] > reach + 1:
+            context = sliding_window_attention(query, key, value, mask, reach, dropout_p)
         else:
-            bias = None if mask is None else _bias(mask, query)
-            mixed = _attended(query, key, value, bias, drop, scores=scores)
-        blocks.append(mixed.transpose(1, 2).flatten(2))
+            if reach is not None and scores is not None:
+                bias: Tensor | None = _window_bias(reach, mask, query)
+            else:
+                bias = None if mask is None else _mask_bias(mask, query)
+            context = _dot_product_attention(query, key, value, bias, dropout_p, scores=scores)
+        blocks.append(context.transpose(1, 2).flatten(2))
     return layout.joined(blocks)
 
 
-def _graphed(
-    joined: Float[Tensor, "*tokens 3 heads size"], rows: Rows, reach: int | None
+def _attend_in_graph(
+    qkv: Float[Tensor, "*tokens 3 heads size"], rows: Rows, reach: int | None
 ) -> Float[Tensor, "*tokens hidden"]:
-    """The same as one operator of an ONNX graph, which is for rows of any length: no blocks."""
-    [block], [mask] = rows.blocks(joined), rows.masks()
+    """As one operator of an ONNX graph, which takes rows of any length: no blocks."""
+    [block], [mask] = rows.blocks(qkv), rows.masks()
     heads, length = block.shape[-2], block.shape[1]
     query, key, value = (each.flatten(-2) for each in block.unbind(2))
-    bias: Tensor | None = None if mask is None else _bias(mask, query)
+    bias: Tensor | None = None if mask is None else _mask_bias(mask, query)
     if reach is not None:
-        bias = _within(reach, mask, block.permute(2, 0, 3, 1, 4)[0])
+        bias = _window_bias(reach, mask, block.permute(2, 0, 3, 1, 4)[0])
     if bias is not None:
         bias = bias.expand(block.shape[0], -1, length, -1)
-    mixed, *_ = torch.onnx.ops.attention(
+    context, *_ = torch.onnx.ops.attention(
         query, key, value, bias, q_num_heads=heads, kv_num_heads=heads
     )
-    return rows.joined([mixed])
+    return rows.joined([context])
 
 
-def _near(
+def sliding_window_attention(
     query: Float[Tensor, "batch heads seq size"],
     key: Float[Tensor, "batch heads seq size"],
     value: Float[Tensor, "batch heads seq size"],
     mask: Bool[Tensor, "batch seq"] | None,
     reach: int,
-    drop: float,
+    dropout_p: float,
 ) -> Float[Tensor, "batch heads seq size"]:
-    """Attention within `reach` each way, in blocks of `reach` queries and thrice the keys, so that
-    work and memory grow with a row's length and not with its square."""
+    """Attention within `reach` each way, in blocks of `reach` queries and three times the keys, so
+    that work and memory grow linearly with a row's length."""
     batch, length = query.shape[0], query.shape[2]
     count = -(-length // reach)
     missing = count * reach - length
@@ -152,47 +173,49 @@ def _near(
         cut = functional.pad(tensor, spread).unfold(2, 3 * reach, reach)
         return cut.permute(0, 2, 1, 4, 3).flatten(0, 1)
 
-    own = functional.pad(query, (0, 0, 0, missing)).unflatten(2, (count, reach))
+    queries = functional.pad(query, (0, 0, 0, missing)).unflatten(2, (count, reach))
     step = torch.arange(reach, device=query.device)
     distance = torch.arange(-reach, 2 * reach, device=query.device) - step[:, None]
     real = mask if mask is not None else query.new_ones((1, length), dtype=torch.bool)
     seen = functional.pad(real, spread[2:]).unfold(1, 3 * reach, reach)[:, :, None, :]
-    # Padding looks at itself: with nothing to look at its vectors would be no numbers.
+    # Padding attends to itself: attending to nothing would make its vectors NaN.
     allowed = (distance.abs() <= reach) & (seen | (distance == 0))  # (b, count, reach, 3 × reach)
     bias = query.new_zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
-    mixed = _attended(
-        own.transpose(1, 2).flatten(0, 1),
+    context = _dot_product_attention(
+        queries.transpose(1, 2).flatten(0, 1),
         blocks(key),
         blocks(value),
         bias.expand(batch, -1, -1, -1).flatten(0, 1)[:, None],
-        drop,
+        dropout_p,
     )
-    return mixed.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)[:, :, :length]
+    return context.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
-def _attended(
+def _dot_product_attention(
     query: Float[Tensor, "batch heads queries size"],
     key: Float[Tensor, "batch heads keys size"],
     value: Float[Tensor, "batch heads keys size"],
     bias: Float[Tensor, "..."] | None,
-    drop: float,
+    dropout_p: float,
     scale: float | None = None,
     scores: Scores | None = None,
 ) -> Float[Tensor, "batch heads queries size"]:
     """Scaled dot-product attention; `scale` None divides by the root of the size."""
-    fused = not drop or query.is_cuda or torch.compiler.is_compiling()
+    fused = not dropout_p or query.is_cuda or torch.compiler.is_compiling()
     if fused and scores is None:
         return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=bias, dropout_p=drop, scale=scale
+            query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale
         )
     # On a CPU no kernel is fused with dropout, and ours draws faster.
-    own = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
-    own = own if bias is None else own + bias
+    logits = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
+    logits = logits if bias is None else logits + bias
     if scores is not None:
-        scores.append(own)
-    with torch.autocast(own.device.type, enabled=False):  # it widens what a product narrows again
-        weights = own.softmax(-1)
-    return dropout(weights, drop) @ value
+        scores.append(logits)
+    with torch.autocast(
+        logits.device.type, enabled=False
+    ):  # it widens what a product narrows again
+        weights = logits.softmax(-1)
+    return dropout(weights, dropout_p) @ value
 
 
 PACKED_FROM = 0.1
@@ -216,9 +239,9 @@ def _runs_unpadded(tensor: Tensor, dropout: float) -> bool:
     return tensor.is_cuda and tensor.element_size() == 2 and dropout == 0
 
 
-def _bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 seq"]:
-    """What is added to scores: 0 where a token is real, or one that the query may look at, and -inf
-    where not.
+def _mask_bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 seq"]:
+    """What is added to scores: 0 where a token is real, or one that the query may attend to, and
+    -inf where not.
 
     A mask of bool would be turned into this by every call.
     """
@@ -226,8 +249,10 @@ def _bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 seq"]:
     return bias[:, None, None, :] if mask.ndim == 2 else bias[:, None]
 
 
-def _within(reach: int, mask: Tensor | None, like: Tensor) -> Float[Tensor, "batch_1 1 seq seq"]:
-    """The same where a query looks no farther than `reach`; padding looks at itself, too."""
+def _window_bias(
+    reach: int, mask: Tensor | None, like: Tensor
+) -> Float[Tensor, "batch_1 1 seq seq"]:
+    """The same where a query attends within `reach` only; padding attends to itself, too."""
     places = torch.arange(like.shape[2], device=like.device)
     distance = (places[:, None] - places).abs()
     allowed = (distance <= reach)[None]
@@ -238,10 +263,11 @@ def _within(reach: int, mask: Tensor | None, like: Tensor) -> Float[Tensor, "bat
 
 @dataclass(frozen=True)
 class Rotations:
-    """Cosine and sine of every token's angles (2, *positions, size / 2), for each kind of layer."""
+    """Cosine and sine of every token's angles (2, *positions, size / 2), for layers with full
+    attention and for local ones."""
 
-    whole: Float[Tensor, "2 *positions half"]
-    near: Float[Tensor, "2 *positions half"]
+    full: Float[Tensor, "2 *positions half"]
+    local: Float[Tensor, "2 *positions half"]
 
 
 class RotaryPositions(nn.Module):
@@ -258,19 +284,19 @@ class RotaryPositions(nn.Module):
         positions = rows.positions()
         steps = torch.arange(0, self.size, 2, device=positions.device) / self.size
         angles = [positions[..., None] * theta**-steps for theta in self.thetas]
-        whole, near = [torch.stack([angle.cos(), angle.sin()]) for angle in angles]
-        return Rotations(whole, near)
+        full, local = [torch.stack([angle.cos(), angle.sin()]) for angle in angles]
+        return Rotations(full, local)
 
 
-def _turned(
+def apply_rotary(
     vectors: Float[Tensor, "*tokens both heads size"],
     rotation: Float[Tensor, "2 *positions half"],
 ) -> Float[Tensor, "*tokens both heads size"]:
-    """Pairs of entries, half a vector apart, turned by their angles; in fp32 at least."""
+    """Rotate pairs of entries, half a vector apart, by their angles; in fp32 at least."""
     cosine, sine = rotation[..., None, None, :]
     first, second = vectors.chunk(2, dim=-1)
-    turned = [first * cosine - second * sine, second * cosine + first * sine]
-    return torch.cat(turned, dim=-1).to(vectors.dtype)
+    rotated = [first * cosine - second * sine, second * cosine + first * sine]
+    return torch.cat(rotated, dim=-1).to(vectors.dtype)
 
 
 class RelativePositions(nn.Module):
@@ -361,36 +387,38 @@ class DisentangledAttention(nn.Module):
         scores: Scores | None = None,
         queries: Float[Tensor, "*tokens hidden"] | None = None,
     ) -> Float[Tensor, "..."]:
-        """With `queries` it is they that look at `hidden`, from the places of its tokens."""
-        joined = self.qkv(hidden)
+        """With `queries` it is they that attend to `hidden`, from the places of its tokens."""
+        qkv = self.qkv(hidden)
         if queries is not None:
-            joined = torch.cat([self._asking(queries), joined[..., queries.shape[-1] :]], dim=-1)
-        joined = joined.unflatten(-1, (3, self.num_heads, -1))  # (*tokens, 3, H, d)
+            qkv = torch.cat([self._project_queries(queries), qkv[..., queries.shape[-1] :]], dim=-1)
+        qkv = qkv.unflatten(-1, (3, self.num_heads, -1))  # (*tokens, 3, H, d)
         far_key, far_query = (
-            far * self.scale for far in self._projected(shared.table)
+            far * self.scale for far in self._project_distances(shared.table)
         )  # (H, d, N)
         blocks = []
-        for block, mask in zip(rows.blocks(joined), rows.masks(), strict=True):
+        for block, mask in zip(rows.blocks(qkv), rows.masks(), strict=True):
             query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, d)
             length = query.shape[2]
             index = shared.index[:length, :length]
-            bias = _looked_up(query @ far_key, index)  # (b, H, s, s)
-            bias += _looked_up(key @ far_query, index.T).transpose(-1, -2)
+            bias = _gather_distances(query @ far_key, index)  # (b, H, s, s)
+            bias += _gather_distances(key @ far_query, index.T).transpose(-1, -2)
             if mask is not None:
                 bias.masked_fill_(~mask[:, None, None, :], float("-inf"))
-            drop = self.dropout if self.training else 0.0
-            mixed = _attended(query, key, value, bias, drop, self.scale, scores)
-            blocks.append(mixed.transpose(1, 2).flatten(2))
-        return self.output(taken(rows.joined(blocks), places))
+            dropout_p = self.dropout if self.training else 0.0
+            context = _dot_product_attention(query, key, value, bias, dropout_p, self.scale, scores)
+            blocks.append(context.transpose(1, 2).flatten(2))
+        return self.output(gather_tokens(rows.joined(blocks), places))
 
-    def _asking(self, queries: Float[Tensor, "*tokens hidden"]) -> Float[Tensor, "*tokens hidden"]:
+    def _project_queries(
+        self, queries: Float[Tensor, "*tokens hidden"]
+    ) -> Float[Tensor, "*tokens hidden"]:
         width = queries.shape[-1]
         if isinstance(self.qkv, KeylessBiasLinear):
             return functional.linear(queries, self.qkv.weight[:width], self.qkv.query_bias)
         assert isinstance(self.qkv, nn.Linear)
         return functional.linear(queries, self.qkv.weight[:width], self.qkv.bias[:width])
 
-    def _projected(
+    def _project_distances(
         self, table: Float[Tensor, "distances hidden"]
     ) -> tuple[Float[Tensor, "heads width distances"], Float[Tensor, "heads width distances"]]:
         """Keys and queries of distances."""
@@ -425,7 +453,7 @@ class KeylessBiasLinear(nn.Module):
         return functional.linear(hidden, self.weight, bias)
 
 
-def _looked_up(
+def _gather_distances(
     scores: Float[Tensor, "batch heads seq distances"], index: Int[Tensor, "seq seq"]
 ) -> Float[Tensor, "batch heads seq seq"]:
     """For every token its scores with the distances that the index names."""

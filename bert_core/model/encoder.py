@@ -20,7 +20,7 @@ from bert_core.model.layers import (
     initialise,
     layer_norm,
 )
-from bert_core.model.rows import Packed, Padded, Rows, rounded_up, taken
+from bert_core.model.rows import Packed, Padded, Rows, gather_tokens, rounded_up
 
 TOKENS_MULTIPLE = 32
 """Tokens that rows end to end are filled up to a multiple of, where kernels are made for each
@@ -125,7 +125,7 @@ class Encoder(nn.Module):
             layers = [each[:tokens] for each in layers]
             hidden = hidden[:tokens] if early is None else hidden
         if early is None or places is None:
-            first, hidden = self._first(hidden, given), taken(hidden, places)
+            first, hidden = self._first(hidden, given), gather_tokens(hidden, places)
         else:
             first, hidden = hidden.split([len(early) - len(places), len(places)])
         pooled = None if self.pooler is None else self.pooler(first)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from bert_core.model.attention import ATTENTION, KeylessBiasLinear, Scores
 from bert_core.model.config import ConvolutionConfig, EncoderConfig, NormPlacement
 from bert_core.model.dropout import Dropout
-from bert_core.model.rows import Rows, taken
+from bert_core.model.rows import Rows, gather_tokens
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -143,7 +143,7 @@ class EncoderLayer(nn.Module):
         added to where it is given.
         """
         attended = self.attention(hidden, rows, shared, places, scores)
-        return self._added(taken(hidden, places), attended)
+        return self._added(gather_tokens(hidden, places), attended)
 
     def decoded(
         self,
@@ -156,7 +156,7 @@ class EncoderLayer(nn.Module):
         """What the layer makes of `queries`, which look at their rows' tokens in `hidden` from
         where they stand; of disentangled attention."""
         attended = self.attention(hidden, rows, shared, places, queries=queries)
-        return self._added(taken(queries, places), attended)
+        return self._added(gather_tokens(queries, places), attended)
 
     def _added(
         self, stream: Float[Tensor, "*tokens hidden"], attended: Float[Tensor, "*tokens hidden"]
@@ -182,7 +182,7 @@ class PreNormLayer(EncoderLayer):
         scores: Scores | None = None,
     ) -> Float[Tensor, "..."]:
         attended = self.attention(self.attention_norm(hidden), rows, shared, places, scores)
-        hidden = taken(hidden, places) + self.dropout(attended)
+        hidden = gather_tokens(hidden, places) + self.dropout(attended)
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
 
 

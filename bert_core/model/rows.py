@@ -42,7 +42,7 @@ class Rows(ABC):
 
     def first(self, tokens: Float[Tensor, "*tokens size"]) -> Float[Tensor, "batch size"]:
         """The first token of every row."""
-        return taken(tokens, self.starts())
+        return gather_tokens(tokens, self.starts())
 
     @abstractmethod
     def mean(self, tokens: Float[Tensor, "*tokens size"]) -> Float[Tensor, "batch size"]:
@@ -146,7 +146,7 @@ class Packed(Rows):
     def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
         if self._row_by_row:
             return torch.cat([block[0] for block in blocks])
-        return taken(blocks[0], self._places)
+        return gather_tokens(blocks[0], self._places)
 
     def masks(self) -> Sequence[Tensor | None]:
         if self._row_by_row:
@@ -225,7 +225,7 @@ def rounded_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def taken(
+def gather_tokens(
     tokens: Float[Tensor, "..."], places: Int[Tensor, "chosen"] | None
 ) -> Float[Tensor, "..."]:
     """The tokens at these places, (N, size); None takes all as they lie."""

@@ -18,7 +18,7 @@ from torch.nn import functional
 from bert_core.errors import ConfigError
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
-from bert_core.model.rows import taken
+from bert_core.model.rows import gather_tokens
 from bert_core.model.size import training_flops
 
 Batch = dict[str, Tensor]
@@ -115,7 +115,7 @@ class Objective(nn.Module, ABC):
 
     def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "..."]:
         """`logits` of what `every` gave, tokens as they lie in the batch."""
-        return every if self.position_key is None else taken(every, self.places(batch))
+        return every if self.position_key is None else gather_tokens(every, self.places(batch))
 
     def places(self, batch: Batch) -> Int[Tensor, "items"] | None:
         """Places of the tokens that it reads beside the pooled vector; None reads all."""
@@ -260,7 +260,7 @@ class ObjectiveModel(nn.Module):
         all_layers = any(part.reads_layers for part in self._parts)
         if not chosen or len(chosen) < len(asked):
             encoded = self.encode(batch, all_layers=all_layers)
-            hiddens = [taken(encoded.hidden, places) for places in asked]
+            hiddens = [gather_tokens(encoded.hidden, places) for places in asked]
         else:
             encoded = self.encode(batch, torch.cat(chosen), all_layers=all_layers)
             hiddens = list(encoded.hidden.split([len(places) for places in chosen]))

@@ -19,7 +19,7 @@ from bert_core.model.attention import Scores
 from bert_core.model.config import EncoderConfig, RotaryAttentionConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import initialise
-from bert_core.model.rows import Rows, taken
+from bert_core.model.rows import Rows, gather_tokens
 from bert_core.objectives.base import Batch, ObjectiveModel, Part
 
 HARD, SOFT = "hard", "soft"
@@ -162,7 +162,7 @@ class Distillation(ObjectiveModel):
     def _scored(self, model: ObjectiveModel, encoded: Encoded, batch: Batch) -> Tensor:
         (objective,) = model._parts
         if self._matched:
-            hidden = taken(encoded.hidden, objective.places(batch))
+            hidden = gather_tokens(encoded.hidden, objective.places(batch))
             encoded = replace(encoded, hidden=hidden)
         return objective.logits(encoded, batch, model.word_embeddings)
 

@@ -11,7 +11,7 @@ from bert_core.errors import ConfigError
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import EncoderLayer, initialise
-from bert_core.model.rows import taken
+from bert_core.model.rows import gather_tokens
 from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch
 from bert_core.objectives.mlm import MaskedLanguageModeling
@@ -68,20 +68,20 @@ class EnhancedMaskedLanguageModeling(MaskedLanguageModeling):
         Queries do not look at each other, so the first step too is finished there only.
         """
         hidden, places = encoded.layers[-2], batch["mlm_positions"]
-        once = self._step(self._asking(encoded), encoded, places)
+        once = self._step(self._first_queries(encoded), encoded, places)
         again = hidden.flatten(0, -2).index_copy(0, places, once.to(hidden.dtype)).view_as(hidden)
         return self._step(again, encoded, places)
 
     def every(
         self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "tokens vocab"]:
-        again = self._step(self._step(self._asking(encoded), encoded), encoded)
+        again = self._step(self._step(self._first_queries(encoded), encoded), encoded)
         return self.head(again.flatten(0, -2), word_embeddings)
 
     def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "..."]:
-        return taken(every, batch["mlm_positions"])
+        return gather_tokens(every, batch["mlm_positions"])
 
-    def _asking(self, encoded: Encoded) -> Float[Tensor, "*tokens hidden"]:
+    def _first_queries(self, encoded: Encoded) -> Float[Tensor, "*tokens hidden"]:
         return encoded.layers[-2] + self.positions(encoded.rows.positions())
 
     def _step(

@@ -7,7 +7,7 @@ from torch import Tensor
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import RecurrentHead
-from bert_core.model.rows import taken
+from bert_core.model.rows import gather_tokens
 from bert_core.objectives.base import Batch
 from bert_core.objectives.token_classification import TokenLabels
 
@@ -36,4 +36,4 @@ class FeatureBasedTokenClassification(TokenLabels):
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items labels"]:
         vectors = torch.cat(encoded.layers[-self._layers :], dim=-1)
-        return taken(self.head(vectors, encoded.rows), batch[self.position_key])
+        return gather_tokens(self.head(vectors, encoded.rows), batch[self.position_key])

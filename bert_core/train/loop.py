@@ -73,8 +73,8 @@ class Rise:
         if self._most and loss > usual + self._most:
             raise DivergedError(
                 f"step {step}: the loss rose to {loss:.3f}, where the median of the "
-                f"{len(self._losses)} points before is {usual:.3f}, more than most_rise = "
-                f"{self._most:g} above it: {_WAY_OUT}, or raise most_rise"
+                f"{len(self._losses)} points before is {usual:.3f}, more than max_loss_rise = "
+                f"{self._most:g} above it: {_WAY_OUT}, or raise max_loss_rise"
             )
         self._losses.append(loss)
 

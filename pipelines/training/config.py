@@ -17,28 +17,27 @@ class TrainingConfig(StageConfig):
     operational: ClassVar[bool] = True
 
     micro_batch_tokens: int = 16_384
-    """Tokens, padding included, that a worker computes on at once; a longer row goes alone.
-    Gradients do not depend on it."""
+    """Tokens per forward pass of a worker, padding included; a longer row goes alone. Gradients do
+    not depend on it."""
     fsdp: bool = False
-    """Whether a worker keeps a part of weights and optimizer state, instead of a copy (FSDP2)."""
+    """Shard weights and optimizer state over the workers instead of copying them (FSDP2)."""
     log_every_steps: int = 10
-    """Steps between two points of a curve."""
+    """Steps between points of the curves."""
     report_every_s: float = 2.0
-    """Seconds between two reports to the run; a report carries all points since the last one."""
+    """Seconds between reports to the run; each carries all points since the last one."""
     checkpoint_every_steps: int = 200
-    """Steps between two checkpoints; the last step always writes one."""
+    """Steps between checkpoints; the last step always writes one."""
     keep_checkpoints: int = 2
-    """Newest checkpoints that are kept; the one with the least held-out loss is kept beside."""
-    most_rise: float = 2.0
-    """Training stops where the losses of all parts, added whatever their weights, mean since the
-    last point, are so much above the median of the 20 points before; 0 lets them rise."""
+    """Newest checkpoints to keep; the one with the lowest held-out loss is kept as well."""
+    max_loss_rise: float = 2.0
+    """Stop when the losses of all parts, unweighted and averaged since the last point of the curve,
+    exceed the median of the 20 points before by this much; 0 disables."""
     max_failures: int = 3
-    """How often lost workers are replaced before the stage fails; nodes that were taken with a
+    """Times that lost workers are replaced before the stage fails; nodes that were preempted with
     notice do not count."""
     resize_every_s: float = 60.0
-    """Seconds between two looks at whether there is room for another number of workers, where
-    `num_workers` leaves it open. Workers that change their number go on from the newest
-    checkpoint."""
+    """Seconds between checks whether the cluster has room for more workers, where `num_workers` is
+    a range. A changed number of workers goes on from the newest checkpoint."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +49,7 @@ class TrainingConfig(StageConfig):
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
-        for name in ("most_rise", "resize_every_s"):
+        for name in ("max_loss_rise", "resize_every_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}: wanted 0 or more, got {getattr(self, name)}")
 
@@ -99,8 +98,8 @@ class LabelledTrainingConfig(TrainingConfig):
     moves all alike."""
     seeds: tuple[int, ...] = (0,)
     """Fresh heads, order of rows and dropout; the bundle is that of the first seed."""
-    most_rise: float = 0.0
-    """As in pretraining; with few rows a loss may rise for no ill reason."""
+    max_loss_rise: float = 0.0
+    """As in pretraining; off by default, since the loss of few rows may rise without harm."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -176,7 +176,10 @@ def train(training: Training, report: Report) -> None:
         load_optimizer(checkpoint, optimizer, run_digest=training.digest)
         before = read_progress(checkpoint)
     records: Records = []
-    rise, measurements = Rise(config.most_rise, before.losses), Measurements(training, before.costs)
+    rise, measurements = (
+        Rise(config.max_loss_rise, before.losses),
+        Measurements(training, before.costs),
+    )
     if training.measure_before and not start:
         records.append((training.first_record, measurements.take(model)))
     totals, since, reported = Totals(model.weights), time.monotonic(), time.monotonic()
