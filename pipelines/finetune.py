@@ -10,11 +10,7 @@ from bert_core.manifest import Manifest
 from bert_core.tasks.digests import NO_ROWS
 from pipelines.runtime.stage import Result, run_stage
 from pipelines.training.config import LabelledTrainingConfig
-from pipelines.training.labelled_sets import (
-    inputs_of,
-    lineage_of,
-    read_sets,
-)
+from pipelines.training.labelled_sets import inputs_of, lineage_of, read_sets
 from pipelines.training.seeds import TrainableTask, learn
 from pipelines.training.selection import Measurement
 from tracking.runs import DatasetInput

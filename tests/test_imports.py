@@ -130,10 +130,10 @@ def test_the_tests_hijack_no_package() -> None:
         ("serve/app.py", "import os\nos.environ['A']", "environment variables are read in"),
         ("pipelines/vocab.py", "import os\nx = os.getenv('A')", "environment variables"),
         ("pipelines/vocab.py", "from os import environ", "environment variables are read in"),
-        ("bert_core/bundle.py", "import pickle", "our formats hold no pickle"),
+        ("bert_core/bundle/format.py", "import pickle", "our formats hold no pickle"),
         ("pipelines/tune.py", "from ray import cloudpickle", "our formats hold no pickle"),
         ("bert_core/train/checkpoint.py", "torch.save(x, y)", "our formats hold no pickle"),
-        ("bert_core/bundle.py", "torch.load(x, weights_only=False)", "our formats hold no pickle"),
+        ("bert_core/scores.py", "torch.load(x, weights_only=False)", "our formats hold no pickle"),
     ],
 )  # fmt: skip
 def test_a_breach_is_found(path: str, source: str, reason: str) -> None:
@@ -145,7 +145,7 @@ def test_a_breach_is_found(path: str, source: str, reason: str) -> None:
     [
         ("bert_core/files.py", "from urllib.parse import quote"),
         ("pipelines/runtime/cluster.py", "import os\nos.environ['A'] = 'b'"),
-        ("bert_core/bundle.py", "torch.load(path, weights_only=True)"),
+        ("bert_core/bundle/format.py", "torch.load(path, weights_only=True)"),
         ("serve/app.py", "from ray import serve as ray_serve\nfrom ray.serve.config import X"),
     ],
 )

@@ -22,7 +22,7 @@ ABORT_TIMEOUT_S = 10.0
 
 class RecordingCallback(UserCallback):
     """Runs in the Ray Train controller: records what rank 0 reports into the stage's run, and ends
-    the training where a worker raised what only the user can mend.
+    training where a worker raised what only the user can fix.
 
     Ray Train never retries what a callback raises.
     """

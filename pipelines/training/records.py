@@ -1,4 +1,4 @@
-"""What a training run leaves in its folder, and the points of its curves above all.
+"""What a training run leaves in its folder: above all the points of its curves.
 
 A worker reports, the controller writes (`RunRecorder`), the driver reads.
 """
