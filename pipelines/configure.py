@@ -14,10 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
-from bert_core.errors import ConfigError
+from bert_core.errors import ConfigError, RaybertError
 from pipelines.runtime.config_errors import alternatives, explained, nearest
 
 if TYPE_CHECKING:
+    from argparse import Action
+
     from jsonargparse import ArgumentParser
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -79,7 +81,13 @@ def parse(word: str, arguments: list[str]) -> Any:
         f"{word}=true" if word in switches and value.startswith("--") else word
         for word, value in pairwise([*_config_first(arguments), "--"])
     ]
-    built = parser.instantiate(parser.parse_args(_with_brackets(arguments, parser)))
+    given = parser.parse_args(_with_brackets(arguments, parser))
+    try:
+        built = parser.instantiate(given)
+    except RaybertError:
+        raise
+    except ValueError as error:  # an optional table of fields refused one of them
+        raise ConfigError(explained(str(error), kind, f"raybert {word}", ())) from error
     return kind(**{field.name: _plain(built[field.name]) for field in fields(kind)})
 
 
@@ -91,13 +99,29 @@ def config_class(word: str) -> Any:
 
 def parser_for(word: str) -> "ArgumentParser":
     """The parser of one command: an option for every field of its config."""
-    from jsonargparse import ArgumentParser, set_dumper, set_loader, set_parsing_settings
+    from jsonargparse import (
+        ArgumentParser,
+        DefaultHelpFormatter,
+        set_dumper,
+        set_loader,
+        set_parsing_settings,
+    )
     from jsonargparse.typing import register_type
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     set_dumper("toml", _toml_of)
     register_type(_Text)
     set_loader("toml", _toml, exceptions=(tomllib.TOMLDecodeError,), json_superset=True)
+
+    class Formatter(DefaultHelpFormatter):
+        def _get_type_str(self, action: "Action") -> str | None:
+            # `Annotated[int, at least 1]` → `int, at least 1`
+            return (
+                re.sub(
+                    r"Annotated\[(\w+), ([^\]]+)\]", r"\1, \2", super()._get_type_str(action) or ""
+                )
+                or None
+            )
 
     class Parser(ArgumentParser):
         def format_help(self, *arguments: Any) -> str:
@@ -118,11 +142,30 @@ def parser_for(word: str) -> "ArgumentParser":
         prog=f"raybert {word}",
         description=ALL[word].summary,
         parser_mode="toml",
+        formatter_class=Formatter,
         default_env=False,
     )
     parser.add_argument("--config", action="config", help="TOML file with the fields below")
     parser.add_class_arguments(kind, nested_key=None)
+    if word in STAGES:
+        _in_order(parser, kind)
     return parser
+
+
+def _in_order(parser: "ArgumentParser", kind: Any) -> None:
+    """Sort a stage's help: what must be given comes first, how the stage runs comes last."""
+    from pipelines.runtime.stage import operational_fields  # `raybert --help` is instant
+
+    operational = operational_fields(kind) - {"output"}
+    last = parser.add_argument_group("how it runs; none of this changes what is made")
+    for group in parser._action_groups[:-1]:
+        actions = group._group_actions
+        last._group_actions += [one for one in actions if one.dest in operational]
+        actions[:] = [one for one in actions if one.dest not in operational]
+        actions.sort(key=lambda action: not action.required)
+    groups = [action for group in parser._action_groups for action in group._group_actions]
+    parser._actions.sort(key=groups.index)
+    last._group_actions.sort(key=lambda action: not action.required)
 
 
 def _tasks() -> str:

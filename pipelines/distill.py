@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_core import files
+from bert_core.checks import PositiveInt
 from bert_core.data.shards import HELD_OUT as HELD_OUT_SHARDS
 from bert_core.data.shards import TRAIN as TRAIN_SHARDS
 from bert_core.data.shards import ShardSet
@@ -69,9 +70,9 @@ class DistillConfig(LabelledTrainingConfig):
     """Name of an encoder that the student is instead, with fresh weights."""
     shards: str | None = field(default=None, metadata=INPUT)
     """Folder or URI of `raybert prepare` to learn from, instead of labelled rows."""
-    window_shards: int = 8
+    window_shards: PositiveInt = 8
     """As in pretraining."""
-    held_out_rows: int = 8192
+    held_out_rows: PositiveInt = 8192
     """Most held-out rows of shards that the student is measured on, before and after."""
     losses: LossesConfig = field(default_factory=LossesConfig)
     """What counts in the loss."""
@@ -90,9 +91,6 @@ class DistillConfig(LabelledTrainingConfig):
                 f"layers: wanted none beside variant, as {self.variant} begins with fresh weights, "
                 f"got {list(self.layers)}: leave one of them out"
             )
-        for name in ("window_shards", "held_out_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
         of_rows = [
             one.name
             for one in fields(self)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_core import files
+from bert_core.checks import NonNegativeInt
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.tasks.rows import Row
@@ -52,13 +53,8 @@ class EvaluateConfig(StageConfig):
     metric: str | None = None
     """The metric that decides whether a model is not worse than the champion; the task's own where
     this is not given."""
-    worst: int = 50
+    worst: NonNegativeInt = 50
     """Most rows in `worst.jsonl`: of those answered wrong, the most wrong and most certain ones."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.worst < 0:
-            raise ConfigError(f"worst: wanted 0 or more, got {self.worst}")
 
 
 def run(config: EvaluateConfig) -> Manifest:

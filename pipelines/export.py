@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bert_core import files
+from bert_core.checks import NonNegativeFloat
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import BUNDLE, Manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
@@ -37,7 +38,7 @@ class ExportConfig(StageConfig):
     held_out: LabelledConfig | None = None
     """Labelled rows that did not select the model; the export is refused if it does worse on them
     by more than `max_drop`. `quantize` needs them."""
-    max_drop: float = 0.01
+    max_drop: NonNegativeFloat = 0.01
     """Most that the task's metric may fall, in its own units. All of the fall's interval (95 %, by
     paired bootstrap) has to be within, so few rows may not be enough to tell."""
     task: str | None = None
@@ -47,8 +48,6 @@ class ExportConfig(StageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.max_drop >= 0:
-            raise ConfigError(f"max_drop: wanted 0 or more, got {self.max_drop}")
         if self.quantize is not None and self.held_out is None:
             raise ConfigError(
                 "held_out: wanted labelled rows that did not select the model, to see what "

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_core import files
+from bert_core.checks import PositiveInt, Share, check_fields
 from bert_core.data.formats import Boundary
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, Output
@@ -59,7 +60,7 @@ class TaggerConfig:
     """Bundle for token classification: a folder, a URI, or models:/name@alias."""
     fields: dict[str, str]
     """Field of the record → type of the entities in it: `{people = "person"}`."""
-    least_score: float = 0.0
+    least_score: Share = 0.0
     """Entities of a lower score are left out."""
 
 
@@ -72,10 +73,10 @@ class ReaderConfig:
     fields: dict[str, str]
     """Field of the record → question about the document:
     `{founded_in = "When was it founded?"}`."""
-    least_score: float = 0.0
+    least_score: Share = 0.0
     """An answer of a lower score counts as none; so does none itself, where the model is trained on
     passages that hold no answer."""
-    max_answer_len: int = 30
+    max_answer_len: PositiveInt = 30
     """Most tokens of an answer."""
 
 
@@ -99,10 +100,9 @@ class ExtractConfig(RowsConfig):
             raise ConfigError("tagger, reader: wanted a model in one of them at least, got none")
         taken = dict.fromkeys(("id", "text"), "every record")
         for name, one in self.models.items():
+            check_fields(one, prefix=f"{name}.")
             if not one.fields:
                 raise ConfigError(f'{name}.fields: wanted at least one, {{field = "…"}}, got none')
-            if not 0 <= one.least_score <= 1:
-                raise ConfigError(f"{name}.least_score: wanted 0 to 1, got {one.least_score}")
             for said in one.fields:
                 if said in taken:
                     raise ConfigError(

@@ -16,13 +16,14 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from bert_core import files
+from bert_core.checks import Range
 from bert_core.data.documents import document_fraction, split_sentences
 from bert_core.data.fragments import Part, as_documents, read_counts, read_shard, write_fragment
 from bert_core.data.masking import MaskingConfig
@@ -31,7 +32,7 @@ from bert_core.data.quality import QualityConfig
 from bert_core.data.rows import RowMaker
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardInfo, shard_name, write_shard
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.errors import ConfigError, CorpusError, ResourceError
+from bert_core.errors import CorpusError, ResourceError
 from bert_core.manifest import Manifest, Output
 from bert_core.train.hardware import peak_memory_bytes
 from pipelines.corpus import data_card
@@ -56,6 +57,8 @@ from pipelines.runtime.progress import counted, meter, say
 from pipelines.runtime.stage import INPUT, REMARK, Result, StageConfig, run_stage
 from tracking.runs import DatasetInput
 
+ByteSize = Annotated[int, Range(least=1024)]
+
 FRAGMENTS = "fragments"
 CONTAMINATION = "contamination.jsonl"
 PATIENCE_S = 600.0  # more than a block takes, but for a large file that cannot be cut
@@ -79,18 +82,12 @@ class PrepareConfig(StageConfig):
     """How sentences become rows."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     """What is predicted in a row."""
-    shard_bytes: int = 8 << 20
+    shard_bytes: ByteSize = 8 << 20
     """Bytes of text that a shard aims at; a worker holds one shard in memory."""
-    block_bytes: int = 8 << 20
+    block_bytes: ByteSize = 8 << 20
     """Bytes of a file that are read at once; changes nothing in the shards."""
     seed: int = 0
     """Seed of everything that is drawn."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("shard_bytes", "block_bytes"):
-            if getattr(self, name) < 1024:
-                raise ConfigError(f"{name}: wanted at least 1024, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

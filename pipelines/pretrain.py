@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_core import files
+from bert_core.checks import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 from bert_core.data.shards import HELD_OUT, TRAIN, ShardSet
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
@@ -41,27 +42,18 @@ class PhaseConfig:
 
     shards: str = field(metadata=INPUT)
     """Folder or URI of `raybert prepare`, of the same vocabulary and with the same label."""
-    steps: int
+    steps: PositiveInt
     """How many of the run's steps these are."""
-    global_batch_size: int | None = None
+    global_batch_size: PositiveInt | None = None
     """Rows of an optimizer step; unset takes the run's."""
-    lr: float | None = None
+    lr: PositiveFloat | None = None
     """Peak of a schedule of their own, which then begins here, as the run's ends here; unset goes
     on with the run's."""
-    warmup_steps: int = 0
+    warmup_steps: NonNegativeInt = 0
     """Steps in which a learning rate of their own climbs."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ConfigError(f"then.steps: wanted at least 1, got {self.steps}")
-        if self.global_batch_size is not None and self.global_batch_size < 1:
-            raise ConfigError(
-                f"then.global_batch_size: wanted at least 1, got {self.global_batch_size}"
-            )
-        if self.lr is not None and not self.lr > 0:
-            raise ConfigError(f"then.lr: wanted above 0, got {self.lr}")
-        if self.warmup_steps < 0:
-            raise ConfigError(f"then.warmup_steps: wanted 0 or more, got {self.warmup_steps}")
+        check_fields(self, prefix="then.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +80,14 @@ class PretrainConfig(TrainingConfig):
     """Dropout of embeddings and of what each sub-layer adds; unset takes the variant's own."""
     attention_probs_dropout_prob: float | None = None
     """Dropout of attention probabilities; 0 lets the fused attention run, unset as above."""
-    global_batch_size: int = 256
+    global_batch_size: PositiveInt = 256
     """Rows of an optimizer step, over all workers."""
-    window_shards: int = 8
+    window_shards: PositiveInt = 8
     """Rows are permuted within so many shards; a worker needs only these."""
-    evaluate_every_steps: int = field(default=0, metadata=REMARK)
+    evaluate_every_steps: NonNegativeInt = field(default=0, metadata=REMARK)
     """Steps between two evaluations on held-out rows, each with a checkpoint; 0 evaluates at the
     beginning and the end."""
-    held_out_rows: int = 8192
+    held_out_rows: PositiveInt = 8192
     """Most held-out rows that the model is measured on, before and after."""
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(max_steps=1_000_000))
     """Length, precision and seed."""
@@ -118,13 +110,6 @@ class PretrainConfig(TrainingConfig):
                     f"as it is, got {given!r}: leave one of the two out"
                 )
         check_names(self.objectives)
-        for name in ("global_batch_size", "window_shards", "held_out_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
-        if self.evaluate_every_steps < 0:
-            raise ConfigError(
-                f"evaluate_every_steps: wanted 0 or more, got {self.evaluate_every_steps}"
-            )
         for name, phase in zip(("", "then."), self.phases, strict=False):
             if phase.global_batch_size < self.most_workers:
                 raise ConfigError(
@@ -185,7 +170,7 @@ class Phase:
     """Steps of a run that see rows of one kind."""
 
     shards: str
-    steps: int
+    steps: PositiveInt
     global_batch_size: int
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core import files
+from bert_core.checks import PositiveInt
 from bert_core.errors import ConfigError, CorpusError, FormatError
 from bert_core.manifest import Manifest, Output, read_manifest
 from pipelines.answering.parts import ROWS
@@ -41,15 +42,10 @@ class SearchConfig(StageConfig):
     """Folder of `raybert predict` with the vectors of the rows to search."""
     queries: str = field(metadata=INPUT)
     """The same of the queries, made by the same model."""
-    top_k: int = 10
+    top_k: PositiveInt = 10
     """How many rows to give for a query, the nearest first."""
     columns: tuple[str, ...] = ()
     """Columns of a row to give; all but its vector where none is named."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.top_k < 1:
-            raise ConfigError(f"top_k: wanted at least 1, got {self.top_k}")
 
 
 @dataclass(frozen=True)

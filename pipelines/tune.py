@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from bert_core import files
+from bert_core.checks import PositiveInt
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import BUNDLE, Manifest, Output, read_manifest
 from pipelines import finetune
@@ -49,7 +50,7 @@ class TuneConfig(LabelledTrainingConfig):
 
     search: SweepConfig = field(default_factory=SweepConfig)
     """Which trials there are."""
-    max_concurrent: int | None = field(default=None, metadata=REMARK)
+    max_concurrent: PositiveInt | None = field(default=None, metadata=REMARK)
     """Most trials at a time; as many as there are CPUs, or GPUs, for where this is not given."""
     name: str | None = None
     """The best model is registered by this name, where it is given."""
@@ -61,8 +62,6 @@ class TuneConfig(LabelledTrainingConfig):
                 "selection.share: wanted above 0, got 0: trials are compared on training rows "
                 "that are kept out, 0.1 takes a tenth"
             )
-        if self.max_concurrent is not None and self.max_concurrent < 1:
-            raise ConfigError(f"max_concurrent: wanted at least 1, got {self.max_concurrent}")
         if self.name is not None and self.held_out is None:
             raise ConfigError(
                 f"name: wanted held_out too, whose rows decide whether {self.name} is the "

@@ -3,13 +3,14 @@
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import get_args
+from typing import Annotated
 
 from bert_core import files
+from bert_core.checks import PositiveInt, Range
 from bert_core.data.documents import clean, document_digest, document_fraction
 from bert_core.data.tokenizer import Kind
 from bert_core.data.vocabulary import train_tokenizer
-from bert_core.errors import ConfigError, CorpusError
+from bert_core.errors import CorpusError
 from bert_core.manifest import Manifest, Output
 from pipelines.corpus import data_card
 from pipelines.corpus.blocks import plan_blocks, read_block
@@ -32,28 +33,20 @@ class VocabConfig(StageConfig):
     """The text to train on."""
     kind: Kind = "wordpiece"
     """How words are split: `wordpiece` (BERT), `bpe` (bytes, RoBERTa) or `unigram` (ALBERT)."""
-    vocab_size: int = 30_522
+    vocab_size: Annotated[int, Range(least=100)] = 30_522
     """Most tokens, special ones included (Devlin et al. 2019: 30,000)."""
     lowercase: bool = True
     """Lower-case the text; `wordpiece` then strips accents too, as BERT's uncased models do,
     `unigram` always does and `bpe` never."""
-    min_frequency: int = 2
+    min_frequency: PositiveInt = 2
     """A pair of pieces seen less often is not merged."""
     compare_with: str | None = field(default=None, metadata=REMARK)
     """Folder of a tokenizer whose fertility the card gives beside; where this is not given,
     bert-base-uncased, or -cased, if the Hugging Face cache of this machine has it."""
-    sample_bytes: int = 256 << 20
+    sample_bytes: PositiveInt = 256 << 20
     """Most bytes of text that pairs are counted in; documents are drawn by their hash."""
     seed: int = 0
     """Seed of the sample."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kind not in get_args(Kind):
-            raise ConfigError(f"kind: wanted one of {', '.join(get_args(Kind))}, got {self.kind!r}")
-        for name, least in (("vocab_size", 100), ("min_frequency", 1), ("sample_bytes", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: wanted at least {least}, got {getattr(self, name)}")
 
 
 def run(config: VocabConfig) -> Manifest:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from bert_core.checks import NonNegativeFloat, Port, PositiveInt, check_fields
 from bert_core.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -17,19 +18,19 @@ class ServeConfig:
     bundle's folder or URI, or models:/name@alias of the registry"""
     host: str = "127.0.0.1"
     """Where to listen: 127.0.0.1 for this machine only, 0.0.0.0 for every interface"""
-    port: int = 8000
+    port: Port = 8000
     """Port to listen on"""
-    num_replicas: int = 1
+    num_replicas: PositiveInt = 1
     """Processes that answer for each model"""
-    threads: int = 1
+    threads: PositiveInt = 1
     """Threads that a replica computes with, and CPUs that it reserves"""
-    num_gpus: float = 0.0
+    num_gpus: NonNegativeFloat = 0.0
     """GPUs that a replica reserves; 0 computes on the CPU, a fraction shares one GPU"""
-    max_batch_tokens: int = 2048
+    max_batch_tokens: PositiveInt = 2048
     """Most tokens in one forward pass, padding included; a longer text goes alone"""
-    max_wait_ms: float = 2.0
+    max_wait_ms: NonNegativeFloat = 2.0
     """Longest that a pass waits to become fuller; one that comes to an idle model never waits"""
-    max_ongoing_requests: int = 256
+    max_ongoing_requests: PositiveInt = 256
     """Most requests that a replica takes at a time, so that batches can fill"""
     haproxy: bool = True
     """Put HAProxy in front (far more requests a second); false uses Ray's own proxy"""
@@ -40,25 +41,18 @@ class ServeConfig:
     """MLflow's tracking server, for references to the registry; default as in the other stages"""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         parse_models(self.models)
-        if not 1 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}: wanted 1 to 65535")
         if self.haproxy and self.host not in ("127.0.0.1", "0.0.0.0"):
             # HAProxy looks for the replicas of its node on 127.0.0.1; they listen on `host`.
             raise ConfigError(
-                f'host is "{self.host}": behind HAProxy it must be 127.0.0.1 or 0.0.0.0; '
-                "choose one of them, or set haproxy = false"
+                "host: wanted 127.0.0.1 or 0.0.0.0 behind HAProxy, got "
+                f"{self.host!r}: give one of them, or set haproxy = false"
             )
-        for field in ("num_replicas", "threads", "max_batch_tokens", "max_ongoing_requests"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"{field} is {getattr(self, field)}: wanted at least 1")
         if self.num_gpus > 1 and not float(self.num_gpus).is_integer():
             raise ConfigError(
-                f"num_gpus is {self.num_gpus}: wanted a fraction below 1 or a whole number"
+                f"num_gpus: wanted a fraction below 1 or a whole number, got {self.num_gpus}"
             )
-        for field in ("num_gpus", "max_wait_ms"):
-            if getattr(self, field) < 0:
-                raise ConfigError(f"{field} is {getattr(self, field)}: wanted 0 or more")
 
 
 def parse_models(models: list[str] | str) -> dict[str, str]:
@@ -72,15 +66,15 @@ def parse_models(models: list[str] | str) -> dict[str, str]:
         name, equals, reference = (part.strip() for part in entry.partition("="))
         if not (equals and reference and _NAME.fullmatch(name)):
             raise ConfigError(
-                f'models holds "{entry}": wanted name=reference, as in docs=models:/docs@champion, '
-                "the name of letters, digits, dots, dashes and underscores"
+                "models: wanted name=reference, as in docs=models:/docs@champion, the name of "
+                f"letters, digits, dots, dashes and underscores, got {entry!r}"
             )
         if name in references:
             raise ConfigError(
-                f'models names "{name}" twice, for {references[name]} and {reference}: '
-                "give one of them another name"
+                f"models: wanted different names, got {name!r} for {references[name]} and "
+                f"{reference}: rename one of them"
             )
         references[name] = reference
     if not references:
-        raise ConfigError("models is empty: wanted at least one name=reference")
+        raise ConfigError("models: wanted at least one name=reference, got none")
     return references

@@ -8,11 +8,12 @@ is drawn follows from a row's key alone, whether masks are made with the shard o
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer, UInt64
 
+from bert_core.checks import PositiveInt, Range, Share, check_fields
 from bert_core.data.draws import FATE, LENGTH, ORDER, REPLACEMENT, Draws
 from bert_core.data.ragged import ragged_ranges
 from bert_core.errors import ConfigError
@@ -30,34 +31,22 @@ class MaskingConfig:
     strategy: Strategy = "token"
     """How positions are chosen: each `token` on its own, a `whole_word` together, an `ngram` of up
     to 3 words (ALBERT), a `span` of up to 10 words that shares one fate (SpanBERT)."""
-    masked_lm_prob: float = 0.15
+    masked_lm_prob: Annotated[float, Range(above=0, below=1)] = 0.15
     """Share of a row's ids that are predicted, special tokens counted in."""
-    max_predictions_per_seq: int = 20
+    max_predictions_per_seq: PositiveInt = 20
     """Most positions predicted in a row; some 0.15 × max_length."""
-    mask_share: float = MASK_SHARE
+    mask_share: Share = MASK_SHARE
     """Share of the predicted positions that show [MASK]; 1 where a generator fills them (`rtd`)."""
-    random_share: float = RANDOM_SHARE
+    random_share: Share = RANDOM_SHARE
     """Share that shows a random token; the rest show their own."""
     dynamic: bool = False
     """Draw masks anew in every epoch, at training time (RoBERTa); shards then have none."""
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
+        check_fields(self)
+        if self.mask_share + self.random_share > 1:
             raise ConfigError(
-                f"strategy: wanted one of {', '.join(STRATEGIES)}, got {self.strategy!r}"
-            )
-        if not 0.0 < self.masked_lm_prob < 1.0:
-            raise ConfigError(
-                f"masked_lm_prob: wanted above 0 and below 1, got {self.masked_lm_prob}"
-            )
-        if self.max_predictions_per_seq < 1:
-            raise ConfigError(
-                f"max_predictions_per_seq: wanted at least 1, got {self.max_predictions_per_seq}"
-            )
-        shares = self.mask_share, self.random_share
-        if min(shares) < 0 or sum(shares) > 1:
-            raise ConfigError(
-                "mask_share, random_share: wanted 0 or more each and 1 or less together, got "
+                "mask_share, random_share: wanted at most 1 together, got "
                 f"{self.mask_share} and {self.random_share}"
             )
 
@@ -218,8 +207,8 @@ def corrupt(
     *,
     mask_id: int,
     replacement_ids: Integer[np.ndarray, "ordinary"],
-    mask_share: float = MASK_SHARE,
-    random_share: float = RANDOM_SHARE,
+    mask_share: Share = MASK_SHARE,
+    random_share: Share = RANDOM_SHARE,
 ) -> Masked:
     """Put [MASK] at 80 % of the groups, random ordinary tokens at 10 %, leave 10 %.
 

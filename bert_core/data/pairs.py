@@ -9,13 +9,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Bool, Integer, UInt8
 
+from bert_core.checks import PositiveInt, Range, Share, check_fields
 from bert_core.data.ragged import ragged_ranges
-from bert_core.errors import ConfigError, CorpusError
+from bert_core.errors import CorpusError
 
 IS_NEXT, IS_RANDOM = 0, 1  # Hugging Face's and Google's `next_sentence_label`
 IN_ORDER, SWAPPED = 0, 1  # Hugging Face's `sentence_order_label`
@@ -39,22 +40,15 @@ class PairsConfig:
     """`nsp`: two segments, is B next or random (BERT); `sop`: are they in order (ALBERT);
     `full_sentences` fill a row, also from the next document (RoBERTa), `doc_sentences` not
     (SpanBERT)."""
-    max_length: int = 128
+    max_length: Annotated[int, Range(least=8, most=65_535)] = 128
     """Most ids of a row, special tokens included."""
-    short_seq_prob: float = 0.1
+    short_seq_prob: Share = 0.1
     """Share of pairs that aim at a random shorter length, so that both kinds are seen."""
-    dupe_factor: int = 10
+    dupe_factor: PositiveInt = 10
     """How many times every document is made into rows, and masked, anew."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ROWS:
-            raise ConfigError(f"kind: wanted one of {', '.join(ROWS)}, got {self.kind!r}")
-        if not 8 <= self.max_length <= 65_535:
-            raise ConfigError(f"max_length: wanted 8 to 65535, got {self.max_length}: 128 is usual")
-        if not 0.0 <= self.short_seq_prob <= 1.0:
-            raise ConfigError(f"short_seq_prob: wanted 0 to 1, got {self.short_seq_prob}")
-        if self.dupe_factor < 1:
-            raise ConfigError(f"dupe_factor: wanted at least 1, got {self.dupe_factor}")
+        check_fields(self)
 
     @property
     def is_pairs(self) -> bool:

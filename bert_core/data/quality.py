@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Int32, Integer, UInt32, UInt64
 
+from bert_core.checks import NonNegativeInt, PositiveInt, PositiveShare, Share, check_fields
 from bert_core.data.ragged import ragged_ranges
 from bert_core.errors import ConfigError
 
@@ -41,63 +42,44 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, bits without a pattern: 2^64
 class QualityConfig:
     """Which documents are left out; none by default."""
 
-    min_words: int = 0
+    min_words: NonNegativeInt = 0
     """A document with fewer words is left out."""
-    max_words: int | None = None
+    max_words: PositiveInt | None = None
     """A document with more words is left out."""
     languages: tuple[str, ...] = ()
     """ISO 639-1 codes of the languages to keep, as py3langid tells them; empty: all. Unsure below
     some five words."""
-    min_language_probability: float = 0.0
+    min_language_probability: Share = 0.0
     """A document is left out, too, if py3langid gives its language a lower probability."""
     exact_duplicates: bool = False
     """Keep one of the documents that have the same text."""
-    near_duplicates: float | None = None
+    near_duplicates: PositiveShare | None = None
     """Jaccard similarity of word 5-grams from which two documents count as the same, such as 0.8;
     one of them is kept."""
     contamination: tuple[str, ...] = field(default=(), metadata={"input": True})
     """Evaluation sets whose rows are looked for in the documents."""
-    contamination_ngram: int = 13
+    contamination_ngram: PositiveInt = 13
     """Words in a row that a document must share with an evaluation row. Brown et al. 2020,
     appendix C."""
     on_contamination: OnContamination = "report"
     """What happens to a document that shares them: `report` counts it, `drop` leaves it out."""
 
     def __post_init__(self) -> None:
-        if self.min_words < 0:
-            raise ConfigError(f"min_words: wanted at least 0, got {self.min_words}")
-        if self.max_words is not None and self.max_words < max(1, self.min_words):
+        check_fields(self)
+        if self.max_words is not None and self.max_words < self.min_words:
             raise ConfigError(
-                f"max_words: wanted at least 1 and min_words, which is {self.min_words}, got "
-                f"{self.max_words}: leave it out to keep long documents"
+                f"max_words: wanted at least min_words = {self.min_words}, got {self.max_words}: "
+                "leave it out to keep long documents"
             )
         if self.languages and (unknown := set(self.languages) - set(_identifier().labels)):
             raise ConfigError(
                 f"languages: wanted codes of {', '.join(sorted(_identifier().labels))}, got "
                 f"{', '.join(map(repr, sorted(unknown)))}"
             )
-        if not 0.0 <= self.min_language_probability <= 1.0:
-            raise ConfigError(
-                f"min_language_probability: wanted 0 to 1, got {self.min_language_probability}"
-            )
         if self.min_language_probability and not self.languages:
             raise ConfigError(
                 f"min_language_probability: wanted 0 without languages, got "
                 f'{self.min_language_probability}: set languages too, such as ["en"]'
-            )
-        if self.near_duplicates is not None and not 0.0 < self.near_duplicates <= 1.0:
-            raise ConfigError(
-                f"near_duplicates: wanted above 0 and at most 1, got {self.near_duplicates}: "
-                "leave it out to keep near duplicates"
-            )
-        if self.contamination_ngram < 1:
-            raise ConfigError(
-                f"contamination_ngram: wanted at least 1, got {self.contamination_ngram}"
-            )
-        if self.on_contamination not in get_args(OnContamination):
-            raise ConfigError(
-                f"on_contamination: wanted one of {', '.join(get_args(OnContamination))}, got "
-                f"{self.on_contamination!r}"
             )
 
 

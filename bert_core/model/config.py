@@ -1,51 +1,55 @@
 """What an encoder is made of: a config per part, and the encoder's, which is composed of them."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
+from bert_core.checks import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    ShareBelowOne,
+    check_fields,
+)
 from bert_core.errors import ConfigError
 
 Activation = Literal["gelu", "gelu_new", "relu", "tanh"]
 Family = Literal["bert", "roberta", "distilbert", "albert", "deberta", "deberta-v2", "modernbert"]
 NormPlacement = Literal["post", "pre"]
 Pooling = Literal["cls", "mean"]
+AngleBase = Annotated[float, Range(above=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingsConfig:
     """What a token is before the first layer."""
 
-    vocab_size: int = 30522
+    vocab_size: PositiveInt = 30522
     """Rows of the word embedding."""
-    size: int | None = None
+    size: PositiveInt | None = None
     """Width of the embeddings; None where it is hidden_size (narrow in Lan et al. 2019, 3.1)."""
     absolute_positions: bool = True
     """Whether a learned vector a position is added."""
-    max_position_embeddings: int = 512
+    max_position_embeddings: PositiveInt = 512
     """Rows of the position embedding; without one, the longest sequence that is meant."""
     position_offset: int = 0
     """Row of the first position (RoBERTa's is the one after [PAD]'s id)."""
-    type_vocab_size: int = 2
+    type_vocab_size: NonNegativeInt = 2
     """Segments; 0 adds nothing, 1 the same vector to every token."""
     pad_token_id: int = 0
     """Id of [PAD]; its word embedding starts at zero and is not trained by look-up."""
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "vocab_size", "max_position_embeddings")
-        if self.size is not None:
-            _at_least_one(self, "size")
+        check_fields(self)
         if not 0 <= self.position_offset < self.max_position_embeddings:
             raise ConfigError(
-                f"position_offset = {self.position_offset}: wanted at least 0 and below "
-                f"max_position_embeddings = {self.max_position_embeddings}"
+                "position_offset: wanted at least 0 and below max_position_embeddings = "
+                f"{self.max_position_embeddings}, got {self.position_offset}"
             )
-        if self.type_vocab_size < 0:
-            raise ConfigError(f"type_vocab_size = {self.type_vocab_size}: wanted at least 0")
         if not 0 <= self.pad_token_id < self.vocab_size:
             raise ConfigError(
-                f"pad_token_id = {self.pad_token_id}: wanted an id of the vocabulary, "
-                f"at least 0 and below vocab_size = {self.vocab_size}"
+                "pad_token_id: wanted an id of the vocabulary, at least 0 and below vocab_size = "
+                f"{self.vocab_size}, got {self.pad_token_id}"
             )
 
 
@@ -53,35 +57,28 @@ class EmbeddingsConfig:
 class AttentionConfig:
     """Multi-head attention (Vaswani et al. 2017, section 3.2)."""
 
-    num_heads: int = 12
+    num_heads: PositiveInt = 12
     """Heads a layer; divides hidden_size."""
-    dropout: float = 0.1
+    dropout: ShareBelowOne = 0.1
     """Dropout on attention probabilities; 0 lets attention run fused in training."""
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "num_heads")
-        _probabilities(self, "dropout")
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DisentangledAttentionConfig(AttentionConfig):
     """Content and relative position attend to each other (DeBERTa, He et al. 2020, section 3.1)."""
 
-    max_relative_positions: int = 512
+    max_relative_positions: PositiveInt = 512
     """Distances from here on count as one."""
-    position_buckets: int = 0
+    position_buckets: NonNegativeInt = 0
     """Distances with a vector of their own, each way: beyond half of them they share, ever more
     (He et al. 2021, DeBERTa v2). 0 gives every distance its own."""
     shared_projections: bool = False
     """Whether positions use the content's projections (v2) or have their own (v1)."""
     normalised: bool = False
     """Whether the relative embeddings pass a LayerNorm (v2)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _at_least_one(self, "max_relative_positions")
-        if self.position_buckets < 0:
-            raise ConfigError(f"position_buckets = {self.position_buckets}: wanted at least 0")
 
     @property
     def span(self) -> int:
@@ -94,23 +91,19 @@ class RotaryAttentionConfig(AttentionConfig):
     """Positions turn queries and keys (Su et al. 2021), and most layers see their surroundings only
     (ModernBERT, Warner et al. 2024, section 2.1.2)."""
 
-    window: int = 128
+    window: Annotated[int, Range(least=2)] = 128
     """Tokens that a local layer looks at: half of them each way, and itself."""
-    global_every: int = 3
+    global_every: PositiveInt = 3
     """The first layer and every so many after it look at whole rows."""
-    theta: float = 160_000.0
+    theta: AngleBase = 160_000.0
     """Base of the angles in global layers: the higher, the slower they turn."""
-    local_theta: float = 10_000.0
+    local_theta: AngleBase = 10_000.0
     """The same in local layers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least_one(self, "global_every")
-        if self.window < 2 or self.window % 2:
-            raise ConfigError(f"window = {self.window}: wanted an even number, at least 2")
-        for name in ("theta", "local_theta"):
-            if not getattr(self, name) > 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: wanted above 1")
+        if self.window % 2:
+            raise ConfigError(f"window: wanted an even number, got {self.window}")
 
     def reach(self, layer: int) -> int | None:
         """How far each way a layer looks, in tokens; None where it looks at whole rows."""
@@ -121,7 +114,7 @@ class RotaryAttentionConfig(AttentionConfig):
 class FeedForwardConfig:
     """Two linear maps with an activation between (Vaswani et al. 2017, section 3.3)."""
 
-    intermediate_size: int = 3072
+    intermediate_size: PositiveInt = 3072
     """Width between the two."""
     activation: Activation = "gelu"
     """`gelu` is the exact one (erf), `gelu_new` its tanh approximation."""
@@ -129,22 +122,21 @@ class FeedForwardConfig:
     """Whether what is activated is multiplied by another linear map (GeGLU, Shazeer 2020)."""
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "intermediate_size")
-        _one_of(self, "activation", get_args(Activation))
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolutionConfig:
     """A convolution beside the first layer (DeBERTa v2's xlarge models)."""
 
-    kernel_size: int = 3
+    kernel_size: PositiveInt = 3
     """Tokens that one output sees; odd."""
     activation: Activation = "gelu"
 
     def __post_init__(self) -> None:
-        if self.kernel_size < 1 or self.kernel_size % 2 == 0:
-            raise ConfigError(f"kernel_size = {self.kernel_size}: wanted an odd number")
-        _one_of(self, "activation", get_args(Activation))
+        check_fields(self)
+        if self.kernel_size % 2 == 0:
+            raise ConfigError(f"kernel_size: wanted an odd number, got {self.kernel_size}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,23 +147,18 @@ class HeadConfig:
     """What stands for a sequence: its first token, or the mean of all."""
     pooler_activation: Activation = "tanh"
     """After the linear map of the first token."""
-    pooler_dropout: float | None = 0.0
+    pooler_dropout: ShareBelowOne | None = 0.0
     """Before that map; None takes the classifier's (RoBERTa)."""
-    classifier_dropout: float | None = None
+    classifier_dropout: ShareBelowOne | None = None
     """Before a classifier; None takes hidden_dropout_prob."""
-    span_dropout: float = 0.0
+    span_dropout: ShareBelowOne = 0.0
     """Before the scores of a span's ends."""
     transform: bool = False
     """Whether a linear map, an activation and a LayerNorm come before every head, as before that of
     masked words; the pooler's map then is this one (ModernBERT)."""
 
     def __post_init__(self) -> None:
-        _one_of(self, "pooling", get_args(Pooling))
-        _one_of(self, "pooler_activation", get_args(Activation))
-        _probabilities(self, "span_dropout")
-        for name in ("pooler_dropout", "classifier_dropout"):
-            if getattr(self, name) is not None:
-                _probabilities(self, name)
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,19 +168,19 @@ class EncoderConfig:
 
     family: Family = "bert"
     """Hugging Face's `model_type`: whose names the weights have in files, nothing else."""
-    hidden_size: int = 768
+    hidden_size: PositiveInt = 768
     """Width of the residual stream, D."""
-    num_hidden_layers: int = 12
+    num_hidden_layers: PositiveInt = 12
     """Blocks of attention and feed-forward, L."""
     shared_layers: bool = False
     """Whether all layers are one and the same (ALBERT, Lan et al. 2019, section 3.1)."""
-    hidden_dropout_prob: float = 0.1
+    hidden_dropout_prob: ShareBelowOne = 0.1
     """Dropout on embeddings and on what each sub-layer adds."""
-    layer_norm_eps: float = 1e-12
+    layer_norm_eps: PositiveFloat = 1e-12
     """Added to the variance in every LayerNorm."""
-    initializer_range: float = 0.02
+    initializer_range: PositiveFloat = 0.02
     """Standard deviation of fresh weights."""
-    initializer_cutoff: float | None = None
+    initializer_cutoff: PositiveFloat | None = None
     """Fresh weights lie within so many standard deviations; None is anywhere."""
     norm_placement: NormPlacement = "post"
     """`post` normalises what a sub-layer gives with what it got (Vaswani et al. 2017), `pre` what
@@ -207,25 +194,18 @@ class EncoderConfig:
     head: HeadConfig = field(default_factory=HeadConfig)
 
     def __post_init__(self) -> None:
-        _one_of(self, "family", get_args(Family))
-        _one_of(self, "norm_placement", get_args(NormPlacement))
-        _at_least_one(self, "hidden_size", "num_hidden_layers")
+        check_fields(self)
         if self.hidden_size % self.attention.num_heads:
             raise ConfigError(
-                f"hidden_size = {self.hidden_size}: wanted a multiple of "
-                f"num_attention_heads = {self.attention.num_heads}"
+                "hidden_size: wanted a multiple of num_attention_heads = "
+                f"{self.attention.num_heads}, got {self.hidden_size}"
             )
         if isinstance(self.attention, RotaryAttentionConfig) and self.head_size % 2:
             raise ConfigError(
-                f"hidden_size = {self.hidden_size}: wanted an even width for each of "
-                f"num_attention_heads = {self.attention.num_heads}, which positions turn in pairs"
+                "hidden_size: wanted an even width for each of num_attention_heads = "
+                f"{self.attention.num_heads}, whose values positions rotate in pairs, got "
+                f"{self.hidden_size}"
             )
-        if self.initializer_cutoff is not None and not self.initializer_cutoff > 0:
-            raise ConfigError(f"initializer_cutoff = {self.initializer_cutoff}: wanted above 0")
-        _probabilities(self, "hidden_dropout_prob")
-        for name in ("layer_norm_eps", "initializer_range"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: wanted above 0")
 
     @property
     def vocab_size(self) -> int:
@@ -286,20 +266,3 @@ def _given(changes: dict[str, Any]) -> dict[str, Any]:
 
 def _replaced(config: Any, changes: dict[str, Any]) -> Any:
     return replace(config, **_given(changes))
-
-
-def _at_least_one(config: object, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name} = {getattr(config, name)}: wanted at least 1")
-
-
-def _probabilities(config: object, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(config, name) < 1:
-            raise ConfigError(f"{name} = {getattr(config, name)}: wanted at least 0 and below 1")
-
-
-def _one_of(config: object, name: str, choices: Iterable[str]) -> None:
-    if getattr(config, name) not in choices:
-        raise ConfigError(f"{name} = {getattr(config, name)!r}: wanted one of {', '.join(choices)}")

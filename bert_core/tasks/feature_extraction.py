@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Float, Num
 
+from bert_core.checks import PositiveFloat, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Window, ids_of, joined
 from bert_core.errors import ConfigError, CorpusError, InputError
@@ -48,31 +49,24 @@ class FeatureExtractionOptions(Options):
 
     pooling: Pooling = "mean"
     """The `mean` of all tokens, special ones included, or the vector of `cls`, the first."""
-    layer: int | None = None
+    layer: PositiveInt | None = None
     """After how many layers; the encoder has no others then. All where this is not given."""
     normalize: bool = False
     """Whether vectors are scaled to length 1."""
-    max_length: int | None = None
+    max_length: Annotated[int, Range(least=3)] | None = None
     """Where texts are cut, if sooner than the model's positions end."""
     loss: Loss | None = None
     """`cosine` where training rows have a score, else `contrastive`, which the rows say."""
-    highest_score: float | None = None
+    highest_score: PositiveFloat | None = None
     """The score of texts that mean the same; the highest of the training rows where not given."""
-    group_size: int = 16
+    group_size: Annotated[int, Range(least=2)] = 16
     """Rows whose texts are each other's negatives. They are computed together, so each is a
     micro-batch at least, and `batch_size` holds one for each worker."""
-    temperature: float = 0.05
+    temperature: PositiveFloat = 0.05
     """What cosines are divided by (Gao et al. 2021, section 3)."""
 
     def __post_init__(self) -> None:
-        for name, least in (("layer", 1), ("max_length", 3), ("group_size", 2)):
-            came = getattr(self, name)
-            if came is not None and came < least:
-                raise InputError(f"{name}: wanted at least {least}, got {came}")
-        for name in ("temperature", "highest_score"):
-            came = getattr(self, name)
-            if came is not None and not came > 0:
-                raise InputError(f"{name}: wanted above 0, got {came}")
+        check_fields(self, error=InputError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +85,7 @@ class FeatureExtractionParameters(Parameters):
     """Whether to give a vector for every token, special ones included, instead of one."""
 
     def __post_init__(self) -> None:
-        if self.truncation_direction not in get_args(Side):
-            raise InputError(
-                f"truncation_direction = {self.truncation_direction!r}: wanted one of "
-                f"{', '.join(get_args(Side))}"
-            )
+        check_fields(self, error=InputError)
 
 
 class FeatureExtraction(Task):

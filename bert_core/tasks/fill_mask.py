@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Int
 
+from bert_core.checks import PositiveInt, check_fields
 from bert_core.data.tokenizer import MASK, OTHER_NAMES, Tokenizer
 from bert_core.data.windows import Ids, Window, ids_of, joined
 from bert_core.errors import CorpusError, InputError
@@ -49,12 +50,11 @@ class FillMaskOptions(Options):
 class FillMaskParameters(CuttingParameters):
     """Hugging Face's parameters of filling masks."""
 
-    top_k: int = 5
+    top_k: PositiveInt = 5
     """How many candidates for each mask, the best first."""
 
     def __post_init__(self) -> None:
-        if self.top_k < 1:
-            raise InputError(f"top_k = {self.top_k}: wanted at least 1")
+        check_fields(self, error=InputError)
 
 
 class FillMask(Task):

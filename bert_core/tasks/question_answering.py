@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Int
 
+from bert_core.checks import NonNegativeInt, PositiveInt, check_fields
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
@@ -69,37 +70,30 @@ class Answers:
 class QuestionAnsweringOptions(Options):
     """What a model of answers is trained for."""
 
-    doc_stride: int = 128
+    doc_stride: NonNegativeInt = 128
     """Tokens that two windows of a long passage share, at most half of one."""
-    max_question_length: int = 64
+    max_question_length: PositiveInt = 64
     """Most tokens of a question; what is longer is cut."""
     no_answer: bool = False
     """Whether a passage may hold no answer (SQuAD 2.0)."""
 
     def __post_init__(self) -> None:
-        if self.doc_stride < 0 or self.max_question_length < 1:
-            raise InputError(
-                f"doc_stride = {self.doc_stride}, max_question_length = "
-                f"{self.max_question_length}: wanted at least 0 and at least 1"
-            )
+        check_fields(self, error=InputError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionAnsweringParameters(Parameters):
     """Hugging Face's parameters of question answering."""
 
-    top_k: int = 1
+    top_k: PositiveInt = 1
     """How many answers, the best first."""
-    max_answer_len: int = 30
+    max_answer_len: PositiveInt = 30
     """Most tokens of an answer."""
     handle_impossible_answer: bool | None = None
     """Whether no answer competes too, as an empty one; None takes what the model is trained for."""
 
     def __post_init__(self) -> None:
-        if self.top_k < 1 or self.max_answer_len < 1:
-            raise InputError(
-                f"top_k = {self.top_k}, max_answer_len = {self.max_answer_len}: wanted at least 1"
-            )
+        check_fields(self, error=InputError)
 
 
 class QuestionAnswering(Task):

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Int
 
+from bert_core.checks import PositiveInt, check_fields
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import CorpusError, InputError
@@ -62,19 +63,13 @@ class TextClassificationOptions(TextOptions):
 class TextClassificationParameters(CuttingParameters):
     """Hugging Face's parameters of text classification."""
 
-    top_k: int | None = None
+    top_k: PositiveInt | None = None
     """Most labels in an answer, the best first; None gives all."""
     function_to_apply: Scoring | None = None
     """What turns logits into scores; None takes softmax, or sigmoid with several labels a text."""
 
     def __post_init__(self) -> None:
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k = {self.top_k}: wanted at least 1, or none for all labels")
-        if self.function_to_apply not in (None, *get_args(Scoring)):
-            raise InputError(
-                f"function_to_apply = {self.function_to_apply!r}: "
-                f"wanted one of {', '.join(get_args(Scoring))}"
-            )
+        check_fields(self, error=InputError)
 
 
 class TextClassification(TextTask):

@@ -10,18 +10,18 @@ transformers or of older bundles, keep theirs.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
+from bert_core.checks import NonNegativeInt, check_fields
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Pieces, Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.entities import (
     OUTSIDE,
-    SCHEMES,
     Scheme,
     entities_of,
     entity_metrics,
@@ -84,7 +84,7 @@ class Tags:
 class TokenClassificationOptions(Options):
     """What a model of tags is trained for."""
 
-    stride: int = 32
+    stride: NonNegativeInt = 32
     """Pieces that two windows of a long text share, at most half of one."""
     entities: bool | None = None
     """Whether tags are of entities: `O`, and a type behind `B-` or `I-`, `E-` or `S-` (BIOES), `L-`
@@ -100,9 +100,7 @@ class TokenClassificationOptions(Options):
     2018, section 5.3); else all of it is fine-tuned."""
 
     def __post_init__(self) -> None:
-        if self.stride < 0:
-            raise InputError(f"stride = {self.stride}: wanted at least 0")
-        _check_scheme(self.scheme)
+        check_fields(self, error=InputError)
         if self.scheme is not None and self.entities is False:
             raise InputError(
                 f"scheme: wanted none beside entities = false, got {self.scheme}: leave one out"
@@ -119,11 +117,7 @@ class TagParameters(Parameters):
     """Tags that are left out of an answer."""
 
     def __post_init__(self) -> None:
-        if self.aggregation_strategy not in (None, *get_args(Strategy)):
-            raise InputError(
-                f"aggregation_strategy = {self.aggregation_strategy!r}: wanted one of "
-                f"{', '.join(get_args(Strategy))}"
-            )
+        check_fields(self, error=InputError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +131,6 @@ class TokenClassificationParameters(TagParameters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_scheme(self.scheme)
         if self.scheme is not None and self.aggregation_strategy == "simple":
             raise InputError(
                 "scheme: wanted none beside aggregation_strategy = 'simple', which gives "
@@ -482,11 +475,6 @@ class _Words:
     text: str
     spans: Spans
     words: Int[np.ndarray, "scored"]
-
-
-def _check_scheme(scheme: Scheme | None) -> None:
-    if scheme not in (None, *SCHEMES):
-        raise InputError(f"scheme = {scheme!r}: wanted one of {', '.join(SCHEMES)}")
 
 
 def _scheme_of(labels: Sequence[str]) -> Scheme:

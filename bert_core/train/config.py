@@ -3,9 +3,17 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from bert_core.errors import ConfigError
+from bert_core.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    ShareBelowOne,
+    check_fields,
+)
 
 Precision = Literal["fp32", "bf16"]
 Decay = Literal["linear", "cosine", "constant"]
@@ -18,62 +26,39 @@ class OptimizerConfig:
 
     name: Algorithm = "adamw"
     """`adamw` (Loshchilov and Hutter 2019), or `lamb` for large batches (You et al. 2020)."""
-    lr: float = 1e-4
+    lr: PositiveFloat = 1e-4
     """Peak learning rate."""
-    weight_decay: float = 0.01
+    weight_decay: NonNegativeFloat = 0.01
     """Decoupled decay of weight matrices and embeddings; biases and LayerNorms have none."""
-    beta1: float = 0.9
+    beta1: ShareBelowOne = 0.9
     """Decay of the mean of gradients."""
-    beta2: float = 0.999
+    beta2: ShareBelowOne = 0.999
     """Decay of the mean of squared gradients."""
-    eps: float = 1e-6
+    eps: PositiveFloat = 1e-6
     """Added to the root of the second moment."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: NonNegativeFloat = 1.0
     """The whole gradient is scaled down to this L2 norm; 0 leaves it as it is."""
-    layer_decay: float = 1.0
+    layer_decay: PositiveShare = 1.0
     """A layer's learning rate is so many times that of the one above it, the uppermost one's so
     many times that of the heads (Howard and Ruder 2018; Clark et al. 2020 take 0.8 for base); 1
     moves all alike."""
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(Algorithm):
-            raise ConfigError(
-                f"optimizer.name: wanted one of {', '.join(get_args(Algorithm))}, got {self.name!r}"
-            )
-        for name in ("lr", "eps"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"optimizer.{name}: wanted above 0, got {getattr(self, name)}")
-        for name in ("weight_decay", "max_grad_norm"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"optimizer.{name}: wanted 0 or more, got {getattr(self, name)}")
-        if not 0 < self.layer_decay <= 1:
-            raise ConfigError(
-                f"optimizer.layer_decay: wanted above 0 and up to 1, got {self.layer_decay}"
-            )
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(
-                    f"optimizer.{name}: wanted at least 0 and below 1, got {getattr(self, name)}"
-                )
+        check_fields(self, prefix="optimizer.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """The learning rate of every step. Defaults: Devlin et al. 2019, appendix A.2."""
 
-    warmup_steps: int = 10_000
+    warmup_steps: NonNegativeInt = 10_000
     """Steps in which the learning rate climbs from 0 to its peak."""
     decay: Decay = "linear"
     """What follows: `linear` falls, to be 0 after the last step; `cosine` does so along half a wave
     (Loshchilov and Hutter 2017); `constant` stays."""
 
     def __post_init__(self) -> None:
-        if self.warmup_steps < 0:
-            raise ConfigError(f"schedule.warmup_steps: wanted 0 or more, got {self.warmup_steps}")
-        if self.decay not in get_args(Decay):
-            raise ConfigError(
-                f"schedule.decay: wanted one of {', '.join(get_args(Decay))}, got {self.decay!r}"
-            )
+        check_fields(self, prefix="schedule.")
 
     def learning_rate(self, peak: float, max_steps: int) -> Callable[[float], float]:
         """The learning rate at a step, counted from 0, of a run of `max_steps`."""
@@ -93,9 +78,9 @@ class ScheduleConfig:
 class LoopConfig:
     """What the training loop itself needs to know."""
 
-    max_steps: int
+    max_steps: PositiveInt
     """Optimizer steps in all."""
-    max_hours: float | None = None
+    max_hours: PositiveFloat | None = None
     """Wall-clock hours in all, where they end before the steps: then the schedule runs along the
     hours as it would along the steps, and is as far when they end. Hours between an interruption
     and its resumption do not count. Such a run is not the same twice."""
@@ -112,14 +97,7 @@ class LoopConfig:
     work, far less memory."""
 
     def __post_init__(self) -> None:
-        if self.max_steps < 1:
-            raise ConfigError(f"max_steps: wanted at least 1, got {self.max_steps}")
-        if self.max_hours is not None and not self.max_hours > 0:
-            raise ConfigError(f"max_hours: wanted above 0, got {self.max_hours}")
-        if self.precision not in get_args(Precision):
-            raise ConfigError(
-                f"precision: wanted one of {', '.join(get_args(Precision))}, got {self.precision!r}"
-            )
+        check_fields(self)
 
     def place(self, steps: int, elapsed_s: float) -> float:
         """How far a run is, in steps of `max_steps`: by its steps, or by its hours where they are

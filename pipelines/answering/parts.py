@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bert_core import files
+from bert_core.checks import PositiveInt
 from bert_core.data.formats import decode_utf8, jsonl_rows
 from bert_core.data.tables import TextTable
 from bert_core.errors import ConfigError, CorpusError, InputError
@@ -52,7 +53,7 @@ class RowsConfig(StageConfig):
     columns: dict[str, str] = field(default_factory=dict)
     """Field that is wanted → the column that holds it, where that has another name:
     `{text = "body"}`."""
-    part_bytes: int = 16_000_000
+    part_bytes: PositiveInt = 16_000_000
     """Bytes of input that become one part, about; a row group of Parquet and a compressed file are
     never cut."""
 
@@ -60,8 +61,6 @@ class RowsConfig(StageConfig):
         super().__post_init__()
         if not self.source:
             raise ConfigError("source: wanted a path or a URI, got none")
-        if self.part_bytes < 1:
-            raise ConfigError(f"part_bytes: wanted at least 1, got {self.part_bytes}")
 
     @property
     def corpus(self) -> CorpusConfig:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_core import files
+from bert_core.checks import PositiveInt, check_fields
 from bert_core.data.tokenizer import MASK, OTHER_NAMES
 from bert_core.errors import ConfigError, FormatError, InputError
 from pipelines.runtime.progress import say
@@ -51,7 +52,7 @@ class InspectConfig:
     """Whether to ask if `text_pair` follows `text`, of a model that has learnt to tell."""
     masked: str | None = None
     """Text with [MASK] for each word to be found, of a model that has learnt to find them."""
-    top_k: int = 5
+    top_k: PositiveInt = 5
     """Candidates for each mask."""
     sentences: tuple[str, ...] = ()
     """Sentences, to be sorted by how near their vectors are to that of `text`."""
@@ -66,6 +67,7 @@ class InspectConfig:
     given."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.text, self.masked, self.word) == (None, None, None):
             raise ConfigError(
                 'inspect: wanted something to look at, got nothing: give --text "…", --masked '
@@ -91,8 +93,6 @@ class InspectConfig:
                 f"masked: wanted a text with {MASK} for each word to be found, got "
                 f"{_short(self.masked)!r}: put it where a word is missing"
             )
-        if self.top_k < 1:
-            raise ConfigError(f"top_k: wanted at least 1, got {self.top_k}")
 
 
 def run(config: InspectConfig) -> None:

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from rich.table import Table
 
-from bert_core.errors import ConfigError
+from bert_core.checks import check_fields
 from bert_core.manifest import read_manifest
 from bert_core.model.variants import VARIANTS
 from pipelines.configure import CONFIGS
@@ -28,9 +28,7 @@ class ListConfig:
     """Where to look for runs."""
 
     def __post_init__(self) -> None:
-        if self.what not in get_args(Listed):
-            names = ", ".join(get_args(Listed))
-            raise ConfigError(f"list: wanted one of {names}, got {self.what!r}")
+        check_fields(self)
 
 
 def run(config: ListConfig) -> None:

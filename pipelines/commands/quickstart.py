@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bert_core.errors import ConfigError, ResourceError
+from bert_core.checks import Port, check_fields
+from bert_core.errors import ResourceError
 from bert_core.manifest import Manifest
 from pipelines.commands.html_report import Section, write_report
 from pipelines.configure import CONFIGS, STAGES, parse
@@ -46,15 +47,14 @@ class QuickstartConfig:
 
     force: bool = False
     """Make everything again."""
-    port: int = 8000
+    port: Port = 8000
     """Port of the server that is queried; another one is taken where this is in use."""
     allow_open_cluster: bool = False
     """Join the cluster of RAY_ADDRESS though it asks for no token, and anyone who reaches its ports
     can run code there."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.port <= 65535:
-            raise ConfigError(f"port: wanted 1 to 65535, got {self.port}")
+        check_fields(self)
 
 
 def run(config: QuickstartConfig) -> None:

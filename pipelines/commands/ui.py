@@ -5,7 +5,8 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from bert_core.errors import ConfigError, ResourceError
+from bert_core.checks import Port, check_fields
+from bert_core.errors import ResourceError
 from pipelines.runtime.progress import say
 from tracking import server
 
@@ -14,14 +15,13 @@ from tracking import server
 class UiConfig:
     """Open the MLflow page, for this machine only."""
 
-    port: int = 5000
+    port: Port = 5000
     """Port to listen on."""
     tracking_uri: str | None = None
     """MLflow store; that of MLFLOW_TRACKING_URI, or runs/mlflow.db, where this is not given."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.port <= 65535:
-            raise ConfigError(f"port: wanted 1 to 65535, got {self.port}")
+        check_fields(self)
 
 
 def run(config: UiConfig) -> None:

@@ -1,8 +1,9 @@
 """Which text a corpus is, and what a document of it is."""
 
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Annotated
 
+from bert_core.checks import Range, ShareBelowOne, check_fields
 from bert_core.data.formats import Boundary, Errors
 from bert_core.errors import ConfigError
 from pipelines.runtime.stage import INPUT, REMARK
@@ -19,7 +20,7 @@ class CorpusConfig:
     """Files, folders, globs or URIs of .txt, .md, .jsonl, .csv, .tsv, .parquet or a Wikipedia
     dump's .xml, also .gz, .bz2 or .zst; `hf://datasets/<owner>/<name>` of the Hugging Face hub; or
     `docstrings`."""
-    weights: tuple[float, ...] = ()
+    weights: tuple[Annotated[float, Range(above=0, most=100)], ...] = ()
     """For every source how often its documents are used: 2 is twice, 0.5 is every second one."""
     licenses: tuple[str, ...] = field(default=(), metadata=REMARK)
     """For every source its licence, for the data card; a hub data set says its own."""
@@ -30,10 +31,11 @@ class CorpusConfig:
     """In JSONL, CSV, TSV and Parquet: the column that holds a document."""
     errors: Errors = "fail"
     """What a document that cannot be read does: `fail` the run, or be counted and `skip`ped."""
-    held_out_share: float = 0.02
+    held_out_share: ShareBelowOne = 0.02
     """Share of the documents kept out of training, to measure the model on."""
 
     def __post_init__(self) -> None:
+        check_fields(self, prefix="corpus.")
         if not self.sources:
             raise ConfigError("corpus.source: wanted a path, a URI or `docstrings`, got none")
         for name in ("weights", "licenses"):
@@ -43,21 +45,6 @@ class CorpusConfig:
                     f"corpus.{name}: wanted one for each of the {len(self.sources)} sources, "
                     f"got {len(given)}"
                 )
-        if any(not 0.0 < weight <= 100.0 for weight in self.weights):
-            raise ConfigError(
-                f"corpus.weights: wanted numbers above 0 and up to 100, got {self.weights}: "
-                "leave a source out instead of giving it no weight"
-            )
-        for name, kind in (("document_boundary", Boundary), ("errors", Errors)):
-            if getattr(self, name) not in get_args(kind):
-                raise ConfigError(
-                    f"corpus.{name}: wanted one of {', '.join(get_args(kind))}, "
-                    f"got {getattr(self, name)!r}"
-                )
-        if not 0.0 <= self.held_out_share < 1.0:
-            raise ConfigError(
-                f"corpus.held_out_share: wanted at least 0 and below 1, got {self.held_out_share}"
-            )
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -26,8 +26,8 @@ def explained(message: str, config: type, prog: str, known: Iterable[str]) -> st
     # What a config inside this one lacks, as this function has said it before.
     inner = re.search(r"- ([\w., ]+): (wanted .*)", message)
     if inner is not None:
-        outer = re.findall(r'Parser key "([\w.]+)"', message)[0]
-        return f"{', '.join(f'{outer}.{one}' for one in inner[1].split(', '))}: {inner[2]}"
+        outer = re.findall(r'Parser key "([\w.]+)"', message)[:1]
+        return f"{', '.join('.'.join([*outer, one]) for one in inner[1].split(', '))}: {inner[2]}"
     unknown = re.search(r"(?:unrecognized arguments: -*|Option ')([\w.]+)", message)
     if unknown is not None:
         return (

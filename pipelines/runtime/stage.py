@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from bert_core import files
+from bert_core.checks import PositiveInt, check_fields
 from bert_core.errors import ConfigError
 from bert_core.manifest import (
     NAME,
@@ -54,7 +55,7 @@ class StageConfig:
     num_workers: int | tuple[int, int] = 2
     """Ray workers; 0 does the work in this process, for a debugger or a profiler. Two numbers are
     the least and the most: as many as there is room for, while nodes come and go."""
-    threads_per_worker: int = 1
+    threads_per_worker: PositiveInt = 1
     """CPU threads of each worker."""
     force: bool = False
     """Make the output again, whatever is there."""
@@ -70,6 +71,7 @@ class StageConfig:
     """Id of the MLflow run that this one is a part of."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if isinstance(self.num_workers, int):
             if self.num_workers < 0:
                 raise ConfigError(f"num_workers: wanted at least 0, got {self.num_workers}")
@@ -77,10 +79,6 @@ class StageConfig:
             raise ConfigError(
                 "num_workers: wanted a number, or the least and the most, at least 1 and in this "
                 f"order, got {list(self.num_workers)}"
-            )
-        if self.threads_per_worker < 1:
-            raise ConfigError(
-                f"threads_per_worker: wanted at least 1, got {self.threads_per_worker}"
             )
         if not self.output:
             raise ConfigError("output: wanted a folder or URI, got an empty string")

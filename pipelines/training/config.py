@@ -1,8 +1,16 @@
 """What training is told; every process of a run has it."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from bert_core.checks import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Range,
+    Share,
+)
 from bert_core.errors import ConfigError
 from bert_core.train.config import OptimizerConfig, Precision
 from pipelines.corpus.labelled import LabelledConfig
@@ -16,42 +24,28 @@ class TrainingConfig(StageConfig):
 
     operational: ClassVar[bool] = True
 
-    micro_batch_tokens: int = 16_384
+    micro_batch_tokens: PositiveInt = 16_384
     """Tokens per forward pass of a worker, padding included; a longer row goes alone. Gradients do
     not depend on it."""
     fsdp: bool = False
     """Shard weights and optimizer state over the workers instead of copying them (FSDP2)."""
-    log_every_steps: int = 10
+    log_every_steps: PositiveInt = 10
     """Steps between points of the curves."""
-    report_every_s: float = 2.0
+    report_every_s: NonNegativeFloat = 2.0
     """Seconds between reports to the run; each carries all points since the last one."""
-    checkpoint_every_steps: int = 200
+    checkpoint_every_steps: PositiveInt = 200
     """Steps between checkpoints; the last step always writes one."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: PositiveInt = 2
     """Newest checkpoints to keep; the one with the lowest held-out loss is kept as well."""
-    max_loss_rise: float = 2.0
+    max_loss_rise: NonNegativeFloat = 2.0
     """Stop when the losses of all parts, unweighted and averaged since the last point of the curve,
     exceed the median of the 20 points before by this much; 0 disables."""
     max_failures: int = 3
     """Times that lost workers are replaced before the stage fails; nodes that were preempted with
     notice do not count."""
-    resize_every_s: float = 60.0
+    resize_every_s: NonNegativeFloat = 60.0
     """Seconds between checks whether the cluster has room for more workers, where `num_workers` is
     a range. A changed number of workers goes on from the newest checkpoint."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in (
-            "micro_batch_tokens",
-            "log_every_steps",
-            "checkpoint_every_steps",
-            "keep_checkpoints",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: wanted at least 1, got {getattr(self, name)}")
-        for name in ("max_loss_rise", "resize_every_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}: wanted 0 or more, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,55 +68,42 @@ class LabelledTrainingConfig(TrainingConfig):
     nothing."""
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     """Which weights are taken."""
-    rows_per_class: int | None = None
+    rows_per_class: PositiveInt | None = None
     """Most training rows of a label, drawn at random; all where this is not given."""
-    max_length: int = 128
+    max_length: Annotated[int, Range(least=8)] = 128
     """Most tokens of a row, special ones included."""
-    batch_size: int = 32
+    batch_size: PositiveInt = 32
     """Rows of an optimizer step, over all workers."""
     precision: Precision = "bf16"
     """`bf16` runs matrix products in bfloat16; `fp32` is faster on CPUs without it."""
 
     from_scratch: bool = False
     """Start from fresh weights instead of the bundle's, to see what pretraining is worth."""
-    epochs: float = 3.0
+    epochs: PositiveFloat = 3.0
     """How often every row is seen."""
-    lr: float = 5e-5
+    lr: PositiveFloat = 5e-5
     """Peak learning rate."""
-    warmup_share: float = 0.1
+    warmup_share: Share = 0.1
     """Share of the steps in which the learning rate climbs."""
-    weight_decay: float = 0.01
+    weight_decay: NonNegativeFloat = 0.01
     """Decoupled decay of weight matrices."""
-    layer_decay: float = 1.0
+    layer_decay: PositiveShare = 1.0
     """A layer's learning rate is so many times that of the one above it (Howard and Ruder 2018); 1
     moves all alike."""
     seeds: tuple[int, ...] = (0,)
     """Fresh heads, order of rows and dropout; the bundle is that of the first seed."""
-    max_loss_rise: float = 0.0
+    max_loss_rise: NonNegativeFloat = 0.0
     """As in pretraining; off by default, since the loss of few rows may rise without harm."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size: wanted at least 1, got {self.batch_size}")
         if self.batch_size < self.most_workers:
             raise ConfigError(
                 f"batch_size: wanted at least a row for each of {self.most_workers} workers, "
                 f"got {self.batch_size}"
             )
-        if self.max_length < 8:
-            raise ConfigError(f"max_length: wanted at least 8, got {self.max_length}")
-        if self.rows_per_class is not None and self.rows_per_class < 1:
-            raise ConfigError(f"rows_per_class: wanted at least 1, got {self.rows_per_class}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"seeds: wanted different numbers, at least one, got {self.seeds}")
-        if not self.epochs > 0:
-            raise ConfigError(f"epochs: wanted above 0, got {self.epochs}")
-        if not self.lr > 0:
-            raise ConfigError(f"lr: wanted above 0, got {self.lr}")
-        if not 0 <= self.warmup_share <= 1:
-            raise ConfigError(f"warmup_share: wanted 0 to 1, got {self.warmup_share}")
-        self.optimizer  # noqa: B018 – checks what it is given
 
     @property
     def optimizer(self) -> OptimizerConfig:

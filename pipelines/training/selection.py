@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from bert_core.checks import NonNegativeInt, PositiveFloat, ShareBelowOne, check_fields
 from bert_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ TASK = "task/"
 class SelectionConfig:
     """Which weights of a training are taken: by training rows that it does without."""
 
-    share: float = 0.0
+    share: ShareBelowOne = 0.0
     """Share of the training rows that is kept out, and measured on instead, to take the weights
     that do best on it; 0 trains on all and takes the last, as the paper does."""
-    every_epochs: float = 1.0
+    every_epochs: PositiveFloat = 1.0
     """Epochs between two measurements."""
-    patience: int = 0
+    patience: NonNegativeInt = 0
     """Training ends after so many measurements in a row that found none better; 0 never does."""
     metric: str | None = None
     """What is best; the task's own metric where this is not given, `loss` for the loss."""
@@ -31,12 +32,7 @@ class SelectionConfig:
     """Which rows: the same for every seed of the training."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise ConfigError(f"selection.share: wanted at least 0 and below 1, got {self.share}")
-        if not self.every_epochs > 0:
-            raise ConfigError(f"selection.every_epochs: wanted above 0, got {self.every_epochs}")
-        if self.patience < 0:
-            raise ConfigError(f"selection.patience: wanted 0 or more, got {self.patience}")
+        check_fields(self, prefix="selection.")
         if self.patience and not self.share:
             raise ConfigError(
                 f"selection.patience: wanted 0 without rows to measure on, got {self.patience}: "

@@ -3,10 +3,11 @@
 import math
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from bert_core.checks import NonNegativeInt, PositiveInt, PositiveShare, Range, check_fields
 from bert_core.errors import ConfigError
 from bert_core.model.variants import VARIANTS
 from bert_core.tasks.digests import NO_ROWS, Digests
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.tasks.base import Task
 
+LossWeight = Annotated[float, Range(least=0, below=math.inf)]
+
 TEACHER = "teacher"
 """Where a student begins that has layers of its teacher."""
 
@@ -26,33 +29,27 @@ class LossesConfig:
     """How much each part of the loss counts; 0 leaves it out. Defaults: DistilBERT (Sanh et al.
     2019, section 2), with the weights of its authors' recipe."""
 
-    soft: float = 5.0
+    soft: LossWeight = 5.0
     """The teacher's scores, at the temperature."""
-    hard: float = 2.0
+    hard: LossWeight = 2.0
     """What is right: masked words, or labels."""
-    cosine: float = 1.0
+    cosine: LossWeight = 1.0
     """1 - cosine of the last vectors of every token."""
-    embeddings: float = 0.0
+    embeddings: LossWeight = 0.0
     """Squared differences of the embeddings (TinyBERT, Jiao et al. 2019, equation 9)."""
-    hidden: float = 0.0
+    hidden: LossWeight = 0.0
     """The same of the vectors of every layer (equation 8)."""
-    attention: float = 0.0
+    attention: LossWeight = 0.0
     """The same of what attention's softmax is taken of (equation 7)."""
-    temperature: float = 2.0
+    temperature: Annotated[float, Range(above=0, below=math.inf)] = 2.0
     """What scores are divided by before they are compared."""
 
     def __post_init__(self) -> None:
-        for name, weight in self.weights.items():
-            if not 0 <= weight < math.inf:
-                raise ConfigError(f"losses.{name}: wanted 0 or more and finite, got {weight}")
+        check_fields(self, prefix="losses.")
         if not any((self.soft, self.hard, self.cosine, self.hidden)):
             raise ConfigError(
                 "losses: wanted something that the last layer learns from, got no weight for "
                 "soft, hard, cosine or hidden: give one of them"
-            )
-        if not 0 < self.temperature < math.inf:
-            raise ConfigError(
-                f"losses.temperature: wanted above 0 and finite, got {self.temperature}"
             )
 
     @property
@@ -82,11 +79,11 @@ class LossesConfig:
 class AugmentationConfig:
     """Rows with other words, beside those that were read (TinyBERT, algorithm 1)."""
 
-    copies: int = 0
+    copies: NonNegativeInt = 0
     """New rows of each; the paper makes 20 of small sets."""
-    share: float = 0.4
+    share: PositiveShare = 0.4
     """Probability that a word is replaced."""
-    candidates: int = 15
+    candidates: PositiveInt = 15
     """Words that one is drawn from."""
     model: str = field(default=TEACHER, metadata=INPUT)
     """A bundle that fills masks, for words that are one piece. `teacher` takes the words whose
@@ -95,12 +92,7 @@ class AugmentationConfig:
     """Of the draws."""
 
     def __post_init__(self) -> None:
-        if self.copies < 0:
-            raise ConfigError(f"augmentation.copies: wanted 0 or more, got {self.copies}")
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"augmentation.share: wanted above 0 and up to 1, got {self.share}")
-        if self.candidates < 1:
-            raise ConfigError(f"augmentation.candidates: wanted at least 1, got {self.candidates}")
+        check_fields(self, prefix="augmentation.")
 
 
 @dataclass(frozen=True, kw_only=True)

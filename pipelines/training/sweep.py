@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from bert_core.checks import PositiveFloat, PositiveInt, Range, base_type, check_fields
 from bert_core.errors import ConfigError
 from pipelines.runtime.config_errors import nearest
 from pipelines.runtime.stage import operational_fields
@@ -15,9 +16,10 @@ from pipelines.training.config import LabelledTrainingConfig
 
 Method = Literal["grid", "random", "asha"]
 SEARCHED: dict[str, Any] = {
-    one.name: one.type
+    one.name: base_type(one.type)
     for one in fields(LabelledTrainingConfig)
-    if one.type in (int, float) and one.name not in operational_fields(LabelledTrainingConfig)
+    if base_type(one.type) in (int, float)
+    and one.name not in operational_fields(LabelledTrainingConfig)
 }
 """Fields that trials may differ in, and their types."""
 
@@ -38,28 +40,18 @@ class SweepConfig:
     )
     """Field of fine-tuning → the values to try, or to draw from: `{lr = [5e-5, 3e-5]}`; where they
     are drawn also a range, `{lr = {low = 1e-5, high = 1e-3, log = true}}`."""
-    num_samples: int = 16
+    num_samples: PositiveInt = 16
     """How many trials are drawn."""
     seed: int = 0
     """Of the draws."""
-    grace_epochs: float = 1.0
+    grace_epochs: PositiveFloat = 1.0
     """No trial ends earlier by `asha`."""
-    reduction_factor: float = 3.0
+    reduction_factor: Annotated[float, Range(above=1)] = 3.0
     """`asha` lets one of so many go on, after the grace and whenever they have trained for so many
     times as long."""
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            wanted = ", ".join(get_args(Method))
-            raise ConfigError(f"search.method: wanted one of {wanted}, got {self.method!r}")
-        if self.num_samples < 1:
-            raise ConfigError(f"search.num_samples: wanted at least 1, got {self.num_samples}")
-        if not self.grace_epochs > 0:
-            raise ConfigError(f"search.grace_epochs: wanted above 0, got {self.grace_epochs}")
-        if not self.reduction_factor > 1:
-            raise ConfigError(
-                f"search.reduction_factor: wanted above 1, got {self.reduction_factor}"
-            )
+        check_fields(self, prefix="search.")
         if not self.space:
             raise ConfigError("search.space: wanted a field to vary at least, got none")
         for name, values in self.space.items():

@@ -348,9 +348,9 @@ def test_what_shards_do_not_have_is_refused(
 @pytest.mark.parametrize(
     ("weights", "wanted"),
     [
-        ({"soft": -1.0}, "losses.soft: wanted 0 or more"),
+        ({"soft": -1.0}, "losses.soft: wanted at least 0"),
         ({"soft": 0.0, "hard": 0.0, "cosine": 0.0, "attention": 1.0}, "that the last layer learns"),
-        ({"soft": math.inf}, "losses.soft: wanted 0 or more and finite, got inf"),
+        ({"soft": math.inf}, "losses.soft: wanted at least 0 and finite, got inf"),
         ({"temperature": 0.0}, "losses.temperature: wanted above 0"),
         ({"temperature": math.inf}, "losses.temperature: wanted above 0 and finite, got inf"),
     ],
@@ -363,7 +363,7 @@ def test_losses_that_teach_nothing_are_refused(weights: dict[str, float], wanted
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"copies": -1}, "augmentation.copies: wanted 0 or more"),
+        ({"copies": -1}, "augmentation.copies: wanted at least 0"),
         ({"share": 0.0}, "augmentation.share: wanted above 0"),
         ({"candidates": 0}, "augmentation.candidates: wanted at least 1"),
     ],

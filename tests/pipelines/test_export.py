@@ -207,7 +207,7 @@ def test_a_fine_tuned_model_is_exported_once_by_rows_that_it_has_not_seen(
     ("changes", "message"),
     [
         ({"quantize": "int8"}, "held_out: wanted labelled rows .* int8 costs, got none: give"),
-        ({"max_drop": -0.1}, "max_drop: wanted 0 or more, got -0.1"),
+        ({"max_drop": -0.1}, "max_drop: wanted at least 0, got -0.1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -476,7 +476,7 @@ def test_an_evaluation_of_another_bundle_is_refused(evaluated: Any, tmp_path: Pa
         ({"max_length": 4}, "max_length: wanted at least 8, got 4"),
         ({"batch_size": 0}, "batch_size: wanted at least 1, got 0"),
         ({"batch_size": 2, "num_workers": 4}, "batch_size: wanted at least a row for each of 4"),
-        ({"layer_decay": 1.5}, "layer_decay: wanted above 0 and up to 1, got 1.5"),
+        ({"layer_decay": 1.5}, "layer_decay: wanted above 0 and at most 1, got 1.5"),
     ],
 )
 def test_settings_out_of_range_are_refused(
@@ -491,7 +491,7 @@ def test_settings_out_of_range_are_refused(
     [
         ({"share": 1.0}, "selection.share: wanted at least 0 and below 1, got 1"),
         ({"every_epochs": 0.0}, "selection.every_epochs: wanted above 0, got 0"),
-        ({"share": 0.1, "patience": -1}, "selection.patience: wanted 0 or more, got -1"),
+        ({"share": 0.1, "patience": -1}, "selection.patience: wanted at least 0, got -1"),
         ({"patience": 2}, "patience: wanted 0 without rows to measure on, got 2: give selection"),
     ],
 )

@@ -548,7 +548,7 @@ def test_a_shard_that_changed_is_refused_by_name_on_a_worker(prepared: Any, tmp_
         ({"num_workers": (3, 2)}, r"num_workers: wanted .* the least and the most, .* \[3, 2\]"),
         ({"num_workers": (0, 2)}, r"num_workers: wanted .* at least 1 and in .*, got \[0, 2\]"),
         ({"micro_batch_tokens": 0}, "micro_batch_tokens: wanted at least 1, got 0"),
-        ({"resize_every_s": -1.0}, "resize_every_s: wanted 0 or more, got -1.0"),
+        ({"resize_every_s": -1.0}, "resize_every_s: wanted at least 0, got -1.0"),
     ],
 )
 def test_settings_out_of_range_are_refused(

@@ -168,7 +168,7 @@ def test_parameters_reach_the_task(ask: Caller) -> None:
             'parameters.top_k: Input should be a valid integer, got text ("2")',
         ),
         (b'{"inputs": "a", "parameters": {"top_k": true}}', 422, "got a boolean (true)"),
-        (b'{"inputs": "a", "parameters": {"top_k": 0}}', 422, "top_k = 0: wanted at least 1"),
+        (b'{"inputs": "a", "parameters": {"top_k": 0}}', 422, "top_k: wanted at least 1, got 0"),
         (
             b'{"inputs": "a", "parameters": {"function_to_apply": "max"}}',
             422,

@@ -134,7 +134,7 @@ def test_the_inference_client_of_hugging_face_works(server: Server, bundle: Path
     answer = client.text_classification(TEXTS[0], top_k=2)
     wanted = Predictor(bundle, device="cpu").predict(TEXTS[:1])[0][:2]
     assert_same_answers([[vars(each) for each in answer]], [wanted])
-    with pytest.raises(HfHubHTTPError, match="top_k = 0: wanted at least 1"):
+    with pytest.raises(HfHubHTTPError, match="top_k: wanted at least 1, got 0"):
         client.text_classification(TEXTS[0], top_k=0)
 
 

@@ -19,12 +19,12 @@ def test_models_are_given_as_a_list_or_with_commas_between() -> None:
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        ([], "models is empty: wanted at least one name=reference"),
-        ("", 'models holds "": wanted name=reference, as in docs=models:/docs@champion'),
-        ("runs/docs/bundle", 'models holds "runs/docs/bundle": wanted name=reference'),
-        ("docs=", 'models holds "docs=": wanted name=reference'),
+        ([], "models: wanted at least one name=reference, got none"),
+        ("", "models: wanted name=reference, as in docs=models:/docs@champion"),
+        ("runs/docs/bundle", "underscores, got 'runs/docs/bundle'"),
+        ("docs=", "underscores, got 'docs='"),
         ("a/b=runs/x", "the name of letters, digits, dots, dashes and underscores"),
-        (["a=x", "a=y"], 'models names "a" twice, for x and y: give one of them another name'),
+        (["a=x", "a=y"], "models: wanted different names, got 'a' for x and y: rename one of them"),
     ],
 )
 def test_models_of_another_form_are_refused(models: list[str] | str, message: str) -> None:
@@ -36,20 +36,20 @@ def test_models_of_another_form_are_refused(models: list[str] | str, message: st
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("port", 0, "port is 0: wanted 1 to 65535"),
-        ("port", 70_000, "port is 70000: wanted 1 to 65535"),
+        ("port", 0, "port: wanted 1 to 65535, got 0"),
+        ("port", 70_000, "port: wanted 1 to 65535, got 70000"),
         (
             "host",
             "192.0.2.7",
-            'host is "192.0.2.7": behind HAProxy it must be 127.0.0.1 or 0.0.0.0',
+            "host: wanted 127.0.0.1 or 0.0.0.0 behind HAProxy, got '192.0.2.7'",
         ),
-        ("num_replicas", 0, "num_replicas is 0: wanted at least 1"),
-        ("threads", 0, "threads is 0: wanted at least 1"),
-        ("max_batch_tokens", 0, "max_batch_tokens is 0: wanted at least 1"),
-        ("max_ongoing_requests", 0, "max_ongoing_requests is 0: wanted at least 1"),
-        ("num_gpus", -1.0, "num_gpus is -1.0: wanted 0 or more"),
-        ("num_gpus", 1.5, "num_gpus is 1.5: wanted a fraction below 1 or a whole number"),
-        ("max_wait_ms", -0.5, "max_wait_ms is -0.5: wanted 0 or more"),
+        ("num_replicas", 0, "num_replicas: wanted at least 1, got 0"),
+        ("threads", 0, "threads: wanted at least 1, got 0"),
+        ("max_batch_tokens", 0, "max_batch_tokens: wanted at least 1, got 0"),
+        ("max_ongoing_requests", 0, "max_ongoing_requests: wanted at least 1, got 0"),
+        ("num_gpus", -1.0, "num_gpus: wanted at least 0, got -1.0"),
+        ("num_gpus", 1.5, "num_gpus: wanted a fraction below 1 or a whole number, got 1.5"),
+        ("max_wait_ms", -0.5, "max_wait_ms: wanted at least 0, got -0.5"),
     ],
 )
 def test_a_value_out_of_range_is_refused(field: str, value: Any, message: str) -> None:

@@ -54,7 +54,7 @@ def test_the_tasks_parameters_are_the_models(model: Any, bundles: list[Path]) ->
     cut = TextClassificationParameters(truncation=True)
     [answer] = predictor.predict(long, cut)
     assert model.predict(long, params={"truncation": True})["label"][0] == answer[0]["label"]
-    with pytest.raises(InputError, match="top_k = 0"):
+    with pytest.raises(InputError, match="top_k: wanted at least 1, got 0"):
         model.predict(TEXTS, params={"top_k": 0})
 
 

@@ -153,10 +153,10 @@ def test_articles_of_the_english_wikipedia_are_english(articles: list[str]) -> N
     ("settings", "message"),
     [
         ({"min_words": -1}, r"^min_words: wanted at least 0, got -1$"),
-        ({"max_words": 0}, r"^max_words: wanted at least 1 and min_words, which is 0, got 0: leav"),
+        ({"max_words": 0}, r"^max_words: wanted at least 1, got 0$"),
         (
             {"min_words": 9, "max_words": 8},
-            r"^max_words: wanted at least 1 and min_words, which is 9, got 8: leave it out",
+            r"^max_words: wanted at least min_words = 9, got 8: leave it out",
         ),
         (
             {"languages": ("en", "english", "DE")},
@@ -170,7 +170,7 @@ def test_articles_of_the_english_wikipedia_are_english(articles: list[str]) -> N
             {"min_language_probability": 0.5},
             r"^min_language_probability: wanted 0 without languages, got 0\.5: set languages too",
         ),
-        ({"near_duplicates": 0.0}, r"^near_duplicates: wanted above 0 and at most 1, got 0\.0: le"),
+        ({"near_duplicates": 0.0}, r"^near_duplicates: wanted above 0 and at most 1, got 0\.0$"),
         ({"near_duplicates": 80.0}, r"^near_duplicates: wanted above 0 and at most 1, got 80\.0"),
         ({"contamination_ngram": 0}, r"^contamination_ngram: wanted at least 1, got 0$"),
     ],

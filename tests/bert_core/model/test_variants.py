@@ -83,30 +83,30 @@ def test_a_local_layer_works_on_its_window_only() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AttentionConfig(dropout=1.0), "dropout = 1.0: wanted at least 0 and below 1"),
-        (lambda: AttentionConfig(num_heads=0), "num_heads = 0: wanted at least 1"),
+        (lambda: AttentionConfig(dropout=1.0), "dropout: wanted at least 0 and below 1, got 1"),
+        (lambda: AttentionConfig(num_heads=0), "num_heads: wanted at least 1, got 0"),
         (
             lambda: EncoderConfig(attention=AttentionConfig(num_heads=5)),
-            "hidden_size = 768: wanted a multiple of num_attention_heads = 5",
+            "hidden_size: wanted a multiple of num_attention_heads = 5",
         ),
-        (lambda: EncoderConfig(num_hidden_layers=0), "num_hidden_layers = 0: wanted at least 1"),
-        (lambda: EncoderConfig(layer_norm_eps=0.0), "layer_norm_eps = 0.0: wanted above 0"),
-        (lambda: EncoderConfig(hidden_dropout_prob=-0.1), "hidden_dropout_prob = -0.1: wanted"),
-        (lambda: EmbeddingsConfig(pad_token_id=30522), "pad_token_id = 30522: wanted an id of"),
-        (lambda: EmbeddingsConfig(size=0), "size = 0: wanted at least 1"),
-        (lambda: EmbeddingsConfig(type_vocab_size=-1), "type_vocab_size = -1: wanted at least 0"),
-        (lambda: EmbeddingsConfig(position_offset=512), "position_offset = 512: wanted at least"),
-        (lambda: ConvolutionConfig(kernel_size=2), "kernel_size = 2: wanted an odd number"),
-        (lambda: DisentangledAttentionConfig(position_buckets=-1), "position_buckets = -1: wanted"),
-        (lambda: RotaryAttentionConfig(window=7), "window = 7: wanted an even number"),
-        (lambda: RotaryAttentionConfig(global_every=0), "global_every = 0: wanted at least 1"),
-        (lambda: RotaryAttentionConfig(theta=0.5), "theta = 0.5: wanted above 1"),
+        (lambda: EncoderConfig(num_hidden_layers=0), "num_hidden_layers: wanted at least 1, got 0"),
+        (lambda: EncoderConfig(layer_norm_eps=0.0), "layer_norm_eps: wanted above 0, got 0.0"),
+        (lambda: EncoderConfig(hidden_dropout_prob=-0.1), "hidden_dropout_prob: wanted"),
+        (lambda: EmbeddingsConfig(pad_token_id=30522), "pad_token_id: wanted an id of"),
+        (lambda: EmbeddingsConfig(size=0), "size: wanted at least 1, got 0"),
+        (lambda: EmbeddingsConfig(type_vocab_size=-1), "type_vocab_size: wanted at least 0"),
+        (lambda: EmbeddingsConfig(position_offset=512), "position_offset: wanted at least"),
+        (lambda: ConvolutionConfig(kernel_size=2), "kernel_size: wanted an odd number"),
+        (lambda: DisentangledAttentionConfig(position_buckets=-1), "position_buckets: wanted"),
+        (lambda: RotaryAttentionConfig(window=7), "window: wanted an even number"),
+        (lambda: RotaryAttentionConfig(global_every=0), "global_every: wanted at least 1, got 0"),
+        (lambda: RotaryAttentionConfig(theta=0.5), "theta: wanted above 1, got 0.5"),
         (
             lambda: EncoderConfig(hidden_size=36, attention=RotaryAttentionConfig(num_heads=4)),
-            "hidden_size = 36: wanted an even width for each of num_attention_heads = 4",
+            "hidden_size: wanted an even width for each of num_attention_heads = 4",
         ),
-        (lambda: EncoderConfig(initializer_cutoff=0.0), "initializer_cutoff = 0.0: wanted above"),
-        (lambda: HeadConfig(classifier_dropout=1.5), "classifier_dropout = 1.5: wanted at least 0"),
+        (lambda: EncoderConfig(initializer_cutoff=0.0), "initializer_cutoff: wanted above"),
+        (lambda: HeadConfig(classifier_dropout=1.5), "classifier_dropout: wanted at least 0"),
     ],
 )
 def test_a_config_out_of_range_is_refused(make: Callable[[], Any], message: str) -> None:
@@ -117,7 +117,7 @@ def test_a_config_out_of_range_is_refused(make: Callable[[], Any], message: str)
 def test_an_unknown_activation_is_refused() -> None:
     config = FeedForwardConfig()
     object.__setattr__(config, "activation", "swish")  # past the types, which are checked here
-    with pytest.raises(ConfigError, match="'swish': wanted one of gelu, gelu_new, relu, tanh"):
+    with pytest.raises(ConfigError, match="wanted one of gelu, gelu_new, relu, tanh, got 'swish'"):
         config.__post_init__()
 
 

@@ -187,7 +187,7 @@ def test_a_question_without_an_answer_needs_its_option() -> None:
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(InputError, match="top_k = 0"):
+    with pytest.raises(InputError, match="top_k: wanted at least 1, got 0"):
         QuestionAnsweringParameters(top_k=0)
-    with pytest.raises(InputError, match="doc_stride = -1"):
+    with pytest.raises(InputError, match="doc_stride: wanted at least 0, got -1"):
         QuestionAnsweringOptions(doc_stride=-1)

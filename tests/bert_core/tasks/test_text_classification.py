@@ -48,11 +48,11 @@ def test_scores_may_be_sigmoids_or_logits() -> None:
 
 
 def test_parameters_out_of_range_are_refused() -> None:
-    with pytest.raises(InputError, match="top_k = 0: wanted at least 1"):
+    with pytest.raises(InputError, match="top_k: wanted at least 1, got 0"):
         parameters(top_k=0)
     past_the_types = parameters()
     object.__setattr__(past_the_types, "function_to_apply", "argmax")
-    with pytest.raises(InputError, match="'argmax': wanted one of softmax, sigmoid, none"):
+    with pytest.raises(InputError, match="wanted one of softmax, sigmoid, none, got 'argmax'"):
         past_the_types.__post_init__()
 
 
