@@ -32,6 +32,7 @@ END_TIMEOUT_S = 5.0
 KNOCK_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 RECOUNTS = 20
+CLIENT_STARTS = 3
 JOB_SERVER = "http://127.0.0.1:8265"  # where `ray start --head` puts it
 HOW_TO_START = "`ray get-auth-token --generate` and `RAY_AUTH_MODE=token ray start --head`"
 
@@ -188,10 +189,16 @@ def _join(address: str, *, allow_open_cluster: bool) -> None:
     from ray.exceptions import AuthenticationError
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ["TOKENIZERS_PARALLELISM"]}
-    try:
-        _init(address=gcs, runtime_env={"env_vars": environment})
-    except (ConnectionError, AuthenticationError) as error:
-        raise _not_reached(address, error) from error
+    for attempt in range(1, CLIENT_STARTS + 1):
+        try:
+            _init(address=gcs, runtime_env={"env_vars": environment})
+            return
+        # Ray's client gives a busy head 30 s to start a server for it, which no setting changes.
+        except ConnectionAbortedError as error:
+            if attempt == CLIENT_STARTS:
+                raise _not_reached(address, error) from error
+        except (ConnectionError, AuthenticationError) as error:
+            raise _not_reached(address, error) from error
 
 
 def job_client(

@@ -60,11 +60,13 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, say: str | None = None) -> None:
+        """Until it answers, and has said so where it is waited for what it says."""
         deadline_s = time.monotonic() + START_S
         while time.monotonic() < deadline_s and self.process.poll() is None:
             with suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/readyz", timeout=20).status_code == 200:
+                ready = httpx.get(f"{self.url}/readyz", timeout=20).status_code == 200
+                if ready and (say is None or say in self.output.read_text()):
                     return
             time.sleep(0.3)
         pytest.fail(f"no server within {START_S:.0f} s:\n{self.output.read_text()}")
@@ -101,7 +103,7 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
     server = Server.start(command, port, tmp_path_factory.mktemp("server"))
     try:
-        server.wait_until_ready()
+        server.wait_until_ready(say="curl")
         yield server
     finally:
         end_and_kill(server)
