@@ -70,7 +70,8 @@ def check_fields(config: Any, *, prefix: str = "", error: type[RaybertError] = C
         prefix: what a user writes before the name of a field, such as `corpus.`.
     Raises: `error`, naming the first field whose value is not allowed.
     """
-    for name, allowed in _constraints(type(config)).items():
+    kind: type = type(config)
+    for name, allowed in _constraints(kind).items():
         value = getattr(config, name)
         for each in value if isinstance(value, tuple) else (value,):
             if each is not None and each not in allowed:
@@ -89,7 +90,7 @@ def base_type(hint: Any) -> Any:
 
 
 @cache
-def _constraints(config: Any) -> Mapping[str, Any]:
+def _constraints(config: type) -> Mapping[str, Any]:
     """Field → the `Range`, or the choices of a `Literal`, that its values must be in."""
     hints = get_type_hints(config, include_extras=True)
     constraints = {field.name: _constraint(hints[field.name]) for field in fields(config)}

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from bert_core import files
 from bert_core.checks import PositiveInt
-from bert_core.data.shards import HELD_OUT as HELD_OUT_SHARDS
-from bert_core.data.shards import TRAIN as TRAIN_SHARDS
 from bert_core.data.shards import ShardSet
+from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.errors import ConfigError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.model.variants import VARIANTS
@@ -25,19 +24,12 @@ from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT, Result, input_digest, run_stage
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.driver import curves, fit, write_bundle
-from pipelines.training.labelled_sets import (
-    HELD_OUT,
-    TRAIN,
-    LabelledSet,
-    encoded,
-    lineage_of,
-    read_parts,
-)
+from pipelines.training.labelled_sets import LabelledSet, encoded, lineage_of, read_parts
 from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_records
 from pipelines.training.seeds import TrainableTask, learn
-from pipelines.training.selection import with_prefix
 from pipelines.training.shard_batches import batches, check_rows
 from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig, TeacherStudent
+from tracking.metric_names import LOSS, TOKENS_PER_S, after, before, measured_on
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -228,7 +220,7 @@ def _check_unscored(config: DistillConfig) -> None:
     why = "as losses.soft and losses.hard are 0, so that the head learns nothing"
     if config.held_out is not None:
         raise ConfigError(f"held_out: wanted none, {why}: score the run that trains the head")
-    if config.selection.share and config.selection.metric != "loss":
+    if config.selection.share and config.selection.metric != LOSS:
         raise ConfigError(
             f"selection.metric: wanted loss, {why}, got {config.selection.metric}: set it, or "
             "selection.share to 0"
@@ -321,18 +313,18 @@ def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) 
     for name, each in (("the teacher", teacher), ("the student", own)):
         check_rows(config.shards, shards, each.encoder_config, name)
     pair.build(config.seeds[0])  # what does not fit is found before workers start
-    steps = config.steps(sum(info.rows for info in shards.split(TRAIN_SHARDS)))
+    steps = config.steps(sum(info.rows for info in shards.split(TRAIN)))
     loop = LoopConfig(max_steps=steps, precision=config.precision, seed=config.seeds[0])
     fit(partial(train_on_shards, pair, loop), config, digest, loop, "distill")
     records = read_records(config.local_folder)
-    before, after = (with_prefix(f"{HELD_OUT}/", records[step]) for step in (0, steps))
+    fresh, trained = (measured_on(HELD_OUT, records[step]) for step in (0, steps))
     made = read_manifest(config.shards)
     outputs = write_bundle(
         config,
         digest,
         pair.build(config.seeds[0]),
         own.tokenizer,
-        metrics=after,
+        metrics=trained,
         lineage={
             **pair.lineage(teacher, own),
             "data": [
@@ -344,15 +336,15 @@ def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) 
         trained_rows=pair.trained_rows(teacher, own),
     )
     say(
-        f"distill: held-out loss {before['loss']:.3f} → {after['loss']:.3f}, "
+        f"distill: held-out loss {fresh[LOSS]:.3f} → {trained[LOSS]:.3f}, "
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
     counts = {
-        **{f"{name}_before": value for name, value in before.items()},
-        **{f"{name}_after": value for name, value in after.items()},
+        **{before(name): value for name, value in fresh.items()},
+        **{after(name): value for name, value in trained.items()},
         **pair.sizes(teacher),
         "steps": steps,
-        "tokens_per_s": median_speed(records),
+        TOKENS_PER_S: median_speed(records),
     }
     return Result(outputs=outputs, counts=counts, artifacts=curves(config))
 
@@ -380,7 +372,7 @@ def train_on_shards(
             micro_batch_tokens=config.micro_batch_tokens,
             window_shards=config.window_shards,
         )
-        for split in (TRAIN_SHARDS, HELD_OUT_SHARDS)
+        for split in (TRAIN, HELD_OUT)
     }
     schedule = ScheduleConfig(warmup_steps=round(config.warmup_share * loop.max_steps))
     train(
@@ -388,10 +380,8 @@ def train_on_shards(
             config=config,
             place=place,
             model=model,
-            batches=made[TRAIN_SHARDS],
-            measure=lambda model: evaluate(
-                model, made[HELD_OUT_SHARDS].once(config.held_out_rows), loop
-            ),
+            batches=made[TRAIN],
+            measure=lambda model: evaluate(model, made[HELD_OUT].once(config.held_out_rows), loop),
             optimizer=config.optimizer,
             learning_rate=schedule.learning_rate(config.lr, loop.max_steps),
             loop=loop,

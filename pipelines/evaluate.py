@@ -27,6 +27,7 @@ from pipelines.corpus.labelled import (
 )
 from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, say, tell_remarks
 from pipelines.runtime.stage import INPUT, Result, StageConfig, local_outputs, run_stage
+from tracking.metric_names import TOKENS_PER_S
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         **({} if fit is None else _calibration(fit)),
         **remarks,
         BROKEN: broken,
-        "tokens_per_s": answered.tokens / seconds,
+        TOKENS_PER_S: answered.tokens / seconds,
     }
     return Result(outputs=local_outputs(config, paths), counts=counts, artifacts=paths)
 

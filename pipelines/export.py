@@ -5,10 +5,11 @@ import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core import files
 from bert_core.checks import NonNegativeFloat
+from bert_core.data.splits import HELD_OUT
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import BUNDLE, Manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
@@ -21,8 +22,6 @@ from tracking.runs import DatasetInput
 if TYPE_CHECKING:
     from bert_core.graph import GraphBackend
     from bert_core.predictor import Predictor
-
-HELD_OUT: Final = "held_out"
 
 
 @dataclass(frozen=True, kw_only=True)

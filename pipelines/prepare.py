@@ -30,7 +30,8 @@ from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import LABELS, PairsConfig
 from bert_core.data.quality import QualityConfig
 from bert_core.data.rows import RowMaker
-from bert_core.data.shards import HELD_OUT, TRAIN, ShardInfo, shard_name, write_shard
+from bert_core.data.shards import ShardInfo, shard_name, write_shard
+from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import CorpusError, ResourceError
 from bert_core.manifest import Manifest, Output

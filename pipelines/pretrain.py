@@ -10,7 +10,8 @@ import numpy as np
 
 from bert_core import files
 from bert_core.checks import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
-from bert_core.data.shards import HELD_OUT, TRAIN, ShardSet
+from bert_core.data.shards import ShardSet
+from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
@@ -26,6 +27,8 @@ from pipelines.training.driver import curves, fit, write_bundle
 from pipelines.training.objectives import check_names, objectives_of
 from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_records
 from pipelines.training.shard_batches import CACHE, batches, check_rows
+from tracking import metric_names as names
+from tracking.metric_names import LOSS, MLM_LOSS
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -258,23 +261,18 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     if parent is not None:
         lineage |= {"parent": parent.digest, "parent_lineage": parent.lineage}
         origin["fresh_parts"] = sorted(fresh_parts(parent, build()))
-        fresh = ", ".join(origin["fresh_parts"]) or "nothing"
-        say(f"pretrain: going on from {config.model}, which lacks {fresh} of what is trained")
+        lacking = ", ".join(origin["fresh_parts"]) or "nothing"
+        say(f"pretrain: going on from {config.model}, which lacks {lacking} of what is trained")
     fit(partial(worker, folder), config, digest, config.loop, "pretraining")
     records = read_records(config.local_folder)
-    steps = max(step for step, numbers in records.items() if "held_out/loss" in numbers)
-    before, after = records[0], records[steps]
-    measured = {
-        name.removeprefix("held_out/"): value
-        for name, value in after.items()
-        if name.startswith("held_out/")
-    }
+    steps = max(step for step, numbers in records.items() if names.on(HELD_OUT, LOSS) in numbers)
+    fresh, trained = (names.measured_on(HELD_OUT, records[step]) for step in (0, steps))
     counts = {
-        **{f"{name}_before": before[f"held_out/{name}"] for name in measured},
-        **{f"{name}_after": value for name, value in measured.items()},
+        **{names.before(name): value for name, value in fresh.items()},
+        **{names.after(name): value for name, value in trained.items()},
         **_unigram(config, shards),
         "steps": steps,
-        "tokens_per_s": median_speed(records),
+        names.TOKENS_PER_S: median_speed(records),
         **origin,
     }
     outputs = write_bundle(
@@ -282,13 +280,13 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
         digest,
         build(),
         tokenizer,
-        metrics=measured,
+        metrics=trained,
         lineage=lineage,
         trained_rows=NO_ROWS if parent is None else parent.trained_rows,
     )
     say(
-        f"pretrain: held-out MLM loss {before['held_out/mlm_loss']:.3f} → "
-        f"{measured['mlm_loss']:.3f} (unigram baseline {counts['unigram_loss']:.3f}), "
+        f"pretrain: held-out MLM loss {fresh[MLM_LOSS]:.3f} → {trained[MLM_LOSS]:.3f} "
+        f"(unigram baseline {counts[names.UNIGRAM_LOSS]:.3f}), "
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
     return Result(outputs=outputs, counts=counts, artifacts=curves(config))
@@ -328,7 +326,7 @@ def _unigram(config: PretrainConfig, shards: ShardSet) -> dict[str, float]:
                     yield opened.input_ids[~np.isin(opened.input_ids, shards.special_ids)]
 
     loss, accuracy = unigram_baseline(labels(TRAIN), labels(HELD_OUT), shards.vocab_size)
-    return {"unigram_loss": loss, "unigram_accuracy": accuracy}
+    return {names.UNIGRAM_LOSS: loss, names.UNIGRAM_ACCURACY: accuracy}
 
 
 def build_model(

@@ -21,6 +21,7 @@ from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
 from pipelines.runtime.stage import REMARK, Result, StageConfig, run_stage
+from tracking.metric_names import WORDS_PER_S
 
 BLOCK_BYTES = 8 << 20
 
@@ -94,7 +95,7 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
         "tokenizer_digest": tokenizer.digest,
         "documents": len(texts),
         "words": words,
-        "words_per_s": words / (time.monotonic() - began),
+        WORDS_PER_S: words / (time.monotonic() - began),
         "corpus_bytes": size_bytes,
     }
     say(f"vocab: {tokenizer.vocab_size:,} tokens in {config.output}")

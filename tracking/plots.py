@@ -17,16 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from bert_core.data.splits import TRAIN
 from bert_core.metrics.calibration import Reliability
+from tracking.metric_names import CURVES, is_of_training, on
 
-# File name → (axis label, what a metric's name holds to be drawn there). The first fit counts.
-CURVES = {
-    "scores": ("score", "/task/"),
-    "loss": ("loss (nats)", "loss"),
-    "accuracy": ("accuracy", "accuracy"),
-    "learning_rate": ("learning rate", "learning_rate"),
-    "throughput": ("tokens/s", "tokens_per_s"),
-}
 COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
 # Beyond so many points a curve is drawn pale, with its running mean over 2 % of them on top.
 SMOOTH_BEYOND = 100
@@ -41,7 +35,7 @@ LABEL_UP_TO = 32
 
 
 def plot_curves(metrics: str | Path, folder: str | Path) -> list[Path]:
-    """Draw the curves that a `metrics.jsonl` holds, one PNG a kind; none for a kind not there.
+    """Draw the curves that a `metrics.jsonl` holds, one PNG per kind that is there.
 
     Raises: FileNotFoundError without `metrics`.
     """
@@ -63,22 +57,22 @@ def plot_curves(metrics: str | Path, folder: str | Path) -> list[Path]:
 
 
 def _plot_kind(kind: str, curves: dict[str, list[tuple[int, float]]], path: Path) -> Path:
-    """A colour a metric; what is measured on rows that are not trained on is dashed."""
+    """One colour per metric; what is measured on rows that are not trained on is dashed."""
     figure, axes = _figure(7.2, 4.0)
     # What training alone has comes without a prefix too, and what a run came to is one point.
     longest = max(map(len, curves.values()))
     curves = {
         name: points
         for name, points in curves.items()
-        if f"train/{name}" not in curves and (len(points) > 1 or longest == 1)
+        if on(TRAIN, name) not in curves and (len(points) > 1 or longest == 1)
     }
     metrics = sorted({name.rpartition("/")[2] for name in curves})
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(metrics)}
     for name, points in sorted(curves.items(), key=lambda item: item[0].rpartition("/")[::-2]):
-        prefix, _, metric = name.rpartition("/")
+        metric = name.rpartition("/")[2]
         # A schedule has no noise to look through.
         smooth = kind != "learning_rate" and len(points) > SMOOTH_BEYOND
-        style = "-" if prefix in ("", "train") else "--"
+        style = "-" if is_of_training(name) else "--"
         _draw_curve(
             axes, np.array(points, dtype=float), name, colours[metric], style, smooth=smooth
         )

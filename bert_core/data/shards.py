@@ -22,7 +22,6 @@ from bert_core.manifest import Manifest, read_manifest
 
 FORMAT = "raybert.shard"
 FORMAT_VERSION = 2  # 1 had no dynamic masks and no labels but next_sentence_label
-TRAIN, HELD_OUT = "train", "held_out"
 WAY_OUT = "run `raybert prepare` again with --force, or copy the shards again"
 
 

@@ -31,6 +31,7 @@ from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import CUT, meter, say, tell_remarks
 from pipelines.runtime.stage import INPUT, StageConfig
+from tracking.metric_names import TOKENS_PER_S
 
 if TYPE_CHECKING:
     from bert_core.predictor import Predictor
@@ -277,7 +278,7 @@ def make_parts(
             **{f"{REJECTED}_{reason}": count for reason, count in reasons.items()},
             **counts,
             PARTS: len(parts),
-            "tokens_per_s": tokens / seconds,
+            TOKENS_PER_S: tokens / seconds,
         },
     )
 

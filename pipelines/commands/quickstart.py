@@ -33,6 +33,7 @@ from pipelines.corpus.labelled import LabelledConfig, read_labelled
 from pipelines.evaluate import CALIBRATION_PICTURE, PICTURE
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import console, say
+from tracking import metric_names as names
 
 NAME = "docstrings"
 FOLDER = "runs/quickstart"
@@ -231,23 +232,27 @@ def _figures(done: dict[str, Manifest], seconds: float) -> list[tuple[str, str]]
     return [
         ("corpus", f"{corpus['characters'] / 1e6:.1f} M characters, {corpus['modules']:,} modules"),
         ("tokens", f"{prepared['tokens'] / 1e6:.2f} M"),
-        ("vocab", f"{counts['vocab']['words_per_s']:,.0f} words/s"),
+        ("vocab", f"{counts['vocab'][names.WORDS_PER_S]:,.0f} words/s"),
         ("prepare", f"{prepared['tokens'] / prepared['seconds']:,.0f} tokens/s"),
-        ("pretrain", f"{pretrained['tokens_per_s']:,.0f} tokens/s"),
-        ("finetune", f"{tuned['tokens_per_s']:,.0f} tokens/s"),
-        ("evaluate", f"{counts['evaluate']['tokens_per_s']:,.0f} tokens/s"),
+        ("pretrain", f"{pretrained[names.TOKENS_PER_S]:,.0f} tokens/s"),
+        ("finetune", f"{tuned[names.TOKENS_PER_S]:,.0f} tokens/s"),
+        ("evaluate", f"{counts['evaluate'][names.TOKENS_PER_S]:,.0f} tokens/s"),
         (
             "held-out MLM loss",
-            f"{pretrained['mlm_loss_before']:.2f} before, {pretrained['mlm_loss_after']:.2f} after "
-            f"(unigram baseline {pretrained['unigram_loss']:.2f})",
+            f"{pretrained[names.before(names.MLM_LOSS)]:.2f} before, "
+            f"{pretrained[names.after(names.MLM_LOSS)]:.2f} after "
+            f"(unigram baseline {pretrained[names.UNIGRAM_LOSS]:.2f})",
         ),
         (
             "held-out MLM accuracy",
-            f"{pretrained['mlm_accuracy_before']:.1%} before, "
-            f"{pretrained['mlm_accuracy_after']:.1%} after "
-            f"(unigram baseline {pretrained['unigram_accuracy']:.1%})",
+            f"{pretrained[names.before(names.MLM_ACCURACY)]:.1%} before, "
+            f"{pretrained[names.after(names.MLM_ACCURACY)]:.1%} after "
+            f"(unigram baseline {pretrained[names.UNIGRAM_ACCURACY]:.1%})",
         ),
-        ("held-out NSP accuracy", f"{pretrained['nsp_accuracy_after']:.1%} (chance 50 %)"),
+        (
+            "held-out NSP accuracy",
+            f"{pretrained[names.after(names.NSP_ACCURACY)]:.1%} (chance 50 %)",
+        ),
         (
             "fine-tuned accuracy",
             f"{tuned['accuracy_mean']:.1%} ± {tuned['accuracy_std']:.1%} "

@@ -10,12 +10,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 from bert_core import files
+from bert_core.data.splits import TRAIN
 from bert_core.errors import CorpusError
 from pipelines.corpus.readers import ENDINGS
 
 CARD = "README.md"
 HUB = "hf://datasets/"
-TRAIN = "train"
 _METADATA = re.compile(rb"\A---\r?\n(.*?)^---\r?$", re.DOTALL | re.MULTILINE)
 _SPLITS = {
     TRAIN: ("train", "training"),

@@ -29,6 +29,7 @@ from pipelines.training.records import (
     Report,
     record_all,
 )
+from tracking.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
 from tracking.runs import RunRecorder
 from tracking.server import tracking_uri
 
@@ -164,13 +165,13 @@ def _progress(folder: Path, loop: LoopConfig, title: str) -> Iterator[None]:
                     step, numbers = list(records.items())[-1]
                     note = " ".join(
                         f"{name} {numbers[name]:,.{digits}f}"
-                        for name, digits in (("loss", 3), ("tokens_per_s", 0))
+                        for name, digits in ((LOSS, 3), (TOKENS_PER_S, 0))
                         if name in numbers
                     )
                     if scale is None:
                         done = step
                     else:
-                        done = numbers.get("elapsed_s", 0.0) / scale
+                        done = numbers.get(ELAPSED_S, 0.0) / scale
                         note = f"step {step:,} {note}"
                 progress.set(done, note)
 

@@ -7,6 +7,7 @@ from itertools import chain
 
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
+from bert_core.data.splits import SELECTION, TRAIN
 from bert_core.data.windows import Window
 from bert_core.model.attention import packing
 from bert_core.model.config import EncoderConfig
@@ -15,9 +16,9 @@ from bert_core.tasks.base import Task
 from bert_core.train.config import LoopConfig
 from bert_core.train.loop import evaluate, evaluation_scores
 from pipelines.training.config import LabelledTrainingConfig
-from pipelines.training.labelled_sets import SELECTION, TRAIN, LabelledSet
-from pipelines.training.selection import TASK
+from pipelines.training.labelled_sets import LabelledSet
 from pipelines.training.worker import Place
+from tracking.metric_names import TASK, on_all
 
 MEASURED_ROWS = 256
 """Rows of a batch that is measured on; it changes no number."""
@@ -72,6 +73,4 @@ class LabelledRank:
         )
         answers = self.task.decode(rows, windows, scores)
         metrics = self.task.metrics(self.task.compare(rows, answers))
-        return evaluate(model, self.batches(split, 0).once(), loop) | {
-            f"{TASK}{name}": value for name, value in metrics.items()
-        }
+        return evaluate(model, self.batches(split, 0).once(), loop) | on_all(TASK, metrics)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bert_core.data.splits import HELD_OUT, SELECTION, TRAIN
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from bert_core.data.windows import Window
     from bert_core.tasks.base import Remarks, Task
 
-TRAIN, SELECTION, HELD_OUT = "train", "selection", "held_out"
 """What the rows are for: to train on, to choose weights by, and to score them once."""
 
 
@@ -92,7 +92,7 @@ def read_parts(
         task = known or kind.from_rows(read, options)
     parts = divided(read, task.groups(read, task.chosen), config.selection)
     if config.held_out is not None:
-        parts[HELD_OUT] = read_labelled(config.held_out, "held_out", task.shapes(task.chosen))
+        parts[HELD_OUT] = read_labelled(config.held_out, HELD_OUT, task.shapes(task.chosen))
     return task, parts
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tracking.metric_names import TOKENS_PER_S
 from tracking.runs import RunRecorder
 
 METRICS = "metrics.jsonl"
@@ -65,4 +66,4 @@ class NewRecords:
 
 def median_speed(records: dict[int, dict[str, float]]) -> float:
     """Tokens a second over all workers, as half of the points of the curve have it."""
-    return float(np.median([r["tokens_per_s"] for r in records.values() if "tokens_per_s" in r]))
+    return float(np.median([r[TOKENS_PER_S] for r in records.values() if TOKENS_PER_S in r]))

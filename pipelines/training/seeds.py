@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_core import files
+from bert_core.data.splits import HELD_OUT, SELECTION, TRAIN
 from bert_core.manifest import BUNDLE
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig, ScheduleConfig
@@ -18,16 +19,10 @@ from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import Result
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.driver import curves, fit, write_bundle
-from pipelines.training.labelled_sets import (
-    HELD_OUT,
-    SELECTION,
-    TRAIN,
-    LabelledSet,
-    remarks_of,
-    trained_rows,
-)
+from pipelines.training.labelled_sets import LabelledSet, remarks_of, trained_rows
 from pipelines.training.records import CHECKPOINTS, Records, Report, median_speed, read_records
-from pipelines.training.selection import TASK, Measurement, with_prefix
+from pipelines.training.selection import Measurement
+from tracking.metric_names import TASK, TOKENS_PER_S, measured_on, on, on_all
 
 if TYPE_CHECKING:
     from bert_core.data.tokenizer import Tokenizer
@@ -105,7 +100,7 @@ def learn(
         "labels": len(task.labels),
         "steps": steps,
         "seeds": [{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
-        "tokens_per_s": median_speed(records),
+        TOKENS_PER_S: median_speed(records),
         "primary_metric": main,
         **_spread(values),
         **(_baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}),
@@ -124,7 +119,7 @@ def _show(
     steps, between = config.steps(rows), config.steps_between(rows)
     cost = config.selection.cost(task)
     for record, numbers in records:
-        if selecting := with_prefix(f"{SELECTION}/", numbers):
+        if selecting := measured_on(SELECTION, numbers):
             seed, step = divmod(record, _records_before(1, steps))
             share = (seed * steps + step) / (len(config.seeds) * steps)
             watch(Measurement(seed, -(-step // between), step, share, cost(selecting)))
@@ -167,8 +162,8 @@ def _measured(records: dict[int, dict[str, float]], index: int, steps: int) -> d
     selected = records[_records_before(index, steps) + round(result[SELECTED_STEP])]
     return {
         "steps": result[SELECTED_STEP],
-        **with_prefix(f"{HELD_OUT}/{TASK}", result),
-        **{f"{SELECTION}_{k}": v for k, v in with_prefix(f"{SELECTION}/{TASK}", selected).items()},
+        **measured_on(on(HELD_OUT, TASK), result),
+        **{f"{SELECTION}_{k}": v for k, v in measured_on(on(SELECTION, TASK), selected).items()},
     }
 
 
@@ -229,5 +224,5 @@ def train_seeds(
         load_weights(taken, model, run_digest=digest)
         model.to(place.device)
         scored = rank.measure(HELD_OUT, loop, model) if HELD_OUT in sets else {}
-        result = {f"{HELD_OUT}/{name}": value for name, value in scored.items()}
+        result = on_all(HELD_OUT, scored)
         report([(first_record + steps + 1, result | {SELECTED_STEP: float(taken.step)})], True)

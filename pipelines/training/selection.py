@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from bert_core.checks import NonNegativeInt, PositiveFloat, ShareBelowOne, check_fields
 from bert_core.errors import ConfigError
+from tracking.metric_names import LOSS, TASK, measured_on
 
 if TYPE_CHECKING:
     from bert_core.tasks.base import Task
-
-TASK = "task/"
-"""Prefix of the task's metrics among the numbers of a measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +39,15 @@ class SelectionConfig:
 
     def sign(self, task: "type[Task]") -> int:
         """What the metric is multiplied by, so that a lower number is better."""
-        return 1 if self.metric == "loss" or self.metric in task.lower_is_better else -1
+        return 1 if self.metric == LOSS or self.metric in task.lower_is_better else -1
 
     def cost(self, task: "Task") -> Callable[[dict[str, float]], float]:
         """What is lower for better weights, of what `measure` of the worker gives."""
-        if self.metric == "loss":
-            return itemgetter("loss")
+        if self.metric == LOSS:
+            return itemgetter(LOSS)
 
         def of(measured: dict[str, float]) -> float:
-            scores = with_prefix(TASK, measured)
+            scores = measured_on(TASK, measured)
             metric = self.metric or task.main_metric(scores)
             if metric not in scores:
                 names = ", ".join(scores)
@@ -73,8 +71,3 @@ class Measurement:
     """How much of the whole training is behind it."""
     cost: float
     """The lowest is best."""
-
-
-def with_prefix(prefix: str, record: dict[str, float]) -> dict[str, float]:
-    """The numbers whose names begin so, under the rest of their names."""
-    return {k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)}

@@ -4,7 +4,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_core.data.shards import HELD_OUT, TRAIN, ShardRows, ShardSet
+from bert_core.data.shards import ShardRows, ShardSet
+from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.errors import ConfigError
 from bert_core.model.config import EncoderConfig
 from bert_core.train.config import LoopConfig

@@ -19,6 +19,7 @@ from ray import train as ray_train
 
 from bert_core import files
 from bert_core.batches import PhasedBatches, RankBatches
+from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.errors import ResourceError
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.train.checkpoint import (
@@ -46,6 +47,8 @@ from bert_core.train.parallel import from_rank_0, rank_of_world, shard
 from pipelines.runtime.stage import STARTED
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import CHECKPOINTS, DIVERGED, Records, Report
+from tracking import metric_names as names
+from tracking.metric_names import LOSS
 
 logger = logging.getLogger(__name__)
 
@@ -138,13 +141,13 @@ class Training:
     measure: Callable[[ObjectiveModel], dict[str, float]] | None
     """Numbers of a model on rows that it is not trained on; None where nothing is to be known of it
     before it is trained. Collective."""
-    measured_as: str = "held_out"
+    measured_as: str = HELD_OUT
     """What these rows are called."""
     measure_before: bool = True
     """Whether the untrained model is measured too."""
     measure_every_steps: int = 0
     """Steps between two measurements, each with a checkpoint; the last step always has one."""
-    cost: Callable[[dict[str, float]], float] = itemgetter("loss")
+    cost: Callable[[dict[str, float]], float] = itemgetter(LOSS)
     """What says of these numbers which model is the best: the least."""
     patience: int = 0
     """Training ends after so many measurements in a row that found none better; 0 never does."""
@@ -270,19 +273,19 @@ def _numbers(
     flops_per_s = means["flops"] / elapsed_s
     peak = peak_flops(place.device)
     return {
-        **{f"train/{name}": value for name, value in means.items() if name not in _OF_A_STEP},
-        "loss": means["loss"],
-        "elapsed_s": step.elapsed_s,
-        "workers": place.world_size,
-        "learning_rate": step.learning_rate,
-        "grad_norm": step.grad_norm,
-        "tokens": means["tokens"],
-        "tokens_per_s": means["tokens"] / elapsed_s,
-        "tflops_per_s": flops_per_s / 1e12,
-        **({"mfu": flops_per_s / (peak * place.world_size)} if peak else {}),
-        "padding_share": 1 - means["tokens"] / means["padded_tokens"],
-        "data_wait_share": means["waited_s"] / (elapsed_s * place.world_size),
-        "memory_gb": peak_memory_bytes(place.device) / 1e9,
+        **names.on_all(TRAIN, {k: v for k, v in means.items() if k not in _OF_A_STEP}),
+        names.LOSS: means[LOSS],
+        names.ELAPSED_S: step.elapsed_s,
+        names.WORKERS: place.world_size,
+        names.LEARNING_RATE: step.learning_rate,
+        names.GRAD_NORM: step.grad_norm,
+        names.TOKENS: means["tokens"],
+        names.TOKENS_PER_S: means["tokens"] / elapsed_s,
+        names.TFLOPS_PER_S: flops_per_s / 1e12,
+        **({names.MFU: flops_per_s / (peak * place.world_size)} if peak else {}),
+        names.PADDING_SHARE: 1 - means["tokens"] / means["padded_tokens"],
+        names.DATA_WAIT_SHARE: means["waited_s"] / (elapsed_s * place.world_size),
+        names.MEMORY_GB: peak_memory_bytes(place.device) / 1e9,
     }
 
 
@@ -322,7 +325,7 @@ def explained(checkpoints: str) -> Iterator[None]:
 
 
 def _named(prefix: str, means: dict[str, float]) -> dict[str, float]:
-    named = {f"{prefix}/{name}": value for name, value in means.items()}
-    if "mlm_loss" in means:
-        named[f"{prefix}/perplexity"] = math.exp(min(means["mlm_loss"], 700.0))
+    named = names.on_all(prefix, means)
+    if names.MLM_LOSS in means:
+        named[names.on(prefix, names.PERPLEXITY)] = math.exp(min(means[names.MLM_LOSS], 700.0))
     return named

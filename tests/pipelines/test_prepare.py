@@ -19,7 +19,8 @@ from bert_core.data.formats import text_documents
 from bert_core.data.masking import STRATEGIES
 from bert_core.data.pairs import LABELS, ROWS, PairsConfig
 from bert_core.data.quality import QualityConfig
-from bert_core.data.shards import HELD_OUT, TRAIN, ShardSet
+from bert_core.data.shards import ShardSet
+from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, CorpusError, FormatError, ResourceError
 from pipelines import prepare, vocab

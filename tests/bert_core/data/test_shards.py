@@ -18,8 +18,6 @@ from bert_core.data.masking import MaskingConfig
 from bert_core.data.shards import (
     FORMAT,
     FORMAT_VERSION,
-    HELD_OUT,
-    TRAIN,
     ShardInfo,
     ShardRows,
     ShardSet,
@@ -27,6 +25,7 @@ from bert_core.data.shards import (
     shard_name,
     write_shard,
 )
+from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.errors import FormatError
 from bert_core.manifest import Manifest, write_manifest
 
