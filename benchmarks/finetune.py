@@ -49,7 +49,7 @@ from bert_core.model.config import AttentionConfig, EncoderConfig, FeedForwardCo
 from bert_core.model.hf import encoder_config_to_huggingface
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
-from bert_core.tasks.rows import labelled
+from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
 from bert_core.train.hardware import (

@@ -35,7 +35,7 @@ from bert_core.data.documents import split_sentences
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.order import GlobalOrder
 from bert_core.data.pairs import Documents, PairsConfig
-from bert_core.data.rows import RowMaker
+from bert_core.data.row_maker import RowMaker
 from bert_core.data.shards import ShardRows
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
@@ -44,7 +44,7 @@ from bert_core.model.hf import encoder_config_to_huggingface
 from bert_core.model.size import training_flops
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
-from bert_core.objectives.registry import PRETRAINING
+from bert_core.objectives.catalog import PRETRAINING
 from bert_core.train.config import LoopConfig, OptimizerConfig, Precision, ScheduleConfig
 from bert_core.train.hardware import peak_flops
 from bert_core.train.loop import training_steps

@@ -29,7 +29,7 @@ from bert_core.batches import buckets, collate
 from bert_core.bundle.format import Bundle, load_bundle
 from bert_core.data.windows import Window
 from bert_core.tasks.base import Task
-from bert_core.tasks.registry import TASKS
+from bert_core.tasks.catalog import TASKS
 from pipelines import finetune
 from pipelines.corpus.labelled import LabelledConfig, read_labelled
 from pipelines.finetune import FinetuneConfig

@@ -15,7 +15,7 @@ from bert_core.bundle.format import load_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Ids, Pieces, Window, joined, pieces_of
 from bert_core.predictor import Predictor
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 
 AT_ONCE = 256
 """Words that are scored with the whole vocabulary at a time: 30 MB of 30,000 tokens."""

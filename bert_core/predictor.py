@@ -19,9 +19,9 @@ from bert_core.model.attention import packing
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.scores import Backend, TorchBackend
 from bert_core.tasks.base import Parameters, Task
+from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.fill_mask import FillMask
-from bert_core.tasks.registry import TASKS
-from bert_core.tasks.rows import Row, as_row
+from bert_core.tasks.shapes import Row, as_row
 
 
 class Predictor:

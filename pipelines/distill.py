@@ -159,7 +159,7 @@ def _teacher_student(config: DistillConfig, folders: Mapping[str, Path]) -> Teac
 def _task_of(teacher: str, folder: Path) -> str:
     """The name of a teacher's task. Raises: ConfigError if it has none."""
     from bert_core.bundle.format import load_bundle
-    from bert_core.tasks.registry import TASKS
+    from bert_core.tasks.catalog import TASKS
 
     task = load_bundle(folder).task
     if task is None:
@@ -176,7 +176,7 @@ def _on_labelled_rows(
     """A student that learns a task."""
     from bert_core.bundle.format import load_bundle
     from bert_core.bundle.weights import require_weights
-    from bert_core.tasks.registry import TASKS
+    from bert_core.tasks.catalog import TASKS
 
     if config.task not in TASKS:
         raise ConfigError(f"task: wanted one of {', '.join(TASKS)}, got {config.task!r}")
@@ -232,7 +232,7 @@ def _options(config: DistillConfig, teacher: "Bundle") -> "Options":
 
     Raises: ConfigError if others are asked for than those its head was trained with.
     """
-    from bert_core.tasks.registry import TASKS
+    from bert_core.tasks.catalog import TASKS
 
     kind = TASKS[config.task]
     if teacher.task is None or teacher.task.name != config.task:

@@ -17,7 +17,7 @@ from bert_core import files
 from bert_core.checks import NonNegativeInt
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 from pipelines.answering.predictors import answer_columns, option_items, predict_rows, predictor_of
 from pipelines.corpus.labelled import (
     LabelledConfig,

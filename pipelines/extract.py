@@ -22,7 +22,7 @@ from bert_core.manifest import Manifest, Output
 from pipelines.answering.parts import (
     REJECTED,
     ROWS,
-    Part,
+    OutputPart,
     Read,
     RowsConfig,
     check_files,
@@ -205,7 +205,7 @@ def _make_part(
     return finish_part(config, number, part, "jsonl")
 
 
-def _rows(block: Block, part: Part) -> Iterator[Read]:
+def _rows(block: Block, part: OutputPart) -> Iterator[Read]:
     if is_table(block):
         for _, rows in read_tables(block, part, ROWS_AT_ONCE):
             yield from rows
@@ -213,7 +213,7 @@ def _rows(block: Block, part: Part) -> Iterator[Read]:
         yield from read_texts(block, part)
 
 
-class _Extraction(Part):
+class _Extraction(OutputPart):
     """Models that are asked about the documents of one part."""
 
     def __init__(self, config: ExtractConfig, models: Mapping[str, "Predictor"]) -> None:

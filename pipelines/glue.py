@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bert_core import files
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, Output, read_manifest
-from bert_core.metrics.glue import SETS, TASKS, submission_lines, task_scores
+from bert_core.metrics.glue import SCORED_TASKS, SETS, submission_lines, task_scores
 from pipelines.answering.predictors import predict_rows, predictor_of
 from pipelines.corpus.labelled import LabelledConfig, read_unlabelled
 from pipelines.runtime.progress import counted, say
@@ -124,9 +124,12 @@ def _submit(config: GlueConfig, folders: Mapping[str, Path]) -> Result:
     told: dict[str, Any] = {f"{task}_score": score for task, score in scores.items()}
     if scores:
         mean = sum(scores.values()) / len(scores)
-        whole = len(scores) == len(TASKS)
+        whole = len(scores) == len(SCORED_TASKS)
         told["glue_score" if whole else "mean_of_some_tasks"] = mean
-        say(f"glue: {mean:.1%} on development rows, mean of {len(scores)} of {len(TASKS)} tasks")
+        say(
+            f"glue: {mean:.1%} on development rows, "
+            f"mean of {len(scores)} of {len(SCORED_TASKS)} tasks"
+        )
     return Result(outputs={SUBMISSION: Output.of(path)}, counts={**counts, **told})
 
 

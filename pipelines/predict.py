@@ -17,10 +17,10 @@ from bert_core import files
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.manifest import Manifest
-from bert_core.tasks.rows import Row, as_row
+from bert_core.tasks.shapes import Row, as_row
 from pipelines.answering.parts import (
     ROWS,
-    Part,
+    OutputPart,
     Read,
     RowsConfig,
     check_files,
@@ -164,7 +164,7 @@ def _write_tables(sink: BinaryIO, answering: "_Answering", block: Block) -> None
         writer.close()
 
 
-class _Answering(Part):
+class _Answering(OutputPart):
     """A model that is asked about the rows of one part, some at a time, and what came of it."""
 
     def __init__(self, config: PredictConfig, predictor: "Predictor") -> None:

@@ -25,11 +25,17 @@ import pyarrow.compute as pc
 from bert_core import files
 from bert_core.checks import Range
 from bert_core.data.documents import document_fraction, split_sentences
-from bert_core.data.fragments import Part, as_documents, read_counts, read_shard, write_fragment
+from bert_core.data.fragments import (
+    FragmentPart,
+    as_documents,
+    read_counts,
+    read_shard,
+    write_fragment,
+)
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import LABELS, PairsConfig
 from bert_core.data.quality import QualityConfig
-from bert_core.data.rows import RowMaker
+from bert_core.data.row_maker import RowMaker
 from bert_core.data.shards import ShardInfo, shard_name, write_shard
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.data.tokenizer import Tokenizer
@@ -334,7 +340,7 @@ def _encode_block(plan: Plan, block: Block, path: str) -> None:
         write_fragment(sink, parts, len(plan.shards), counts, id_type)
 
 
-def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> Part:
+def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> FragmentPart:
     config = plan.config
     tokenizer = _tokenizer(config.tokenizer)
     split_up = [split_sentences(document.text) for document in documents]
@@ -364,7 +370,7 @@ def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> Part:
         counts[f"source_{source}_tokens"] += int((token_counts * copies)[mine].sum())
     powers = np.bincount(np.ceil(np.log2(np.maximum(token_counts, 1))).astype(np.int64))
     counts.update({f"tokens_up_to_{1 << power}": int(n) for power, n in enumerate(powers) if n})
-    return Part(
+    return FragmentPart(
         digests=[document.digest for document in documents],
         copies=copies,
         shards=np.array([plan.shard_of(document.digest, document.split) for document in documents]),

@@ -229,7 +229,7 @@ def _check_shards(
 
     from bert_core.model.hf import architecture
     from bert_core.objectives.base import ObjectiveModel
-    from bert_core.objectives.registry import PRETRAINING
+    from bert_core.objectives.catalog import PRETRAINING
 
     name = config.model or config.variant or DEFAULT_VARIANT
     check_rows(folder, shards, encoder, name)
@@ -337,7 +337,7 @@ def build_model(
 
     from bert_core.bundle import weights
     from bert_core.objectives.base import ObjectiveModel
-    from bert_core.objectives.registry import PRETRAINING
+    from bert_core.objectives.catalog import PRETRAINING
 
     encoder = config.encoder(tokenizer, parent)
     torch.manual_seed(config.loop.seed)

@@ -104,7 +104,7 @@ def run(config: TuneConfig) -> Manifest:
 
 
 def _tune(config: TuneConfig, folder: Path) -> Result:
-    from bert_core.tasks.registry import TASKS
+    from bert_core.tasks.catalog import TASKS
 
     if config.num_workers:
         cluster.connect(  # before Ray is imported

@@ -14,7 +14,7 @@ import pydantic
 
 from bert_core.errors import RaybertError
 from bert_core.tasks.base import Parameters, Task
-from bert_core.tasks.rows import as_row, shown
+from bert_core.tasks.shapes import as_row, shown
 
 _SHOWN_CHARACTERS = 80
 

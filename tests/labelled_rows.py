@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_core.tasks.base import Kind
-from bert_core.tasks.registry import TASKS
+from bert_core.tasks.catalog import TASKS
 
 KINDS = {f"{task.name}-{kind.name}": (task, kind) for task in TASKS.values() for kind in task.kinds}
 EVERY_KIND = [pytest.param(*both, id=name) for name, both in KINDS.items()]

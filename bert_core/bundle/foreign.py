@@ -10,8 +10,8 @@ from torch import Tensor
 from bert_core.bundle.layout import CONFIG, OBJECTIVE, TRAINED_ROWS, WEIGHTS, read_json
 from bert_core.errors import FormatError
 from bert_core.tasks.base import Task
+from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import MODULES, POOLING, SETTINGS, FeatureExtraction
-from bert_core.tasks.registry import TASKS
 
 # Where weights are in folders of others: in parts, or as torch itself saved them.
 WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"

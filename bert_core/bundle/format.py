@@ -53,9 +53,9 @@ from bert_core.model.sharing import plain_state
 from bert_core.objectives.base import Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.tasks.base import Task
+from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.digests import NO_ROWS, Digests
-from bert_core.tasks.registry import TASKS
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 
 
 @dataclass(frozen=True, kw_only=True)

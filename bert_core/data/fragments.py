@@ -22,7 +22,7 @@ from bert_core.data.pairs import Documents
 
 
 @dataclass(frozen=True)
-class Part:
+class FragmentPart:
     """Encoded documents: their digests, how often each counts, which shard each belongs to, and
     their sentences, a list<list<ids>> that has a list for every document."""
 
@@ -34,7 +34,7 @@ class Part:
 
 def write_fragment(
     sink: BinaryIO | BytesIO,
-    parts: Iterable[Part],
+    parts: Iterable[FragmentPart],
     shards: int,
     counts: Counter[str],
     id_type: pa.DataType,

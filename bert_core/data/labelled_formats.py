@@ -1,7 +1,7 @@
 """Bytes to labelled records, in the formats in which authors publish their sets. Pure: no files.
 
 A record has the columns of its source under their own names; `LabelledFormat.columns` says which
-of them hold the fields of a task. What a task makes of records is for `bert_core.tasks.rows`.
+of them hold the fields of a task. What a task makes of records is for `bert_core.tasks.shapes`.
 """
 
 import json

@@ -112,7 +112,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Rows:
+class FlatRows:
     """`[CLS] segment [SEP] segment [SEP] …` of every row, flat; `offsets` (rows + 1) cuts them.
 
     `segment_b_start` counts from the row's beginning: the second segment of a pair; in other rows,
@@ -355,7 +355,7 @@ ROWS: dict[Kind, Callable[..., Segments]] = {
 
 def assemble(
     input_ids: Integer[np.ndarray, "tokens"], segments: Segments, *, cls_id: int, sep_id: int
-) -> Rows:
+) -> FlatRows:
     """Lay every row out as `[CLS]` and its segments, each with `[SEP]` after it."""
     lengths = segments.ends - segments.starts
     offsets = _offsets(segments.lengths())
@@ -372,4 +372,4 @@ def assemble(
     ]
     is_pair = np.full(len(segments), bool(len(segments.labels)))
     segment_b_start = np.where(is_pair, 2 + lengths[first], np.diff(offsets))
-    return Rows(rows, offsets, segment_b_start)
+    return FlatRows(rows, offsets, segment_b_start)

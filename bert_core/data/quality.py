@@ -32,7 +32,8 @@ ALONE = -1  # in buckets: no other document is in it
 
 DropReason = Literal["too_short", "too_long", "other_language"]
 OnContamination = Literal["report", "drop"]
-Row = tuple[str, int]  # an evaluation row: its source, its number there
+EvaluationRow = tuple[str, int]
+"""Its source, and its number there."""
 
 _WORD = re.compile(r"\w+")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, bits without a pattern: 2^64 / golden ratio
@@ -230,7 +231,7 @@ class EvaluationGrams:
         self.looked_for: Counter[str] = Counter()  # texts by source
         self.too_short: Counter[str] = Counter()
         self._head_words = min(SHORTEST_ROW_WORDS, ngram)
-        self._rows: list[Row] = []
+        self._rows: list[EvaluationRow] = []
         self._texts: list[str] = []
         words: list[str] = []
         sizes: list[int] = []
@@ -260,7 +261,7 @@ class EvaluationGrams:
         self._may_be_there = np.zeros(2**bits, dtype=bool)
         self._may_be_there[self._heads >> self._shift] = True
 
-    def overlaps(self, text: str) -> list[Row]:
+    def overlaps(self, text: str) -> list[EvaluationRow]:
         """The rows of which a gram is in `text`, each once, in the order they were given."""
         words = _words(text)
         heads = _gram_hashes(_hashed(words), self._head_words)

@@ -55,10 +55,10 @@ class ShardRows:
         """Tokens of a row."""
         return int(self.offsets[row + 1] - self.offsets[row])
 
-    def row(self, row: int) -> "Row":
+    def row(self, row: int) -> "ShardRow":
         """One row; its ids and labels are views of the mapped file."""
         first, last = int(self.offsets[row]), int(self.offsets[row + 1])
-        whole = Row(
+        whole = ShardRow(
             input_ids=self.input_ids[first:last],
             segment_b_start=int(self.segment_b_start[row]),
             labels={name: int(column[row]) for name, column in self.labels.items()},
@@ -75,7 +75,7 @@ class ShardRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ShardRow:
     """One row, as `ShardRows` describes its columns; `begins_word` is a bool for every token."""
 
     input_ids: Integer[np.ndarray, "tokens"]

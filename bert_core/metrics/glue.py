@@ -80,7 +80,7 @@ SETS: dict[str, GlueSet] = {
         file="AX.tsv", format="ax", rows=1104, labels=_THREE, filler="entailment", task="mnli",
     ),
 }  # fmt: skip
-TASKS = [name for name, one in SETS.items() if one.task is None]
+SCORED_TASKS = [name for name, one in SETS.items() if one.task is None]
 
 
 def task_scores(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -103,7 +103,7 @@ def task_scores(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
                     f"{', '.join(metrics[name]) or 'none'}: measure a model of this set's task"
                 )
             values.setdefault(one.task or name, []).append(metrics[name][metric])
-    wanted = dict.fromkeys(TASKS, 0)
+    wanted = dict.fromkeys(SCORED_TASKS, 0)
     for name, one in SETS.items():
         wanted[one.task or name] += len(one.metrics)
     return {

@@ -21,7 +21,7 @@ from bert_core.model.config import (
     RotaryAttentionConfig,
 )
 from bert_core.model.dropout import Dropout, dropout
-from bert_core.model.rows import Bins, Packed, Rows, gather_tokens
+from bert_core.model.layout import Bins, Packed, RowLayout, gather_tokens
 
 Scores = list[Tensor]
 """Of every block of rows (b, heads, s, s), query before key, -inf where a query may not attend."""
@@ -44,7 +44,7 @@ class SelfAttention(nn.Module):
     def forward(
         self,
         hidden: Float[Tensor, "*tokens hidden"],
-        rows: Rows,
+        rows: RowLayout,
         shared: Any,
         places: Int[Tensor, "chosen"] | None = None,
         scores: Scores | None = None,
@@ -66,7 +66,7 @@ class RotaryAttention(SelfAttention):
     def forward(
         self,
         hidden: Float[Tensor, "*tokens hidden"],
-        rows: Rows,
+        rows: RowLayout,
         shared: "Rotations",
         places: Int[Tensor, "chosen"] | None = None,
         scores: Scores | None = None,
@@ -83,7 +83,7 @@ class RotaryAttention(SelfAttention):
 
 def attend(
     qkv: Float[Tensor, "*tokens 3 heads size"],
-    rows: Rows,
+    rows: RowLayout,
     dropout_p: float,
     scores: Scores | None = None,
     reach: int | None = None,
@@ -111,13 +111,13 @@ def _attend_unpadded(
 
 def _attend_in_blocks(
     qkv: Float[Tensor, "*tokens 3 heads size"],
-    rows: Rows,
+    rows: RowLayout,
     dropout_p: float,
     scores: Scores | None,
     reach: int | None,
 ) -> Float[Tensor, "*tokens hidden"]:
     """Block by block of rows of one length, several short rows to a block where they are packed."""
-    layout: Rows | Bins = rows
+    layout: RowLayout | Bins = rows
     bins = rows.bins if isinstance(rows, Packed) and scores is None else None
     if bins is not None and (reach is None or rows.longest <= reach + 1):
         layout, reach = bins, None
@@ -137,7 +137,7 @@ def _attend_in_blocks(
 
 
 def _attend_in_graph(
-    qkv: Float[Tensor, "*tokens 3 heads size"], rows: Rows, reach: int | None
+    qkv: Float[Tensor, "*tokens 3 heads size"], rows: RowLayout, reach: int | None
 ) -> Float[Tensor, "*tokens hidden"]:
     """As one operator of an ONNX graph, which takes rows of any length: no blocks."""
     [block], [mask] = rows.blocks(qkv), rows.masks()
@@ -280,7 +280,7 @@ class RotaryPositions(nn.Module):
         self.thetas = attention.theta, attention.local_theta
         self.size = config.head_size
 
-    def forward(self, rows: Rows) -> Rotations:
+    def forward(self, rows: RowLayout) -> Rotations:
         positions = rows.positions()
         steps = torch.arange(0, self.size, 2, device=positions.device) / self.size
         angles = [positions[..., None] * theta**-steps for theta in self.thetas]
@@ -321,7 +321,7 @@ class RelativePositions(nn.Module):
             else None
         )
 
-    def forward(self, rows: Rows) -> "Distances":
+    def forward(self, rows: RowLayout) -> "Distances":
         span, middle = self.config.span, len(self._buckets) // 2
         exporting = torch.compiler.is_exporting()
         reach = span if exporting else int(self.bucket(torch.tensor([rows.longest - 1])))
@@ -381,7 +381,7 @@ class DisentangledAttention(nn.Module):
     def forward(
         self,
         hidden: Float[Tensor, "*tokens hidden"],
-        rows: Rows,
+        rows: RowLayout,
         shared: Distances,
         places: Int[Tensor, "chosen"] | None = None,
         scores: Scores | None = None,

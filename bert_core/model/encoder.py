@@ -20,7 +20,7 @@ from bert_core.model.layers import (
     initialise,
     layer_norm,
 )
-from bert_core.model.rows import Packed, Padded, Rows, gather_tokens, rounded_up
+from bert_core.model.layout import Packed, Padded, RowLayout, gather_tokens, rounded_up
 
 TOKENS_MULTIPLE = 32
 """Tokens that rows end to end are filled up to a multiple of, where kernels are made for each
@@ -36,7 +36,7 @@ class Encoded:
     asked for (N, hidden)."""
     pooled: Float[Tensor, "batch hidden"] | None
     """One vector a sequence, None where the encoder has no pooler."""
-    rows: Rows
+    rows: RowLayout
     """How the rows lie in `hidden`."""
     layers: list[Float[Tensor, "*_ hidden"]] = field(default_factory=list)
     """The vectors before the first layer and after each, where they were asked for; of the last
@@ -139,7 +139,7 @@ class Encoder(nn.Module):
         return not mean and not convolved
 
     def _asked(
-        self, rows: Rows, places: Int[Tensor, "chosen"] | None
+        self, rows: RowLayout, places: Int[Tensor, "chosen"] | None
     ) -> Int[Tensor, "asked"] | None:
         """Places of what comes out of the last layer: the pooler's tokens before the others."""
         if places is None or self.pooler is None:
@@ -147,7 +147,7 @@ class Encoder(nn.Module):
         return torch.cat([rows.starts(), places])
 
     def _first(
-        self, hidden: Float[Tensor, "*tokens hidden"], rows: Rows
+        self, hidden: Float[Tensor, "*tokens hidden"], rows: RowLayout
     ) -> Float[Tensor, "batch hidden"] | None:
         """What the pooler takes."""
         if self.pooler is None:
@@ -156,7 +156,7 @@ class Encoder(nn.Module):
 
     def _rows(
         self, input_ids: Tensor, attention_mask: Tensor | None, offsets: Tensor | None
-    ) -> Rows:
+    ) -> RowLayout:
         if offsets is None:
             self._check_length(input_ids.shape[1])
             return Padded(input_ids, attention_mask)

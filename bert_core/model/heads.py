@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from bert_core.model.config import EncoderConfig
 from bert_core.model.dropout import Dropout
 from bert_core.model.layers import ACTIVATIONS, Transform, initialise
-from bert_core.model.rows import Rows
+from bert_core.model.layout import RowLayout
 
 
 class MaskedLanguageModelHead(nn.Module):
@@ -109,7 +109,7 @@ class RecurrentHead(nn.Module):
         initialise(self.linear, config)
 
     def forward(
-        self, vectors: Float[Tensor, "*tokens size"], rows: Rows
+        self, vectors: Float[Tensor, "*tokens size"], rows: RowLayout
     ) -> Float[Tensor, "*tokens labels"]:
         blocks = []
         for block, mask in zip(rows.blocks(self.dropout(vectors)), rows.masks(), strict=True):

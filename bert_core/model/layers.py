@@ -13,7 +13,7 @@ from torch.nn import functional
 from bert_core.model.attention import ATTENTION, KeylessBiasLinear, Scores
 from bert_core.model.config import ConvolutionConfig, EncoderConfig, NormPlacement
 from bert_core.model.dropout import Dropout
-from bert_core.model.rows import Rows, gather_tokens
+from bert_core.model.layout import RowLayout, gather_tokens
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -82,7 +82,7 @@ class Embeddings(nn.Module):
         self,
         input_ids: Int[Tensor, "*tokens"],
         token_type_ids: Int[Tensor, "*tokens"],
-        rows: Rows,
+        rows: RowLayout,
     ) -> Float[Tensor, "*tokens hidden"]:
         hidden = self.word_embeddings(input_ids)
         if self.token_type_embeddings is not None:
@@ -132,7 +132,7 @@ class EncoderLayer(nn.Module):
     def forward(
         self,
         hidden: Float[Tensor, "*tokens hidden"],
-        rows: Rows,
+        rows: RowLayout,
         shared: Any,
         places: Int[Tensor, "chosen"] | None = None,
         scores: Scores | None = None,
@@ -149,7 +149,7 @@ class EncoderLayer(nn.Module):
         self,
         queries: Float[Tensor, "*tokens hidden"],
         hidden: Float[Tensor, "*tokens hidden"],
-        rows: Rows,
+        rows: RowLayout,
         shared: Any,
         places: Int[Tensor, "chosen"] | None = None,
     ) -> Float[Tensor, "..."]:
@@ -176,7 +176,7 @@ class PreNormLayer(EncoderLayer):
     def forward(
         self,
         hidden: Float[Tensor, "*tokens hidden"],
-        rows: Rows,
+        rows: RowLayout,
         shared: Any,
         places: Int[Tensor, "chosen"] | None = None,
         scores: Scores | None = None,
@@ -205,7 +205,7 @@ class Convolution(nn.Module):
         self,
         embedded: Float[Tensor, "*tokens hidden"],
         hidden: Float[Tensor, "*tokens hidden"],
-        rows: Rows,
+        rows: RowLayout,
     ) -> Float[Tensor, "*tokens hidden"]:
         blocks = []
         for block, mask in zip(rows.blocks(embedded), rows.masks(), strict=True):

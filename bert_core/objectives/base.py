@@ -18,11 +18,11 @@ from torch.nn import functional
 from bert_core.errors import ConfigError
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
-from bert_core.model.rows import gather_tokens
+from bert_core.model.layout import gather_tokens
 from bert_core.model.size import training_flops
 
 Batch = dict[str, Tensor]
-"""Tensors of B rows, int64, in one of two layouts (`model.rows`).
+"""Tensors of B rows, int64, in one of two layouts (`model.layout`).
 
 Padded to S tokens: `input_ids`, `token_type_ids` (B, S); `attention_mask` (B, S), 1 = attend,
 absent where all are 1. End to end: `input_ids`, `token_type_ids` (T,) and `offsets` (B + 1,).
@@ -38,7 +38,7 @@ of; `similarities`, `texts` (equal texts have equal numbers), of rows that `choi
 
 
 @dataclass(frozen=True)
-class Part:
+class LossPart:
     """One part of the loss over one batch."""
 
     sum: Float[Tensor, ""]
@@ -92,7 +92,7 @@ class Objective(nn.Module, ABC):
         bundle, in a folder of this name."""
         return {}
 
-    def shown(self, batch: Batch) -> tuple[Batch, dict[str, Part]]:
+    def shown(self, batch: Batch) -> tuple[Batch, dict[str, LossPart]]:
         """What the encoder is shown of a batch, and the parts that its submodels have in it."""
         return batch, {}
 
@@ -131,7 +131,7 @@ class Objective(nn.Module, ABC):
         """What it computes beside encoder, head and submodels, forward and backward."""
         return 0
 
-    def part(self, logits: Float[Tensor, "..."], batch: Batch) -> Part:
+    def part(self, logits: Float[Tensor, "..."], batch: Batch) -> LossPart:
         """How far scores are from what is right."""
         return cross_entropy(logits, batch[self.label_key])
 
@@ -141,29 +141,29 @@ class Objective(nn.Module, ABC):
         teachers: Float[Tensor, "..."],
         batch: Batch,
         temperature: float,
-    ) -> Part:
+    ) -> LossPart:
         """How far scores are from those of a teacher, over as many items as `part`; equal ones give
         0. Where its items have other scores than one of each class, an objective says its own."""
         return soft_cross_entropy(logits, teachers, temperature)
 
     def forward(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
-    ) -> Part:
+    ) -> LossPart:
         return self.part(self.logits(encoded, batch, word_embeddings), batch)
 
 
-def cross_entropy(logits: Float[Tensor, "items classes"], labels: Int[Tensor, "items"]) -> Part:
+def cross_entropy(logits: Float[Tensor, "items classes"], labels: Int[Tensor, "items"]) -> LossPart:
     """Softmax cross-entropy as a part, in fp32 at least. No items give zero."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = functional.cross_entropy(wide, labels, reduction="sum")
-    return Part(total, labels.numel(), (logits.detach().argmax(-1) == labels).sum())
+    return LossPart(total, labels.numel(), (logits.detach().argmax(-1) == labels).sum())
 
 
 def soft_cross_entropy(
     logits: Float[Tensor, "*items classes"],
     teachers: Float[Tensor, "*items classes"],
     temperature: float,
-) -> Part:
+) -> LossPart:
     """T² KL(teacher ‖ student) of softmax at temperature T, as a part, in fp32 at least.
 
     T² keeps gradients as large as those of labels. It is the cross-entropy of Hinton et al. 2015
@@ -176,7 +176,7 @@ def soft_cross_entropy(
     gaps = (wanted - own).masked_fill(wanted.isneginf(), 0.0)
     total = temperature**2 * (wanted.exp() * gaps).sum()
     agree = own.detach().argmax(-1) == wanted.argmax(-1)
-    return Part(total, agree.numel(), agree.sum())
+    return LossPart(total, agree.numel(), agree.sum())
 
 
 class ObjectiveModel(nn.Module):
@@ -211,9 +211,9 @@ class ObjectiveModel(nn.Module):
         self.encoder.train(mode and not self.frozen)
         return self
 
-    def forward(self, batch: Batch) -> dict[str, Part]:
+    def forward(self, batch: Batch) -> dict[str, LossPart]:
         """The parts of each objective and its submodels, by name."""
-        parts: dict[str, Part] = {}
+        parts: dict[str, LossPart] = {}
         for objective in self._parts:
             batch, others = objective.shown(batch)
             parts |= others

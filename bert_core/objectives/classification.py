@@ -10,7 +10,7 @@ from torch.nn import functional
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import LinearHead
-from bert_core.objectives.base import Batch, Objective, Part, cross_entropy
+from bert_core.objectives.base import Batch, LossPart, Objective, cross_entropy
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 """transformers' names of what one and the same head is trained for."""
@@ -48,19 +48,19 @@ class Classification(Objective):
     def counts(self, batch: Batch) -> int:
         return len(batch[self.label_key])
 
-    def part(self, logits: Float[Tensor, "batch labels"], batch: Batch) -> Part:
+    def part(self, logits: Float[Tensor, "batch labels"], batch: Batch) -> LossPart:
         labels = batch[self.label_key]
         if self.problem_type == "single_label_classification":
             return cross_entropy(logits, labels)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.problem_type == "regression":
             errors = (wide[:, 0] - labels).square()
-            return Part(errors.sum(), len(labels), None)
+            return LossPart(errors.sum(), len(labels), None)
         losses = functional.binary_cross_entropy_with_logits(
             wide, labels.to(wide.dtype), reduction="none"
         )
         right = ((wide > 0) == (labels > 0)).all(1)
-        return Part(losses.mean(1).sum(), len(labels), right.sum())
+        return LossPart(losses.mean(1).sum(), len(labels), right.sum())
 
     def soft_part(
         self,
@@ -68,7 +68,7 @@ class Classification(Objective):
         teachers: Float[Tensor, "batch labels"],
         batch: Batch,
         temperature: float,
-    ) -> Part:
+    ) -> LossPart:
         """Of several labels T² times the mean of their KL divergences; of a number the squared
         difference, at any temperature."""
         if self.problem_type == "single_label_classification":
@@ -76,11 +76,11 @@ class Classification(Objective):
         wide = torch.promote_types(logits.dtype, torch.float32)
         own, wanted = logits.to(wide), teachers.to(wide)
         if self.problem_type == "regression":
-            return Part((own - wanted).square().sum(), len(own), None)
+            return LossPart((own - wanted).square().sum(), len(own), None)
         shares = (wanted / temperature).sigmoid()
         losses, least = (
             functional.binary_cross_entropy_with_logits(each, shares, reduction="none")
             for each in (own / temperature, wanted / temperature)
         )
         agree = ((own > 0) == (wanted > 0)).all(1)
-        return Part(temperature**2 * (losses - least).mean(1).sum(), len(own), agree.sum())
+        return LossPart(temperature**2 * (losses - least).mean(1).sum(), len(own), agree.sum())

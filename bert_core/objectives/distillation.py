@@ -19,8 +19,8 @@ from bert_core.model.attention import Scores
 from bert_core.model.config import EncoderConfig, RotaryAttentionConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import initialise
-from bert_core.model.rows import Rows, gather_tokens
-from bert_core.objectives.base import Batch, ObjectiveModel, Part
+from bert_core.model.layout import RowLayout, gather_tokens
+from bert_core.objectives.base import Batch, LossPart, ObjectiveModel
 
 HARD, SOFT = "hard", "soft"
 COSINE, EMBEDDINGS, HIDDEN, ATTENTION = "cosine", "embeddings", "hidden", "attention"
@@ -103,7 +103,7 @@ class Distillation(ObjectiveModel):
         self.teacher._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
-    def forward(self, batch: Batch) -> dict[str, Part]:
+    def forward(self, batch: Batch) -> dict[str, LossPart]:
         """The parts that count, by name."""
         with torch.no_grad():
             its = self._seen(self.teacher, batch)
@@ -113,7 +113,7 @@ class Distillation(ObjectiveModel):
             tokens = _real_tokens(batch)
             for name in self._matched:
                 errors = torch.stack(list(self._errors(name, own, its, batch)))
-                parts[name] = Part(errors.sum(), tokens, None)
+                parts[name] = LossPart(errors.sum(), tokens, None)
         return parts
 
     @property
@@ -146,7 +146,7 @@ class Distillation(ObjectiveModel):
             all_scores=ATTENTION in self.weights,
         )
 
-    def _answered(self, own: Encoded, its: Encoded, batch: Batch) -> Iterator[tuple[str, Part]]:
+    def _answered(self, own: Encoded, its: Encoded, batch: Batch) -> Iterator[tuple[str, LossPart]]:
         """The parts of the student's scores: by its labels, and by its teacher's."""
         if not self._answers:
             return
@@ -201,7 +201,7 @@ class Distillation(ObjectiveModel):
         return _wide(self.projections[name](vectors) if name in self.projections else vectors)
 
 
-def attention_error(own: Scores, wanted: Scores, rows: Rows) -> Float[Tensor, ""]:
+def attention_error(own: Scores, wanted: Scores, rows: RowLayout) -> Float[Tensor, ""]:
     """Squared differences of attention before its softmax, a mean over heads and keys, summed over
     real queries: of a row TinyBERT's equation 7 times its length. Keys that either may not look at
     are left out."""

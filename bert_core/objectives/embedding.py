@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bert_core.model.encoder import Encoded
-from bert_core.objectives.base import Batch, Objective, Part, cross_entropy
+from bert_core.objectives.base import Batch, LossPart, Objective, cross_entropy
 
 Loss = Literal["contrastive", "cosine"]
 
@@ -62,11 +62,11 @@ class Embedding(Objective):
         rows = len(batch["choices"])
         return rows if self.loss == "contrastive" else len(batch["similarities"]) - rows
 
-    def part(self, logits: Float[Tensor, "items hidden"], batch: Batch) -> Part:
+    def part(self, logits: Float[Tensor, "items hidden"], batch: Batch) -> LossPart:
         scores, wanted = self._scored(logits, batch)
         if self.loss == "contrastive":
             return cross_entropy(scores, wanted)
-        return Part((scores - wanted).square().sum(), len(scores), None)
+        return LossPart((scores - wanted).square().sum(), len(scores), None)
 
     def soft_part(
         self,
@@ -74,12 +74,12 @@ class Embedding(Objective):
         teachers: Float[Tensor, "items width"],
         batch: Batch,
         temperature: float,
-    ) -> Part:
+    ) -> LossPart:
         """Compares what is said of vectors, not them: those of a teacher may be wider."""
         own, wanted = (self._scored(vectors, batch)[0] for vectors in (logits, teachers))
         if self.loss == "contrastive":
             return super().soft_part(own, wanted, batch, temperature)
-        return Part((own - wanted).square().sum(), len(own), None)
+        return LossPart((own - wanted).square().sum(), len(own), None)
 
     def _scored(
         self, logits: Float[Tensor, "items width"], batch: Batch

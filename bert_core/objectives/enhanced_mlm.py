@@ -11,7 +11,7 @@ from bert_core.errors import ConfigError
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.layers import EncoderLayer, initialise
-from bert_core.model.rows import gather_tokens
+from bert_core.model.layout import gather_tokens
 from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch
 from bert_core.objectives.mlm import MaskedLanguageModeling

@@ -7,7 +7,7 @@ from torch import Tensor
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import RecurrentHead
-from bert_core.model.rows import gather_tokens
+from bert_core.model.layout import gather_tokens
 from bert_core.objectives.base import Batch
 from bert_core.objectives.token_classification import TokenLabels
 

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from bert_core.objectives.base import Part
+from bert_core.objectives.base import LossPart
 
 CHUNK_BYTES = {"cpu": 48 << 20}  # of scores in fp32; the product of their gradient likes many
 OTHER_CHUNK_BYTES = 256 << 20  # a GPU wants more at once
@@ -26,11 +26,11 @@ def linear_cross_entropy(
     weight: Float[Tensor, "classes size"],
     bias: Float[Tensor, "classes"],
     labels: Int[Tensor, "items"],
-) -> Part:
+) -> LossPart:
     """What `cross_entropy(rows @ weight.T + bias, labels)` gives, with the same gradients."""
     learns = torch.is_grad_enabled()  # which the function itself cannot see
     total, correct = _LinearCrossEntropy.apply(rows, weight, bias, labels, learns)
-    return Part(total, labels.numel(), correct)
+    return LossPart(total, labels.numel(), correct)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded, Encoder
 from bert_core.model.heads import DetectionHead
 from bert_core.model.sharing import share_words
-from bert_core.objectives.base import Batch, Objective, ObjectiveModel, Part
+from bert_core.objectives.base import Batch, LossPart, Objective, ObjectiveModel
 from bert_core.objectives.linear_cross_entropy import linear_sample
 from bert_core.objectives.mlm import MaskedLanguageModeling
 
@@ -59,7 +59,7 @@ class ReplacedTokenDetection(Objective):
     def submodels(self) -> Mapping[str, ObjectiveModel]:
         return {"generator": self.generator}
 
-    def shown(self, batch: Batch) -> tuple[Batch, dict[str, Part]]:
+    def shown(self, batch: Batch) -> tuple[Batch, dict[str, LossPart]]:
         """The rows with guesses at the masked positions, `replaced` (*tokens) where they are wrong;
         and how well the generator guessed."""
         ids, places, right = batch["input_ids"], batch["mlm_positions"], batch["mlm_labels"]
@@ -95,7 +95,7 @@ class ReplacedTokenDetection(Objective):
 
     def forward(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
-    ) -> Part:
+    ) -> LossPart:
         """Binary cross-entropy, in fp32 at least."""
         logits = self.logits(encoded, batch, word_embeddings)[:, 0]
         places = self.places(batch)
@@ -105,4 +105,4 @@ class ReplacedTokenDetection(Objective):
         total = functional.binary_cross_entropy_with_logits(
             wide, replaced.to(wide.dtype), reduction="sum"
         )
-        return Part(total, len(replaced), ((wide > 0) == replaced).sum())
+        return LossPart(total, len(replaced), ((wide > 0) == replaced).sum())

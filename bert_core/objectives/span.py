@@ -10,8 +10,8 @@ from bert_core.model.encoder import Encoded
 from bert_core.model.heads import TokenHead
 from bert_core.objectives.base import (
     Batch,
+    LossPart,
     Objective,
-    Part,
     cross_entropy,
     soft_cross_entropy,
 )
@@ -46,12 +46,12 @@ class Span(Objective):
             blocks.append(functional.pad(block, (0, 0, 0, missing), value=float("-inf")))
         return torch.cat(blocks)
 
-    def part(self, logits: Float[Tensor, "batch seq 2"], batch: Batch) -> Part:
+    def part(self, logits: Float[Tensor, "batch seq 2"], batch: Batch) -> LossPart:
         start, end = logits.unbind(-1)
         begins, ends = batch["start_positions"], batch["end_positions"]
         total = cross_entropy(start, begins).sum + cross_entropy(end, ends).sum
         both = (start.argmax(-1) == begins) & (end.argmax(-1) == ends)
-        return Part(total / 2, len(begins), both.sum())
+        return LossPart(total / 2, len(begins), both.sum())
 
     def soft_part(
         self,
@@ -59,9 +59,9 @@ class Span(Objective):
         teachers: Float[Tensor, "batch seq 2"],
         batch: Batch,
         temperature: float,
-    ) -> Part:
+    ) -> LossPart:
         """The mean of what the two ends give over the tokens of a row."""
         own, wanted = logits.mT, teachers.mT  # (B, 2, S)
         ends = soft_cross_entropy(own, wanted, temperature)
         both = (own.argmax(-1) == wanted.argmax(-1)).all(-1)
-        return Part(ends.sum / 2, len(both), both.sum())
+        return LossPart(ends.sum / 2, len(both), both.sum())

@@ -9,7 +9,7 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoded
 from bert_core.model.heads import TokenHead
 from bert_core.objectives import IGNORE
-from bert_core.objectives.base import Batch, Objective, Part, cross_entropy, soft_cross_entropy
+from bert_core.objectives.base import Batch, LossPart, Objective, cross_entropy, soft_cross_entropy
 
 
 class TokenLabels(Objective):
@@ -22,7 +22,7 @@ class TokenLabels(Objective):
     def counts(self, batch: Batch) -> int:
         return int((batch[self.label_key] != IGNORE).sum())
 
-    def part(self, logits: Float[Tensor, "items labels"], batch: Batch) -> Part:
+    def part(self, logits: Float[Tensor, "items labels"], batch: Batch) -> LossPart:
         # torch's cross-entropy ignores -100 by itself; only the count has to leave it out.
         return replace(cross_entropy(logits, batch[self.label_key]), count=self.counts(batch))
 
@@ -32,7 +32,7 @@ class TokenLabels(Objective):
         teachers: Float[Tensor, "items labels"],
         batch: Batch,
         temperature: float,
-    ) -> Part:
+    ) -> LossPart:
         known = batch[self.label_key] != IGNORE
         return soft_cross_entropy(logits[known], teachers[known], temperature)
 

@@ -1,6 +1,6 @@
 """What a task is: labelled rows to windows, scores to answers, answers to metrics.
 
-A new task is one file and an entry in `registry.TASKS`; stages, server and bundles pick it up.
+A new task is one file and an entry in `catalog.TASKS`; stages, server and bundles pick it up.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, InputError
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.digests import Digests, row_digests
-from bert_core.tasks.rows import Row, as_row, has_empty_text
+from bert_core.tasks.shapes import Row, as_row, has_empty_text
 
 if TYPE_CHECKING:
     from bert_core.objectives.base import Objective

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt64
 
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 
 Digests = UInt64[np.ndarray, "rows"]
 

@@ -16,7 +16,7 @@ from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 
 if TYPE_CHECKING:
     from bert_core.objectives.mlm import MaskedLanguageModeling

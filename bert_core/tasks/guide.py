@@ -14,7 +14,7 @@ from docstring_parser import parse_from_object
 
 from bert_core.model.families import ARCHITECTURES
 from bert_core.tasks.base import Kind, Task
-from bert_core.tasks.registry import TASKS
+from bert_core.tasks.catalog import TASKS
 
 HEAD = """\
 # Tasks

@@ -14,7 +14,7 @@ from bert_core.errors import CorpusError
 from bert_core.metrics.classification import by_label, single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import softmax, text_windows
 
 if TYPE_CHECKING:

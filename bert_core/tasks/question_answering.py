@@ -20,7 +20,7 @@ from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 
 if TYPE_CHECKING:
     from bert_core.objectives.span import Span

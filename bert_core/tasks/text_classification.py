@@ -20,7 +20,7 @@ from bert_core.metrics.classification import (
 )
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextOptions, TextTask, softmax
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from bert_core.errors import CorpusError
 from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextOptions, TextTask
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from bert_core.metrics.entities import (
 from bert_core.model.config import EncoderConfig
 from bert_core.objectives import IGNORE
 from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 
 if TYPE_CHECKING:
     from bert_core.objectives.feature_based import FeatureBasedTokenClassification

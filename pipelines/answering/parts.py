@@ -20,7 +20,7 @@ from bert_core.data.formats import decode_utf8, jsonl_rows
 from bert_core.data.tables import TextTable
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.manifest import Output
-from bert_core.tasks.rows import Row, as_row, check_unicode, has_empty_text, own_columns
+from bert_core.tasks.shapes import Row, as_row, check_unicode, has_empty_text, own_columns
 from pipelines.corpus.blocks import plan_blocks, read_pieces
 from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.readers import parquet, reader_of
@@ -82,7 +82,7 @@ class Read:
     """Whether it is of CSV or TSV, where an empty cell may be nothing."""
 
 
-class Part:
+class OutputPart:
     """The rows of one part as they are taken: what is asked of each, and what came of them."""
 
     def __init__(self, config: RowsConfig, inputs: type) -> None:
@@ -287,7 +287,7 @@ def _record_of(config: RowsConfig, number: int) -> str:
     return files.join(config.output, PARTS, f"part-{number:05d}.json")
 
 
-def finish_part(config: RowsConfig, number: int, part: Part, suffix: str) -> dict[str, Any]:
+def finish_part(config: RowsConfig, number: int, part: OutputPart, suffix: str) -> dict[str, Any]:
     """Write the rows that were put aside and then, last, what says that the part is whole.
 
     Args:
@@ -321,7 +321,7 @@ def is_table(block: Block) -> bool:
     return reader_of(block.extents[0].file.path).rows == "table"
 
 
-def read_texts(block: Block, part: Part) -> Iterator[Read]:
+def read_texts(block: Block, part: OutputPart) -> Iterator[Read]:
     """The rows of JSONL, CSV, TSV and text that can be read; the others are put aside."""
     for extent in block.extents:
         if reader_of(extent.file.path).rows == "cells":
@@ -330,7 +330,7 @@ def read_texts(block: Block, part: Part) -> Iterator[Read]:
             yield from _pieces(extent, block, part)
 
 
-def _cells(extent: Extent, part: Part) -> Iterator[Read]:
+def _cells(extent: Extent, part: OutputPart) -> Iterator[Read]:
     path = extent.file.path
     for row, columns in read_cells(extent):
         if columns:
@@ -346,7 +346,7 @@ def _cells(extent: Extent, part: Part) -> Iterator[Read]:
             part.reject(where, text, "unreadable", f"{path}, line {row.line:,}: {row.fault}")
 
 
-def _pieces(extent: Extent, block: Block, part: Part) -> Iterator[Read]:
+def _pieces(extent: Extent, block: Block, part: OutputPart) -> Iterator[Read]:
     path = extent.file.path
     is_text = reader_of(path).rows == "lines"
     of_lines = block.corpus.document_boundary == "line"
@@ -379,7 +379,9 @@ def _pieces(extent: Extent, block: Block, part: Part) -> Iterator[Read]:
             yield Read(where, columns)
 
 
-def read_tables(block: Block, part: Part, at_once: int) -> Iterator[tuple[pa.Table, list[Read]]]:
+def read_tables(
+    block: Block, part: OutputPart, at_once: int
+) -> Iterator[tuple[pa.Table, list[Read]]]:
     """Some rows of Parquet at a time, with their columns and as rows; once also of a table without
     rows, for its columns."""
     for where, table in read_row_groups(block):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bert_core.data.windows import cut_rows
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 from pipelines.corpus.labelled import rows_after
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter

@@ -11,7 +11,7 @@ from bert_core import files
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.tables import with_classes
 from bert_core.errors import ConfigError, CorpusError
-from bert_core.tasks.rows import labelled
+from bert_core.tasks.shapes import labelled
 from pipelines.corpus import docstrings, hub
 from pipelines.corpus.config import DOCSTRINGS
 from pipelines.runtime.progress import counted, say

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]:
     """Where the bundle to start from lies on this machine, and everything that is read."""
     from bert_core.bundle.format import bundle_digest
-    from bert_core.tasks.registry import TASKS
+    from bert_core.tasks.catalog import TASKS
     from tracking.resolve import resolve
 
     if config.task not in TASKS:
@@ -66,7 +66,7 @@ def read_sets(
 
     Raises: ConfigError or CorpusError naming what does not fit the task.
     """
-    from bert_core.tasks.registry import TASKS
+    from bert_core.tasks.catalog import TASKS
 
     kind = TASKS[config.task]
     task, parts = read_parts(config, kind, kind.options_of(config.options))

@@ -27,10 +27,10 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
+from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
 from bert_core.tasks.fill_mask import FillMask, FillMaskOptions
 from bert_core.tasks.question_answering import QuestionAnswering
-from bert_core.tasks.registry import TASKS
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
 

@@ -19,7 +19,7 @@ from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
-from bert_core.tasks.registry import TASKS
+from bert_core.tasks.catalog import TASKS
 from serve import api
 from serve.app import curl
 from serve.model import Model

@@ -10,7 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bert_core.data.fragments import Part, as_documents, read_counts, read_shard, write_fragment
+from bert_core.data.fragments import (
+    FragmentPart,
+    as_documents,
+    read_counts,
+    read_shard,
+    write_fragment,
+)
 from bert_core.data.pairs import Documents
 
 SHARDS = 5
@@ -44,8 +50,8 @@ def corpus(seed: int = 0) -> list[Written]:
     return found
 
 
-def part(documents: Sequence[Written], id_type: pa.DataType = IDS) -> Part:
-    return Part(
+def part(documents: Sequence[Written], id_type: pa.DataType = IDS) -> FragmentPart:
+    return FragmentPart(
         digests=[document.digest for document in documents],
         copies=np.array([document.copies for document in documents], dtype=np.int64),
         shards=np.array([document.shard for document in documents], dtype=np.int64),
@@ -55,7 +61,7 @@ def part(documents: Sequence[Written], id_type: pa.DataType = IDS) -> Part:
     )
 
 
-def write(path: Path, parts: list[Part], id_type: pa.DataType = IDS) -> str:
+def write(path: Path, parts: list[FragmentPart], id_type: pa.DataType = IDS) -> str:
     with open(path, "wb") as sink:
         write_fragment(sink, iter(parts), SHARDS, Counter(), id_type)
     return str(path)
@@ -131,7 +137,7 @@ def test_parts_and_fragments_change_nothing(tmp_path: Path) -> None:
 def test_counts_are_those_when_the_last_part_was_written(tmp_path: Path) -> None:
     counts: Counter[str] = Counter(documents=0)
 
-    def counted() -> Iterator[Part]:
+    def counted() -> Iterator[FragmentPart]:
         for n in range(3):
             counts.update(documents=1, **{f"überlapp\t{n}": 1 << 40})
             yield part([Written(n, [[1]], shard=n)])

@@ -9,7 +9,7 @@ import pytest
 from bert_core.data.labelled_formats import FORMATS, Record, labelled_records
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.question_answering import QuestionAnswering
-from bert_core.tasks.rows import labelled
+from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import OneLabel
 from bert_core.tasks.text_regression import Score
 from bert_core.tasks.texts import TextInput

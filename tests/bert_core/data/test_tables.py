@@ -16,7 +16,7 @@ from bert_core.data.labelled_formats import FORMATS, labelled_records
 from bert_core.data.tables import TextRow, TextTable, table_rows
 from bert_core.errors import CorpusError
 from bert_core.tasks.multiple_choice import MultipleChoice
-from bert_core.tasks.rows import labelled
+from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import OneLabel, SeveralLabels
 from bert_core.tasks.text_regression import Score
 from bert_core.tasks.texts import TextInput

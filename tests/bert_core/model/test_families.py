@@ -205,7 +205,7 @@ def scrambled(model: Model) -> Model:
     return model
 
 
-ROW_BY_ROW = "bert_core.model.rows.ROW_BY_ROW"
+ROW_BY_ROW = "bert_core.model.layout.ROW_BY_ROW"
 """Set to 0, each row that lies end to end is a block of its own; set high, rows share blocks."""
 
 
@@ -215,7 +215,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Batch]:
     yield padded
     for row_by_row, evened in ((0, False), (1000, False), (0, True), (1000, True)):
         monkeypatch.setattr(ROW_BY_ROW, row_by_row)
-        monkeypatch.setattr("bert_core.model.rows.BIN_TOKENS", 8)  # rows fill more than one bin
+        monkeypatch.setattr("bert_core.model.layout.BIN_TOKENS", 8)  # rows fill more than one bin
         monkeypatch.setattr(Encoder, "_makes_kernels", lambda *_, evened=evened: evened)
         yield packed
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_core.objectives import linear_cross_entropy as module
-from bert_core.objectives.base import Part, cross_entropy
+from bert_core.objectives.base import LossPart, cross_entropy
 from bert_core.objectives.linear_cross_entropy import linear_cross_entropy
 
 ITEMS, SIZE, CLASSES = 23, 3, 40
@@ -30,17 +30,17 @@ def inputs_of(dtype: torch.dtype, items: int = ITEMS) -> tuple[list[Tensor], Ten
     return learned, labels
 
 
-def in_chunks(learned: list[Tensor], labels: Tensor) -> Part:
+def in_chunks(learned: list[Tensor], labels: Tensor) -> LossPart:
     rows, weight, bias = learned
     return linear_cross_entropy(rows, weight, bias, labels)
 
 
-def at_once(learned: list[Tensor], labels: Tensor) -> Part:
+def at_once(learned: list[Tensor], labels: Tensor) -> LossPart:
     rows, weight, bias = learned
     return cross_entropy(functional.linear(rows, weight, bias), labels)
 
 
-def gradients(part: Part, of: list[Tensor]) -> tuple[Tensor, ...]:
+def gradients(part: LossPart, of: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(part.sum * 0.3, of)
 
 

@@ -15,10 +15,10 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives import IGNORE
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, cross_entropy
+from bert_core.objectives.catalog import PRETRAINING
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.feature_based import FeatureBasedTokenClassification
 from bert_core.objectives.multiple_choice import MultipleChoice
-from bert_core.objectives.registry import PRETRAINING
 from bert_core.objectives.span import Span
 from bert_core.objectives.token_classification import TokenClassification
 
@@ -250,7 +250,7 @@ def test_an_encoder_that_gives_features_alone_stays_as_it_is() -> None:
 def test_features_are_read_the_same_where_rows_lie_end_to_end(
     row_by_row: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bert_core.model.rows.ROW_BY_ROW", row_by_row)
+    monkeypatch.setattr("bert_core.model.layout.ROW_BY_ROW", row_by_row)
     model, batch = model_of(FEATURES).eval(), batch_of()
     real = batch["attention_mask"].bool()
     flat = real.flatten().cumsum(0) - 1

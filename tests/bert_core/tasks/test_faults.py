@@ -10,7 +10,7 @@ from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.multiple_choice import MultipleChoice
 from bert_core.tasks.next_sentence import NextSentence
 from bert_core.tasks.question_answering import QuestionAnswering, QuestionAnsweringOptions
-from bert_core.tasks.rows import Row
+from bert_core.tasks.shapes import Row
 from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from bert_core.tasks.text_regression import TextRegression
 

@@ -24,7 +24,7 @@ from bert_core.tasks.feature_extraction import (
     FeatureExtractionOptions,
     FeatureExtractionParameters,
 )
-from bert_core.tasks.rows import labelled
+from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import TextClassification
 
 WORDS = ["the", "sea", "is", "blue", "tree", "a", "green", "deep"]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bert_core.tasks.base import Kind, Task
+from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.guide import markdown, meanings
-from bert_core.tasks.registry import TASKS
-from bert_core.tasks.rows import labelled
+from bert_core.tasks.shapes import labelled
 from pipelines import cli
 from pipelines.configure import STAGES
 from tests.labelled_rows import EVERY_KIND, rows_of

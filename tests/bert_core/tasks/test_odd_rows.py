@@ -15,9 +15,9 @@ from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.tasks.base import Task
+from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.question_answering import QuestionAnswering
-from bert_core.tasks.registry import TASKS
-from bert_core.tasks.rows import as_row, labelled
+from bert_core.tasks.shapes import as_row, labelled
 from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from bert_core.tasks.text_regression import TextRegression
 from bert_core.tasks.token_classification import TokenClassification

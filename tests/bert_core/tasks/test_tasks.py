@@ -23,8 +23,8 @@ from bert_core.objectives.distillation import Distillation
 from bert_core.predictor import Predictor
 from bert_core.scores import scores_of
 from bert_core.tasks.base import Columns, Parameters, Task
-from bert_core.tasks.registry import TASKS
-from bert_core.tasks.rows import Row, as_row, labelled
+from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.shapes import Row, as_row, labelled
 from bert_core.tasks.text_regression import TextRegression
 
 LONG = "sea sea the tree " * 20

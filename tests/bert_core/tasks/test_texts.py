@@ -11,8 +11,8 @@ from bert_core.errors import CorpusError, InputError
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
-from bert_core.tasks.registry import TASKS
-from bert_core.tasks.rows import labelled
+from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.text_regression import TextRegression
 from bert_core.tasks.texts import TextInput, TextTask

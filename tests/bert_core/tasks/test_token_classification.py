@@ -21,7 +21,7 @@ from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives import IGNORE
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
-from bert_core.tasks.rows import as_row, labelled
+from bert_core.tasks.shapes import as_row, labelled
 from bert_core.tasks.token_classification import (
     TokenClassification,
     TokenClassificationOptions,

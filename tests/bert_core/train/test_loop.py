@@ -27,10 +27,10 @@ from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.model.size import training_flops
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, ObjectiveModel
+from bert_core.objectives.catalog import PRETRAINING
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
-from bert_core.objectives.registry import PRETRAINING
 from bert_core.train.checkpoint import (
     CheckpointWriter,
     latest_checkpoint,

@@ -8,7 +8,7 @@ import torch
 
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
-from bert_core.objectives.registry import PRETRAINING
+from bert_core.objectives.catalog import PRETRAINING
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.optim import build_optimizer, parameter_groups
 

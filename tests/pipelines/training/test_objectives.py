@@ -14,7 +14,7 @@ from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.model.variants import VARIANTS
-from bert_core.objectives.registry import PRETRAINING
+from bert_core.objectives.catalog import PRETRAINING
 from pipelines import prepare, pretrain, vocab
 from pipelines.configure import parse
 from pipelines.pretrain import PretrainConfig

@@ -7,10 +7,10 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from bert_core.data import rows as module
+from bert_core.data import row_maker as module
 from bert_core.data.masking import STRATEGIES, MaskingConfig, Strategy
 from bert_core.data.pairs import LABELS, Documents, Kind, PairsConfig
-from bert_core.data.rows import RowMaker
+from bert_core.data.row_maker import RowMaker
 from bert_core.data.shards import ShardRows
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 

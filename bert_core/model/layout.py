@@ -24,7 +24,7 @@ WIDTH_MULTIPLE = 8
 """Of a bin's tokens."""
 
 
-class Rows(ABC):
+class RowLayout(ABC):
     """The layout of a batch."""
 
     @property
@@ -61,7 +61,7 @@ class Rows(ABC):
         """Which tokens of each block are real, (b, s) of bool; None where all are."""
 
 
-class Padded(Rows):
+class Padded(RowLayout):
     """Rows of one width. `mask` is 1 at real tokens, or None where all are."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Padded(Rows):
         return [self.mask]
 
 
-class Packed(Rows):
+class Packed(RowLayout):
     """Rows end to end: row r is the tokens from `offsets[r]` up to `offsets[r + 1]`.
 
     `bound` is the most tokens that any row of the model has: what kernels plan with, where asking

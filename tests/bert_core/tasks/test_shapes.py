@@ -13,7 +13,7 @@ import pytest
 from bert_core.data.tables import table_rows
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.question_answering import QuestionAnswering
-from bert_core.tasks.rows import as_row, labelled
+from bert_core.tasks.shapes import as_row, labelled
 from bert_core.tasks.text_classification import OneLabel, SeveralLabels
 from bert_core.tasks.text_regression import Score
 from bert_core.tasks.texts import TextInput
