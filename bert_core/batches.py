@@ -19,6 +19,7 @@ from jaxtyping import Integer
 from bert_core.data.draws import GUESS, ORDER, Draws, row_keys
 from bert_core.data.masking import Masker, span_lengths
 from bert_core.data.order import GlobalOrder, Samples, balanced_part
+from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError
@@ -61,7 +62,7 @@ def pack(
 ) -> Batch:
     """Input tensors of B rows end to end, T tokens in all and no padding; segments as in `pad`."""
     lengths = np.array([len(row) for row in rows])
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = offsets_of(lengths)
     token_type_ids = np.zeros(offsets[-1], dtype=np.int64)
     if segment_b_start is not None:
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
@@ -270,7 +271,7 @@ class ShardSource:
             row_of = np.repeat(np.arange(len(rows)), [len(row.masked_positions) for row in rows])
             labels = np.concatenate([row.masked_labels for row in rows])
         else:
-            offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in input_ids])])
+            offsets = offsets_of([len(ids) for ids in input_ids])
             masked = self.masker(
                 np.concatenate(input_ids),
                 offsets,

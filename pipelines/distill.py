@@ -21,7 +21,7 @@ from bert_core.model.variants import VARIANTS
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines.corpus.labelled import labelled_input
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import INPUT, Result, input_digest, run_stage
+from pipelines.runtime.stage import INPUT, Result, bundle_input, input_digest, run_stage
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.driver import curves, fit, write_bundle
 from pipelines.training.labelled_sets import LabelledSet, encoded, lineage_of, read_parts
@@ -109,9 +109,6 @@ def _default(one: Field[Any]) -> Any:
 
 def run(config: DistillConfig) -> Manifest:
     """Train a student by its teacher, and write it as a bundle in Hugging Face layout."""
-    from bert_core.bundle.format import bundle_digest
-    from tracking.resolve import resolve
-
     folders: dict[str, Path] = {}
     inputs = []
     for name, reference in (
@@ -120,8 +117,10 @@ def run(config: DistillConfig) -> Manifest:
         ("augmentation", config.augmentation.model),
     ):
         if name == "teacher" or reference != TEACHER:
-            folders[name] = resolve(reference, uri=config.tracking_uri)
-            inputs.append(DatasetInput(name, bundle_digest(folders[name]), reference))
+            folders[name], source = bundle_input(
+                reference, name=name, tracking_uri=config.tracking_uri
+            )
+            inputs.append(source)
     if config.variant is not None and "model" in folders:
         raise ConfigError(
             f"model: wanted none beside variant, as {config.variant} begins with fresh weights, "

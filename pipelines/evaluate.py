@@ -26,9 +26,15 @@ from pipelines.corpus.labelled import (
     rows_of,
 )
 from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, say, tell_remarks
-from pipelines.runtime.stage import INPUT, Result, StageConfig, local_outputs, run_stage
+from pipelines.runtime.stage import (
+    INPUT,
+    Result,
+    StageConfig,
+    bundle_input,
+    local_outputs,
+    run_stage,
+)
 from tracking.metric_names import TOKENS_PER_S
-from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
     from bert_core.metrics.calibration import Reliability
@@ -60,15 +66,9 @@ class EvaluateConfig(StageConfig):
 
 def run(config: EvaluateConfig) -> Manifest:
     """Score the model by its task's metrics."""
-    from bert_core.bundle.format import bundle_digest
-    from tracking.resolve import resolve
-
-    folder = resolve(config.model, uri=config.tracking_uri)
+    folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
     predictor_of.cache_clear()  # what lay there in an earlier run of this process
-    inputs = [
-        DatasetInput("model", bundle_digest(folder), config.model),
-        labelled_input("held_out", config.held_out, "held_out"),
-    ]
+    inputs = [model, labelled_input("held_out", config.held_out, "held_out")]
     return run_stage("evaluate", config, inputs, lambda _: _evaluate(config, folder))
 
 

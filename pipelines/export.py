@@ -16,7 +16,15 @@ from bert_core.metrics.bootstrap import Verdict, not_worse
 from pipelines.answering.predictors import ROWS_PER_TASK
 from pipelines.corpus.labelled import LabelledConfig, labelled_input, read_labelled, rows_of
 from pipelines.runtime.progress import SEEN, meter, say
-from pipelines.runtime.stage import INPUT, Result, StageConfig, local_outputs, recipe, run_stage
+from pipelines.runtime.stage import (
+    INPUT,
+    Result,
+    StageConfig,
+    bundle_input,
+    local_outputs,
+    recipe,
+    run_stage,
+)
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -56,13 +64,11 @@ class ExportConfig(StageConfig):
 
 def run(config: ExportConfig) -> Manifest:
     """Write the bundle with a graph, unless that does worse than `max_drop` allows."""
-    from bert_core.bundle.format import bundle_digest
     from bert_core.graph import EXPORTING, check_installed
-    from tracking.resolve import resolve
 
     check_installed(EXPORTING, "an export to ONNX")
-    folder = resolve(config.model, uri=config.tracking_uri)
-    inputs = [DatasetInput("model", bundle_digest(folder), config.model)]
+    folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
+    inputs = [model]
     if config.held_out is not None:
         inputs.append(labelled_input(HELD_OUT, config.held_out, HELD_OUT))
     return run_stage("export", config, inputs, partial(_export, config, folder, inputs))

@@ -39,7 +39,7 @@ from pipelines.corpus.digest import corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import INPUT, Result, run_stage
+from pipelines.runtime.stage import INPUT, Result, bundle_input, run_stage
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -134,13 +134,11 @@ class DocumentInput:
 
 def run(config: ExtractConfig) -> Manifest:
     """Write a record for every document, in the order of the input."""
-    from bert_core.bundle.format import bundle_digest
-    from tracking.resolve import resolve
-
     folders, inputs = {}, []
     for name, one in config.models.items():
-        folders[name] = resolve(one.model, uri=config.tracking_uri).absolute()
-        inputs.append(DatasetInput(name, bundle_digest(folders[name]), one.model))
+        folder, source = bundle_input(one.model, name=name, tracking_uri=config.tracking_uri)
+        folders[name] = folder.absolute()
+        inputs.append(source)
     predictor_of.cache_clear()  # what lay there in an earlier run of this process
     corpus = list_corpus(config.corpus)
     documents = corpus_input(corpus, config)

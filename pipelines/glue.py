@@ -18,7 +18,14 @@ from bert_core.metrics.glue import SCORED_TASKS, SETS, submission_lines, task_sc
 from pipelines.answering.predictors import predict_rows, predictor_of
 from pipelines.corpus.labelled import LabelledConfig, read_unlabelled
 from pipelines.runtime.progress import counted, say
-from pipelines.runtime.stage import INPUT, Result, StageConfig, input_digest, run_stage
+from pipelines.runtime.stage import (
+    INPUT,
+    Result,
+    StageConfig,
+    bundle_input,
+    input_digest,
+    run_stage,
+)
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -78,19 +85,15 @@ class GlueConfig(StageConfig):
 
 def run(config: GlueConfig) -> Manifest:
     """Answer the test sets and write the submission."""
-    from bert_core.bundle.format import bundle_digest
-    from tracking.resolve import resolve
-
     folders, inputs = {}, []
     for name in config.answered():
         model, test = str(config.model(name)), config.tests[name]
-        folders[name] = resolve(model, uri=config.tracking_uri)
+        folders[name], source = bundle_input(
+            model, name=f"models.{name}", tracking_uri=config.tracking_uri
+        )
         if not files.exists(test):
             raise CorpusError(f"tests.{name}: wanted a test file, there is none at {test}")
-        inputs += [
-            DatasetInput(f"models.{name}", bundle_digest(folders[name]), model),
-            DatasetInput(f"tests.{name}", files.sha256_of(test), test),
-        ]
+        inputs += [source, DatasetInput(f"tests.{name}", files.sha256_of(test), test)]
     for name, folder in config.evaluations.items():
         digest = input_digest(folder, "evaluate")
         inputs.append(DatasetInput(f"evaluations.{name}", digest, folder))

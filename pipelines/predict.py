@@ -36,7 +36,7 @@ from pipelines.corpus.digest import corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
 from pipelines.runtime.progress import CUT, counted, say
-from pipelines.runtime.stage import INPUT, Result, run_stage
+from pipelines.runtime.stage import INPUT, Result, bundle_input, run_stage
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -76,17 +76,11 @@ class PredictConfig(RowsConfig):
 
 def run(config: PredictConfig) -> Manifest:
     """Write every row with the model's answer, in the order of the input."""
-    from bert_core.bundle.format import bundle_digest
-    from tracking.resolve import resolve
-
-    folder = resolve(config.model, uri=config.tracking_uri)
+    folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
     predictor_of.cache_clear()  # what lay there in an earlier run of this process
     corpus = list_corpus(config.corpus)
     rows = corpus_input(corpus, config)
-    inputs = [
-        DatasetInput("model", bundle_digest(folder), config.model),
-        DatasetInput("rows", rows.digest, rows.source),
-    ]
+    inputs = [model, DatasetInput("rows", rows.digest, rows.source)]
     return run_stage(
         "predict", config, inputs, lambda _: _predict(config, corpus, folder.absolute())
     )

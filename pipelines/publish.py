@@ -19,6 +19,7 @@ from pipelines.runtime.stage import (
     INPUT,
     Result,
     StageConfig,
+    bundle_input,
     input_digest,
     local_outputs,
     run_stage,
@@ -50,19 +51,16 @@ class PublishConfig(StageConfig):
 
 def run(config: PublishConfig) -> Manifest:
     """Register the bundle; `champion` moves to it unless it is worse than the present one."""
-    from bert_core.bundle.format import bundle_digest
-    from tracking.resolve import resolve
-
-    folder = resolve(config.model, uri=config.tracking_uri)
-    digest = bundle_digest(folder)
+    folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
     evaluated = read_manifest(config.evaluation).inputs.get("model")
-    if evaluated != digest:
+    if evaluated != model.digest:
         raise ConfigError(
-            f"{config.evaluation}: wanted an evaluation of bundle {digest[:6]} ({config.model}), "
-            f"it is of {str(evaluated)[:6]}: run `raybert evaluate` for this bundle"
+            f"{config.evaluation}: wanted an evaluation of bundle {model.digest[:6]} "
+            f"({config.model}), it is of {str(evaluated)[:6]}: "
+            "run `raybert evaluate` for this bundle"
         )
     inputs = [
-        DatasetInput("model", digest, config.model),
+        model,
         DatasetInput("evaluation", input_digest(config.evaluation, "evaluate"), config.evaluation),
     ]
     return run_stage("publish", config, inputs, lambda _: _publish(config, folder))

@@ -19,6 +19,7 @@ from jaxtyping import Integer
 
 from bert_core import files
 from bert_core.data.pairs import Documents
+from bert_core.data.ragged import offsets_of
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,13 @@ def as_documents(
     encoded = sentences.flatten()
     lengths = encoded.value_lengths().to_numpy()
     kept = np.flatnonzero(lengths)  # a sentence of white space and control characters has no ids
-    before = np.concatenate([[0], np.cumsum(lengths > 0)])
+    before = offsets_of(lengths > 0)
     document_offsets = before[np.asarray(sentences.offsets) - sentences.offsets[0].as_py()]
     has_sentences = np.flatnonzero(np.diff(document_offsets))
     names = table.column("digest").to_pylist()
     return Documents(
         input_ids=encoded.flatten().to_numpy(),
-        sentence_offsets=np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int64),
+        sentence_offsets=offsets_of(lengths[kept]),
         document_offsets=np.append(document_offsets[has_sentences], len(kept)),
         digests=[names[index] for index in has_sentences],
         own=int((has_sentences < len(own)).sum()),

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Integer
 
+from bert_core.data.ragged import starts_of
 from bert_core.errors import ConfigError
 
 
@@ -68,14 +69,14 @@ class GlobalOrder:
         sizes = np.add.reduceat(
             self.shard_rows[permutation], np.arange(0, len(permutation), self.window)
         )
-        return np.concatenate([[0], np.cumsum(sizes)])[:-1], permutation
+        return starts_of(sizes), permutation
 
     def _draw_window(self, epoch: int, window: int) -> tuple[np.ndarray, np.ndarray]:
         _, permutation = self._epoch(epoch)
         shards = permutation[window * self.window : (window + 1) * self.window]
         sizes = self.shard_rows[shards]
         shard_of_row = np.repeat(shards, sizes)
-        rows = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        rows = np.arange(int(sizes.sum())) - np.repeat(starts_of(sizes), sizes)
         order = np.random.default_rng([self.seed, epoch, window + 1]).permutation(len(rows))
         return shard_of_row[order], rows[order]
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Integer, UInt8
 
 from bert_core.checks import PositiveInt, Range, Share, check_fields
-from bert_core.data.ragged import ragged_ranges
+from bert_core.data.ragged import offsets_of, ragged_ranges
 from bert_core.errors import CorpusError
 
 IS_NEXT, IS_RANDOM = 0, 1  # Hugging Face's and Google's `next_sentence_label`
@@ -91,7 +91,7 @@ class Segments:
         return cls(
             np.concatenate([each.starts for each in several]),
             np.concatenate([each.ends for each in several]),
-            _offsets(counts),
+            offsets_of(counts),
             np.concatenate([each.labels for each in several]),
         )
 
@@ -103,11 +103,11 @@ class Segments:
         counts = np.diff(self.row_offsets)[rows]
         picked = ragged_ranges(self.row_offsets[rows], counts)
         labels = self.labels[rows] if len(self.labels) else self.labels
-        return Segments(self.starts[picked], self.ends[picked], _offsets(counts), labels)
+        return Segments(self.starts[picked], self.ends[picked], offsets_of(counts), labels)
 
     def lengths(self) -> Integer[np.ndarray, "rows"]:
         """Ids of each row, special tokens included."""
-        tokens = np.concatenate([[0], np.cumsum(self.ends - self.starts)])[self.row_offsets]
+        tokens = offsets_of(self.ends - self.starts)[self.row_offsets]
         return 1 + np.diff(tokens) + np.diff(self.row_offsets)
 
 
@@ -122,10 +122,6 @@ class FlatRows:
     input_ids: Integer[np.ndarray, "tokens"]
     offsets: Integer[np.ndarray, "rows_1"]
     segment_b_start: Integer[np.ndarray, "rows"]
-
-
-def _offsets(counts: Integer[np.ndarray, "rows"]) -> Integer[np.ndarray, "rows_1"]:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def make_rows(
@@ -358,7 +354,7 @@ def assemble(
 ) -> FlatRows:
     """Lay every row out as `[CLS]` and its segments, each with `[SEP]` after it."""
     lengths = segments.ends - segments.starts
-    offsets = _offsets(segments.lengths())
+    offsets = offsets_of(segments.lengths())
     first = segments.row_offsets[:-1]
     is_first = np.zeros(len(lengths), dtype=np.int64)
     is_first[first] = 1

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int32, Integer, UInt32, UInt64
 
 from bert_core.checks import NonNegativeInt, PositiveInt, PositiveShare, Share, check_fields
-from bert_core.data.ragged import ragged_ranges
+from bert_core.data.ragged import ragged_ranges, starts_of
 from bert_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,12 +150,12 @@ def signatures(texts: Sequence[str]) -> UInt32[np.ndarray, "texts permutations"]
     rows = [_hashed(words + missing[len(words) :]) for words in map(_words, texts)]
     sizes = np.array([len(row) for row in rows])
     grams = sizes - SHINGLE_WORDS + 1
-    picked = ragged_ranges(np.cumsum(sizes) - sizes, grams)  # those that lie within one text
+    picked = ragged_ranges(starts_of(sizes), grams)  # those that lie within one text
     hashes = _gram_hashes(np.concatenate(rows), SHINGLE_WORDS)[picked]
     mixed = _finalised((hashes >> np.uint64(32)).astype(np.uint32))
     minima = np.empty((PERMUTATIONS, len(texts)), dtype=np.uint32)
     for row, (factor, summand) in zip(minima, _permutations().T, strict=True):
-        np.minimum.reduceat(mixed * factor + summand, np.cumsum(grams) - grams, out=row)
+        np.minimum.reduceat(mixed * factor + summand, starts_of(grams), out=row)
     return np.ascontiguousarray(minima.T)
 
 
@@ -184,7 +184,7 @@ def near_duplicates(
     agreeing = math.ceil(threshold * permutations)
     buckets = _buckets(signatures, bands=permutations - agreeing + 1)
     sizes = np.bincount(buckets[buckets != ALONE])
-    starts = np.cumsum(sizes) - sizes
+    starts = starts_of(sizes)
     kept_in = np.zeros(len(sizes), dtype=np.int64)
     kept = np.zeros(sizes.sum(), dtype=np.int64)  # of every bucket, from its start on
     dropped = []
@@ -249,7 +249,7 @@ class EvaluationGrams:
         gram_words = np.minimum(row_sizes, ngram)
         grams = row_sizes - gram_words + 1
         # Every gram is found by its first words, whatever its length, and then compared whole.
-        picked = ragged_ranges(np.cumsum(row_sizes) - row_sizes, grams)
+        picked = ragged_ranges(starts_of(row_sizes), grams)
         heads = _gram_hashes(_hashed(words), self._head_words)[picked]
         self._gram_words: list[int] = gram_words.tolist()
         order = np.argsort(heads, kind="stable")

@@ -1,7 +1,8 @@
 """Rows of unlike length, flat: one array, cut by offsets."""
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Int64, Integer
+from numpy.typing import ArrayLike
 
 
 def ragged_ranges(
@@ -9,5 +10,14 @@ def ragged_ranges(
 ) -> Integer[np.ndarray, "total"]:
     """`start, start + 1, …` for `length` items of every run, one after the other."""
     total = int(lengths.sum())
-    ends = np.cumsum(lengths)
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
+    return np.arange(total, dtype=np.int64) + np.repeat(starts - starts_of(lengths), lengths)
+
+
+def offsets_of(lengths: ArrayLike) -> Int64[np.ndarray, "items_1"]:
+    """Where each of some items begins that lie end to end, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def starts_of(lengths: Integer[np.ndarray, "items"]) -> Int64[np.ndarray, "items"]:
+    """Where each of some items begins that lie end to end."""
+    return offsets_of(lengths)[:-1]

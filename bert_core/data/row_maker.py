@@ -14,6 +14,7 @@ from jaxtyping import Integer
 from bert_core.data.draws import row_keys
 from bert_core.data.masking import Masker, MaskingConfig
 from bert_core.data.pairs import LABELS, Documents, PairsConfig, Segments, assemble, make_rows
+from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
 from bert_core.data.tokenizer import Tokenizer
 
@@ -63,7 +64,7 @@ class RowMaker:
         return finished, counts
 
     def _lay_out(self, input_ids: Integer[np.ndarray, "tokens"], segments: Segments) -> ShardRows:
-        offsets = np.concatenate([[0], np.cumsum(segments.lengths())])
+        offsets = offsets_of(segments.lengths())
         laid_out = np.empty(offsets[-1], dtype=input_ids.dtype)
         segment_b_start = np.empty(len(segments), dtype=np.uint16)
         for first, last in _slices(offsets):

@@ -134,6 +134,18 @@ def _without_inputs(config: Any) -> dict[str, Any]:
     }
 
 
+def bundle_input(
+    reference: str, *, name: str = "model", tracking_uri: str | None = None
+) -> tuple[Path, DatasetInput]:
+    """Where a bundle lies on this machine, whatever it is referred to by, and its digest as that of
+    an input of this name."""
+    from bert_core.bundle.format import bundle_digest
+    from tracking.resolve import resolve
+
+    folder = resolve(reference, uri=tracking_uri)
+    return folder, DatasetInput(name, bundle_digest(folder), reference)
+
+
 def recipe(config: StageConfig, digest: str) -> dict[str, Any]:
     """How a stage makes a bundle, for its lineage."""
     return {

@@ -12,6 +12,7 @@ from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
 from pipelines.corpus.labelled import labelled_input, read_labelled, rows_of
 from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, tell_remarks
+from pipelines.runtime.stage import bundle_input
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.selection import SelectionConfig
 from tracking.runs import DatasetInput
@@ -27,19 +28,14 @@ if TYPE_CHECKING:
 
 def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]:
     """Where the bundle to start from lies on this machine, and everything that is read."""
-    from bert_core.bundle.format import bundle_digest
     from bert_core.tasks.catalog import TASKS
-    from tracking.resolve import resolve
 
     if config.task not in TASKS:
         raise ConfigError(f"task: wanted one of {', '.join(TASKS)}, got {config.task!r}")
-    folder = resolve(config.model, uri=config.tracking_uri)
-    inputs = [
-        DatasetInput("model", bundle_digest(folder), config.model),
-        labelled_input("train", config.train, "train"),
-    ]
+    folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
+    inputs = [model, labelled_input(TRAIN, config.train, TRAIN)]
     if config.held_out is not None:
-        inputs.append(labelled_input("held_out", config.held_out, "held_out"))
+        inputs.append(labelled_input(HELD_OUT, config.held_out, HELD_OUT))
     return folder, inputs
 
 
