@@ -9,8 +9,8 @@ import sys
 from typing import Any, NoReturn
 
 from bert_core.errors import ConfigError, RaybertError
+from bert_core.wording import nearest
 from pipelines.configure import ALL, COMMANDS, STAGES, Command, parse
-from pipelines.runtime.config_errors import nearest
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from bert_core.errors import ConfigError, RaybertError
-from pipelines.runtime.config_errors import alternatives, explained, nearest
+from bert_core.wording import nearest
+from pipelines.runtime.config_errors import alternatives, explained
 
 if TYPE_CHECKING:
     from argparse import Action

@@ -38,8 +38,6 @@ class ExportConfig(StageConfig):
 
     model: str = field(metadata=INPUT)
     """Bundle with weights: a folder, a URI, or models:/name@alias."""
-    format: Literal["onnx"] = "onnx"
-    """What to write instead of weights."""
     quantize: Literal["int8"] | None = None
     """`int8` computes matrix products in 8 bits; fp32 where this is not given."""
     held_out: LabelledConfig | None = None

@@ -28,9 +28,10 @@ from ray.serve.handle import DeploymentHandle
 from bert_core.bundle.layout import WEIGHTS
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
-from serve import api, haproxy, ports
+from serve import api, haproxy, steady
 from serve.config import ServeConfig, parse_models
 from serve.model import Card, Model, ServedModel
+from tracking.ports import require_free
 from tracking.resolve import resolve
 from tracking.server import tracking_uri
 
@@ -158,7 +159,7 @@ def run(config: ServeConfig) -> None:
 
 def check_port(config: ServeConfig) -> None:
     """Raises: ResourceError if the port is taken."""
-    ports.require_free(config.host, config.port)
+    require_free(config.host, config.port)
 
 
 def check(config: ServeConfig) -> None:
@@ -246,7 +247,7 @@ def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
         )
     ray_serve.run_many(targets)
     paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in models)]
-    ports.wait_until_steady(config.host, config.port, paths)
+    steady.wait_until_steady(config.host, config.port, paths)
 
 
 def shut_down() -> None:
@@ -278,7 +279,7 @@ def _model_application(config: ServeConfig, name: str, found: Found, *, alone: b
 
 
 def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
-    url = f"http://{ports.reachable(config.host)}:{config.port}"
+    url = f"http://{steady.reachable(config.host)}:{config.port}"
     name, found = next(iter(models.items()))
     print(f"serving {', '.join(models)} at {url} (a page to try them on; end with Ctrl-C)")
     print(curl(f"{url}/v1/models/{name}/predict", found.example), flush=True)

@@ -10,7 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
-from serve.ports import free_ports
+from tracking.ports import free_ports
 
 # NOTE: short, since a Unix socket's path ends at 108 bytes and Ray adds a node's id of 56.
 _FOLDER = Path(f"/tmp/raybert-haproxy-{os.getuid()}")

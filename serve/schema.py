@@ -5,7 +5,6 @@ beside the inputs where Hugging Face's schema has them there. Other keys are ref
 Which path takes a body is for `serve.api`.
 """
 
-import difflib
 import json
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, get_args, get_type_hints
@@ -14,9 +13,8 @@ import pydantic
 
 from bert_core.errors import RaybertError
 from bert_core.tasks.base import Parameters, Task
-from bert_core.tasks.shapes import as_row, shown
-
-_SHOWN_CHARACTERS = 80
+from bert_core.tasks.shapes import as_row
+from bert_core.wording import as_json, nearest, shown
 
 
 class RequestError(RaybertError):
@@ -120,7 +118,7 @@ class Shapes:
         unknown = sorted(request.keys() - {"inputs", "parameters", *beside})
         if unknown:
             raise RequestError(
-                f'the body: wanted the keys "inputs" and "parameters", got {_short(unknown[0])} '
+                f'the body: wanted the keys "inputs" and "parameters", got {as_json(unknown[0])} '
                 "too: leave it out, or put a parameter of the task under parameters"
             )
         if "inputs" not in request:
@@ -150,10 +148,9 @@ class Shapes:
         names = list(self._checked.model_fields)
         for name in values:
             if name not in names:
-                close = difflib.get_close_matches(name, names, n=1)
-                hint = f": did you mean {close[0]}?" if close else ""
                 raise RequestError(
-                    f"parameters: wanted some of {', '.join(names)}, got {_short(name)}{hint}"
+                    f"parameters: wanted some of {', '.join(names)}, got {as_json(name)}"
+                    f"{nearest(name, names)}"
                 )
         try:
             checked = self._checked.model_validate(values)
@@ -164,11 +161,6 @@ class Shapes:
                 f"parameters.{where}: {first['msg']}, got {shown(first['input'])}"
             ) from error
         return self._parameters(**checked.model_dump(exclude_unset=True))
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 
 def _default(field: "Field[Any]") -> Any:

@@ -141,7 +141,7 @@ def open_head() -> Iterator[Head]:
 
 @contextmanager
 def _head(variables: dict[str, str], *, mode: str) -> Iterator[Head]:
-    from serve.ports import free_ports
+    from tracking.ports import free_ports
 
     ports = dict(zip(HEAD_PORTS, free_ports(len(HEAD_PORTS)), strict=True))
     # A short path: Ray's sockets lie under it, and a socket's path ends at 107 bytes.
@@ -246,7 +246,7 @@ class Server:
     """An `mlflow server` on a port of this machine that can be stopped and started again."""
 
     def __init__(self, folder: Path) -> None:
-        from serve.ports import free_ports  # after the hook above
+        from tracking.ports import free_ports  # after the hook above
 
         self.folder = folder
         (self.port,) = free_ports(1)

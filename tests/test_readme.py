@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import toml
 
-from serve.ports import free_ports
+from tracking.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from bert_core.data.splits import TRAIN
 from bert_core.metrics.calibration import Reliability
+from bert_core.wording import shortened
 from tracking.metric_names import CURVES, is_of_training, on
 
 COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
@@ -104,9 +105,7 @@ def plot_confusion(
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    shown = [
-        label if len(label) <= LABEL_UP_TO else f"{label[: LABEL_UP_TO - 1]}…" for label in labels
-    ]
+    shown = [shortened(label, LABEL_UP_TO) for label in labels]
     axes.set_xticks(range(len(labels)), shown, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(labels)), shown)
     axes.set_xlabel("predicted")

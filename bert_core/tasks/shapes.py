@@ -3,8 +3,6 @@
 A shape is a dataclass; its fields hold text, numbers, or lists and objects of them.
 """
 
-import difflib
-import json
 import math
 import re
 import types
@@ -14,11 +12,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 
 from bert_core.data.tables import ClassLabel
 from bert_core.errors import ConfigError, CorpusError, InputError
+from bert_core.wording import as_json, nearest, shown
 
 Row = Mapping[str, Any]
 """One example: the fields of a task's input and, where it is labelled, of what is right."""
 
-_SHOWN_CHARACTERS = 80
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
 
@@ -136,9 +134,8 @@ def as_row(shape: type, value: Any, where: str) -> dict[str, Any]:
         where_of = {name: f"{where}.{name}" for name in hints}
         for name in value:
             if name not in hints:
-                close = difflib.get_close_matches(str(name), hints, n=1)
-                hint = f": did you mean {close[0]}?" if close else ""
-                raise InputError(f"{where}: wanted {_listed(hints)}, got {_short(name)}{hint}")
+                hint = nearest(str(name), hints)
+                raise InputError(f"{where}: wanted {_listed(hints)}, got {as_json(name)}{hint}")
     row = {}
     for name, hint in hints.items():
         given = value.get(name)
@@ -155,17 +152,6 @@ def as_row(shape: type, value: Any, where: str) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
     return row
-
-
-def shown(value: Any) -> str:
-    """A JSON value for a message: its kind and its beginning."""
-    kinds = {dict: "an object", list: "a list", tuple: "a list", str: "text", bool: "a boolean"}
-    return "nothing" if value is None else f"{kinds.get(type(value), 'a number')} ({_short(value)})"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 
 def _hints(shapes: Sequence[type]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window, ids_of, joined
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.base import CuttingParameters, Options, Task
-from bert_core.tasks.shapes import Row, shown
+from bert_core.tasks.shapes import Row
+from bert_core.wording import shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from bert_core import files
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.data.tokenizer import MASK, OTHER_NAMES
 from bert_core.errors import ConfigError, FormatError, InputError
+from bert_core.wording import shortened
 from pipelines.runtime.progress import say
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ ENCODER = "feature-extraction"
 PAGE, DATA = Path(__file__).with_name("inspect.html"), "{{data}}"
 MOST_TOKENS = 128
 """Of a text whose attention is drawn: for every head a page grows with their square."""
-SHOWN_CHARACTERS = 72
-"""Of a text in the terminal."""
 
 Found = dict[str, Any]
 """What a section shows, as JSON."""
@@ -91,7 +90,7 @@ class InspectConfig:
         if self.masked is not None and not any(mask in self.masked for mask in masks):
             raise ConfigError(
                 f"masked: wanted a text with {MASK} for each word to be found, got "
-                f"{_short(self.masked)!r}: put it where a word is missing"
+                f"{shortened(self.masked)!r}: put it where a word is missing"
             )
 
 
@@ -272,19 +271,19 @@ def _attention_lines(seen: Found) -> list[str]:
 def _next_sentence_lines(told: Found) -> list[str]:
     best = told["answer"][0]
     verb = "follows" if best["label"] == "IsNext" else "does not follow"
-    return [f"next sentence: {_short(told['text_pair'])!r} {verb}, {best['score']:.1%}"]
+    return [f"next sentence: {shortened(told['text_pair'])!r} {verb}, {best['score']:.1%}"]
 
 
 def _masks_lines(told: Found) -> list[str]:
-    return [f"masks of {_short(told['text'])!r}"] + [
+    return [f"masks of {shortened(told['text'])!r}"] + [
         "  " + ", ".join(f"{one['token_str']} {one['score']:.1%}" for one in candidates)
         for candidates in told["masks"]
     ]
 
 
 def _nearest_lines(told: Found) -> list[str]:
-    return [f"nearest to {_short(told['text'])!r}, by cosine"] + [
-        f"  {one['score']:6.3f}  {_short(one['text'])}" for one in told["sentences"][:4]
+    return [f"nearest to {shortened(told['text'])!r}, by cosine"] + [
+        f"  {one['score']:6.3f}  {shortened(one['text'])}" for one in told["sentences"][:4]
     ]
 
 
@@ -296,12 +295,8 @@ def _word_lines(told: Found) -> list[str]:
     for pair in dict.fromkeys((pairs[0], pairs[-1])):
         by_layer = " ".join(f"{each:.2f}" for each in matrices[(slice(None), *pair)])
         lines += [f"  {by_layer}"]
-        lines += [f"    {_short(uses[place]['sentence'])}" for place in pair]
+        lines += [f"    {shortened(uses[place]['sentence'])}" for place in pair]
     return lines
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ done are skipped; what a killed run left is gone on with.
 import importlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -34,6 +33,7 @@ from pipelines.evaluate import CALIBRATION_PICTURE, PICTURE
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import console, say
 from tracking import metric_names as names
+from tracking.ports import free_port
 
 NAME = "docstrings"
 FOLDER = "runs/quickstart"
@@ -107,7 +107,7 @@ def _stage(word: str, config: QuickstartConfig, *more: str) -> Manifest:
 def _query(config: QuickstartConfig) -> None:
     """Serve the champion in a child process, as a user would, and ask it over HTTP."""
     _title("serve", "Starting the server and asking it, over HTTP, about docstrings it never saw.")
-    port = _free_port(config.port)
+    port = free_port(config.port)
     with _server(port) as address:
         for row in _questions():
             answer = _post(f"{address}/v1/models/{NAME}/predict", {"inputs": row["text"]})
@@ -176,16 +176,6 @@ def _post(url: str, body: dict[str, Any]) -> Any:
     )
     with urllib.request.urlopen(request, timeout=30) as response:
         return json.load(response)
-
-
-def _free_port(wanted: int) -> int:
-    for port in (wanted, 0):
-        try:
-            with socket.create_server(("127.0.0.1", port)) as held:
-                return held.getsockname()[1]
-        except OSError:
-            continue
-    raise ResourceError("quickstart: wanted a free port on 127.0.0.1, there is none")
 
 
 def _report(done: dict[str, Manifest], seconds: float) -> None:

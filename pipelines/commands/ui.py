@@ -1,14 +1,13 @@
 """`raybert ui`: MLflow's page over what the stages have recorded."""
 
 import os
-import socket
 import sys
 from dataclasses import dataclass
 
 from bert_core.checks import Port, check_fields
-from bert_core.errors import ResourceError
 from pipelines.runtime.progress import say
 from tracking import server
+from tracking.ports import require_free
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +24,7 @@ class UiConfig:
 
 
 def run(config: UiConfig) -> None:
-    """Become MLflow's server, which runs until it is ended; a store that is one is only named.
+    """Become MLflow's server, until Ctrl-C; where the store is a server already, say where.
 
     Raises: ResourceError if the port is taken, or the store's server does not answer.
     """
@@ -35,7 +34,7 @@ def run(config: UiConfig) -> None:
         server.require_answer(uri)
         say(f"MLflow is at {shown} already: open it in a browser")
         return
-    _require_free(config.port)
+    require_free("127.0.0.1", config.port)
     server.connect(uri)  # a new file is made here, and MLflow's environment is settled
     say(f"MLflow on {shown}: http://127.0.0.1:{config.port} (Ctrl-C ends it)")
     sys.stdout.flush()
@@ -44,13 +43,3 @@ def run(config: UiConfig) -> None:
     command += ["server", "--backend-store-uri", uri, "--workers", "1"]
     command += ["--host", "127.0.0.1", "--port", str(config.port)]
     os.execvp(command[0], command)
-
-
-def _require_free(port: int) -> None:
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except OSError as error:
-        raise ResourceError(
-            f"port: wanted {port} on 127.0.0.1, it cannot be had ({error}): end what listens "
-            "there, or give another with --port"
-        ) from error

@@ -3,12 +3,13 @@
 jsonargparse says it in terms of Python's types; a user knows fields.
 """
 
-import difflib
 import re
 import types
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from bert_core.wording import nearest
 
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _SEVERAL = {str: 'texts, as in ["a", "b"]', int: "whole numbers, as in [0, 1]"}
@@ -46,12 +47,6 @@ def explained(message: str, config: type, prog: str, known: Iterable[str]) -> st
     came = re.search(r"Got value: (.*)", message) or re.search(r"Given value: (.*)", message)
     came = came or re.search(r"Unable to load config ['\"](.*)['\"]", message)
     return f"{name}: wanted {_wanted(hint)}, got {came[1] if came else 'nothing'}"
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean …?)`, or nothing where no known word is like `word`."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:

@@ -173,7 +173,7 @@ def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[
     }
 
 
-def few_per_class(rows: list[dict[str, Any]], most: int | None, seed: int = 0) -> list[dict]:
+def few_per_class(rows: list[dict[str, Any]], most: int | None) -> list[dict]:
     """At most `most` rows of each label, in their order; the same for every model compared."""
     if most is None:
         return rows
@@ -183,7 +183,7 @@ def few_per_class(rows: list[dict[str, Any]], most: int | None, seed: int = 0) -
             f"{', '.join(rows[0])}: leave it out for this task"
         )
     kept: list[int] = []
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     labels = np.array([row["label"] for row in rows])
     for label in sorted(set(labels)):
         places = np.flatnonzero(labels == label)

@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_core.checks import PositiveFloat, PositiveInt, Range, base_type, check_fields
 from bert_core.errors import ConfigError
-from pipelines.runtime.config_errors import nearest
+from bert_core.wording import nearest
 from pipelines.runtime.stage import operational_fields
 from pipelines.training.config import LabelledTrainingConfig
 

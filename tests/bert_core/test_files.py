@@ -23,7 +23,7 @@ from aiohttp import web
 
 from bert_core import files
 from bert_core.errors import ConfigError, CorpusError, ResourceError
-from serve.ports import free_ports
+from tracking.ports import free_ports
 
 # What `zstd` writes of CHECKED: a frame that ends in a checksum, which those of pyarrow lack.
 CHECKED = bytes(range(256))

@@ -333,7 +333,7 @@ def test_what_would_put_every_row_aside_is_refused(config: PredictConfig, tmp_pa
         predict.run(tables)
     with pytest.raises(ConfigError, match="columns: wanted names of the fields text, text_pair"):
         predict.run(replace(tables, columns={"txet": "body"}))
-    with pytest.raises(ConfigError, match=r'parameters: wanted .* got "topk": did you mean top_k'):
+    with pytest.raises(ConfigError, match=r'parameters: wanted .* got "topk" \(did you mean top_k'):
         predict.run(replace(tables, columns={"text": "body"}, parameters={"topk": 1}))
     (tmp_path / "rows.txt").write_text("a line")
     with pytest.raises(CorpusError, match="wanted rows in Parquet, or in JSONL, CSV, TSV and"):

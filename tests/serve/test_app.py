@@ -25,7 +25,7 @@ from bert_core.bundle.layout import GRAPHS
 from bert_core.errors import ResourceError
 from bert_core.predictor import Predictor
 from serve.config import ServeConfig
-from serve.ports import free_ports
+from tracking.ports import free_ports
 
 pytestmark = pytest.mark.ray
 
@@ -234,7 +234,7 @@ def test_a_taken_port_is_an_error_that_names_who_holds_it(
     second = Server.start(command, server.port, tmp_path)
     assert second.process.wait(START_S) == 1
     message = second.output.read_text()
-    assert f"port {server.port} on 127.0.0.1: wanted a free port, haproxy (process " in message
+    assert f"port {server.port} on 127.0.0.1 is in use by haproxy (process " in message
     assert "listens there: end that, or choose another with --port" in message
     assert "Traceback" not in message
     assert second.processes() == []

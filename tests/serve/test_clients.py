@@ -23,8 +23,8 @@ from bert_core.tasks.catalog import TASKS
 from serve import api
 from serve.app import curl
 from serve.model import Model
-from serve.ports import free_ports
 from serve.schema import Shapes
+from tracking.ports import free_ports
 
 LABELS = {
     "token-classification": ["B-place", "I-place", "O"],

@@ -223,7 +223,7 @@ def test_an_input_is_a_text_or_an_object(value: Any, row: dict) -> None:
         (3, "inputs: wanted text, got a number (3)"),
         (None, "inputs: wanted text, got nothing"),
         (["a"], 'inputs: wanted text, got a list (["a"])'),
-        ({"txt": "a"}, 'wanted text (text) and text_pair (text), got "txt": did you mean text?'),
+        ({"txt": "a"}, 'wanted text (text) and text_pair (text), got "txt" (did you mean text?)'),
         ({}, "inputs: wanted text (text) and text_pair (text), text is missing"),
         ({"text": "a", "text_pair": 1}, "inputs.text_pair: wanted text, got a number (1)"),
         ({"text": "a \ud83d"}, "inputs.text: wanted Unicode text, got half a surrogate pair at ch"),

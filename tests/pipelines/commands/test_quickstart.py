@@ -1,11 +1,9 @@
 """What the quickstart reckons; that it runs is `make demo`."""
 
-import socket
-
 import pytest
 
 from bert_core.errors import ConfigError
-from pipelines.commands.quickstart import QuickstartConfig, _free_port, paired_difference
+from pipelines.commands.quickstart import QuickstartConfig, paired_difference
 
 
 def test_the_gain_is_taken_seed_by_seed_with_its_standard_error() -> None:
@@ -14,13 +12,6 @@ def test_the_gain_is_taken_seed_by_seed_with_its_standard_error() -> None:
     gain, error = paired_difference(ours, theirs)  # differences 0.2, 0.1, 0.3
     assert gain == pytest.approx(0.2)
     assert error == pytest.approx(0.1 / 3**0.5)
-
-
-def test_another_port_is_taken_where_the_usual_one_is_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        taken = held.getsockname()[1]
-        assert _free_port(taken) != taken
-    assert _free_port(taken) == taken
 
 
 def test_a_port_out_of_range_is_refused() -> None:

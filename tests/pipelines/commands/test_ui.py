@@ -15,8 +15,8 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         config = UiConfig(port=port, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
         with pytest.raises(ResourceError) as caught:
             run(config)
-    assert f"port: wanted {port} on 127.0.0.1, it cannot be had" in str(caught.value)
-    assert "or give another with --port" in str(caught.value)
+    assert f"port {port} on 127.0.0.1 is in use by " in str(caught.value)
+    assert "choose another port with --port" in str(caught.value)
 
 
 def test_a_port_out_of_range_is_refused() -> None:

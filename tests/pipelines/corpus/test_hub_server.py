@@ -15,8 +15,8 @@ from aiohttp import web
 
 from bert_core.manifest import read_manifest
 from bert_core.tasks.text_classification import TextClassification
-from serve.ports import free_ports
 from tests.labelled_rows import rows_of, write
+from tracking.ports import free_ports
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 

@@ -25,7 +25,7 @@ from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.labelled import LabelledConfig, Split, read_labelled, read_unlabelled
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import corpus_size_bytes, list_corpus
-from serve.ports import free_ports
+from tracking.ports import free_ports
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,

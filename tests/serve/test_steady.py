@@ -1,7 +1,6 @@
-"""Ports of this machine, by sockets and servers of this process."""
+"""Servers of this process."""
 
 import http.server
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -9,29 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from bert_core.errors import ResourceError
-from serve import haproxy, ports
-from serve.ports import free_ports, require_free, wait_until_steady
-
-
-def test_a_taken_port_is_refused_by_the_name_of_who_holds_it() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ResourceError) as caught:
-            require_free("127.0.0.1", port)
-    message = str(caught.value)
-    assert message.startswith(f"port {port} on 127.0.0.1: wanted a free port, ")
-    assert "(process " in message
-    assert message.endswith("listens there: end that, or choose another with --port")
-    require_free("127.0.0.1", port)
-
-
-def test_a_host_of_another_machine_is_refused() -> None:
-    with pytest.raises(ResourceError, match=r"port 8000 on .* Cannot assign requested"):
-        require_free("192.0.2.77", 8000)
+from serve import haproxy, steady
+from serve.steady import wait_until_steady
 
 
 def test_two_servers_on_a_machine_share_no_port() -> None:
-    assert len(set(free_ports(20))) == 20
     first, second = haproxy.settings(enabled=True), haproxy.settings(enabled=True)
     ports = [name for name in first if name.endswith("_PORT")]
     assert len(ports) == 3
@@ -70,11 +51,11 @@ def restless() -> Iterator[int]:
 def test_a_server_is_steady_once_it_keeps_a_connection(
     restless: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ports, "STEADY_S", 0.2)
+    monkeypatch.setattr(steady, "STEADY_S", 0.2)
     start_s = time.monotonic()
     wait_until_steady("127.0.0.1", restless, ["/up"])
     assert Restless.closed == 3
     assert time.monotonic() - start_s > 0.3
-    monkeypatch.setattr(ports, "STEADY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(steady, "STEADY_TIMEOUT_S", 0.2)
     with pytest.raises(ResourceError, match="wanted answers from /up, /down within 0 s"):
         wait_until_steady("127.0.0.1", restless, ["/up", "/down"])

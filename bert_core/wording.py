@@ -1,0 +1,32 @@
+"""What messages share: near names, and values in short."""
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+SHOWN_CHARACTERS = 80
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean …?)`, or nothing where no known word is like `word`."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def shortened(text: str, characters: int = SHOWN_CHARACTERS) -> str:
+    """The text, or its beginning and `…`: at most so many characters in all."""
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def shown(value: Any) -> str:
+    """A JSON value for a message: its kind and its beginning."""
+    kinds = {dict: "an object", list: "a list", tuple: "a list", str: "text", bool: "a boolean"}
+    if value is None:
+        return "nothing"
+    return f"{kinds.get(type(value), 'a number')} ({as_json(value)})"
+
+
+def as_json(value: Any) -> str:
+    """The beginning of a value as JSON."""
+    return shortened(json.dumps(value, ensure_ascii=False, default=str))

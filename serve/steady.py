@@ -1,0 +1,52 @@
+"""Whether a server of this machine answers, every time."""
+
+import http.client
+import time
+from collections.abc import Sequence
+
+from bert_core.errors import ResourceError
+
+STEADY_S = 1.0
+"""How long a server has to answer over one connection until it counts as steady."""
+STEADY_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 15.0
+
+
+def reachable(host: str) -> str:
+    """Where to call a server of this machine that listens on `host`."""
+    return "127.0.0.1" if host == "0.0.0.0" else host
+
+
+def wait_until_steady(host: str, port: int, paths: Sequence[str]) -> None:
+    """Wait until every path has answered 200 for `STEADY_S` over one connection.
+
+    HAProxy starts anew a few times while replicas come up, and closes connections as it does: who
+    calls at the first answer may be cut off at the second.
+    Raises: ResourceError after `STEADY_TIMEOUT_S`.
+    """
+    connection = http.client.HTTPConnection(reachable(host), port, timeout=ANSWER_TIMEOUT_S)
+    deadline_s = time.monotonic() + STEADY_TIMEOUT_S
+    since_s = time.monotonic()
+    while time.monotonic() < since_s + STEADY_S:
+        if not all(_answers(connection, path) for path in paths):
+            connection.close()
+            since_s = time.monotonic()
+            if since_s > deadline_s:
+                raise ResourceError(
+                    f"http://{host}:{port}: wanted answers from {', '.join(paths)} within "
+                    f"{STEADY_TIMEOUT_S:.0f} s, none came from some: see Ray's logs, in "
+                    "/tmp/ray/session_latest/logs/serve"
+                )
+        time.sleep(0.05)
+    connection.close()
+
+
+def _answers(connection: http.client.HTTPConnection, path: str) -> bool:
+    """Whether `path` answers 200 and leaves the connection open."""
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        response.read()
+    except (OSError, http.client.HTTPException):
+        return False
+    return response.status == 200 and not response.will_close
