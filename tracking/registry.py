@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import pyarrow as pa
 
+from bert_core.checks import base_type
 from bert_core.errors import ConfigError
 from bert_core.metrics.bootstrap import Verdict
 from tracking.server import as_default, connect, experiment_id
@@ -352,9 +353,12 @@ def _parameter_type(annotation: Any, default: Any) -> tuple[str, Any, tuple[int]
 
     `int | None` → `long`.
     """
+    annotation = base_type(annotation)
     if get_origin(annotation) is list:
         return "string", default, (-1,)
-    kinds = [kind for kind in get_args(annotation) or [annotation] if kind is not NoneType]
+    kinds = [
+        base_type(kind) for kind in get_args(annotation) or [annotation] if kind is not NoneType
+    ]
     return {bool: "boolean", int: "long", float: "double"}.get(kinds[0], "string"), default, None
 
 

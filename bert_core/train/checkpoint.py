@@ -8,7 +8,7 @@ Position and randomness need no state: both follow from the step.
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -48,6 +48,8 @@ class Progress:
     """What it came to whenever it was measured, as `CheckpointWriter.save` takes it."""
     elapsed_s: float = 0.0
     """Seconds that it has trained."""
+    records: Sequence[tuple[int, Mapping[str, float]]] = ()
+    """Points of its curves that may have been lost on their way to the run's record."""
 
 
 class CheckpointWriter:

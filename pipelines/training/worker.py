@@ -178,11 +178,12 @@ def train(training: Training, report: Report) -> None:
     if checkpoint is not None:
         load_optimizer(checkpoint, optimizer, run_digest=training.digest)
         before = read_progress(checkpoint)
-    records: Records = []
-    rise, measurements = (
-        Rise(config.max_loss_rise, before.losses),
-        Measurements(training, before.costs),
-    )
+    rise = Rise(config.max_loss_rise, before.losses)
+    measurements = Measurements(training, before.costs)
+    # NOTE: a report comes back before it is recorded, and is lost if the controller dies then. So a
+    # checkpoint has the points since the one before the last, and they are reported once more.
+    records: Records = [(step, dict(numbers)) for step, numbers in before.records]
+    unconfirmed, recent = list(records), list[tuple[int, dict[str, float]]]()
     if training.measure_before and not start:
         records.append((training.first_record, measurements.take(model)))
     totals, since, reported = Totals(model.weights), time.monotonic(), time.monotonic()
@@ -208,7 +209,9 @@ def train(training: Training, report: Report) -> None:
             checkpointing = measuring or _is_due(step.index, config.checkpoint_every_steps)
             if checkpointing or _is_due(step.index, config.log_every_steps):
                 numbers = _numbers(step, totals.means(), time.monotonic() - since, place)
-                records.append((training.first_record + step.index, numbers))
+                point = training.first_record + step.index, numbers
+                records.append(point)
+                recent.append(point)
                 try:
                     rise.check(step.index, _unweighted(numbers))
                 except DivergedError:
@@ -224,14 +227,16 @@ def train(training: Training, report: Report) -> None:
                     checkpointing |= report(records, last)
                     records, reported = [], time.monotonic()
             if checkpointing:
-                progress = Progress(rise.losses, measurements.costs, step.elapsed_s)
+                progress = Progress(
+                    rise.losses, measurements.costs, step.elapsed_s, [*unconfirmed, *recent]
+                )
                 writer.save(step.index, model, optimizer, cost, progress)
+                unconfirmed, recent = recent, []
             if last:
                 break
         writer.wait()
-    # Killed after the last checkpoint, maybe before its report.
-    if training.measure is not None and loop.place(start, before.elapsed_s) >= loop.max_steps:
-        report([(training.first_record + start, measurements.take(model))], True)
+    if records:  # killed after the last checkpoint, maybe before its report
+        report(records, True)
 
 
 class Measurements:

@@ -96,7 +96,6 @@ class Small:
             held_out_rows=64,
             log_every_steps=1,
             checkpoint_every_steps=4,
-            report_every_s=0.0,
             loop=LoopConfig(max_steps=steps, precision="fp32"),
             optimizer=OptimizerConfig(lr=1e-3),
             schedule=ScheduleConfig(warmup_steps=2),
