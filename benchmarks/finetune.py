@@ -2,13 +2,14 @@
 
 Rows are sentences of SST-2 at their real lengths, from the folder that RAYBERT_DATA names. The
 model has MiniLM's shape (6 layers × 384) and fresh weights, which are as fast as any; what a model
-learns either way is measured in `tasks`. Both sides fine-tune with the same rows a step, precision
-and dropout, each in a process of its own, the Trainer with rows grouped by length; and once more
-with the memory kept for it that our workers keep. Both predict the same rows in fp32 on the same
-cores; ours with all that the stage does, its files read and written, on a Ray that is up.
+learns either way is measured in `tasks`. Both sides fine-tune with the same number of rows per
+step, precision and dropout, each in its own process, the Trainer with rows grouped by length; and
+again with the Trainer keeping freed memory as our workers do. Both predict the same rows in fp32 on
+the same cores; ours with everything that the stage does, including reading and writing files, on a
+running Ray.
 
-`--quick` trains in bf16 alone, for fewer steps, and predicts fewer rows, of which what the stage
-costs by itself is a larger part.
+`--quick` trains only in bf16, for fewer steps, and predicts fewer rows, so the stage's fixed cost
+weighs more.
 """
 
 import importlib.util
@@ -62,7 +63,7 @@ from bert_core.train.loop import training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.words import train_read_words
 
-ROWS = 32  # of a step: the paper's larger batch
+ROWS = 32  # per step: the paper's larger batch
 LONGEST = 128
 BUDGET_TOKENS = 16_384
 MINILM: dict[str, Any] = {
@@ -90,7 +91,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
         pair = _Training(task, windows, tokenizer, steps, precision, kept)
         yield compare(
             name,
-            partial(_alone, pair.ours, HUGE_PAGES),  # as our workers have them
+            partial(_alone, pair.ours, HUGE_PAGES),  # as in our workers
             partial(_alone, pair.trainer, HUGE_PAGES if kept else {}),
             unit="tokens/s",
             rounds=rounds,
@@ -99,12 +100,12 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
             **pair.settings,
         )
     if importlib.util.find_spec("ray"):
-        some = texts[: 4_096 if quick else 32_768]
-        yield from _predicting(task, tokenizer, some, min(rounds, 3), warm_up=not quick)
+        inputs = texts[: 4_096 if quick else 32_768]
+        yield from _predicting(task, tokenizer, inputs, min(rounds, 3), warm_up=not quick)
 
 
 def _alone(side: Callable[[], float], environment: dict[str, str]) -> float:
-    """Its rate in a fresh process: what one side asks of the allocator is not for the other."""
+    """Its rate in a fresh process, so that allocator settings stay with one side."""
     with (
         patch.dict(os.environ, environment),
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh,
@@ -113,7 +114,7 @@ def _alone(side: Callable[[], float], environment: dict[str, str]) -> float:
 
 
 class _Training:
-    """The same rows into a model of each kind."""
+    """Training of our model and the Trainer's on the same rows."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class _Training:
         precision: Precision,
         memory_kept: bool,
     ) -> None:
-        """`memory_kept`: for the Trainer too, to which nobody says so as a rule."""
+        """`memory_kept`: whether the Trainer also keeps freed memory, which is not its default."""
         self._task, self._tokenizer, self._precision = task, tokenizer, precision
         self._memory_kept = memory_kept
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -147,7 +148,7 @@ class _Training:
         }
 
     def ours(self) -> float:
-        flush_denormals()  # these three as our workers do
+        flush_denormals()  # these three as in our workers
         keep_freed_memory()
         make_deterministic(self._device)
         torch.manual_seed(0)
@@ -167,7 +168,7 @@ class _Training:
             max_grad_norm=optimizer.max_grad_norm,
         )
         began, tokens = 0.0, 0
-        for step in steps:  # each waits for its gradient's norm, so for a GPU too
+        for step in steps:  # each waits for its gradient norm, and so for the GPU
             if step.index > WARM_UP:
                 tokens += step.tokens
             elif step.index == WARM_UP:
@@ -179,7 +180,7 @@ class _Training:
             keep_freed_memory()
         torch.manual_seed(0)
         entries = encoder_config_to_huggingface(self._config)
-        model = BertForSequenceClassification(BertConfig(**entries))  # of two labels, as a rule
+        model = BertForSequenceClassification(BertConfig(**entries))  # two labels by default
         with tempfile.TemporaryDirectory() as folder:
             trainer = TimedTrainer(
                 model=model,
@@ -198,17 +199,17 @@ class _Training:
         return int(trainer.timed_lengths.sum()) / trainer.seconds
 
     def _padded(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        ids = [torch.from_numpy(one["input_ids"].astype(np.int64)) for one in examples]
+        ids = [torch.from_numpy(example["input_ids"].astype(np.int64)) for example in examples]
         pad = torch.nn.utils.rnn.pad_sequence
         return {
             "input_ids": pad(ids, batch_first=True, padding_value=self._tokenizer.pad_id),
-            "attention_mask": pad([one * 0 + 1 for one in ids], batch_first=True),
-            "labels": torch.tensor([one["label"] for one in examples]),
+            "attention_mask": pad([torch.ones_like(row) for row in ids], batch_first=True),
+            "labels": torch.tensor([example["label"] for example in examples]),
         }
 
 
 class _Examples(torch.utils.data.Dataset):
-    """Windows as the Trainer takes them."""
+    """Windows in the Trainer's format."""
 
     def __init__(self, windows: list[Window]) -> None:
         self._windows = windows
@@ -279,7 +280,7 @@ def _predicting(
                 rows=len(texts),
                 workers=cores,
                 precision="fp32",
-                peer_settings="pipeline(batch_size=32) in one process, a thread a core",
+                peer_settings="pipeline(batch_size=32) in one process, one thread per core",
             )
         finally:
             cluster.disconnect()
@@ -293,11 +294,15 @@ def minilm() -> EncoderConfig:
 def sst2() -> list[dict[str, Any]]:
     folder = os.environ.get("RAYBERT_DATA")
     if not folder:
-        raise SystemExit("RAYBERT_DATA: wanted the folder that holds sst2/train.tsv, it is not set")
+        raise SystemExit(
+            "RAYBERT_DATA: wanted the folder that holds sst2/train.tsv, got nothing: set it"
+        )
     path = Path(folder) / "sst2" / "train.tsv"
     records, columns = labelled_records(path.read_bytes(), str(path), "sst2")
     shapes = TextClassification.shapes(TextClassification.options())
-    return labelled([one for one in records if one is not None], shapes, columns, str(path))
+    return labelled(
+        [record for record in records if record is not None], shapes, columns, str(path)
+    )
 
 
 if __name__ == "__main__":

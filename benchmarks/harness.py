@@ -1,8 +1,8 @@
-"""What every benchmark shares: ours and the peer in one run, interleaved, and a table of ratios.
+"""Shared by all benchmarks: ours and the peer in one run, interleaved, and a table of ratios.
 
 Machines are shared and noisy, so only ratios within one run count, and every line says how much of
-the CPUs other processes took meanwhile. This module needs nothing but numpy and torch or pyarrow
-where they are, so that benchmarks of `bert_core` run without Ray.
+the CPUs other processes took during it. This module does not need Ray, so benchmarks of `bert_core`
+run without it.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from benchmarks.processes import Others
 
 ROUNDS, QUICK_ROUNDS = 5, 3
 QUIET = 0.05
-"""Share of the CPUs that others may take while a round counts as measured on a quiet machine."""
+"""Most of the CPUs that others may take for a round to count as measured on a quiet machine."""
 PACKAGES = ("ray", "torch", "tokenizers", "transformers", "datasets", "pyarrow", "numpy", "mlflow")
 
 
@@ -31,7 +31,7 @@ Measured = TypeVar("Measured")
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One line of a table; above 1 ours is better."""
+    """One line of a table; above a ratio of 1 ours is better."""
 
     name: str
     ours: float
@@ -39,13 +39,13 @@ class Comparison:
     peer: float
     unit: str
     ratio: float
-    """Median over the rounds of ours / peer, each round's two measured one after the other."""
+    """Median over the rounds of ours / peer, both measured one after the other in each round."""
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A comparison that is not made yet."""
+    """A comparison that has not been run yet."""
 
     name: str
     make: Callable[[], Comparison]
@@ -62,15 +62,15 @@ def compare(
     quiet: bool = False,
     **settings: Any,
 ) -> Planned:
-    """Run both `rounds` times in turn, each first in every other round; a round before warms up.
+    """Run both `rounds` times, alternating which goes first, after a warm-up round.
 
     Args:
-        ours: does the work once and gives its rate, higher is better.
+        ours: does the work once and returns its rate; higher is better.
         peer: the same work.
-        warm_up: whether there is that round; there is no use in it where each side is a process
-            that has just started.
-        quiet: the ratio means something only where all cores are free: a round in which other
-            processes took more than `QUIET` is made again, as many as `rounds` times in all, and
+        warm_up: whether to run the warm-up round; it is useless if each side is a process that has
+            just started.
+        quiet: whether the ratio means something only if all cores are free: then rounds in which
+            other processes took more than `QUIET` are repeated, at most `rounds` times in all, and
             the quietest count.
     """
 
@@ -86,15 +86,15 @@ def compare(
 def in_turn(
     ours: Callable[[], Measured], peer: Callable[[], Measured], rounds: int, *, again: int = 0
 ) -> tuple[list[tuple[Measured, Measured]], list[float]]:
-    """What both gave in each round, and which share of the CPUs other processes took in it.
+    """The results of both in each round, and the share of the CPUs that other processes took in it.
 
     Args:
-        again: most rounds more than `rounds`, while fewer than these were quiet; the quietest
-            `rounds` are given.
+        again: most extra rounds to run while fewer than `rounds` were quiet; the quietest `rounds`
+            are returned.
     """
-    found: list[tuple[float, tuple[Measured, Measured]]] = []
+    measured: list[tuple[float, tuple[Measured, Measured]]] = []
     for index in range(rounds + again):
-        if index >= rounds and sum(share <= QUIET for share, _ in found) >= rounds:
+        if index >= rounds and sum(share <= QUIET for share, _ in measured) >= rounds:
             break
         others = Others()
         if index % 2:
@@ -102,10 +102,10 @@ def in_turn(
             pair = (ours(), theirs)
         else:
             pair = (ours(), peer())
-        found.append((others.share(), pair))
+        measured.append((others.share(), pair))
     if again:
-        found = sorted(found, key=lambda each: each[0])[:rounds]
-    return [pair for _, pair in found], [share for share, _ in found]
+        measured = sorted(measured, key=lambda entry: entry[0])[:rounds]
+    return [pair for _, pair in measured], [share for share, _ in measured]
 
 
 def compared(
@@ -116,7 +116,7 @@ def compared(
     unit: str,
     **settings: Any,
 ) -> Comparison:
-    """A line from the rates of both in each round, and the share of the CPUs that others took."""
+    """A line from the rates of both in each round and the share of the CPUs that others took."""
     return Comparison(
         name=name,
         ours=statistics.median(pair[0] for pair in pairs),
@@ -126,7 +126,7 @@ def compared(
         settings={
             **settings,
             "rounds": len(pairs),
-            "ratios": [mine / its for mine, its in pairs],
+            "ratios": [mine / theirs for mine, theirs in pairs],
             "cpu_share_of_others": [round(share, 3) for share in others],
         },
     )
@@ -136,36 +136,38 @@ def main(benchmark: Callable[[int, bool], Iterable[Planned | Comparison]], modul
     """`python -m benchmarks.<name> [--quick] [--only NAME …] [--json FILE]`.
 
     Args:
-        benchmark: given the number of rounds and whether to be quick, yields each comparison; one
-            that is only planned is made before the next is asked for.
+        benchmark: takes the number of rounds and whether to be quick, and yields each comparison;
+            one that is only planned is run before the next is requested.
     """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}")
     parser.add_argument("--quick", action="store_true", help="under five minutes on two cores")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="make no other comparisons")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these comparisons")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
     arguments = parser.parse_args()
-    found = []
+    results = []
     print(f"{'name':<40}{'ours':>14}{'peer':>14}  {'unit':<12}{'ratio':>7}", flush=True)
     for planned in benchmark(QUICK_ROUNDS if arguments.quick else ROUNDS, arguments.quick):
         if arguments.only and planned.name not in arguments.only:
             continue
-        one = planned.make() if isinstance(planned, Planned) else planned
-        print_line(one)
-        found.append({**asdict(one), "made": made()})
-        if arguments.json:  # after every line: some take half an hour
-            arguments.json.write_text(json.dumps(found, indent=2, default=str) + "\n")
+        comparison = planned.make() if isinstance(planned, Planned) else planned
+        print_line(comparison)
+        results.append({**asdict(comparison), "made": made()})
+        if arguments.json:  # after every line, since some take half an hour
+            arguments.json.write_text(json.dumps(results, indent=2, default=str) + "\n")
 
 
-def print_line(one: Comparison) -> None:
-    """A line of the table; it says so where the machine was not quiet."""
-    line = f"{one.name:<40}{one.ours:>14,.0f}{one.peer:>14,.0f}  {one.unit:<12}{one.ratio:>7.2f}"
-    taken = statistics.median(one.settings.get("cpu_share_of_others") or [0.0])
+def print_line(line: Comparison) -> None:
+    """Print a line of the table; it says so if the machine was not quiet."""
+    text = (
+        f"{line.name:<40}{line.ours:>14,.0f}{line.peer:>14,.0f}  {line.unit:<12}{line.ratio:>7.2f}"
+    )
+    taken = statistics.median(line.settings.get("cpu_share_of_others") or [0.0])
     noise = f"; other processes took {taken:.0%} of the CPUs: NOT QUIET" if taken > QUIET else ""
-    print(f"{line}  {one.settings.get('what', '')}{noise}", flush=True)
+    print(f"{text}  {line.settings.get('what', '')}{noise}", flush=True)
 
 
 def made() -> dict[str, Any]:
-    """When and on what it was measured."""
+    """When, how and on what machine it was measured."""
     return {
         "date": dt.date.today().isoformat(),
         "command": f"python -m {' '.join([_module(), *sys.argv[1:]])}",

@@ -1,4 +1,4 @@
-"""transformers' Trainer as a peer: at its best settings, timed, with what its batches held."""
+"""transformers' Trainer as a peer: at its best settings, timed, recording what its batches held."""
 
 import time
 from typing import Any
@@ -10,7 +10,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from bert_core.train.config import Precision
 
 WARM_UP = 2
-"""Steps that are not timed: compiled in them, and memory is there."""
+"""Steps that are not timed: they compile and allocate memory."""
 SETTINGS = "Trainer, SDPA, fused AdamW, group_by_length, padded to the longest"
 
 
@@ -23,7 +23,7 @@ def training_arguments(
     grouped: bool = True,
     **more: Any,
 ) -> TrainingArguments:
-    """Fused AdamW, rows `grouped` by their `length`, and nothing written or logged meanwhile."""
+    """Fused AdamW, rows `grouped` by their `length`, and nothing written or logged in training."""
     return TrainingArguments(
         output_dir=folder,
         per_device_train_batch_size=rows,
@@ -43,7 +43,7 @@ def training_arguments(
 
 
 class TimedTrainer(Trainer):
-    """Keeps what its batches held, without waiting for a GPU, and how long they took."""
+    """Records what its batches held, without waiting for a GPU, and how long they took."""
 
     def __init__(self, **settings: Any) -> None:
         self._clock = _Clock()
@@ -58,17 +58,17 @@ class TimedTrainer(Trainer):
 
     @property
     def seconds(self) -> float:
-        """From the end of warming up to the end."""
+        """From the end of the warm-up to the end of training."""
         return self._clock.ended - self._clock.began
 
     @property
     def timed_lengths(self) -> np.ndarray:
-        """Real tokens of every row in these seconds."""
+        """Real tokens of every row in that time."""
         return torch.cat(self._lengths[WARM_UP:]).cpu().numpy()
 
     @property
     def timed_labels(self) -> int:
-        """Labels in these seconds."""
+        """Number of labels in that time."""
         return int(sum(self._labels[WARM_UP:]))
 
 

@@ -1,6 +1,6 @@
-"""Corpus to shards against what others do: `encode_batch_fast` alone, and `datasets.map`.
+"""Corpus to shards, against `encode_batch_fast` alone and against `datasets.map`.
 
-On WikiText-2 and classic books where RAYBERT_DATA names their folder, else on docstrings.
+On WikiText-2 and classic books if RAYBERT_DATA names their folder, else on docstrings.
 """
 
 import io
@@ -30,7 +30,7 @@ QUICK_BYTES, QUICK_WORDPIECE_BYTES = 64 << 20, 8 << 20
 PAPER_WORDS = 3.3e9  # Wikipedia and BooksCorpus, Devlin et al. 2019, section 3.1
 LENGTH = 128
 WORKERS = 2
-BLOCK_BYTES = 4 << 20  # small, so that two workers have as much to do each
+BLOCK_BYTES = 4 << 20  # small, so that two workers get equal shares of the work
 
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
@@ -39,12 +39,12 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
         corpora = _corpora(QUICK_BYTES if quick else None)
         for name, texts in corpora.items():
             tokenizer = _tokenizer(texts)
-            some = _head(texts, QUICK_WORDPIECE_BYTES) if quick else texts
-            yield _wordpiece(name, some, tokenizer, rounds)
+            sample = _head(texts, QUICK_WORDPIECE_BYTES) if quick else texts
+            yield _wordpiece(name, sample, tokenizer, rounds)
         name, texts = list(corpora.items())[-1]
         prepare = _Prepare(Path(scratch), texts, tokenizer)
         for workers in (1, 2):
-            prepare.rate(workers)  # processes, imports and caches are there from here on
+            prepare.rate(workers)  # warms up processes, imports and caches
         settings: dict[str, Any] = {"corpus": name, **prepare.settings}
         yield compare(
             "prepare_vs_encode_batch_fast",
@@ -72,25 +72,25 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
             lambda: prepare.rate(1, without_fixed=True),
             unit="tokens/s",
             rounds=rounds,
-            warm_up=not quick,  # both have run once
+            warm_up=not quick,  # both have run before
             quiet=True,
-            what=f"{name}: without the fixed cost of a run, measured beside each",
+            what=f"{name}: without the fixed cost of a run, measured next to each",
             seconds=prepare.seconds,
             fixed_cost_s=prepare.fixed_s,
             **settings,
         )
 
         def with_hours() -> Comparison:
-            made, words = scaling.make(), sum(len(text.split()) for text in texts)
-            words_per_s = made.peer * words / prepare.tokens
+            result, words = scaling.make(), sum(len(text.split()) for text in texts)
+            words_per_s = result.peer * words / prepare.tokens
             hours = {"core_hours_for_3_3e9_words": round(PAPER_WORDS / words_per_s / 3600, 2)}
-            return replace(made, settings=made.settings | {"words": words} | hours)
+            return replace(result, settings=result.settings | {"words": words} | hours)
 
         yield Planned(scaling.name, with_hours)
 
 
 def _corpora(most_bytes: int | None) -> dict[str, list[str]]:
-    """Lines of each corpus; the last is the one that `prepare` is measured on."""
+    """Lines of each corpus; `prepare` is measured on the last one."""
     folder = os.environ.get("RAYBERT_DATA")
     if folder:
         wikitext = (Path(folder) / "wikitext2" / "train.txt").read_text(encoding="utf-8")
@@ -124,7 +124,7 @@ def _wordpiece(name: str, texts: list[str], tokenizer: Tokenizer, rounds: int) -
 
     def ours() -> float:
         began = time.perf_counter()
-        ids, _ = BulkWordPiece(tokenizer.inner).encode(column)  # it knows no words yet
+        ids, _ = BulkWordPiece(tokenizer.inner).encode(column)  # with an empty cache
         return len(ids) / (time.perf_counter() - began)
 
     return compare(
@@ -156,7 +156,7 @@ def _encode_in_parallel(texts: list[str], tokenizer: Tokenizer) -> float:
 
 
 class _Prepare:
-    """`raybert prepare` on a Ray that is up; every run writes a folder of its own."""
+    """`raybert prepare` on a running Ray; every run writes into a new folder."""
 
     def __init__(self, folder: Path, texts: list[str], tokenizer: Tokenizer) -> None:
         from pipelines.runtime import cluster
@@ -169,17 +169,18 @@ class _Prepare:
         self._runs = 0
         tokenizer.save(folder / "vocab")
         (folder / "corpus").mkdir()
-        # A chapter of a book, or a module, is a document.
+        # A document is a chapter of a book, or a module.
         (folder / "corpus" / "text.txt").write_text("\n".join(texts), encoding="utf-8")
-        # Enough for two workers to have a block and a shard each, and to start.
+        # Enough to give two workers a block and a shard each.
         small = "".join(f"## Chapter\nThis is number {n}. Two. Three.\n" for n in range(150))
         (folder / "small.txt").write_text(small)
         cluster.connect(address="local", num_cpus=WORKERS)
 
     def rate(self, workers: int, *, without_fixed: bool = False) -> float:
-        """Tokens of the corpus a second, from the first byte read to the manifest.
+        """Tokens of the corpus per second, from the first byte read to the manifest.
 
-        The fixed cost is what a run on 5 kB takes, next to this one: machines change their pace.
+        The fixed cost is the time of a run on 5 kB right before this one, since a machine's speed
+        drifts.
         """
         fixed_s = 0.0
         if without_fixed:
@@ -212,13 +213,13 @@ class _Prepare:
             tracking_uri=f"sqlite:///{self._folder}/mlflow.db",
         )
         began = time.perf_counter()
-        with redirect_stdout(io.StringIO()):  # its lines would stand in the table
+        with redirect_stdout(io.StringIO()):  # its output would end up in the table
             prepare.run(config)
         return output, time.perf_counter() - began
 
 
 def _datasets_map(texts: list[str], tokenizer: Tokenizer, folder: Path) -> Callable[[], float]:
-    """What run_mlm.py does: tokenise, join, cut into rows of one length, write."""
+    """The steps of run_mlm.py: tokenise, join, cut into rows of one length, write."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -244,7 +245,7 @@ def _datasets_map(texts: list[str], tokenizer: Tokenizer, folder: Path) -> Calla
         encoded = rows.map(encode, remove_columns=["text"], **options)
         encoded.map(group, **options).save_to_disk(str(cache / "rows"))
         seconds = time.perf_counter() - began
-        special = 2 * len(encoded)  # [CLS] and [SEP] of every line are no tokens of the corpus
+        special = 2 * len(encoded)  # [CLS] and [SEP] of every line are not tokens of the corpus
         return (sum(map(len, encoded["input_ids"])) - special) / seconds
 
     return rate

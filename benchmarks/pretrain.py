@@ -1,13 +1,13 @@
 """Our training loop against transformers' Trainer, and Ray's share of it.
 
-Rows are next-sentence pairs of WikiText-2 where RAYBERT_DATA names its folder, else of docstrings,
-at 128 with real lengths. Both train from fresh weights with AdamW, masked words and next sentences,
-in the same precision and with the same dropout. The Trainer groups rows by length and pads a batch
-to its longest row. On a CPU both run in bf16, where both are faster on chips that compute in it,
-and once more in fp32. What needs Ray is left out where Ray is not installed.
+Rows are next-sentence pairs of WikiText-2 if RAYBERT_DATA names its folder, else of docstrings, of
+up to 128 tokens with real lengths. Both train from fresh weights with AdamW, masked words and next
+sentences, in the same precision and with the same dropout. The Trainer groups rows by length and
+pads a batch to its longest row. On a CPU both run in bf16, in which both are faster on chips with
+native support, and again in fp32. What needs Ray is skipped if Ray is not installed.
 
-`--quick` on a CPU leaves fp32 out but where workers are counted, and takes fewer steps, of fewer
-rows where a model is large or its steps are those of several processes.
+`--quick` on a CPU skips fp32, except for one worker against two, and takes fewer steps, with fewer
+rows for large models and for runs of several processes.
 """
 
 import importlib.util
@@ -53,7 +53,7 @@ from bert_core.train.optim import build_optimizer
 VOCAB_SIZE = 30_522
 QUICK_ROUNDS_OF_LONG = 2
 CPU_TOKENS, GPU_TOKENS = 4096, 65_536
-"""Tokens of a micro-batch: what caches like, and what fills a GPU."""
+"""Tokens of a micro-batch: what fits into CPU caches, and what fills a GPU."""
 
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
@@ -80,9 +80,9 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
             ("pretrain_4x256_vs_trainer", "bert-mini", 32, 2, "bf16", rounds),
             ("pretrain_base_vs_trainer", "bert-base", 8, 2, "bf16", QUICK_ROUNDS_OF_LONG),
         ]
-    for name, variant, size, steps, precision, its_rounds in pairs:
+    for name, variant, size, steps, precision, pair_rounds in pairs:
         pair = _Pair(variant, tokenizer, rows, size, steps, precision)
-        yield _compare(name, pair, its_rounds, warm_up=not quick)
+        yield _compare(name, pair, pair_rounds, warm_up=not quick)
     if importlib.util.find_spec("ray"):
         yield from _on_ray(texts, min(rounds, 3), quick)
 
@@ -101,7 +101,7 @@ def _compare(name: str, pair: "_Pair", rounds: int, *, warm_up: bool = True) -> 
 
 
 class _Pair:
-    """A model of each kind, and how fast it trains on the same rows."""
+    """Our model and the Trainer's, and how fast each trains on the same rows."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class _Pair:
         self.peak = peak_flops(self._device)
         on_gpu = self._device.type == "cuda"
         self._precision: Precision = precision
-        # Attention runs on rows end to end only where it drops nothing.
+        # Attention runs on packed rows only without dropout.
         self._config = VARIANTS[variant].config.adapted(
             vocab_size=tokenizer.vocab_size, attention_dropout=0.0 if on_gpu else None
         )
@@ -203,7 +203,7 @@ class _Pair:
         return ObjectiveModel(self._config, parts).to(self._device)
 
     def _rate(self, tokens: int, work: int, seconds: float) -> float:
-        """Real tokens a second, or the share of the chip's peak."""
+        """Real tokens per second, or the share of the chip's peak FLOP/s."""
         return tokens / seconds if self.peak is None else work / seconds / self.peak
 
     def _wait(self) -> None:
@@ -212,7 +212,7 @@ class _Pair:
 
 
 class _Examples(torch.utils.data.Dataset):
-    """Rows as the Trainer takes them, with a label at every masked position."""
+    """Rows in the Trainer's format, with a label at every masked position."""
 
     def __init__(self, rows: ShardRows, count: int) -> None:
         self._rows, self._count = rows, min(count, len(rows))
@@ -235,33 +235,33 @@ class _Examples(torch.utils.data.Dataset):
 
 
 class _Padded:
-    """Collates examples to the longest of a batch, as a multiple of 8."""
+    """Pads a batch to its longest example, rounded up to a multiple of 8."""
 
     def __init__(self, pad_id: int) -> None:
         self._pad_id = pad_id
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        lengths = np.array([each["length"] for each in examples])
+        lengths = np.array([example["length"] for example in examples])
         width = -(-int(lengths.max()) // 8) * 8
         fills = {"input_ids": self._pad_id, "token_type_ids": 0, "labels": -100}
         batch = {}
         for name, fill in fills.items():
             table = np.full((len(examples), width), fill, dtype=np.int64)
-            for row, each in zip(table, examples, strict=True):
-                row[: each["length"]] = each[name]
+            for row, example in zip(table, examples, strict=True):
+                row[: example["length"]] = example[name]
             batch[name] = torch.from_numpy(table)
         batch["attention_mask"] = torch.from_numpy((np.arange(width) < lengths[:, None]) * 1)
-        labels = [int(each["next_sentence_label"]) for each in examples]
+        labels = [int(example["next_sentence_label"]) for example in examples]
         return batch | {"next_sentence_label": torch.tensor(labels)}
 
 
-ROWS, QUICK_ROWS = 256, 48  # of a step, as in the paper; a worker of two has half
+ROWS, QUICK_ROWS = 256, 48  # per step, as in the paper; each of two workers gets half
 STEPS, QUICK_STEPS = 8, 4
 QUICK_TEXTS = 150  # documents; enough rows for every step
 
 
 def _on_ray(texts: list[str], rounds: int, quick: bool) -> Iterator[Planned]:
-    """The stage itself, by what it records: after start-up, without evaluation."""
+    """The stage itself, measured by its records: after start-up, without evaluation."""
     from pipelines.pretrain import PretrainConfig
     from pipelines.runtime import cluster
 
@@ -273,7 +273,7 @@ def _on_ray(texts: list[str], rounds: int, quick: bool) -> Iterator[Planned]:
         "rows_per_step": rows,
         "micro_batch_tokens": CPU_TOKENS,
     }
-    # Where products in bf16 have a unit of their own, one core alone may run it faster than two.
+    # Where bf16 products have a dedicated unit, one core alone may drive it faster than two.
     scaling: Any = {
         "precision": "fp32",
         "rows_per_step": 2 * rows,
@@ -311,7 +311,7 @@ def _on_ray(texts: list[str], rounds: int, quick: bool) -> Iterator[Planned]:
 
 
 class _Stage:
-    """`raybert pretrain` on rows of the texts."""
+    """`raybert pretrain` on rows made from the texts."""
 
     def __init__(self, folder: Path, texts: list[str], steps: int) -> None:
         from pipelines import prepare, vocab
@@ -337,7 +337,7 @@ class _Stage:
     def rate(
         self, workers: int, *, precision: Precision, rows_per_step: int, micro_batch_tokens: int
     ) -> float:
-        """Tokens a second; without workers in a process of its own."""
+        """Tokens per second; without workers, the stage runs in its own process."""
         from pipelines.pretrain import PretrainConfig
 
         config = PretrainConfig(
@@ -356,20 +356,21 @@ class _Stage:
         )
         if workers:
             return _pretrained(config)
-        # As Ray's workers are: kernels are made for each new shape, in every process again.
+        # Fresh like Ray's workers: every process makes its own kernel for each new shape.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
             return fresh.submit(_pretrained, config).result()
 
 
 def _pretrained(config: Any) -> float:
-    """Tokens a second of the stage, from the first point of its curve to the last."""
+    """Tokens per second of the stage, from the first point of its curve to the last."""
     from pipelines import pretrain
     from pipelines.training.records import read_records
 
     pretrain.run(config)
     records = read_records(config.local_folder).values()
-    first, *others = [each for each in records if "tokens" in each]
-    return sum(each["tokens"] for each in others) / (others[-1]["elapsed_s"] - first["elapsed_s"])
+    first, *others = [record for record in records if "tokens" in record]
+    tokens = sum(record["tokens"] for record in others)
+    return tokens / (others[-1]["elapsed_s"] - first["elapsed_s"])
 
 
 def _texts() -> list[str]:
@@ -389,14 +390,14 @@ def _texts() -> list[str]:
 
 
 def _rows(texts: list[str], tokenizer: Tokenizer, length: int) -> ShardRows:
-    """Next-sentence pairs with masks, enough of them for every step."""
+    """Next-sentence pairs with masks, enough for all steps."""
     split_up = [split_sentences(text) for text in texts]
-    sentences = [sentence for each in split_up for sentence in each]
+    sentences = [sentence for document in split_up for sentence in document]
     encoded = tokenizer.encode_column(pa.array(sentences, pa.string()))
     documents = Documents(
         input_ids=encoded.values.to_numpy(),
         sentence_offsets=encoded.offsets.to_numpy().astype(np.int64),
-        document_offsets=np.concatenate([[0], np.cumsum([len(each) for each in split_up])]),
+        document_offsets=np.concatenate([[0], np.cumsum([len(document) for document in split_up])]),
         digests=[index.to_bytes(8) for index in range(len(texts))],
         own=len(texts),
     )

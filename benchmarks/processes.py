@@ -1,4 +1,4 @@
-"""CPU time by who takes it: other processes of the machine, and a command with all it starts."""
+"""CPU time of the machine's other processes, and of a command with everything it starts."""
 
 import ctypes
 import os
@@ -11,24 +11,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-KERNEL = 2  # `kthreadd`: its threads work for everybody
+KERNEL = 2  # `kthreadd`, whose threads work for all processes
 LOOK_EVERY_S = 0.2
 PR_SET_CHILD_SUBREAPER = 36
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Others:
-    """How much of the machine's CPU time other processes take, from when this is made.
+    """How much of the machine's CPU time other processes take, from this object's creation on.
 
-    Others are all that this process has not started, with what the host takes from a virtual
-    machine. One that starts and ends meanwhile counts where its parent waits for it and lives on.
+    Others are all processes that this one has not started, plus the time that the host steals from
+    a virtual machine. A process that starts and ends in between counts if its parent waits for it
+    and is still alive.
     """
 
     def __init__(self) -> None:
         self._began, self._before, self._stolen_s = time.perf_counter(), processes(), _stolen_s()
 
     def share(self) -> float:
-        """Of all cores since then: 0.5 is one core of two."""
+        """Share of all cores since then: 0.5 is one core of two."""
         after = processes()
         ours, ended_s = descendants(after), self._ended_s(after)
         taken_s = _stolen_s() - self._stolen_s
@@ -40,15 +41,15 @@ class Others:
         return taken_s / (time.perf_counter() - self._began) / (os.cpu_count() or 1)
 
     def _ended_s(self, after: Mapping[int, "Process"]) -> dict[int, float]:
-        """What those that have ended had taken before, by who waited for them: it is not new."""
-        found: dict[int, float] = {}
+        """Earlier CPU time of processes that ended, by who waited for them: it is not new."""
+        passed_on: dict[int, float] = {}
         for pid, process in self._before.items():
             if pid not in after:
                 heir = process.parent
                 while heir not in after and heir in self._before:
                     heir = self._before[heir].parent
-                found[heir] = found.get(heir, 0.0) + process.cpu_s
-        return found
+                passed_on[heir] = passed_on.get(heir, 0.0) + process.cpu_s
+        return passed_on
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Process:
     own_s: float
     """CPU time of its own threads."""
     children_s: float
-    """That of children which it has waited for."""
+    """CPU time of the children that it has waited for."""
 
     @property
     def cpu_s(self) -> float:
@@ -68,22 +69,22 @@ class Process:
 
 
 def processes() -> dict[int, Process]:
-    """Every process of the machine but the kernel's, by its id."""
-    found = {}
+    """Every process of the machine except the kernel's, by its id."""
+    by_pid = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended
-            # A name may hold anything, blanks and brackets too.
+            # A name may contain anything, even blanks and parentheses.
             fields = path.read_text(errors="replace").rpartition(")")[2].split()
             parent, (user, system, *of_children) = int(fields[1]), map(int, fields[11:15])
             if int(path.parent.name) != KERNEL and parent != KERNEL:
-                found[int(path.parent.name)] = Process(
+                by_pid[int(path.parent.name)] = Process(
                     parent, (user + system) / TICKS_PER_S, sum(of_children) / TICKS_PER_S
                 )
-    return found
+    return by_pid
 
 
 def descendants(found: Mapping[int, Process]) -> set[int]:
-    """This process, and what it has started with all that these have."""
+    """This process and its descendants."""
     ours = {os.getpid()}
     while more := {
         pid for pid, process in found.items() if process.parent in ours and pid not in ours
@@ -99,21 +100,21 @@ def _stolen_s() -> float:
 
 @dataclass(frozen=True)
 class Timed:
-    """What a command took."""
+    """Time that a command took."""
 
     wall_s: float
     cpu_s: float
-    """In user and system mode, of the command and of all that it started, also in the background.
+    """In user and system mode, of the command and of everything it started, also in the background.
 
-    A process counts as it was last seen, `LOOK_EVERY_S` at most before it ended: Ray's workers are
-    waited for by nobody, so that the system adds them to no parent's time.
+    A process counts as last seen, at most `LOOK_EVERY_S` before it ended: nothing waits for Ray's
+    workers, so the system adds their time to no parent's.
     """
 
 
 def timed(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Timed:
-    """Run a command to its end. Raises: CalledProcessError with what it printed.
+    """Run a command to its end. Raises: CalledProcessError with its output.
 
-    NOTE: this process becomes the parent of what a child leaves behind, and waits for all of it.
+    NOTE: this process becomes the parent of all orphans that a child leaves, and waits for them.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     seen: dict[int, float] = {}
@@ -128,14 +129,14 @@ def timed(command: Sequence[str], folder: Path, environment: Mapping[str, str]) 
             )
             process.wait()
             wall_s = time.perf_counter() - began
-            with suppress(ChildProcessError):  # there are no more
+            with suppress(ChildProcessError):  # none are left
                 while True:
                     os.wait()
             if process.returncode:
                 printed.seek(0)
-                said = printed.read()
-                error = subprocess.CalledProcessError(process.returncode, command, said)
-                error.add_note(said.decode(errors="replace")[-2000:])
+                output = printed.read()
+                error = subprocess.CalledProcessError(process.returncode, command, output)
+                error.add_note(output.decode(errors="replace")[-2000:])
                 raise error
     finally:
         ended.set()
@@ -144,8 +145,8 @@ def timed(command: Sequence[str], folder: Path, environment: Mapping[str, str]) 
 
 
 def _look(seen: dict[int, float], ended: threading.Event) -> None:
-    """Note the CPU time of what this process has started, again and again."""
+    """Record the CPU time of this process's descendants, periodically."""
     while not ended.wait(LOOK_EVERY_S):
-        found = processes()
-        for pid in descendants(found) - {os.getpid()}:
-            seen[pid] = max(seen.get(pid, 0.0), found[pid].own_s)
+        running = processes()
+        for pid in descendants(running) - {os.getpid()}:
+            seen[pid] = max(seen.get(pid, 0.0), running[pid].own_s)

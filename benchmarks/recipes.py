@@ -1,11 +1,11 @@
-"""What every pretraining recipe learns in some minutes, made small.
+"""What every pretraining recipe learns in a few minutes, when made small.
 
     python -m benchmarks.recipes --output FOLDER [--only NAME …] [--json FILE]
 
-A recipe of `configs/pretrain/` with the configs for WikiText-2 behind it: its own objectives, rows,
+A recipe of `configs/pretrain/` followed by the configs for WikiText-2: its own objectives, rows,
 masks and kind of encoder in the sizes of BERT-tiny, 2,000 steps on the text of the folder that
-RAYBERT_DATA names. BioBERT's goes on from a BERT that was trained on books, in the books' words.
-Beside the JSON goes a picture of the held-out losses. A run that was killed goes on in its folder.
+RAYBERT_DATA names. BioBERT's continues from a BERT trained on books, with that one's vocabulary. A
+plot of the held-out losses is written next to the JSON. A killed run resumes in its folder.
 """
 
 import argparse
@@ -29,15 +29,15 @@ SMALL = "wikitext2"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The configs that a recipe is made of; None takes those for WikiText-2 as they are."""
+    """The configs of a recipe; None uses those for WikiText-2 alone."""
 
     pretrain: str | None
     vocab: str | None = None
     prepare: str | None = None
     more: tuple[str, ...] = ()
-    """What its training is given beside."""
+    """Extra arguments for its training."""
     parent: str | None = None
-    """The recipe whose bundle it goes on from, in the words of that one."""
+    """The recipe whose bundle it continues from, with the same vocabulary."""
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ ARTICLES, BOOKS = "wikitext2/train.txt", "classic_books/Charles Dickens"
 
 
 def stage(word: str, recipe: str | None, output: Path, *more: str) -> Manifest:
-    """Run a stage by its recipe, made small by the config that WikiText-2 has for it."""
+    """Run a stage of a recipe, made small by the stage's config for WikiText-2."""
     given: list[str] = []
     for name in (recipe, SMALL):
         given += [] if name is None else ["--config", str(CONFIGS / word / f"{name}.toml")]
@@ -71,18 +71,18 @@ def stage(word: str, recipe: str | None, output: Path, *more: str) -> Manifest:
 
 
 def learn(recipe: Recipe, folder: Path, text: Path) -> Manifest:
-    """The whole recipe into `folder`/<name>."""
-    own = folder / recipe.name
+    """Run the whole recipe, into `folder`/<name>."""
+    output = folder / recipe.name
     corpus = ["--corpus.source", str(text)]
-    words, given = own / "vocab", list(recipe.more)
+    words, given = output / "vocab", list(recipe.more)
     if recipe.parent is None:
         stage("vocab", recipe.vocab, words, *corpus)
     else:
         words = folder / recipe.parent / "pretrain" / "bundle"
         given += ["--model", str(words)]
-    stage("prepare", recipe.prepare, own / "prepare", *corpus, "--tokenizer", str(words))
-    places = ["--shards", str(own / "prepare"), "--tokenizer", str(words)]
-    return stage("pretrain", recipe.pretrain, own / "pretrain", *places, *given)
+    stage("prepare", recipe.prepare, output / "prepare", *corpus, "--tokenizer", str(words))
+    inputs = ["--shards", str(output / "prepare"), "--tokenizer", str(words)]
+    return stage("pretrain", recipe.pretrain, output / "pretrain", *inputs, *given)
 
 
 def benchmark(folder: Path, only: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -110,7 +110,7 @@ def benchmark(folder: Path, only: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
-    """The held-out loss of masked words of every recipe, step by step."""
+    """Plot every recipe's held-out loss of masked words by step."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -126,19 +126,22 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes")
-    parser.add_argument("--output", type=Path, required=True, help="folder for what is made")
-    parser.add_argument("--only", nargs="*", default=[], help="names of recipes, all if not given")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--only", nargs="*", default=[], help="names of recipes; all by default")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
     chosen = parser.parse_args()
-    found = []
-    for one in benchmark(chosen.output.absolute(), chosen.only):
-        parts = [name.removesuffix("_loss_after") for name in one if name.endswith("_loss_after")]
-        falls = (f"{p} {one[f'{p}_loss_before']:.3f} → {one[f'{p}_loss_after']:.3f}" for p in parts)
-        print(f"{one['name']:<18}{', '.join(falls)}; {one['minutes']:.1f} minutes", flush=True)
-        found.append(one)
+    results = []
+    for line in benchmark(chosen.output.absolute(), chosen.only):
+        parts = [name.removesuffix("_loss_after") for name in line if name.endswith("_loss_after")]
+        losses = (
+            f"{part} {line[f'{part}_loss_before']:.3f} → {line[f'{part}_loss_after']:.3f}"
+            for part in parts
+        )
+        print(f"{line['name']:<18}{', '.join(losses)}; {line['minutes']:.1f} minutes", flush=True)
+        results.append(line)
         if chosen.json:  # after every line
-            chosen.json.write_text(json.dumps(found, indent=2, default=str) + "\n")
-            draw(found, chosen.json.with_suffix(".png"))
+            chosen.json.write_text(json.dumps(results, indent=2, default=str) + "\n")
+            draw(results, chosen.json.with_suffix(".png"))
 
 
 if __name__ == "__main__":

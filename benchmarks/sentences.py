@@ -1,7 +1,7 @@
-"""Sentence boundaries against four other splitters: how many are right, and how fast.
+"""Sentence boundaries against four other splitters: accuracy and speed.
 
-Right is judged on UD EWT's held-out file and on a book's chapter annotated by hand, speed on
-books; RAYBERT_DATA names the folder of all three. What tests share with it stands here too.
+Accuracy is measured on UD EWT's held-out file and on a book's chapter annotated by hand, speed on
+books; RAYBERT_DATA names the folder of all three. Tests use this module's code too.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ BOOKS_BYTES, QUICK_BYTES, SAMPLE_BYTES = 8 << 20, 2 << 20, 200_000
 
 @dataclass(frozen=True)
 class Annotated:
-    """A document and where its sentences end, by hand."""
+    """A document and its sentence ends, annotated by hand."""
 
     text: str
     ends: frozenset[int]
-    """How many characters stand before each end, white space not counted; with the last one."""
+    """Characters before each end, white space not counted; includes the last end."""
 
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Planned | Comparison]:
@@ -115,7 +115,9 @@ def _rate(split: Splitter, texts: list[str]) -> float:
 
 def _pysbd() -> Splitter:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # escapes in its patterns, when compiled
+        warnings.simplefilter(
+            "ignore", SyntaxWarning
+        )  # from escapes in its patterns, when they are compiled
         warnings.simplefilter("ignore", DeprecationWarning)  # the same, before Python 3.12
         import pysbd
     return pysbd.Segmenter(language="en", clean=False).segment
@@ -152,29 +154,29 @@ PEERS: dict[str, Callable[[], Splitter]] = {
 
 
 def _installed() -> dict[str, Splitter]:
-    found = {}
+    splitters = {}
     for name, make in PEERS.items():
         try:
-            found[name] = make()
+            splitters[name] = make()
         except ImportError as error:
-            print(f"{name} is left out: {error}")
-    return found
+            print(f"{name} is skipped: {error}")
+    return splitters
 
 
 def by_paragraph(split: Splitter) -> Splitter:
-    """`split` on each paragraph by itself: not all know that a blank line ends a sentence."""
+    """`split` on each paragraph alone: not every splitter ends a sentence at a blank line."""
     return lambda text: [
         sentence for paragraph in re.split(r"\n\s*\n", text) for sentence in split(paragraph)
     ]
 
 
 def f1(split: Splitter, documents: list[Annotated]) -> float:
-    """Harmonic mean of precision and recall of the ends found, over all documents together.
+    """Harmonic mean of precision and recall of sentence ends, over all documents together.
 
-    A document's last end, which nobody misses, does not count; those of its paragraphs do.
+    A document's last end, which no splitter misses, does not count; those of its paragraphs do.
 
-    Raises: ValueError if `split` loses or adds a character, white space apart: what it found
-        would stand elsewhere.
+    Raises: ValueError if `split` loses or adds a character other than white space, which would
+        shift the ends.
     """
     right = found = wanted = 0
     for document in documents:
@@ -182,7 +184,7 @@ def f1(split: Splitter, documents: list[Annotated]) -> float:
         length = _dense_length(document.text)
         if max(ends, default=0) != length:
             raise ValueError(
-                f"a document has {length} characters, the sentences of it {max(ends, default=0)}: "
+                f"a document has {length} characters, its sentences have {max(ends, default=0)}: "
                 f"{document.text[:60]!r}"
             )
         ends -= {0, length}
@@ -194,7 +196,7 @@ def f1(split: Splitter, documents: list[Annotated]) -> float:
 
 
 def read_treebank(path: Path) -> list[Annotated]:
-    """The documents of a CoNLL-U file, put together again: a blank line between paragraphs."""
+    """The documents of a CoNLL-U file, reassembled: a blank line between paragraphs."""
     documents = []
     text, ends, between = "", [0], ""
     for block in path.read_text(encoding="utf-8").strip().split("\n\n"):
@@ -213,16 +215,16 @@ def read_treebank(path: Path) -> list[Annotated]:
 
 
 def _no_space_after(rows: list[str]) -> bool:
-    """Whether the next sentence follows the last word, or the words written as one, at once."""
+    """Whether the next sentence follows the last word (or multiword token) without a space."""
     words = [row.split("\t") for row in rows if "." not in row.partition("\t")[0]]
     last = words[-1][0]
     return any("SpaceAfter=No" in row[9] for row in words if row[0].split("-")[-1] == last)
 
 
 def read_chapter(data: Path) -> Annotated:
-    """The chapter that sentence_ends.json names, out of the books.
+    """The chapter of the books that sentence_ends.json names.
 
-    Raises: ValueError if the book has another text than the one annotated.
+    Raises: ValueError if the book's text differs from the annotated one.
     """
     annotation = json.loads(CHAPTER_ENDS.read_text(encoding="utf-8"))
     book = (data / annotation["book"]).read_text(encoding="utf-8")
@@ -230,8 +232,8 @@ def read_chapter(data: Path) -> Annotated:
     digest = hashlib.sha256(text.encode()).hexdigest()
     if digest != annotation["sha256"]:
         raise ValueError(
-            f"{annotation['chapter']} of {data / annotation['book']} has sha256 {digest}, what was "
-            f"annotated has {annotation['sha256']}: the book is another edition"
+            f"{annotation['chapter']} of {data / annotation['book']} has sha256 {digest}, the "
+            f"annotated text has {annotation['sha256']}: the book is another edition"
         )
     return Annotated(text, frozenset(annotation["ends"]))
 

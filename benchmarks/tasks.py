@@ -3,9 +3,9 @@
     python -m benchmarks.tasks --model FOLDER [--only NAME …] [--threads N] [--json FILE]
 
 Both start from the same checkpoint and see the same rows, cut into the same windows, with the same
-hyperparameters, epochs and seeds, in steps of rows of any length; the answers of both are read off
-and scored by the same code. A fixed part of each set, drawn by seed 0, keeps a line below twenty
-minutes on two cores.
+hyperparameters, epochs and seeds, in steps of rows of any length; the same code decodes and scores
+the answers of both. A fixed part of each set, drawn by seed 0, keeps a line below twenty minutes on
+two cores.
 """
 
 import argparse
@@ -38,12 +38,12 @@ SEEDS = (0, 1, 2)
 THREADS = 2
 SHARE_OF_WARM_UP = 0.1
 MOST_TOKENS = 8192
-"""Of one forward pass of what is scored."""
+"""Per forward pass when scoring."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A set, how much of it, and what both train with."""
+    """A set, how much of it is used, and the hyperparameters of both."""
 
     name: str
     task: str
@@ -59,7 +59,7 @@ class Line:
     columns: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     metric: str | None = None
-    """What is compared, where it is not the task's own."""
+    """The metric to compare; None: the task's primary metric."""
 
 
 TWO = {"text": "sentence1", "text_pair": "sentence2"}
@@ -133,11 +133,12 @@ def _compared(line: Line, ours: FinetuneConfig, scratch: Path) -> dict[str, Any]
     theirs = [_trainer(line, ours, seed, scratch) for seed in SEEDS]
     main = line.metric or counts["primary_metric"]
     scores = {
-        "ours": [each[main] for each in counts["seeds"]],
-        "trainer": [each[main] for each in theirs],
+        "ours": [metrics[main] for metrics in counts["seeds"]],
+        "trainer": [metrics[main] for metrics in theirs],
     }
     means = {name: float(np.mean(values)) for name, values in scores.items()}
-    spread = float(np.sqrt(sum(np.var(its, ddof=1) for its in scores.values()) / len(SEEDS)))
+    variances = [np.var(values, ddof=1) for values in scores.values()]
+    spread = float(np.sqrt(sum(variances) / len(SEEDS)))
     difference = means["ours"] - means["trainer"]
     return {
         "name": line.name,
@@ -168,7 +169,7 @@ def _compared(line: Line, ours: FinetuneConfig, scratch: Path) -> dict[str, Any]
 
 
 def stage_config(line: Line, model: str, data: Path, scratch: Path) -> FinetuneConfig:
-    """The stage's config; a part of either set is drawn and written as a table of its fields."""
+    """The stage's config; a part of each set is drawn and written as JSONL of its fields."""
     kind = TASKS[line.task]
     options = kind.options_of(line.options)
 
@@ -179,7 +180,7 @@ def stage_config(line: Line, model: str, data: Path, scratch: Path) -> FinetuneC
         chosen = np.sort(np.random.default_rng(0).permutation(len(rows))[:most])
         target = scratch / f"{split}.jsonl"
         lines = (json.dumps({k: v for k, v in rows[n].items() if v is not None}) for n in chosen)
-        target.write_text("".join(f"{each}\n" for each in lines))
+        target.write_text("".join(f"{row}\n" for row in lines))
         return LabelledConfig(source=str(target))
 
     return FinetuneConfig(
@@ -202,7 +203,7 @@ def stage_config(line: Line, model: str, data: Path, scratch: Path) -> FinetuneC
 
 
 def _trainer(line: Line, config: FinetuneConfig, seed: int, scratch: Path) -> dict[str, float]:
-    """What the Trainer's model comes to on the held-out rows."""
+    """The metrics of the Trainer's model on the held-out rows."""
     bundle = load_bundle(config.model)
     kind = TASKS[line.task]
     options = kind.options_of(line.options)
@@ -223,7 +224,7 @@ def _trainer(line: Line, config: FinetuneConfig, seed: int, scratch: Path) -> di
             rows=line.batch_size,
             steps=steps,
             precision=config.precision,
-            grouped=False,  # which rows are in a step together is part of how a model learns
+            grouped=False,  # which rows share a step affects what a model learns
             learning_rate=line.lr,
             warmup_steps=round(SHARE_OF_WARM_UP * steps),
             weight_decay=config.weight_decay,
@@ -260,7 +261,7 @@ def _theirs(folder: str, task: Task) -> Any:
 
 
 class _Examples(torch.utils.data.Dataset):
-    """Windows as the Trainer takes them; -100 where a token is not scored."""
+    """Windows in the Trainer's format; -100 where a token is not scored."""
 
     def __init__(self, windows: list[Window]) -> None:
         self._windows = windows
@@ -285,7 +286,7 @@ class _Examples(torch.utils.data.Dataset):
 
 
 class _Padded:
-    """Collates examples to the longest of a batch."""
+    """Pads a batch to its longest example."""
 
     def __init__(self, pad_id: int) -> None:
         self._fills = {"input_ids": pad_id, "token_type_ids": 0, "labels": -100}
@@ -307,7 +308,7 @@ class _Padded:
 def _scores(
     model: Any, windows: Sequence[Window], bundle: Bundle, precision: str
 ) -> list[np.ndarray]:
-    """The scores of each window as a task decodes them."""
+    """The scores of each window, in the form that a task decodes."""
     scores: list[np.ndarray] = [np.empty(0)] * len(windows)
     lengths = np.array([window.tokens for window in windows])
     with torch.inference_mode(), torch.autocast("cpu", enabled=precision == "bf16"):
@@ -317,34 +318,35 @@ def _scores(
             names = ("input_ids", "token_type_ids", "attention_mask")
             output = model(**{name: batch[name] for name in names if name in batch})
             if "start_logits" in output:
-                found = torch.stack([output.start_logits, output.end_logits], -1)
+                logits = torch.stack([output.start_logits, output.end_logits], -1)
             else:
-                found = output.logits
-            for place, window, its in zip(group, chosen, found.float().numpy(), strict=True):
+                logits = output.logits
+            for place, window, values in zip(group, chosen, logits.float().numpy(), strict=True):
                 places = window.positions.get("token_positions")
-                scores[place] = its if places is None else its[places]
+                scores[place] = values if places is None else values[places]
     return scores
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tasks")
     parser.add_argument("--model", required=True, help="folder of the checkpoint to start from")
-    parser.add_argument("--only", nargs="*", default=[], help="names of the sets, all if not given")
-    parser.add_argument("--threads", type=int, default=THREADS, help="that compute")
+    parser.add_argument("--only", nargs="*", default=[], help="names of the sets; all by default")
+    parser.add_argument("--threads", type=int, default=THREADS, help="threads that compute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list of results there")
     chosen = parser.parse_args()
     lines = [line for line in LINES if not chosen.only or line.name in chosen.only]
-    found = []
-    for one in benchmark(chosen.model, lines, chosen.threads):
+    results = []
+    for result in benchmark(chosen.model, lines, chosen.threads):
         print(
-            f"{one['name']:<14}{one['metric']:<12}{one['ours_mean']:>8.3f}{one['trainer_mean']:>8.3f}"
-            f"  {one['standard_errors'] or 0:.1f} standard errors, "
-            f"{one['minutes'][0]:.1f} and {one['minutes'][1]:.1f} minutes",
+            f"{result['name']:<14}{result['metric']:<12}"
+            f"{result['ours_mean']:>8.3f}{result['trainer_mean']:>8.3f}"
+            f"  {result['standard_errors'] or 0:.1f} standard errors, "
+            f"{result['minutes'][0]:.1f} and {result['minutes'][1]:.1f} minutes",
             flush=True,
         )
-        found.append(one)
-        if chosen.json:  # after every line: there are hours of them
-            chosen.json.write_text(json.dumps(found, indent=2, default=str) + "\n")
+        results.append(result)
+        if chosen.json:  # after every line, since all of them take hours
+            chosen.json.write_text(json.dumps(results, indent=2, default=str) + "\n")
 
 
 if __name__ == "__main__":

@@ -207,5 +207,5 @@ def test_a_treebank_is_put_together_and_boundaries_counted_as_they_stand(tmp_pat
     assert [sorted(document.ends) for document in documents] == [[6, 10, 11], [1]]
     # Of two ends wanted one is found, and nothing else: precision 1, recall a half.
     assert measured.f1(str.splitlines, documents) == pytest.approx(2 / 3)
-    with pytest.raises(ValueError, match="has 11 characters, the sentences of it 4"):
+    with pytest.raises(ValueError, match="has 11 characters, its sentences have 4"):
         measured.f1(lambda text: [text[:5]], documents)
