@@ -33,8 +33,8 @@ there; `mlm_span_lengths` (K,), the number of `mlm_positions`, which ascend, in 
 `next_sentence_label`, `sentence_order_label` (B,), 0 = is next, in order; `labels` (B,), or one per
 question, with `choices` (Q,) the number of rows per question; `start_positions`, `end_positions`
 (B,), within the row. Vectors (V,): `vector_starts` and `vector_ends`, the tokens that each vector
-is the mean of; `similarities`, `texts` (equal texts have equal numbers), `choices` (B,), the number
-of vectors per row, and `groups` (G,), the number of rows per group.
+is the mean of; `similarities`, `texts` (equal texts have equal numbers), `choices`, the number of
+vectors per example, and `groups` (G,), the number of examples per group.
 """
 
 

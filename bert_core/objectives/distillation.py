@@ -87,9 +87,9 @@ class Distillation(ObjectiveModel):
             )
         if ATTENTION in counted and ours.attention.num_heads != theirs.attention.num_heads:
             raise ConfigError(
-                f"losses.attention: wanted a student with {theirs.attention.num_heads} heads per layer, "
-                f"as its teacher has, got {ours.attention.num_heads}: use another student, or set "
-                "losses.attention = 0"
+                f"losses.attention: wanted a student with {theirs.attention.num_heads} heads per "
+                f"layer, as its teacher has, got {ours.attention.num_heads}: use another student, "
+                "or set losses.attention = 0"
             )
         self.projections = nn.ModuleDict(
             {
@@ -150,7 +150,7 @@ class Distillation(ObjectiveModel):
     def _score_parts(
         self, student: Encoded, teacher: Encoded, batch: Batch
     ) -> Iterator[tuple[str, LossPart]]:
-        """The parts that compare the student's scores: with labels, and with the teacher's scores."""
+        """The parts that compare the student's scores, with labels and with the teacher's."""
         if not self._answers:
             return
         (objective,) = self._parts
@@ -229,8 +229,8 @@ def fitting_map(layers: int, teachers: int, given: tuple[int, ...] = ()) -> tupl
     if not given:
         if teachers % layers:
             raise ConfigError(
-                f"layer_map: wanted a map, as the teacher's {teachers} layers are no multiple of the "
-                f"student's {layers}, got none: give a layer of the teacher, from 0, for each "
+                f"layer_map: wanted a map, as the teacher's {teachers} layers are no multiple of "
+                f"the student's {layers}, got none: give a layer of the teacher, from 0, for each "
                 "layer of the student"
             )
         return tuple((layer + 1) * teachers // layers - 1 for layer in range(layers))
@@ -273,7 +273,7 @@ def with_layers(
         )
         if reach_differs or weights.keys() != fresh.layers[place].state_dict().keys():
             raise ConfigError(
-                f"layers: wanted layers of the same kind as in their new places, got "
+                "layers: wanted layers of the same kind as in their new places, got "
                 f"layer {layer} as layer {place}, where this family has another kind: start with "
                 "0, and keep the alternation of local and global layers"
             )
