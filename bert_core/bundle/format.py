@@ -261,7 +261,7 @@ def submodels_of(model: ObjectiveModel) -> list[tuple[str, str, ObjectiveModel]]
 
 
 def _labels(model: ObjectiveModel, task: Task | None) -> list[str]:
-    """The labels of what a model tells apart; transformers' own names where there is no task."""
+    """The labels that a model predicts; without a task, transformers' default names."""
     if task is not None:
         return task.labels
     heads = [getattr(one, "head", None) for one in model.objectives.values()]

@@ -95,7 +95,7 @@ class Encoder(nn.Module):
                 `checkpointing`.
         Raises: InputError if a row is too long (not checked for packed rows on a GPU).
         """
-        given = rows = self._rows(input_ids, attention_mask, offsets)
+        input_rows = rows = self._rows(input_ids, attention_mask, offsets)
         tokens = input_ids.shape[0]  # NOTE: len() would fix the number in a graph
         if isinstance(rows, Packed) and not all_scores and self._makes_kernels(rows):
             input_ids, token_type_ids, rows = self._padded_to_multiple(
@@ -107,7 +107,7 @@ class Encoder(nn.Module):
         scores: list[Scores] = [[] for _ in range(self.config.num_hidden_layers * all_scores)]
         last = self.config.num_hidden_layers - 1
         whole = all_scores or not self.may_take_early
-        early = None if whole else self._outputs_of_last_layer(given, places)
+        early = None if whole else self._outputs_of_last_layer(input_rows, places)
         for index in range(last + 1):
             layer = self.layers[index % len(self.layers)]
             selected = early if index == last else None
@@ -124,15 +124,15 @@ class Encoder(nn.Module):
         if self.norm is not None:  # Hugging Face counts it as part of the last layer
             hidden = self.norm(hidden)
             layers[-1:] = [hidden] if all_layers else []
-        if rows is not given:
+        if rows is not input_rows:
             layers = [layer[:tokens] for layer in layers]
             hidden = hidden[:tokens] if early is None else hidden
         if early is None or places is None:
-            first, hidden = self._first(hidden, given), gather_tokens(hidden, places)
+            first, hidden = self._first(hidden, input_rows), gather_tokens(hidden, places)
         else:
             first, hidden = hidden.split([len(early) - len(places), len(places)])
         pooled = None if self.pooler is None else self.pooler(first)
-        return Encoded(hidden, pooled, given, layers, scores, shared)
+        return Encoded(hidden, pooled, input_rows, layers, scores, shared)
 
     @property
     def may_take_early(self) -> bool:

@@ -145,13 +145,11 @@ def _write(
     best = best_checkpoint(folder) if len(whole) > keep else None
     kept = [*whole[-keep:], best]
     for other in _checkpoints(folder):
-        newer = (
-            group is not None and other.step > about["step"]
-        )  # another rank has started writing it
+        # Another rank may have started writing a newer one.
+        newer = group is not None and other.step > about["step"]
         if other not in kept and not newer:
-            files.remove(
-                files.join(other.folder, LAST_FILE)
-            )  # first, so that a partial removal is not a checkpoint
+            # First, so that a partial removal does not look complete.
+            files.remove(files.join(other.folder, LAST_FILE))
             files.remove(other.folder)
 
 

@@ -1,4 +1,4 @@
-"""Training settings, importable without torch so that help and errors stay fast."""
+"""Training settings only, so that help and errors need no torch."""
 
 import math
 from collections.abc import Callable
@@ -80,9 +80,9 @@ class LoopConfig:
     max_steps: PositiveInt
     """Total number of optimizer steps."""
     max_hours: PositiveFloat | None = None
-    """Total wall-clock hours, if they run out before the steps; the schedule then follows the hours
-    and ends with them. Time between an interruption and the resumption does not count. Such a run
-    is not reproducible."""
+    """Wall-clock limit in hours. Where the hours are further along than the steps, the schedule
+    follows them and ends with them. Time between an interruption and the resumption does not count.
+    Such a run is not exactly reproducible."""
     precision: Precision = "bf16"
     """`bf16` runs matrix products in bfloat16 with autocast; weights and losses stay fp32."""
     seed: int = 0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Dense bf16 FLOPS per chip, by words of its name; the first match counts. Source: NVIDIA's data
-# sheets, without sparsity.
+# Dense bf16 floating-point operations per second and chip, by words of its name; the first match
+# counts. Source: NVIDIA's data sheets, without sparsity.
 PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
@@ -59,8 +59,8 @@ def flush_denormals() -> None:
     """Let this thread, and compute threads that it starts from now on, treat numbers below 1e-38 as
     0.
 
-    AdamW's first moment of a word that no row reads shrinks by a tenth per step, is such a number
-    after some 750 steps and stays one. AdamW is eight to eleven times slower on them.
+    AdamW's first moments of words that no row reads shrink by a tenth per step, become such numbers
+    after some 750 steps and stay so. AdamW then takes eight to eleven times as long.
     """
     import torch
 
