@@ -1,4 +1,5 @@
-"""Folders that transformers and sentence-transformers wrote: which files count, what task it is."""
+"""Folders written by transformers and sentence-transformers: which files belong to a bundle, and
+its task."""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import MODULES, POOLING, SETTINGS, FeatureExtraction
 
-# Where weights are in folders of others: in parts, or as torch itself saved them.
+# Other forms of weights: in parts, or as saved by torch.
 WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"
-# What counts in a folder that holds no record of its own.
+# The files of a bundle without `raybert.json`.
 FOREIGN_FILES = (
     CONFIG,
     WEIGHTS,
@@ -32,7 +33,7 @@ FOREIGN_FILES = (
 
 
 def weight_files(folder: Path) -> list[str]:
-    """The files that hold the weights: one, or the parts that an index names and it."""
+    """The files that hold the weights: one file, or an index and the parts that it names."""
     if not (folder / WEIGHTS).is_file():
         if (folder / WEIGHTS_INDEX).is_file():
             index = read_json(folder / WEIGHTS_INDEX)
@@ -43,18 +44,18 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors under their names in the files, floating ones in fp32.
+    """The tensors under their names in the files; floating-point ones in fp32.
 
-    Raises: FormatError if a file of torch holds anything but tensors.
+    Raises: FormatError if a torch file holds anything but tensors.
     """
     state: dict[str, Tensor] = {}
     for name in weight_files(folder):
         if name == OLD_WEIGHTS:
             try:
                 state |= torch.load(folder / name, map_location="cpu", weights_only=True)
-            except Exception as error:  # NOTE: of pickle, of torch or of the zip file
+            except Exception as error:  # NOTE: from pickle, torch or zipfile
                 raise FormatError(
-                    f"{name} is no file of tensors alone ({str(error).splitlines()[0]})"
+                    f"{name} is not a file of tensors only ({str(error).splitlines()[0]})"
                 ) from error
         elif name != WEIGHTS_INDEX:
             state |= load_file(folder / name)
@@ -68,19 +69,19 @@ def _single(tensor: Tensor) -> Tensor:
 def task_of_transformers(
     objectives: frozenset[str], entries: dict[str, Any], state: dict[str, Tensor]
 ) -> Task | None:
-    """The task of a folder that transformers wrote; None for what no task here answers."""
+    """The task of a folder written by transformers; None if there is no matching task."""
     known = [task for task in TASKS.values() if objectives == {task.objective}]
     if not known:
         return None
     head = state.get(f"objectives.{known[0].objective}.head.linear.weight", ())
-    named = entries.get("id2label") or {}
-    if not isinstance(named, dict):
+    id2label = entries.get("id2label") or {}
+    if not isinstance(id2label, dict):
         raise FormatError(
-            f"{CONFIG}: wanted id2label to be a JSON object, found {type(named).__name__}: copy it "
-            "again"
+            f"{CONFIG}: wanted id2label to be a JSON object, got {type(id2label).__name__}: copy "
+            "it again"
         )
-    names = {int(index): label for index, label in named.items()}
-    # transformers leaves its own default names out of the file.
+    names = {int(index): label for index, label in id2label.items()}
+    # transformers omits its default names from the file.
     labels = [names.get(index, f"LABEL_{index}") for index in range(len(head))]
     tasks = (task.from_huggingface(entries, labels) for task in known)
     task = next(filter(None, tasks), None)
@@ -88,7 +89,7 @@ def task_of_transformers(
 
 
 def task_of_vectors(folder: Path, *, bare: bool) -> Task | None:
-    """The task of a folder that sentence-transformers wrote, or of an encoder without a head."""
+    """The task of a folder written by sentence-transformers, or of an encoder without a head."""
 
     def read(name: str) -> Any:
         wanted = list if name == MODULES else dict
@@ -100,8 +101,8 @@ def task_of_vectors(folder: Path, *, bare: bool) -> Task | None:
 
 
 def class_name(entries: dict[str, Any]) -> str:
-    """The class of transformers that a folder is of; nothing where it does not say."""
-    named = entries.get("architectures") or [""]
-    if not isinstance(named, list) or not isinstance(named[0], str):
-        raise FormatError(f"architectures = {named!r}: wanted a list of names")
-    return named[0]
+    """The transformers class of a folder's model; empty if not given."""
+    architectures = entries.get("architectures") or [""]
+    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+        raise FormatError(f"architectures = {architectures!r}: wanted a list of names")
+    return architectures[0]

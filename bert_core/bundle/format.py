@@ -1,4 +1,4 @@
-"""Bundles written and read."""
+"""Writing and reading bundles."""
 
 import os
 import shutil
@@ -60,26 +60,28 @@ from bert_core.tasks.shapes import Row
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """What a bundle's folder holds."""
+    """The contents of a bundle."""
 
     encoder_config: EncoderConfig
     state: dict[str, Tensor]
-    """Weights under our names, on the CPU, fp32; none where there is a graph."""
+    """Weights under our names, on the CPU, in fp32; empty if there is a graph."""
     graph: str | None = None
-    """The ONNX graph's path in the folder, where that stands for the weights."""
+    """Path in the folder of the ONNX graph that replaces the weights, if any."""
     tokenizer: Tokenizer
     task: Task | None
-    """None where the model was pretrained only, or for a task that is not known here."""
+    """None if the model was only pretrained, or its task is unknown here."""
     metrics: dict[str, float]
     lineage: dict[str, Any]
-    """What it was made from, as its maker wrote it: digests of corpus, shards, parent bundle."""
+    """What it was made from, as recorded by the stage that wrote it: digests of corpus, shards,
+    parent bundle."""
     digest: str
-    """sha256 over names and sha256 of the files: two bundles that are one model have one digest."""
+    """sha256 over the names and sha256 of the files; bundles of the same model have the same
+    digest."""
     submodels: dict[str, Path] = field(default_factory=dict)
-    """The bundles in its folder, by their names there."""
+    """The bundles in its subfolders, by folder name."""
     trained_rows: Digests = field(default_factory=lambda: NO_ROWS)
-    """`Task.digests` of the labelled rows that its weights were trained on or selected by, those of
-    its parents and teachers included."""
+    """`Task.digests` of the labelled rows that its weights were trained on or selected by,
+    including those of its parents and teachers."""
 
     def has_seen(self, task: Task, rows: Sequence[Row]) -> Bool[np.ndarray, "rows"]:
         """Which of a task's rows are among `trained_rows`."""
@@ -97,19 +99,19 @@ def save_bundle(
     trained_rows: Digests = NO_ROWS,
     graph: tuple[str, Callable[[Path], object]] | None = None,
 ) -> None:
-    """Write a bundle; the folder appears whole or not at all.
+    """Write a bundle atomically: the folder appears complete or not at all.
 
     Args:
-        trained_rows: as a bundle has them, in any order.
-        graph: one of `GRAPHS` and what writes it there, with data beside it, instead of weights.
-    Raises: ConfigError if something lies at `folder` already, or the tokenizer has more tokens
-        than the model.
+        trained_rows: `Bundle.trained_rows`, in any order.
+        graph: instead of weights, one of `GRAPHS` and the function that writes it to a path, with
+            any data files next to it.
+    Raises: ConfigError if `folder` already exists, or the tokenizer has more tokens than the model.
     """
     folder = Path(folder)
     if folder.exists():
         raise ConfigError(
-            f"{folder}: wanted a path where nothing lies yet, found something: "
-            "remove it, or give another output"
+            f"{folder}: wanted a path that does not exist yet, got an existing one: "
+            "remove it, or use another output"
         )
     config = model.encoder.config
     _check_vocabulary(folder, config, tokenizer, ConfigError)
@@ -165,11 +167,11 @@ def save_bundle(
 
 
 def _write_weights(folder: Path, model: ObjectiveModel) -> None:
-    """Those of its own, without its submodels'."""
+    """Write the model's own weights, without those of its submodels."""
     whole = {
         name: tensor.detach().float().cpu()
         for name, tensor in plain_state(model).items()
-        if name.startswith(("encoder.", "objectives."))  # else for its training alone
+        if name.startswith(("encoder.", "objectives."))  # others are for training only
     }
     heads = {name: tensor for name, tensor in whole.items() if _is_ours(name, model)}
     state = {name: tensor for name, tensor in whole.items() if name not in heads}
@@ -182,9 +184,10 @@ def _write_weights(folder: Path, model: ObjectiveModel) -> None:
 
 
 def load_bundle(folder: str | Path) -> Bundle:
-    """Read a bundle that this project or transformers wrote, and check every file's sha256.
+    """Read a bundle written by this project or transformers, and check every file's sha256.
 
-    Raises: FormatError if a file is missing, changed or damaged, or newer code wrote the bundle.
+    Raises: FormatError if a file is missing, changed or damaged, or a newer version wrote the
+        bundle.
     """
     folder = Path(folder)
     record = _read_record(folder)
@@ -212,7 +215,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     else:
         task = _recorded_task(folder, record)
     if task is None:
-        # A head of regression or of several labels at once is a `classifier` there too.
+        # Regression and multi-label heads are also named `classifier` there.
         state = {name: value for name, value in state.items() if ".classification." not in name}
     return Bundle(
         encoder_config=config,
@@ -229,7 +232,7 @@ def load_bundle(folder: str | Path) -> Bundle:
 
 
 def bundle_digest(folder: str | Path) -> str:
-    """`Bundle.digest` without loading the model; every file is checked as `load_bundle` does.
+    """`Bundle.digest` without loading the model; checks every file like `load_bundle`.
 
     Raises: FormatError if a file is missing or changed.
     """
@@ -238,7 +241,7 @@ def bundle_digest(folder: str | Path) -> str:
 
 
 def _is_ours(name: str, model: ObjectiveModel) -> bool:
-    """Whether no class of transformers has a tensor."""
+    """Whether a tensor is in no transformers class."""
     if not name.startswith("objectives."):
         return False
     _, known_as, part, *_ = name.split(".")
@@ -248,8 +251,7 @@ def _is_ours(name: str, model: ObjectiveModel) -> bool:
 
 
 def submodels_of(model: ObjectiveModel) -> list[tuple[str, str, ObjectiveModel]]:
-    """The models that objectives own, each after its folder and what the names of its tensors begin
-    with here."""
+    """The models that objectives own: folder, prefix of the tensor names, model."""
     return [
         (folder, f"objectives.{name}.{folder}.", other)
         for name, objective in model.objectives.items()
@@ -259,7 +261,7 @@ def submodels_of(model: ObjectiveModel) -> list[tuple[str, str, ObjectiveModel]]
 
 
 def _labels(model: ObjectiveModel, task: Task | None) -> list[str]:
-    """The labels of what a model tells apart; transformers' own names where there is no task."""
+    """The labels that a model predicts; without a task, transformers' default names."""
     if task is not None:
         return task.labels
     heads = [getattr(one, "head", None) for one in model.objectives.values()]
@@ -272,8 +274,8 @@ def _check_vocabulary(
 ) -> None:
     if tokenizer.vocab_size > config.vocab_size:
         raise error(
-            f"{folder}: wanted a vocabulary of at most {config.vocab_size} tokens, as many as the "
-            f"model has embeddings, the tokenizer has {tokenizer.vocab_size}: "
+            f"{folder}: wanted a vocabulary of at most {config.vocab_size} tokens, the number of "
+            f"the model's word embeddings, got {tokenizer.vocab_size} in the tokenizer: "
             "use the tokenizer that the model was trained with"
         )
 
@@ -285,7 +287,7 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
     version = record.get("format_version")
     if not isinstance(version, int):
         raise FormatError(
-            f"{folder / RECORD}: wanted a format_version, it has none: copy the bundle again"
+            f"{folder / RECORD}: wanted a format_version, got none: copy the bundle again"
         )
     if version > FORMAT_VERSION:
         raise FormatError(
@@ -302,25 +304,25 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def _verified(folder: Path, record: dict[str, Any] | None) -> dict[str, str]:
-    """The sha256 of each file of the bundle, checked against its record where it has one."""
+    """The sha256 of each file of the bundle, checked against its record if there is one."""
     wanted = None if record is None else record["files"]
     weights = [] if wanted else weight_files(folder)
     names = wanted or [name for name in FOREIGN_FILES if (folder / name).is_file()]
     for name in (CONFIG, *weights, *names):
         if not (folder / name).is_file():
             raise FormatError(
-                f"{folder / name}: wanted this file of the bundle, there is none: "
+                f"{folder / name}: wanted this file of the bundle, it is missing: "
                 "copy or write the bundle again"
             )
-    came = sha256s_of(folder, dict.fromkeys([*names, *weights]))
-    for name, sha256 in came.items():
+    sha256s = sha256s_of(folder, dict.fromkeys([*names, *weights]))
+    for name, sha256 in sha256s.items():
         if wanted is not None and sha256 != wanted[name]:
             raise FormatError(
                 f"{folder / name}: wanted sha256 {wanted[name][:12]}, got {sha256[:12]}: the file "
-                "was changed after the bundle was written; copy or write the bundle again, or "
+                "has changed since the bundle was written; copy or write the bundle again, or "
                 f"remove {RECORD} to accept the folder as it is"
             )
-    return came
+    return sha256s
 
 
 def _recorded_task(folder: Path, record: dict[str, Any]) -> Task | None:
@@ -332,12 +334,12 @@ def _recorded_task(folder: Path, record: dict[str, Any]) -> Task | None:
             f"{folder / RECORD}: wanted one of the tasks {', '.join(sorted(TASKS))}, got {name!r}: "
             "update raybert, or load the folder with transformers"
         )
-    kind = TASKS[name]
-    return kind(record["labels"], kind.options(**record.get("options", {})))
+    task = TASKS[name]
+    return task(record["labels"], task.options(**record.get("options", {})))
 
 
 def _sync(folder: Path) -> None:
-    """Force a folder's files to the disk, so that the rename never shows empty ones."""
+    """Flush a folder's files to disk, so that the rename never exposes empty ones."""
     for name in names_in(folder):
         with open(folder / name, "rb") as file:
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""What lies in a bundle's folder: the files' names, their JSON, their sha256."""
+"""A bundle's files: their names, JSON and sha256."""
 
 import hashlib
 import json
@@ -14,19 +14,19 @@ CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "raybert.json"
 OBJECTIVE = "objective.safetensors"
 TRAINED_ROWS = "trained_rows.npy"
 GRAPHS = {None: "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
-"""Where a graph lies, by how it is quantized."""
+"""Path of the graph, by quantization."""
 
 
 def names_in(folder: Path) -> list[str]:
-    """The files of a bundle, sorted, by their paths in it."""
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return sorted(path.relative_to(folder).as_posix() for path in found)
+    """The files of a bundle as relative paths, sorted."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 def read_json(path: Path, wanted: type = dict) -> Any:
     if not path.is_file():
         raise FormatError(
-            f"{path}: wanted this file, there is none: give the folder of a bundle, or of a model "
+            f"{path}: wanted this file, it is missing: give the folder of a bundle, or of a model "
             "that transformers wrote with save_pretrained"
         )
     try:
@@ -38,7 +38,7 @@ def read_json(path: Path, wanted: type = dict) -> Any:
     if not isinstance(value, wanted):
         kind = "object" if wanted is dict else "list"
         raise FormatError(
-            f"{path}: wanted a JSON {kind}, found {type(value).__name__}: copy it again"
+            f"{path}: wanted a JSON {kind}, got {type(value).__name__}: copy it again"
         )
     return value
 

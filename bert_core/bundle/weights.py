@@ -1,4 +1,4 @@
-"""A bundle's weights put into a model."""
+"""Loading a bundle's weights into a model."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,10 @@ def build_model(
 ) -> ObjectiveModel:
     """A model with the bundle's weights and these objectives.
 
-    The encoder comes from the bundle whole. A head, or the pooler, stays fresh where the bundle
-    lacks it or holds it in another shape (another number of labels), unless `require_heads`.
+    The whole encoder comes from the bundle. A head, or the pooler, keeps its initial weights if the
+    bundle lacks it or has it in another shape (another number of labels), unless `require_heads`.
     Raises: FormatError if the bundle has a graph instead of weights, the encoder's weights do not
-        fit its config, or a head is required that is not there.
+        fit its config, or a required head is missing.
     """
     model = ObjectiveModel(require_weights(bundle).encoder_config, objectives)
     wanted, given = plain_state(model), _given(bundle, model)
@@ -27,9 +27,9 @@ def build_model(
     fresh = {_part(name) for name in unfit}
     if "encoder" in fresh or (require_heads and fresh):
         name = next(name for name in unfit if require_heads or _part(name) == "encoder")
-        came = f"of shape {tuple(given[name].shape)}" if name in given else "absent"
+        actual = f"shape {tuple(given[name].shape)}" if name in given else "none"
         raise FormatError(
-            f"{WEIGHTS}: wanted {name} of shape {tuple(wanted[name].shape)}, it is {came}: "
+            f"{WEIGHTS}: wanted {name} of shape {tuple(wanted[name].shape)}, got {actual}: "
             "the weights do not belong to this config.json; write the bundle again"
         )
     taken = {name: given[name] for name in wanted if _part(name) not in fresh}
@@ -41,29 +41,30 @@ def require_weights(bundle: Bundle) -> Bundle:
     """The bundle itself. Raises: FormatError if it has a graph instead of weights."""
     if bundle.graph is not None:
         raise FormatError(
-            f"wanted a bundle with {WEIGHTS}, this one was exported and has {bundle.graph} "
+            f"wanted a bundle with {WEIGHTS}, got an exported one with {bundle.graph} "
             "instead: give the bundle that it was exported from"
         )
     return bundle
 
 
 def fresh_parts(bundle: Bundle, model: ObjectiveModel) -> set[str]:
-    """What of a model a bundle has no weights for: objectives by name, `pooler`, `encoder`."""
+    """The parts of a model that a bundle has no weights for: objectives by name, `pooler`,
+    `encoder`."""
     return {_part(name) for name in _unfit(plain_state(model), _given(bundle, model))}
 
 
 def _given(bundle: Bundle, model: ObjectiveModel) -> dict[str, Tensor]:
-    """A bundle's tensors by their names in a model, those of its submodels among them."""
+    """A bundle's tensors by their names in a model, submodels included."""
     given = dict(bundle.state)
     for folder, prefix, _ in submodels_of(model):
         if folder in bundle.submodels:
-            own = load_bundle(bundle.submodels[folder]).state
-            given |= {prefix + name: tensor for name, tensor in own.items()}
+            state = load_bundle(bundle.submodels[folder]).state
+            given |= {prefix + name: tensor for name, tensor in state.items()}
     return given
 
 
 def _unfit(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
-    """The tensors that are not given, or in another shape."""
+    """The tensors that are missing, or have another shape."""
     return [
         name
         for name, tensor in wanted.items()
@@ -72,7 +73,8 @@ def _unfit(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
 
 
 def _part(name: str) -> str:
-    """What is taken from a bundle together or not at all: the encoder, its pooler, one head."""
+    """The part that a tensor belongs to, loaded as a whole or not at all: encoder, pooler or a
+    head."""
     if name.startswith("encoder.pooler."):
         return "pooler"
     return "encoder" if name.startswith("encoder.") else name.split(".")[1]

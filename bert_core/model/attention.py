@@ -1,8 +1,8 @@
-"""Attention: one class per mechanism, each without the residual around it.
+"""Attention: one class per mechanism, without the residual connection around it.
 
-With `places` only the tokens there get a vector, (N, hidden), though all are attended to. With
-`scores`, a list, the scores before the softmax are appended to it, one tensor per block of `rows`;
-they are then computed step by step instead of by a fused kernel.
+With `places`, only the tokens at those places get a vector, (N, hidden); all tokens are still
+attended to. With `scores`, a list, the scores before the softmax are appended to it, one tensor per
+block of `rows`, and are computed step by step rather than by a fused kernel.
 """
 
 from dataclasses import dataclass
@@ -24,14 +24,15 @@ from bert_core.model.dropout import Dropout, dropout
 from bert_core.model.layout import Bins, Packed, RowLayout, gather_tokens
 
 Scores = list[Tensor]
-"""Of every block of rows (b, heads, s, s), query before key, -inf where a query may not attend."""
+"""One tensor (b, heads, s, s) per block of rows, query before key; -inf where a query may not
+attend."""
 
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017).
 
-    Query, key and value are one matrix product: 3D outputs, in that order, which Hugging Face
-    stores as three tensors (`hf.py` splits and joins them).
+    Query, key and value are one matrix product with 3D outputs, in that order. Hugging Face stores
+    them as three tensors (`hf.py` splits and joins them).
     """
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
@@ -55,7 +56,7 @@ class SelfAttention(nn.Module):
 
 
 class RotaryAttention(SelfAttention):
-    """Self-attention with rotary position embeddings; a local layer attends within a sliding window
+    """Self-attention with rotary position embeddings; local layers attend within a sliding window
     (ModernBERT, Warner et al. 2024)."""
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
@@ -88,8 +89,8 @@ def attend(
     scores: Scores | None = None,
     reach: int | None = None,
 ) -> Float[Tensor, "*tokens hidden"]:
-    """Multi-head attention of each row's tokens to each other; within `reach` of each token, where
-    that is given. All ways to compute it give the same vectors."""
+    """Multi-head attention among the tokens of each row, limited to `reach` tokens each way if set.
+    All implementations give the same vectors."""
     if isinstance(rows, Packed) and scores is None and _runs_unpadded(qkv, dropout_p):
         return _attend_unpadded(qkv, rows, reach)
     if torch.compiler.is_exporting():
@@ -100,7 +101,7 @@ def attend(
 def _attend_unpadded(
     qkv: Float[Tensor, "tokens 3 heads size"], rows: Packed, reach: int | None
 ) -> Float[Tensor, "tokens hidden"]:
-    """Rows end to end, by the GPU kernel that takes them so."""
+    """Attention over packed rows, by the GPU kernel for that layout."""
     query, key, value = qkv.unbind(-3)
     offsets = rows.offsets.int()
     window: Any = {} if reach is None else {"window_size": (reach, reach)}
@@ -116,7 +117,7 @@ def _attend_in_blocks(
     scores: Scores | None,
     reach: int | None,
 ) -> Float[Tensor, "*tokens hidden"]:
-    """Block by block of rows of one length, several short rows to a block where they are packed."""
+    """Attention block by block; rows in a block have one length. Packed short rows share blocks."""
     layout: RowLayout | Bins = rows
     bins = rows.bins if isinstance(rows, Packed) and scores is None else None
     if bins is not None and (reach is None or rows.longest <= reach + 1):
@@ -139,10 +140,10 @@ def _attend_in_blocks(
 def _attend_in_graph(
     qkv: Float[Tensor, "*tokens 3 heads size"], rows: RowLayout, reach: int | None
 ) -> Float[Tensor, "*tokens hidden"]:
-    """As one operator of an ONNX graph, which takes rows of any length: no blocks."""
+    """Attention as a single ONNX operator, which takes rows of any length, so without blocks."""
     [block], [mask] = rows.blocks(qkv), rows.masks()
     heads, length = block.shape[-2], block.shape[1]
-    query, key, value = (each.flatten(-2) for each in block.unbind(2))
+    query, key, value = (part.flatten(-2) for part in block.unbind(2))
     bias: Tensor | None = None if mask is None else _mask_bias(mask, query)
     if reach is not None:
         bias = _window_bias(reach, mask, block.permute(2, 0, 3, 1, 4)[0])
@@ -162,8 +163,8 @@ def sliding_window_attention(
     reach: int,
     dropout_p: float,
 ) -> Float[Tensor, "batch heads seq size"]:
-    """Attention within `reach` each way, in blocks of `reach` queries and three times the keys, so
-    that work and memory grow linearly with a row's length."""
+    """Attention within `reach` tokens each way, in blocks of `reach` queries and 3 × `reach` keys,
+    so that work and memory grow linearly with the row length."""
     batch, length = query.shape[0], query.shape[2]
     count = -(-length // reach)
     missing = count * reach - length
@@ -200,32 +201,32 @@ def _dot_product_attention(
     scale: float | None = None,
     scores: Scores | None = None,
 ) -> Float[Tensor, "batch heads queries size"]:
-    """Scaled dot-product attention; `scale` None divides by the root of the size."""
+    """Scaled dot-product attention; by default, `scale` is 1 / sqrt(size)."""
     fused = not dropout_p or query.is_cuda or torch.compiler.is_compiling()
     if fused and scores is None:
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale
         )
-    # On a CPU no kernel is fused with dropout, and ours draws faster.
+    # A CPU has no fused kernel with dropout, and our dropout is faster there.
     logits = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
     logits = logits if bias is None else logits + bias
     if scores is not None:
         scores.append(logits)
-    with torch.autocast(
-        logits.device.type, enabled=False
-    ):  # it widens what a product narrows again
+    # Autocast would widen the weights to fp32, only for the product to narrow them again.
+    with torch.autocast(logits.device.type, enabled=False):
         weights = logits.softmax(-1)
     return dropout(weights, dropout_p) @ value
 
 
 PACKED_FROM = 0.1
-"""Share of padding from which a CPU is faster on rows end to end: what attends has to be cut up."""
+"""Share of padding from which packed rows are faster on a CPU, although attention must split them.
+"""
 
 
 def packing(config: EncoderConfig, device: torch.device, precision: str) -> float:
-    """The share of padding in a batch from which an encoder is faster on rows end to end.
+    """The share of padding in a batch from which an encoder is faster on packed rows.
 
-    0, always, where a GPU's kernel for them can be used; 1, never, on a GPU where it cannot.
+    0 (always pack) on a GPU whose kernel for packed rows can be used, 1 (never) on other GPUs.
     """
     if device.type == "cpu":
         return PACKED_FROM
@@ -235,15 +236,15 @@ def packing(config: EncoderConfig, device: torch.device, precision: str) -> floa
 
 
 def _runs_unpadded(tensor: Tensor, dropout: float) -> bool:
-    """Whether the kernel for rows end to end can be used: CUDA, half precision, no dropout."""
+    """Whether the kernel for packed rows can be used: CUDA, half precision, no dropout."""
     return tensor.is_cuda and tensor.element_size() == 2 and dropout == 0
 
 
 def _mask_bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 seq"]:
-    """What is added to scores: 0 where a token is real, or one that the query may attend to, and
-    -inf where not.
+    """What is added to scores: 0 for tokens that are real, or that the query may attend to; -inf
+    for others.
 
-    A mask of bool would be turned into this by every call.
+    Every attention call would convert a bool mask into this again.
     """
     bias = like.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
     return bias[:, None, None, :] if mask.ndim == 2 else bias[:, None]
@@ -252,7 +253,7 @@ def _mask_bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 s
 def _window_bias(
     reach: int, mask: Tensor | None, like: Tensor
 ) -> Float[Tensor, "batch_1 1 seq seq"]:
-    """The same where a query attends within `reach` only; padding attends to itself, too."""
+    """`_mask_bias` for queries that attend within `reach` only; padding also attends to itself."""
     places = torch.arange(like.shape[2], device=like.device)
     distance = (places[:, None] - places).abs()
     allowed = (distance <= reach)[None]
@@ -263,15 +264,15 @@ def _window_bias(
 
 @dataclass(frozen=True)
 class Rotations:
-    """Cosine and sine of every token's angles (2, *positions, size / 2), for layers with full
-    attention and for local ones."""
+    """Cosine and sine of every token's angles (2, *positions, size / 2), for full and for local
+    attention."""
 
     full: Float[Tensor, "2 *positions half"]
     local: Float[Tensor, "2 *positions half"]
 
 
 class RotaryPositions(nn.Module):
-    """The angles that positions turn by (Su et al. 2021, section 3.2.2); all layers share them."""
+    """The rotation angles of positions (Su et al. 2021, section 3.2.2); all layers share them."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -292,7 +293,7 @@ def apply_rotary(
     vectors: Float[Tensor, "*tokens both heads size"],
     rotation: Float[Tensor, "2 *positions half"],
 ) -> Float[Tensor, "*tokens both heads size"]:
-    """Rotate pairs of entries, half a vector apart, by their angles; in fp32 at least."""
+    """Rotate pairs of entries, half a vector apart, by their angles; in fp32 or wider."""
     cosine, sine = rotation[..., None, None, :]
     first, second = vectors.chunk(2, dim=-1)
     rotated = [first * cosine - second * sine, second * cosine + first * sine]
@@ -300,10 +301,10 @@ def apply_rotary(
 
 
 class RelativePositions(nn.Module):
-    """The vectors of relative distances, which all layers share (DeBERTa, He et al. 2020).
+    """Embeddings of relative distances, shared by all layers (DeBERTa, He et al. 2020).
 
-    There are 2k: distance 0 is row k; `forward` gives those that rows of a batch can need, and to a
-    graph all, where they are constants.
+    There are 2k of them, with distance 0 in row k. `forward` returns those that the batch's rows
+    can need; in an exported graph it returns all, as constants.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -311,7 +312,8 @@ class RelativePositions(nn.Module):
         attention = config.attention
         assert isinstance(attention, DisentangledAttentionConfig)
         self.config = attention
-        # NOTE: a constant, since another logarithm would round the farthest into another bucket.
+        # NOTE: a constant, because another log implementation would round the farthest distance
+        # into another bucket.
         farthest = config.max_length - 1
         self._buckets = self.bucket(torch.arange(-farthest, farthest + 1, device="cpu"))
         self.embeddings = nn.Embedding(2 * attention.span, config.hidden_size)
@@ -333,7 +335,8 @@ class RelativePositions(nn.Module):
         return Distances(table if self.norm is None else self.norm(table), index)
 
     def bucket(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Which vector a distance has: its own when near, beyond that one for ever more of them."""
+        """The bucket of a distance: near distances have one each, farther ones share log-spaced
+        buckets."""
         if not self.config.position_buckets:
             return distance.clamp(-self.config.span, self.config.span)
         middle = self.config.position_buckets // 2
@@ -346,7 +349,7 @@ class RelativePositions(nn.Module):
 
 @dataclass(frozen=True)
 class Distances:
-    """What a token may know of another one's place."""
+    """Relative distances between tokens, as attention reads them."""
 
     table: Float[Tensor, "distances hidden"]
     """Vectors of the N distances that the batch needs."""
@@ -355,9 +358,9 @@ class Distances:
 
 
 class DisentangledAttention(nn.Module):
-    """Scores of content with content, content with position, position with content.
+    """Attention scores: content to content, content to position and position to content.
 
-    Score of query i and key j, d being the width of a head and r their distance's vector:
+    The score of query i and key j, where d is the head width and r the embedding of their distance:
     (q_i·k_j + q_i·key(r) + query(r)·k_j) / sqrt(3 d) (He et al. 2020, equation 4).
     """
 
@@ -387,7 +390,8 @@ class DisentangledAttention(nn.Module):
         scores: Scores | None = None,
         queries: Float[Tensor, "*tokens hidden"] | None = None,
     ) -> Float[Tensor, "..."]:
-        """With `queries` it is they that attend to `hidden`, from the places of its tokens."""
+        """With `queries`, they attend to `hidden` in place of its own tokens, at the same
+        positions."""
         qkv = self.qkv(hidden)
         if queries is not None:
             qkv = torch.cat([self._project_queries(queries), qkv[..., queries.shape[-1] :]], dim=-1)
@@ -437,7 +441,7 @@ class DisentangledAttention(nn.Module):
 
 
 class KeylessBiasLinear(nn.Module):
-    """Query, key and value in one product, of which the key has no bias (DeBERTa v1)."""
+    """Query, key and value in one matrix product; the key has no bias (DeBERTa v1)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -448,19 +452,19 @@ class KeylessBiasLinear(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*tokens hidden"]
     ) -> Float[Tensor, "*tokens three_hidden"]:
-        none = torch.zeros_like(self.query_bias)
-        bias = torch.cat([self.query_bias, none, self.value_bias])
+        key_bias = torch.zeros_like(self.query_bias)
+        bias = torch.cat([self.query_bias, key_bias, self.value_bias])
         return functional.linear(hidden, self.weight, bias)
 
 
 def _gather_distances(
     scores: Float[Tensor, "batch heads seq distances"], index: Int[Tensor, "seq seq"]
 ) -> Float[Tensor, "batch heads seq seq"]:
-    """For every token its scores with the distances that the index names."""
+    """For every pair of tokens, the query's score with the distance between them."""
     return scores.gather(-1, index.expand(*scores.shape[:2], *index.shape))
 
 
-# An attention is chosen by the class of its config; some have a part that all layers share.
+# The config's class selects the attention; some attentions have a module that all layers share.
 ATTENTION: dict[type[AttentionConfig], type[nn.Module]] = {
     AttentionConfig: SelfAttention,
     DisentangledAttentionConfig: DisentangledAttention,

@@ -1,4 +1,4 @@
-"""What an encoder is made of: a config per part, and the encoder's, which is composed of them."""
+"""The encoder's config, composed of one config per part."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -22,22 +22,22 @@ AngleBase = Annotated[float, Range(above=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingsConfig:
-    """What a token is before the first layer."""
+    """The embeddings that go into the first layer."""
 
     vocab_size: PositiveInt = 30522
     """Rows of the word embedding."""
     size: PositiveInt | None = None
-    """Width of the embeddings; None where it is hidden_size (narrow in Lan et al. 2019, 3.1)."""
+    """Width of the embeddings; None is hidden_size (narrower in Lan et al. 2019, section 3.1)."""
     absolute_positions: bool = True
-    """Whether a learned vector a position is added."""
+    """Whether to add a learned vector per position."""
     max_position_embeddings: PositiveInt = 512
-    """Rows of the position embedding; without one, the longest sequence that is meant."""
+    """Rows of the position embedding; without one, the longest supported sequence."""
     position_offset: int = 0
-    """Row of the first position (RoBERTa's is the one after [PAD]'s id)."""
+    """Row of the first position (in RoBERTa, the id of [PAD] + 1)."""
     type_vocab_size: NonNegativeInt = 2
-    """Segments; 0 adds nothing, 1 the same vector to every token."""
+    """Number of segments; 0 adds nothing, 1 adds the same vector to every token."""
     pad_token_id: int = 0
-    """Id of [PAD]; its word embedding starts at zero and is not trained by look-up."""
+    """Id of [PAD]; its word embedding starts at zero and gets no gradient from look-ups."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -58,9 +58,9 @@ class AttentionConfig:
     """Multi-head attention (Vaswani et al. 2017, section 3.2)."""
 
     num_heads: PositiveInt = 12
-    """Heads a layer; divides hidden_size."""
+    """Heads per layer; must divide hidden_size."""
     dropout: ShareBelowOne = 0.1
-    """Dropout on attention probabilities; 0 lets attention run fused in training."""
+    """Dropout on attention probabilities; 0 allows fused attention in training."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -71,34 +71,34 @@ class DisentangledAttentionConfig(AttentionConfig):
     """Content and relative position attend to each other (DeBERTa, He et al. 2020, section 3.1)."""
 
     max_relative_positions: PositiveInt = 512
-    """Distances from here on count as one."""
+    """Distances from this one on share an embedding."""
     position_buckets: NonNegativeInt = 0
-    """Distances with a vector of their own, each way: beyond half of them they share, ever more
-    (He et al. 2021, DeBERTa v2). 0 gives every distance its own."""
+    """Number of buckets of distances, each way: the nearer half hold one distance each, the others
+    ever more (He et al. 2021, DeBERTa v2). 0 gives every distance its own embedding."""
     shared_projections: bool = False
-    """Whether positions use the content's projections (v2) or have their own (v1)."""
+    """Whether positions share the content's projections (v2) or have their own (v1)."""
     normalised: bool = False
-    """Whether the relative embeddings pass a LayerNorm (v2)."""
+    """Whether relative embeddings pass through a LayerNorm (v2)."""
 
     @property
     def span(self) -> int:
-        """Relative embeddings each way, k; there are 2k."""
+        """Relative embeddings each way, k, of 2k in total."""
         return self.position_buckets or self.max_relative_positions
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryAttentionConfig(AttentionConfig):
-    """Positions turn queries and keys (Su et al. 2021), and most layers see their surroundings only
-    (ModernBERT, Warner et al. 2024, section 2.1.2)."""
+    """Rotary positions (Su et al. 2021), with local attention in most layers (ModernBERT, Warner et
+    al. 2024, section 2.1.2)."""
 
     window: Annotated[int, Range(least=2)] = 128
-    """Tokens that a local layer looks at: half of them each way, and itself."""
+    """Attention window of a local layer, in tokens: half of it each way, plus the token itself."""
     global_every: PositiveInt = 3
-    """The first layer and every so many after it look at whole rows."""
+    """Every n-th layer, from the first on, attends to whole rows."""
     theta: AngleBase = 160_000.0
-    """Base of the angles in global layers: the higher, the slower they turn."""
+    """Base of the rotation angles in global layers; a higher base rotates more slowly."""
     local_theta: AngleBase = 10_000.0
-    """The same in local layers."""
+    """Base of the rotation angles in local layers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,20 +106,20 @@ class RotaryAttentionConfig(AttentionConfig):
             raise ConfigError(f"window: wanted an even number, got {self.window}")
 
     def reach(self, layer: int) -> int | None:
-        """How far each way a layer looks, in tokens; None where it looks at whole rows."""
+        """How many tokens each way a layer attends to; None for whole rows."""
         return self.window // 2 if layer % self.global_every else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig:
-    """Two linear maps with an activation between (Vaswani et al. 2017, section 3.3)."""
+    """Two linear layers with an activation between (Vaswani et al. 2017, section 3.3)."""
 
     intermediate_size: PositiveInt = 3072
-    """Width between the two."""
+    """Width between the two linear layers."""
     activation: Activation = "gelu"
-    """`gelu` is the exact one (erf), `gelu_new` its tanh approximation."""
+    """`gelu` is exact (erf), `gelu_new` its tanh approximation."""
     gated: bool = False
-    """Whether what is activated is multiplied by another linear map (GeGLU, Shazeer 2020)."""
+    """Whether the activation is multiplied by a second linear projection (GeGLU, Shazeer 2020)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -127,10 +127,10 @@ class FeedForwardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolutionConfig:
-    """A convolution beside the first layer (DeBERTa v2's xlarge models)."""
+    """A convolution parallel to the first layer (DeBERTa v2's xlarge models)."""
 
     kernel_size: PositiveInt = 3
-    """Tokens that one output sees; odd."""
+    """Tokens that each output sees; odd."""
     activation: Activation = "gelu"
 
     def __post_init__(self) -> None:
@@ -141,21 +141,21 @@ class ConvolutionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """How the heads of tasks are built on the encoder."""
+    """How task heads are built on the encoder."""
 
     pooling: Pooling = "cls"
-    """What stands for a sequence: its first token, or the mean of all."""
+    """What represents a sequence: its first token, or the mean of all tokens."""
     pooler_activation: Activation = "tanh"
-    """After the linear map of the first token."""
+    """Activation after the pooler's linear layer."""
     pooler_dropout: ShareBelowOne | None = 0.0
-    """Before that map; None takes the classifier's (RoBERTa)."""
+    """Dropout before the pooler's linear layer; None takes classifier_dropout (RoBERTa)."""
     classifier_dropout: ShareBelowOne | None = None
-    """Before a classifier; None takes hidden_dropout_prob."""
+    """Dropout before a classifier; None takes hidden_dropout_prob."""
     span_dropout: ShareBelowOne = 0.0
-    """Before the scores of a span's ends."""
+    """Dropout before the scores of span starts and ends."""
     transform: bool = False
-    """Whether a linear map, an activation and a LayerNorm come before every head, as before that of
-    masked words; the pooler's map then is this one (ModernBERT)."""
+    """Whether a linear layer, an activation and a LayerNorm come before every head, as they do in
+    the masked-word head; this is then the pooler's linear layer too (ModernBERT)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -163,30 +163,30 @@ class HeadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """An encoder. Defaults are BERT-base (Devlin et al. 2018, section 3, and google-research/bert's
-    `bert_config.json`)."""
+    """An encoder. The defaults are BERT-base (Devlin et al. 2018, section 3, and
+    google-research/bert's `bert_config.json`)."""
 
     family: Family = "bert"
-    """Hugging Face's `model_type`: whose names the weights have in files, nothing else."""
+    """Hugging Face's `model_type`; decides only the names of weights in files."""
     hidden_size: PositiveInt = 768
     """Width of the residual stream, D."""
     num_hidden_layers: PositiveInt = 12
-    """Blocks of attention and feed-forward, L."""
+    """Number of layers (attention and feed-forward), L."""
     shared_layers: bool = False
-    """Whether all layers are one and the same (ALBERT, Lan et al. 2019, section 3.1)."""
+    """Whether all layers share their weights (ALBERT, Lan et al. 2019, section 3.1)."""
     hidden_dropout_prob: ShareBelowOne = 0.1
-    """Dropout on embeddings and on what each sub-layer adds."""
+    """Dropout on embeddings and on the output of each sub-layer."""
     layer_norm_eps: PositiveFloat = 1e-12
     """Added to the variance in every LayerNorm."""
     initializer_range: PositiveFloat = 0.02
-    """Standard deviation of fresh weights."""
+    """Standard deviation of initial weights."""
     initializer_cutoff: PositiveFloat | None = None
-    """Fresh weights lie within so many standard deviations; None is anywhere."""
+    """Initial weights are truncated at this many standard deviations; None does not truncate."""
     norm_placement: NormPlacement = "post"
-    """`post` normalises what a sub-layer gives with what it got (Vaswani et al. 2017), `pre` what
-    it gets, and the sum after the last layer (Xiong et al. 2020)."""
+    """`post` normalises the sum of a sub-layer's input and output (Vaswani et al. 2017); `pre`
+    normalises its input, and the output of the last layer (Xiong et al. 2020)."""
     biases: bool = True
-    """Whether linear maps and LayerNorms add one; the scores of words and labels always have it."""
+    """Whether linear layers and LayerNorms have biases; the output layers of heads always do."""
     embeddings: EmbeddingsConfig = field(default_factory=EmbeddingsConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     feed_forward: FeedForwardConfig = field(default_factory=FeedForwardConfig)
@@ -203,7 +203,7 @@ class EncoderConfig:
         if isinstance(self.attention, RotaryAttentionConfig) and self.head_size % 2:
             raise ConfigError(
                 "hidden_size: wanted an even width for each of num_attention_heads = "
-                f"{self.attention.num_heads}, whose values positions rotate in pairs, got "
+                f"{self.attention.num_heads}, since rotary positions rotate values in pairs, got "
                 f"{self.hidden_size}"
             )
 
@@ -225,12 +225,12 @@ class EncoderConfig:
     @property
     def classifier_dropout(self) -> float:
         """Dropout before a classifier."""
-        own = self.head.classifier_dropout
-        return self.hidden_dropout_prob if own is None else own
+        dropout = self.head.classifier_dropout
+        return self.hidden_dropout_prob if dropout is None else dropout
 
     @property
     def max_length(self) -> int:
-        """Longest sequence, in tokens with the special ones."""
+        """Longest sequence in tokens, special tokens included."""
         return self.embeddings.max_position_embeddings - self.embeddings.position_offset
 
     def adapted(
@@ -242,8 +242,8 @@ class EncoderConfig:
         attention_dropout: float | None = None,
         sizes_of: "EncoderConfig | None" = None,
     ) -> "EncoderConfig":
-        """The same encoder for another vocabulary, with other dropout, or with layers as many and
-        as wide as another one's; None keeps what is."""
+        """This encoder for another vocabulary, with other dropout, or with the depth and width of
+        another encoder; None keeps the current value."""
         embeddings = {"vocab_size": vocab_size, "pad_token_id": pad_token_id}
         if self.embeddings.position_offset and pad_token_id is not None:
             embeddings["position_offset"] = pad_token_id + 1

@@ -1,4 +1,4 @@
-"""Dropout, with randomness that is cheap on a CPU."""
+"""Dropout with cheap random numbers on a CPU."""
 
 import numpy as np
 import torch
@@ -17,11 +17,11 @@ class Dropout(nn.Dropout):
 
 
 def dropout(values: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
-    """Entries set to zero with probability `p`, the others scaled so that means stay.
+    """Set entries to zero with probability `p` and scale the others to keep the mean.
 
     torch draws a number for every entry on one core, which took an eighth of a training step of a
-    small BERT. On a CPU 16 bits an entry are drawn here, four entries at once, by a generator that
-    torch's own seeds: `p` is rounded to a 65536th, and the scale with it.
+    small BERT. On a CPU, this draws 16 bits per entry, four entries at a time, from a generator
+    seeded by torch's; `p`, and the scale with it, are rounded to 1/65536.
     """
     dropped = min(round(p * LEVELS), LEVELS - 1)
     if not dropped or values.device.type != "cpu" or torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""Ids in, one vector a token out. What is made of the vectors is for `heads.py` and objectives."""
+"""Token ids in, one vector per token out. `heads.py` and the objectives use the vectors."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,38 +23,39 @@ from bert_core.model.layers import (
 from bert_core.model.layout import Packed, Padded, RowLayout, gather_tokens, rounded_up
 
 TOKENS_MULTIPLE = 32
-"""Tokens that rows end to end are filled up to a multiple of, where kernels are made for each
-number of tokens."""
+"""Packed rows are padded to a multiple of this many tokens where each number of tokens compiles its
+own kernels."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What an encoder makes of a batch; `*tokens` is (B, S), or (T,) of rows end to end."""
+    """The encoder's output for a batch; `*tokens` is (B, S) for padded rows, (T,) for packed."""
 
     hidden: Float[Tensor, "..."]
-    """One vector a token (*tokens, hidden), those of padding meaning nothing; of tokens that were
-    asked for (N, hidden)."""
+    """One vector per token (*tokens, hidden), meaningless for padding; (N, hidden) if `places`
+    selected N tokens."""
     pooled: Float[Tensor, "batch hidden"] | None
-    """One vector a sequence, None where the encoder has no pooler."""
+    """One vector per sequence; None if the encoder has no pooler."""
     rows: RowLayout
-    """How the rows lie in `hidden`."""
+    """Layout of the rows in `hidden`."""
     layers: list[Float[Tensor, "*_ hidden"]] = field(default_factory=list)
-    """The vectors before the first layer and after each, where they were asked for; of the last
-    those that `hidden` has too."""
+    """The vectors before the first layer and after each, if requested; the last entry has only the
+    tokens of `hidden`."""
     scores: list[Scores] = field(default_factory=list)
-    """Of each layer what its softmax is taken of, where it was asked for."""
+    """Each layer's attention scores before the softmax, if requested."""
     shared: Any = None
-    """What the attentions of all layers have in common, None for most."""
+    """What the attentions of all layers share; None for most."""
 
 
 class Encoder(nn.Module):
-    """The encoder that a config describes; with `pooler` the layer that whole sequences pass."""
+    """The encoder that a config describes, with or without a pooler."""
 
     def __init__(self, config: EncoderConfig, *, pooler: bool = True) -> None:
         super().__init__()
         self.config = config
         self.checkpointing = False
-        """Whether training computes layers again in the backward pass instead of keeping them."""
+        """Whether training recomputes layers in the backward pass instead of keeping activations.
+        """
         self.embeddings = Embeddings(config)
         shared = SHARED.get(type(config.attention))
         self.shared = None if shared is None else shared(config)
@@ -80,68 +81,71 @@ class Encoder(nn.Module):
         all_layers: bool = False,
         all_scores: bool = False,
     ) -> Encoded:
-        """Encode rows that are padded to one width, (B, S), or lie end to end, (T,).
+        """Encode rows that are padded to one width, (B, S), or packed end to end, (T,).
 
         Args:
-            input_ids: at most `max_length` a row.
-            token_type_ids: the segment of each token; not read where there are no segments.
-            attention_mask: of padded rows, 1 = attend; None where all are 1, which is faster. A row
-                needs a 1.
-            offsets: of rows end to end: where each begins, and at last T.
-            places: of the tokens whose vectors are asked for; the last layer computes no others.
-            all_layers: whether to keep what every layer gave.
-            all_scores: whether to keep how every layer's tokens look at each other; then nothing is
-                computed again in the backward pass.
-        Raises: InputError if a row is too long (end to end on a GPU that is not looked at).
+            input_ids: at most `max_length` per row.
+            token_type_ids: the segment of each token; ignored by an encoder without segments.
+            attention_mask: for padded rows, 1 = attend; None if all are 1, which is faster. Each
+                row needs at least one 1.
+            offsets: for packed rows: where each begins, then T.
+            places: of the tokens whose vectors to return; the last layer computes no others.
+            all_layers: whether to return the output of every layer.
+            all_scores: whether to return every layer's attention scores; this turns off
+                `checkpointing`.
+        Raises: InputError if a row is too long (not checked for packed rows on a GPU).
         """
-        given = rows = self._rows(input_ids, attention_mask, offsets)
+        input_rows = rows = self._rows(input_ids, attention_mask, offsets)
         tokens = input_ids.shape[0]  # NOTE: len() would fix the number in a graph
         if isinstance(rows, Packed) and not all_scores and self._makes_kernels(rows):
-            input_ids, token_type_ids, rows = self._evened(input_ids, token_type_ids, rows)
+            input_ids, token_type_ids, rows = self._padded_to_multiple(
+                input_ids, token_type_ids, rows
+            )
         hidden = embedded = self.embeddings(input_ids, token_type_ids, rows)
         shared = None if self.shared is None else self.shared(rows)
         layers = [hidden] if all_layers else []
         scores: list[Scores] = [[] for _ in range(self.config.num_hidden_layers * all_scores)]
         last = self.config.num_hidden_layers - 1
         whole = all_scores or not self.may_take_early
-        early = None if whole else self._asked(given, places)
+        early = None if whole else self._outputs_of_last_layer(input_rows, places)
         for index in range(last + 1):
             layer = self.layers[index % len(self.layers)]
-            asked = early if index == last else None
+            selected = early if index == last else None
             if all_scores:
                 hidden = layer(hidden, rows, shared, None, scores[index])
             elif self.checkpointing and self.training:
-                hidden = checkpoint(layer, hidden, rows, shared, asked, use_reentrant=False)
+                hidden = checkpoint(layer, hidden, rows, shared, selected, use_reentrant=False)
             else:
-                hidden = layer(hidden, rows, shared, asked)
+                hidden = layer(hidden, rows, shared, selected)
             if index == 0 and self.convolution is not None:
                 hidden = self.convolution(embedded, hidden, rows)
             if all_layers:
                 layers.append(hidden)
-        if self.norm is not None:  # which Hugging Face counts to the last layer
+        if self.norm is not None:  # Hugging Face counts it as part of the last layer
             hidden = self.norm(hidden)
             layers[-1:] = [hidden] if all_layers else []
-        if rows is not given:
-            layers = [each[:tokens] for each in layers]
+        if rows is not input_rows:
+            layers = [layer[:tokens] for layer in layers]
             hidden = hidden[:tokens] if early is None else hidden
         if early is None or places is None:
-            first, hidden = self._first(hidden, given), gather_tokens(hidden, places)
+            first, hidden = self._first(hidden, input_rows), gather_tokens(hidden, places)
         else:
             first, hidden = hidden.split([len(early) - len(places), len(places)])
         pooled = None if self.pooler is None else self.pooler(first)
-        return Encoded(hidden, pooled, given, layers, scores, shared)
+        return Encoded(hidden, pooled, input_rows, layers, scores, shared)
 
     @property
     def may_take_early(self) -> bool:
-        """Whether nothing after the last layer looks at tokens that nobody asked for."""
+        """Whether the last layer may compute selected tokens only, since nothing after it reads
+        others."""
         mean = self.pooler is not None and self.pooler.pooling == "mean"
         convolved = self.convolution is not None and self.config.num_hidden_layers == 1
         return not mean and not convolved
 
-    def _asked(
+    def _outputs_of_last_layer(
         self, rows: RowLayout, places: Int[Tensor, "chosen"] | None
     ) -> Int[Tensor, "asked"] | None:
-        """Places of what comes out of the last layer: the pooler's tokens before the others."""
+        """Places of the last layer's outputs: the pooler's tokens, then the selected ones."""
         if places is None or self.pooler is None:
             return places
         return torch.cat([rows.starts(), places])
@@ -149,7 +153,7 @@ class Encoder(nn.Module):
     def _first(
         self, hidden: Float[Tensor, "*tokens hidden"], rows: RowLayout
     ) -> Float[Tensor, "batch hidden"] | None:
-        """What the pooler takes."""
+        """The pooler's input."""
         if self.pooler is None:
             return None
         return rows.mean(hidden) if self.pooler.pooling == "mean" else rows.first(hidden)
@@ -161,22 +165,22 @@ class Encoder(nn.Module):
             self._check_length(input_ids.shape[1])
             return Padded(input_ids, attention_mask)
         rows = Packed(input_ids, offsets, self.config.max_length)
-        if offsets.device.type == "cpu":  # a GPU would have to be waited for
+        if offsets.device.type == "cpu":  # on a GPU, this would have to wait for it
             self._check_length(max(rows.lengths, default=0))
         return rows
 
     def _makes_kernels(self, rows: Packed) -> bool:
-        """Whether matrix products have a kernel for each number of tokens, made when it is first
-        seen, which takes longer than a product of a small batch."""
+        """Whether matrix products compile a kernel for each new number of tokens, which takes
+        longer than the product itself for a small batch."""
         bf16 = (
             torch.is_autocast_enabled("cpu") or self.embeddings.norm.weight.dtype == torch.bfloat16
         )
         return rows.offsets.device.type == "cpu" and bf16 and not torch.compiler.is_compiling()
 
-    def _evened(
+    def _padded_to_multiple(
         self, input_ids: Int[Tensor, "tokens"], token_type_ids: Int[Tensor, "tokens"], rows: Packed
     ) -> tuple[Int[Tensor, "more"], Int[Tensor, "more"], Packed]:
-        """With one more row, of padding, that fills the tokens up to a multiple of 32."""
+        """Add a row of padding that brings the number of tokens to a multiple of 32."""
         multiple = min(TOKENS_MULTIPLE, self.config.max_length)
         whole = rounded_up(len(input_ids), multiple)
         missing = (0, whole - len(input_ids))
@@ -191,6 +195,6 @@ class Encoder(nn.Module):
         most = self.config.max_length
         if longest > most:
             raise InputError(
-                f"input_ids: wanted rows of at most {most} tokens, the positions that the model "
-                f"has, got {longest}: cut them, or split the text"
+                f"input_ids: wanted rows of at most {most} tokens, the positions of the model, got "
+                f"{longest}: truncate them, or split the text"
             )

@@ -1,4 +1,4 @@
-"""How Hugging Face writes each family: names of tensors and of config entries. Data only."""
+"""Hugging Face's names of tensors and config entries, per family. Data only."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,10 +16,10 @@ from bert_core.model.config import (
 from bert_core.model.variants import VARIANTS
 
 Names = Mapping[str, str]
-"""Ours → theirs: modules, whose weight and bias keep their endings, or whole names of tensors.
-`{n}` is a layer's number."""
+"""Our names → Hugging Face's: of modules (endings such as `.weight` and `.bias` are kept) or of
+whole tensors. `{n}` stands for the layer's number."""
 
-# The objectives that train a model → the ending of the class that it is there.
+# The model's objectives → the suffix of its transformers class.
 ARCHITECTURES: dict[frozenset[str], str] = {
     frozenset(): "Model",
     frozenset({"mlm"}): "ForMaskedLM",
@@ -35,40 +35,41 @@ ARCHITECTURES: dict[frozenset[str], str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a family's files are written."""
+    """How a family's files are laid out."""
 
     title: str
-    """What the names of its classes begin with."""
+    """Prefix of its class names."""
     prefix: str
-    """What the names of the encoder's tensors begin with, but for a bare encoder's."""
+    """Prefix of the encoder's tensor names, absent in files of a bare encoder."""
     encoder: Names
-    """Parts of the encoder, without the two prefixes."""
+    """Modules of the encoder, without either side's prefix."""
     split: tuple[str, str, str] | None
-    """Names of query, key and value, without the prefix; None where they are one tensor."""
+    """Names of query, key and value, without the prefix; None if they are one tensor."""
     by_head: bool = False
-    """Whether that one tensor goes head by head."""
+    """Whether that one tensor is ordered head by head."""
     heads: Mapping[str, Names]
-    """Ending of a class → its heads' parts, and the pooler where it has one."""
+    """Suffix of a class → modules of its heads, and its pooler if it has one."""
     tied: Names
-    """Tensors that a file may hold twice → the one that must be equal."""
+    """Duplicate tensors that a file may hold → the tensor that each must equal."""
     keys: Names
-    """Ours, dotted → entry of `config.json`."""
+    """Our dotted field name → entry of `config.json`."""
     defaults: EncoderConfig
-    """What `config.json` means where it is silent."""
+    """Values of entries that `config.json` lacks."""
     wanted: Mapping[str, Any] = field(default_factory=dict)
-    """Entries of `config.json` that may not be otherwise."""
+    """Required values of entries of `config.json`."""
     absent: Mapping[str, Any] = field(default_factory=dict)
-    """What those mean there where `config.json` is silent, if not what is wanted."""
+    """Values of those that `config.json` lacks, where they differ from `wanted`."""
     read: Callable[[dict[str, Any]], dict[str, Any]] = lambda entries: entries
-    """Entries as `keys` wants them; what it adds under a name with `_` is not written."""
+    """Converts entries to those that `keys` names; added entries whose name starts with `_` are
+    never written."""
     token_ids: Names = field(default_factory=dict)
-    """Entries of `config.json` that are a special token's id → which one's, `cls` or `sep`."""
+    """Entries of `config.json` that hold a special token's id → the token, `cls` or `sep`."""
     aliases: Names = field(default_factory=dict)
-    """Other names that files have for parts, theirs → theirs."""
+    """Alternative names of modules in files → the usual Hugging Face name."""
 
 
 def _bert(title: str, prefix: str, heads: Mapping[str, Names], **more: Any) -> Layout:
-    """BERT's own names, which RoBERTa shares and DeBERTa mostly."""
+    """BERT's names; RoBERTa shares them all, DeBERTa most of them."""
     layer = "encoder.layer.{n}."
     parts = {
         "embeddings.word_embeddings": "embeddings.word_embeddings",
@@ -82,12 +83,12 @@ def _bert(title: str, prefix: str, heads: Mapping[str, Names], **more: Any) -> L
         "layers.{n}.feed_forward_norm": f"{layer}output.LayerNorm",
     }
     attention = f"{layer}attention.self."
-    own: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "split": (f"{attention}query", f"{attention}key", f"{attention}value"),
         "keys": _BERT_KEYS,
     }
     encoder = parts | dict(more.pop("encoder", {}))
-    return Layout(title=title, prefix=prefix, heads=heads, encoder=encoder, **own | more)
+    return Layout(title=title, prefix=prefix, heads=heads, encoder=encoder, **defaults | more)
 
 
 _BERT_KEYS = {
@@ -223,7 +224,7 @@ def _modernbert_heads() -> dict[str, Names]:
 
 
 def _modernbert_entries(entries: dict[str, Any]) -> dict[str, Any]:
-    """transformers 5 lists the kind of every layer, and has a table of angles for each kind."""
+    """transformers 5 lists the type of every layer and has a table of RoPE parameters per type."""
     entries = dict(entries)
     kinds = entries.pop("layer_types", None)
     if kinds:
@@ -232,7 +233,7 @@ def _modernbert_entries(entries: dict[str, Any]) -> dict[str, Any]:
         every = entries.setdefault("global_attn_every_n_layers", between)
         if every < 1 or kinds != [_KINDS[index % every == 0] for index in range(len(kinds))]:
             raise ConfigError(
-                f"layer_types = {kinds}: wanted {_KINDS[True]} first and at equal distances, "
+                f"layer_types = {kinds}: wanted {_KINDS[True]} first and at equal intervals, "
                 f"{_KINDS[False]} elsewhere"
             )
     for kind, name in ((_KINDS[True], "global_rope_theta"), (_KINDS[False], "local_rope_theta")):
@@ -248,12 +249,12 @@ _KINDS = {True: "full_attention", False: "sliding_attention"}
 
 
 def _roberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
-    """Positions begin after [PAD]'s id."""
+    """Positions start after the id of [PAD]."""
     return entries | {"_position_offset": entries.get("pad_token_id", 1) + 1}
 
 
 def _deberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
-    """-1 stands for another entry's value, or for none."""
+    """-1 stands for another entry's value, or for no value."""
     entries = dict(entries)
     if entries.get("max_relative_positions", -1) < 1:
         entries["max_relative_positions"] = entries.get("max_position_embeddings", 512)
@@ -284,7 +285,7 @@ _DEBERTA_ALIASES = {
     "lm_predictions.lm_head.bias": "cls.predictions.bias",
 }
 
-# ModernBERT-base, but for what stands for a sequence.
+# ModernBERT-base, except for pooling.
 _MODERNBERT = VARIANTS["modernbert-base"].config
 _MODERNBERT = replace(_MODERNBERT, head=replace(_MODERNBERT.head, pooling="cls"))
 _ENDS = {"bos_token_id": "cls", "eos_token_id": "sep"}

@@ -1,4 +1,4 @@
-"""What turns vectors into scores: one small class a head."""
+"""Heads, which turn vectors into scores: one class per head."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,10 +13,10 @@ from bert_core.model.layout import RowLayout
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Scores of every word for chosen positions (Devlin et al. 2018, section 3.1).
+    """Vocabulary scores for the chosen positions (Devlin et al. 2018, section 3.1).
 
-    The decoder is the word embedding itself and only its bias is the head's own, so the embedding
-    comes in with each call and is stored once. E is the width of the embedding.
+    The decoder is the word embedding, passed in with each call and stored once; only its bias
+    belongs to the head. E is the width of the embedding.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -32,10 +32,11 @@ class MaskedLanguageModelHead(nn.Module):
 
 
 class SpanBoundaryHead(MaskedLanguageModelHead):
-    """The same for tokens of spans, which are told from what stands beside the span and from their
-    places in it, through one more layer (Joshi et al. 2019, section 3.2).
+    """Vocabulary scores for tokens of spans, from the two tokens around the span and the token's
+    place in it, with one more layer (Joshi et al. 2019, section 3.2).
 
-    A place has a vector of its own as far as a row goes; the paper leaves open how many there are.
+    Every place up to the longest row has its own embedding; the paper does not say how many there
+    are.
     """
 
     PLACE_SIZE = 200  # Joshi et al. 2019, section 4.2
@@ -53,22 +54,23 @@ class SpanBoundaryHead(MaskedLanguageModelHead):
         lengths: Int[Tensor, "spans"],
         tokens: int,
     ) -> Float[Tensor, "tokens hidden"]:
-        """What is known of every token inside: `lengths` of each span, `tokens` of all."""
+        """The decoder's input for every token inside the spans: `lengths` per span, `tokens` in
+        total."""
         spans = torch.arange(len(lengths), device=lengths.device)
         span_of = spans.repeat_interleave(lengths, output_size=tokens)
         starts = lengths.cumsum(0) - lengths
         places = torch.arange(tokens, device=lengths.device) - starts[span_of]
-        beside = left.index_select(0, span_of), right.index_select(0, span_of)
-        return self.inner(torch.cat([*beside, self.place_embeddings(places)], dim=-1))
+        boundary = left.index_select(0, span_of), right.index_select(0, span_of)
+        return self.inner(torch.cat([*boundary, self.place_embeddings(places)], dim=-1))
 
 
 class LinearHead(nn.Module):
-    """Scores of labels for a sequence: dropout, then a linear map of its vector."""
+    """Label scores of a sequence: dropout, then a linear layer on its vector."""
 
     def __init__(
         self, config: EncoderConfig, num_labels: int, dropout: float | None = None
     ) -> None:
-        """`dropout` None takes that of the encoder's classifiers."""
+        """`dropout` defaults to `EncoderConfig.classifier_dropout`."""
         super().__init__()
         self.dropout = Dropout(config.classifier_dropout if dropout is None else dropout)
         self.linear = nn.Linear(config.hidden_size, num_labels)
@@ -79,7 +81,8 @@ class LinearHead(nn.Module):
 
 
 class TokenHead(LinearHead):
-    """The same for tokens, whose vectors pass the encoder's `Transform` first where it has one."""
+    """Label scores of tokens; their vectors pass through a `Transform` first if `head.transform` is
+    set."""
 
     def __init__(
         self, config: EncoderConfig, num_labels: int, dropout: float | None = None
@@ -94,12 +97,12 @@ class TokenHead(LinearHead):
 
 
 class RecurrentHead(nn.Module):
-    """Scores of labels for tokens by what stands on both sides of them: an LSTM of two layers each
-    way, `hidden_size` wide in both together, then a linear map (Devlin et al. 2018, section 5.3).
+    """Label scores of tokens in context: a two-layer BiLSTM, `hidden_size` wide in both directions
+    together, then a linear layer (Devlin et al. 2018, section 5.3).
     """
 
     def __init__(self, config: EncoderConfig, size: int, num_labels: int) -> None:
-        """`size` is the width of what it reads."""
+        """`size` is the width of the input vectors."""
         super().__init__()
         self.dropout = Dropout(config.classifier_dropout)
         self.lstm = nn.LSTM(
@@ -113,28 +116,28 @@ class RecurrentHead(nn.Module):
     ) -> Float[Tensor, "*tokens labels"]:
         blocks = []
         for block, mask in zip(rows.blocks(self.dropout(vectors)), rows.masks(), strict=True):
-            with torch.autocast(block.device.type, enabled=False):  # there is none in bf16 on a CPU
+            with torch.autocast(block.device.type, enabled=False):  # no bf16 LSTM on a CPU
                 blocks.append(self._read(block.to(self.linear.weight.dtype), mask))
         return self.linear(self.dropout(rows.joined(blocks)))
 
     def _read(
         self, block: Float[Tensor, "rows seq size"], mask: Bool[Tensor, "rows seq"] | None
     ) -> Float[Tensor, "rows seq hidden"]:
-        """Both ways through each row, whose end is where its padding begins."""
+        """Run both directions over each row up to its padding."""
         if mask is None:
             return self.lstm(block)[0]
         packed = pack_padded_sequence(
             block, mask.sum(1).cpu(), batch_first=True, enforce_sorted=False
         )
-        read, _ = pad_packed_sequence(
+        output, _ = pad_packed_sequence(
             self.lstm(packed)[0], batch_first=True, total_length=block.shape[1]
         )
-        return read
+        return output
 
 
 class DetectionHead(nn.Module):
-    """A score for each token of having been replaced: a linear map, an activation, a linear map to
-    one number (Clark et al. 2020; google-research/electra, `_get_discriminator_output`)."""
+    """A score per token for having been replaced: a linear layer, an activation and a linear layer
+    to one number (Clark et al. 2020; google-research/electra, `_get_discriminator_output`)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""Weights and configs to and from Hugging Face's names, per family. Every tensor keeps its values.
+"""Convert weights and configs to and from Hugging Face's names, per family. Tensor values do not
+change.
 
-Ours join query, key and value in one tensor and keep the tied decoder once; theirs split the
-first (DeBERTa v1 joins it head by head), and their files leave out the second.
+We join query, key and value in one tensor and store a tied decoder once. Hugging Face splits query,
+key and value (DeBERTa v1 joins them head by head), and its files omit the decoder.
 """
 
 import re
@@ -18,32 +19,32 @@ from bert_core.model.families import ARCHITECTURES, LAYOUTS, Layout, Names
 
 
 def architecture(config: EncoderConfig, objectives: frozenset[str]) -> str:
-    """Name of transformers' class for an encoder with these objectives.
+    """Name of the transformers class for an encoder with these objectives.
 
     Raises: ConfigError if the family has no such class.
     """
     layout = LAYOUTS[config.family]
     ending = ARCHITECTURES.get(objectives, "")
     if ending not in layout.heads or _objectives(layout.heads[ending]) != objectives:
-        can = sorted(layout.title + end for end in layout.heads if end != "Model")
+        classes = sorted(layout.title + end for end in layout.heads if end != "Model")
         raise ConfigError(
-            f"family {config.family}: wanted heads that a class of Hugging Face has "
-            f"({', '.join(can)}), got {', '.join(sorted(objectives)) or 'none'}: "
+            f"family {config.family}: wanted the heads of a Hugging Face class "
+            f"({', '.join(classes)}), got {', '.join(sorted(objectives)) or 'none'}: "
             "choose another task or other objectives, or a model of another family"
         )
     return layout.title + ending
 
 
 def objectives_of(config: EncoderConfig, name: str) -> frozenset[str]:
-    """The objectives whose heads a class of transformers has; none for a class unknown here."""
+    """The objectives whose heads a transformers class has; none for an unknown class."""
     layout = LAYOUTS[config.family]
     return _objectives(layout.heads.get(name.removeprefix(layout.title), {}))
 
 
 def to_huggingface(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-    """The state of an `ObjectiveModel` under the names of the family's classes.
+    """The state of an `ObjectiveModel` under the names that the family's classes use.
 
-    Raises: FormatError if a tensor has no place there.
+    Raises: FormatError if a tensor has no counterpart there.
     """
     layout = LAYOUTS[config.family]
     ending = ARCHITECTURES.get(_objectives(state), "Model")
@@ -57,7 +58,7 @@ def to_huggingface(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[s
             continue
         theirs = _renamed(name, names)
         if theirs is None:
-            raise FormatError(f"tensor {name}: Hugging Face's {layout.title} has no such part")
+            raise FormatError(f"tensor {name}: Hugging Face's {layout.title} has no such tensor")
         heads = config.attention.num_heads
         by_head = layout.by_head and name.endswith("qkv.weight")
         renamed[theirs] = _by_head(tensor, heads) if by_head else tensor
@@ -67,15 +68,15 @@ def to_huggingface(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[s
 def from_huggingface(
     state: Mapping[str, Tensor], config: EncoderConfig, name: str = ""
 ) -> dict[str, Tensor]:
-    """The reverse of `to_huggingface`, for what any version of transformers wrote.
+    """The reverse of `to_huggingface`, for files of any transformers version.
 
-    Old files say `gamma` and `beta`, bare encoders lack the prefix, and some hold `position_ids`
-    and the tied decoder: all are understood. Heads that this project does not know are left out.
+    Old files with `gamma` and `beta`, bare encoders without the prefix, and files with
+    `position_ids` and the tied decoder are all read. Heads unknown to this project are dropped.
 
     Args:
-        name: the class that the file is of, which says what a `classifier` is.
-    Raises: FormatError if the encoder holds a part that the family lacks, lacks a third of a joined
-        tensor or has it in another shape, or its decoder is not the word embedding.
+        name: the file's class, which determines what a `classifier` is.
+    Raises: FormatError if the encoder has a tensor that the family lacks, if query, key or value is
+        missing or has another shape, or if the decoder is not the word embedding.
     """
     layout = LAYOUTS[config.family]
     theirs = _modern(state, layout)
@@ -87,7 +88,7 @@ def from_huggingface(
         part = _renamed(name, dict.fromkeys(thirds, "encoder.layers.{n}.attention.qkv"))
         ours = _renamed(name, names)
         if part is not None:
-            third = next(thirds[one] for one in thirds if _renamed(name, {one: one}))
+            third = next(thirds[key] for key in thirds if _renamed(name, {key: key}))
             _check_shape(name, tensor, config.hidden_size, config)
             joined.setdefault(part, {})[third] = tensor
         elif ours is not None:
@@ -97,22 +98,22 @@ def from_huggingface(
                 _check_shape(name, tensor, 3 * config.hidden_size, config)
             renamed[ours] = _by_kind(tensor, heads) if by_head else tensor
         elif name in layout.tied:
-            if name.endswith(".weight"):  # a second bias is read by no version of today
+            if name.endswith(".weight"):  # no current version reads a second bias
                 _check_tied(name, layout.tied[name], theirs)
         elif name.startswith(layout.prefix) and not _ignored(name, config):
             raise FormatError(
-                f"tensor {name}: the encoder of {layout.title} has no such part here; wanted the "
-                f"weights of a {layout.title} as it was published"
+                f"tensor {name}: the encoder of {layout.title} has no such tensor; wanted the "
+                f"weights of a {layout.title} as published"
             )
-    for part, found in joined.items():
+    for part, tensors in joined.items():
         wanted = layout.split or ()
-        if len(found) != len(wanted):
-            short = [one.rpartition(".")[2] for one in wanted]
-            came = [one.rpartition(".")[2] for one in found]
+        if len(tensors) != len(wanted):
+            wanted_names = [name.rpartition(".")[2] for name in wanted]
+            names_read = [name.rpartition(".")[2] for name in tensors]
             raise FormatError(
-                f"tensor {part}: wanted {', '.join(short)}, found only {', '.join(came)}"
+                f"tensor {part}: wanted {', '.join(wanted_names)}, got only {', '.join(names_read)}"
             )
-        renamed[part] = torch.cat([found[one] for one in wanted])
+        renamed[part] = torch.cat([tensors[name] for name in wanted])
     return renamed
 
 
@@ -129,10 +130,10 @@ def encoder_config_to_huggingface(config: EncoderConfig) -> dict[str, Any]:
 
 
 def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig:
-    """The encoder that a `config.json` describes; what is left out has transformers' default.
+    """The encoder that a `config.json` describes; missing entries take transformers' defaults.
 
-    Raises: FormatError if it describes a family that is not known here, a decoder, another
-        mathematics than was published, or sizes that do not fit.
+    Raises: FormatError if it describes an unknown family, a decoder, a computation other than the
+        published one, or sizes that do not fit.
     """
     entries = {name: value for name, value in entries.items() if value is not None}
     family = entries.get("model_type", "bert")
@@ -142,14 +143,14 @@ def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig
         )
     layout = LAYOUTS[family]
     for name, wanted in (_WANTED | dict(layout.wanted)).items():
-        came = entries.get(name, layout.absent.get(name, wanted))
-        if _plain(came) != _plain(wanted):
+        value = entries.get(name, layout.absent.get(name, wanted))
+        if _plain(value) != _plain(wanted):
             raise FormatError(
-                f"{name} = {came!r}: wanted {wanted!r}, as {layout.title} was published"
+                f"{name} = {value!r}: wanted {wanted!r}, as in the published {layout.title}"
             )
     try:
-        read = layout.read(dict(entries))
-        known = {path: read[key] for path, key in layout.keys.items() if read.get(key) is not None}
+        ours = layout.read(dict(entries))
+        known = {path: ours[key] for path, key in layout.keys.items() if ours.get(key) is not None}
         for path in known:
             if path.endswith("activation"):
                 known[path] = _ACTIVATIONS.get(known[path], known[path])
@@ -162,38 +163,38 @@ _QKV = re.compile(r"^encoder\.layers\.\d+\.attention\.qkv\.(weight|bias)$")
 _BARE = ("embeddings.", "encoder.", "transformer.", "layers.", "final_norm.", "pooler.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _WANTED = {"is_decoder": False, "position_embedding_type": "absolute", "tie_word_embeddings": True}
-# The tanh approximation has three spellings there, the exact one two.
+# Hugging Face has three names for the tanh approximation and two for the exact GELU.
 _ACTIVATIONS = {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
 
 def _objectives(names: Iterable[str]) -> frozenset[str]:
-    """Whose parts these are, of names as ours are."""
+    """The objectives that tensors under our names belong to."""
     return frozenset(name.split(".")[1] for name in names if name.startswith("objectives."))
 
 
 def _names(layout: Layout, ending: str) -> dict[str, str]:
-    """Ours → theirs, whole, for a class."""
+    """Our full names → Hugging Face's, for a class."""
     encoder = {f"encoder.{ours}": layout.prefix + theirs for ours, theirs in layout.encoder.items()}
     return encoder | dict(layout.heads.get(ending, layout.heads["Model"]))
 
 
 def _readable(layout: Layout, ending: str) -> dict[str, str]:
-    """Theirs → ours: the class's own names, and those of other classes that mean one thing only."""
-    own = _names(layout, ending if ending in layout.heads else "Model")
+    """Hugging Face's names → ours: those of the class, and of other classes if unambiguous."""
+    of_class = _names(layout, ending if ending in layout.heads else "Model")
     meanings: dict[str, set[str]] = {}
     for names in layout.heads.values():
         for ours, theirs in names.items():
             meanings.setdefault(theirs, set()).add(ours)
-    others = {
+    of_others = {
         theirs: ours.pop()
         for theirs, ours in meanings.items()
-        if len(ours) == 1 and not ours & own.keys()
+        if len(ours) == 1 and not ours & of_class.keys()
     }
-    return others | {theirs: ours for ours, theirs in own.items()}
+    return of_others | {theirs: ours for ours, theirs in of_class.items()}
 
 
 def _renamed(name: str, names: Names) -> str | None:
-    """A tensor's name by a table of names of tensors or of modules; None if it is not there."""
+    """A tensor's new name, looked up in a table of tensors or modules; None if not in the table."""
     module, _, kind = name.rpartition(".")
     number = _NUMBER.search(name)
     layer = number.group() if number else ""
@@ -217,7 +218,7 @@ def _qkv_module(name: str) -> str:
 
 
 def _modern(state: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """The tensors under the names that transformers gives them today."""
+    """The tensors under the names that current transformers uses."""
     bare = not any(name.startswith(layout.prefix) for name in state)
     modern = {}
     for name, tensor in state.items():
@@ -229,7 +230,8 @@ def _modern(state: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
 
 
 def _ignored(name: str, config: EncoderConfig) -> bool:
-    """Buffers of old versions, and positions in files of models that do not use them."""
+    """Whether a tensor is a buffer of an old version, a pooler, or positions that the model does
+    not use."""
     if name.endswith((".position_ids", ".token_type_ids")) or ".pooler." in name:
         return True
     return ".position_embeddings." in name and not config.embeddings.absolute_positions
@@ -238,15 +240,15 @@ def _ignored(name: str, config: EncoderConfig) -> bool:
 def _check_shape(name: str, tensor: Tensor, outputs: int, config: EncoderConfig) -> None:
     wanted = (outputs, config.hidden_size)[: 1 if name.endswith("bias") else 2]
     if tensor.shape != wanted:
-        raise FormatError(f"tensor {name}: wanted shape {wanted}, found {tuple(tensor.shape)}")
+        raise FormatError(f"tensor {name}: wanted shape {wanted}, got {tuple(tensor.shape)}")
 
 
 def _check_tied(name: str, twin: str, theirs: Mapping[str, Tensor]) -> None:
     if twin not in theirs or not torch.equal(theirs[name], theirs[twin]):
-        came = "found others" if twin in theirs else "which is not there"
+        problem = "got others" if twin in theirs else "which is missing"
         raise FormatError(
-            f"tensor {name}: wanted the values of {twin}, {came}: "
-            "only a decoder that is tied to the word embedding is supported"
+            f"tensor {name}: wanted the values of {twin}, {problem}: "
+            "only a decoder tied to the word embedding is supported"
         )
 
 
@@ -261,7 +263,7 @@ def _by_kind(weight: Tensor, heads: int) -> Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """Lists and `a|b` strings as sets, in which order means nothing."""
+    """Lists and `a|b` strings as sets, to ignore order."""
     if isinstance(value, str) and "|" in value:
         return {part.strip() for part in value.split("|")}
     return set(value) if isinstance(value, list | tuple) else value
@@ -278,17 +280,17 @@ def _flat(config: Any, path: str = "") -> dict[str, Any]:
 
 
 def _changed(config: Any, changes: Mapping[str, Any]) -> Any:
-    """A config with changes given by dotted paths."""
+    """Apply changes, given by dotted paths, to a config."""
     parts: dict[str, dict[str, Any]] = {}
-    own: dict[str, Any] = {}
+    direct: dict[str, Any] = {}
     for path, value in changes.items():
         name, _, rest = path.partition(".")
         if rest:
             parts.setdefault(name, {})[rest] = value
         else:
-            own[name] = value
+            direct[name] = value
     nested = {
         name: _changed(getattr(config, name) or ConvolutionConfig(), below)  # the one optional part
         for name, below in parts.items()
     }
-    return replace(config, **own, **nested)
+    return replace(config, **direct, **nested)

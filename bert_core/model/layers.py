@@ -1,4 +1,4 @@
-"""The parts of an encoder that look at one token at a time, and the block that joins them."""
+"""The modules of an encoder that work on one token at a time, and the layers built from them."""
 
 import math
 from collections.abc import Callable
@@ -24,12 +24,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def initialise(module: nn.Module, config: EncoderConfig) -> None:
-    """Fill every weight below `module` by Hugging Face's rule, from torch's global generator.
+    """Initialise every weight in `module` by Hugging Face's rule, from torch's global generator.
 
-    Normal weights, zero biases, unit norms and a zero row for padding. BERT's own code truncates
-    the normal at two standard deviations, Hugging Face does so where `initializer_cutoff` says it.
-    What pre-norm layers add to the stream, which nothing normalises, starts the smaller the more
-    they are (Radford et al. 2019, section 2.3).
+    Normal weights, zero biases, unit norms and a zero row for padding. BERT's original code
+    truncates the normal at two standard deviations; Hugging Face truncates only if
+    `initializer_cutoff` is set. The residual stream of pre-norm layers is not normalised, so their
+    output weights are divided by sqrt(2 L) (Radford et al. 2019, section 2.3).
     """
     spread, cutoff = config.initializer_range, config.initializer_cutoff
     for part in module.modules():
@@ -53,14 +53,15 @@ def initialise(module: nn.Module, config: EncoderConfig) -> None:
 
 
 def layer_norm(config: EncoderConfig, width: int) -> nn.LayerNorm:
-    """A LayerNorm as the encoder has them."""
+    """A LayerNorm with the encoder's settings."""
     return nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.biases)
 
 
 class Embeddings(nn.Module):
-    """Word + position + segment, normalised (Devlin et al. 2018, figure 2).
+    """Word + position + segment embeddings, normalised (Devlin et al. 2018, figure 2).
 
-    Families leave out positions or segments; ALBERT's are narrow and widened after.
+    Some families have no positions or no segments; ALBERT's embeddings are narrow and projected to
+    `hidden_size`.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -86,10 +87,10 @@ class Embeddings(nn.Module):
     ) -> Float[Tensor, "*tokens hidden"]:
         hidden = self.word_embeddings(input_ids)
         if self.token_type_embeddings is not None:
-            one = self.token_type_embeddings.num_embeddings == 1
+            single = self.token_type_embeddings.num_embeddings == 1
             hidden = hidden + (
                 self.token_type_embeddings.weight[0]
-                if one
+                if single
                 else self.token_type_embeddings(token_type_ids)
             )
         if self.position_embeddings is not None:
@@ -99,7 +100,7 @@ class Embeddings(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between (Vaswani et al. 2017, section 3.3)."""
+    """Two linear layers with an activation between (Vaswani et al. 2017, section 3.3)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -119,7 +120,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention, then feed-forward, each added to its input and normalised after (post-norm)."""
+    """Attention, then feed-forward, each added to its input and then normalised (post-norm)."""
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__()
@@ -137,10 +138,10 @@ class EncoderLayer(nn.Module):
         places: Int[Tensor, "chosen"] | None = None,
         scores: Scores | None = None,
     ) -> Float[Tensor, "..."]:
-        """The tokens' vectors after the layer; with `places` only those there, (N, hidden).
+        """The tokens' vectors after the layer; with `places`, only those tokens, (N, hidden).
 
-        `shared` is what the attentions of all layers have in common, None for most; `scores` is
-        added to where it is given.
+        `shared` is what the attentions of all layers share, None for most; attention scores are
+        appended to `scores` if given.
         """
         attended = self.attention(hidden, rows, shared, places, scores)
         return self._added(gather_tokens(hidden, places), attended)
@@ -153,8 +154,8 @@ class EncoderLayer(nn.Module):
         shared: Any,
         places: Int[Tensor, "chosen"] | None = None,
     ) -> Float[Tensor, "..."]:
-        """What the layer makes of `queries`, which look at their rows' tokens in `hidden` from
-        where they stand; of disentangled attention."""
+        """The layer's output for `queries`, which attend to their rows' tokens in `hidden` from the
+        same positions; disentangled attention only."""
         attended = self.attention(hidden, rows, shared, places, queries=queries)
         return self._added(gather_tokens(queries, places), attended)
 
@@ -166,11 +167,12 @@ class EncoderLayer(nn.Module):
 
 
 class PreNormLayer(EncoderLayer):
-    """The same, but each gets its input normalised, and is added to it as it was (pre-norm)."""
+    """Attention, then feed-forward; each reads its normalised input and is added to the
+    unnormalised one (pre-norm)."""
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__(config, layer)
-        if layer == 0:  # the embeddings are normalised already
+        if layer == 0:  # the embeddings are already normalised
             self.attention_norm = nn.Identity()
 
     def forward(
@@ -190,7 +192,7 @@ LAYERS: dict[NormPlacement, type[EncoderLayer]] = {"post": EncoderLayer, "pre": 
 
 
 class Convolution(nn.Module):
-    """What neighbouring embeddings say, added to the first layer's output (DeBERTa v2)."""
+    """A convolution over the embeddings, added to the first layer's output (DeBERTa v2)."""
 
     def __init__(self, config: EncoderConfig, part: ConvolutionConfig) -> None:
         super().__init__()
@@ -215,10 +217,10 @@ class Convolution(nn.Module):
 
 
 class Transform(nn.Module):
-    """A linear map to `size`, an activation and a LayerNorm: what comes before scores of words."""
+    """A linear layer to `size`, an activation and a LayerNorm, as before vocabulary scores."""
 
     def __init__(self, config: EncoderConfig, size: int, inputs: int | None = None) -> None:
-        """`inputs` is the width of what it reads; None takes the encoder's."""
+        """`inputs` is the width of the input, by default the encoder's."""
         super().__init__()
         self.dense = nn.Linear(inputs or config.hidden_size, size, bias=config.biases)
         self.activation = ACTIVATIONS[config.feed_forward.activation]
@@ -229,8 +231,8 @@ class Transform(nn.Module):
 
 
 class Pooler(nn.Module):
-    """One vector a sequence: its first token's, or the mean, through a linear map and an
-    activation; some normalise it."""
+    """One vector per sequence: its first token's, or the mean, through a linear layer, an
+    activation and, with `head.transform`, a LayerNorm."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""How the rows of a batch lie in memory: padded to one width, or end to end without padding.
+"""How the rows of a batch lie in memory: padded to one width, or packed end to end without padding.
 
-B is the number of rows, S the longest. A tensor with an entry a token leads with the layout's own
-dimensions, `*tokens`: (B, S) where rows are padded, (T,) where they lie end to end, T being the
-tokens of all rows. What looks at one token at a time needs no layout. A token's place counts along
-the flattened `*tokens`.
+B is the number of rows, S the length of the longest. A tensor with one entry per token starts with
+the layout's dimensions, `*tokens`: (B, S) for padded rows, (T,) for packed rows, where T is the
+total number of tokens. Modules that work on one token at a time need no layout. A token's place is
+its index in the flattened `*tokens`.
 """
 
 from abc import ABC, abstractmethod
@@ -16,12 +16,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 ROW_BY_ROW = 48
-"""Tokens of a row, in the mean, from which a CPU computes on one at a time: on shorter ones calls
-cost more than padding."""
+"""Mean tokens per row from which a CPU computes row by row; with shorter rows, calls cost more than
+padding."""
 BIN_TOKENS = 64
-"""Of a bin, if no row is longer."""
+"""Tokens of a bin, unless a row is longer."""
 WIDTH_MULTIPLE = 8
-"""Of a bin's tokens."""
+"""A bin's width is a multiple of this."""
 
 
 class RowLayout(ABC):
@@ -34,7 +34,7 @@ class RowLayout(ABC):
 
     @abstractmethod
     def positions(self) -> Int[Tensor, "..."]:
-        """Where in its row each token stands, from 0; broadcasts to `*tokens`."""
+        """Each token's position in its row, from 0; broadcasts to `*tokens`."""
 
     @abstractmethod
     def starts(self) -> Int[Tensor, "batch"]:
@@ -50,7 +50,7 @@ class RowLayout(ABC):
 
     @abstractmethod
     def blocks(self, tokens: Float[Tensor, "..."]) -> Sequence[Tensor]:
-        """The tokens in blocks (b, s, size): rows that are computed on together."""
+        """The tokens in blocks (b, s, size) of rows that are computed together."""
 
     @abstractmethod
     def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "..."]:
@@ -58,11 +58,11 @@ class RowLayout(ABC):
 
     @abstractmethod
     def masks(self) -> Sequence[Tensor | None]:
-        """Which tokens of each block are real, (b, s) of bool; None where all are."""
+        """Which tokens of each block are real, (b, s) bool; None if all are."""
 
 
 class Padded(RowLayout):
-    """Rows of one width. `mask` is 1 at real tokens, or None where all are."""
+    """Rows padded to one width. `mask` is 1 at real tokens, or None if all are real."""
 
     def __init__(
         self, input_ids: Int[Tensor, "batch seq"], mask: Int[Tensor, "batch seq"] | None
@@ -100,10 +100,10 @@ class Padded(RowLayout):
 
 
 class Packed(RowLayout):
-    """Rows end to end: row r is the tokens from `offsets[r]` up to `offsets[r + 1]`.
+    """Packed rows: row r is the tokens from `offsets[r]` up to, not including, `offsets[r + 1]`.
 
-    `bound` is the most tokens that any row of the model has: what kernels plan with, where asking
-    for this batch's longest would make a GPU wait.
+    `bound` is the most tokens that any row of the model can have. Kernels plan with it, because
+    reading this batch's longest row would synchronise with the GPU.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class Packed(RowLayout):
 
     @cached_property
     def _row_by_row(self) -> bool:
-        """Whether each row is a block, without padding; a GPU wants all at once."""
+        """Whether each row is a block, without padding; on a GPU, all rows are one block."""
         long = self._tokens >= ROW_BY_ROW * (len(self.offsets) - 1)
         return self.offsets.device.type == "cpu" and long
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of every row. On a GPU this waits for it."""
+        """Tokens of every row. Synchronises with a GPU."""
         return self.offsets.diff().tolist()
 
     @property
@@ -156,31 +156,31 @@ class Packed(RowLayout):
 
     @cached_property
     def _places(self) -> Int[Tensor, "tokens"]:
-        """Where each token stands in the block of all rows, which is as wide as the longest."""
+        """Each token's place in the block of all rows, which is as wide as the longest row."""
         rows = torch.arange(len(self.lengths), device=self.offsets.device)
         return self.each(rows * self.longest) + self.positions()
 
     @cached_property
     def bins(self) -> "Bins | None":
-        """What short rows attend in; None where they had better do it in blocks."""
+        """The bins in which short rows attend; None if blocks are faster."""
         at_once = self._row_by_row or self.offsets.device.type != "cpu"
         return None if at_once else Bins(self)
 
     def each(self, of_rows: Int[Tensor, "batch"]) -> Int[Tensor, "tokens"]:
-        """What each row has, for each of its tokens."""
+        """Repeat each row's value for each of its tokens."""
         return of_rows.repeat_interleave(self.offsets.diff(), output_size=self._tokens)
 
 
 class Bins:
-    """Short rows side by side in a few wide ones, filled in order: a block (b, s, size) in which
-    each token has its own row alone to look at. One call does for all what would be a call for each
-    or padding to the longest."""
+    """Short rows side by side in a few wide bins, filled in order: a block (b, s, size) in which
+    each token attends to its own row only. One attention call serves all rows, instead of one call
+    per row or padding to the longest."""
 
     def __init__(self, rows: Packed) -> None:
         width = max(BIN_TOKENS, rounded_up(rows.longest, WIDTH_MULTIPLE))
         starts, used = [], 0
         for length in rows.lengths:
-            if -used % width < length:  # what is left of the bin
+            if -used % width < length:  # the rest of the bin
                 used = rounded_up(used, width)
             starts.append(used)
             used += length
@@ -194,7 +194,7 @@ class Bins:
         self._mask: Bool[Tensor, "bins seq seq"] = row_of[:, :, None] == row_of[:, None, :]
 
     def blocks(self, tokens: Float[Tensor, "tokens *size"]) -> Sequence[Tensor]:
-        """The tokens in one block; what no row fills has the first one's."""
+        """The tokens in one block; unused places repeat the first token."""
         return [_Moved.apply(tokens, self._token_at, self._places).unflatten(0, self._shape)]
 
     def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
@@ -202,13 +202,14 @@ class Bins:
         return _Moved.apply(blocks[0].flatten(0, 1), self._places, self._token_at)
 
     def masks(self) -> Sequence[Tensor | None]:
-        """Which tokens each token may look at, (b, s, s) of bool: what no row fills, itself."""
+        """Which tokens each token may attend to, (b, s, s) bool; unused places attend to each
+        other."""
         return [self._mask]
 
 
 class _Moved(torch.autograd.Function):
-    """Tokens taken from some places. Their gradients are taken back from where they went, which is
-    faster than to add them up: what stands elsewhere gets one that nobody reads."""
+    """Gather tokens from places. The backward pass gathers their gradients from the inverse places,
+    which is faster than adding them up; unused places get gradients that nobody reads."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, places: Tensor, back: Tensor) -> Tensor:
@@ -221,12 +222,12 @@ class _Moved(torch.autograd.Function):
 
 
 def rounded_up(count: int, multiple: int) -> int:
-    """The least multiple that is not below the count."""
+    """The smallest multiple of `multiple` that is at least `count`."""
     return -(-count // multiple) * multiple
 
 
 def gather_tokens(
     tokens: Float[Tensor, "..."], places: Int[Tensor, "chosen"] | None
 ) -> Float[Tensor, "..."]:
-    """The tokens at these places, (N, size); None takes all as they lie."""
+    """The tokens at these places, (N, size); None returns all, unchanged."""
     return tokens if places is None else tokens.flatten(0, -2).index_select(0, places)

@@ -1,4 +1,4 @@
-"""Word embeddings that two encoders share, each learning in its own way."""
+"""Word embeddings shared by two encoders, with disentangled gradients."""
 
 from collections.abc import Mapping
 
@@ -10,14 +10,14 @@ from bert_core.model.encoder import Encoder
 
 
 class GradientDisentangled(nn.Module):
-    """A weight as another one, which gets no gradient from it, and a difference, which is learned.
+    """A weight as the sum of another weight, without a gradient, and a learned difference.
 
     Source: He et al. 2021 (DeBERTaV3), section 3.3, E_D = sg(E_G) + E_Δ.
     """
 
     def __init__(self, shared: nn.Embedding) -> None:
         super().__init__()
-        self._shared = (shared,)  # NOTE: in a tuple, or its weight would be a weight of this too
+        self._shared = (shared,)  # NOTE: in a tuple, or its weight would be registered here too
 
     def forward(
         self, difference: Float[Tensor, "vocab embedding"]
@@ -27,19 +27,19 @@ class GradientDisentangled(nn.Module):
     def right_inverse(
         self, weight: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "vocab embedding"]:
-        """The difference that makes the weight this one: what is assigned to it is kept so."""
+        """The difference that gives this weight, so that assigning to the weight works."""
         return weight - self._shared[0].weight.detach()
 
 
 def share_words(encoder: Encoder, generator: Encoder) -> None:
-    """Make `encoder`'s word embeddings those of `generator` and a difference, which begins at 0."""
-    own, other = (each.embeddings.word_embeddings for each in (encoder, generator))
-    parametrize.register_parametrization(own, "weight", GradientDisentangled(other))
-    own.weight = other.weight.detach().clone()
+    """Make `encoder`'s word embeddings those of `generator` plus a difference that starts at 0."""
+    words, shared = (model.embeddings.word_embeddings for model in (encoder, generator))
+    parametrize.register_parametrization(words, "weight", GradientDisentangled(shared))
+    words.weight = shared.weight.detach().clone()
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:
-    """All weights as they are used: where one is made of others, itself in their place."""
+    """All weights as used; a parametrized weight replaces the tensors that it is computed from."""
     state = dict(model.state_dict())
     for part, name in _parametrized(model):
         module, _, weight = name.rpartition(".")
@@ -49,16 +49,16 @@ def plain_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_plain_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put weights in place that `plain_state` gave, or some of them."""
-    made = {name: part for part, name in _parametrized(model)}
-    own = {name: weight for name, weight in state.items() if name not in made}
-    model.load_state_dict(own, strict=False)
-    for name in made.keys() & state.keys():  # after what they are made of
-        setattr(made[name], name.rpartition(".")[2], state[name])
+    """Load the weights that `plain_state` returned, or some of them."""
+    parametrized = {name: part for part, name in _parametrized(model)}
+    plain = {name: weight for name, weight in state.items() if name not in parametrized}
+    model.load_state_dict(plain, strict=False)
+    for name in parametrized.keys() & state.keys():  # after the weights they are computed from
+        setattr(parametrized[name], name.rpartition(".")[2], state[name])
 
 
 def _parametrized(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """The modules whose weights are made of others, each with the whole name of one."""
+    """The modules with parametrized weights, one entry per weight with its full name."""
     return [
         (part, f"{module}.{weight}")
         for module, part in model.named_modules()

@@ -1,4 +1,4 @@
-"""How large an encoder is and how much it computes; asks the modules themselves, without memory."""
+"""Parameter and FLOP counts of an encoder, from its modules on the meta device (no memory)."""
 
 from functools import cache
 
@@ -14,9 +14,9 @@ from bert_core.model.families import LAYOUTS
 
 
 def count_parameters(config: EncoderConfig, *, pooler: bool | None = None) -> int:
-    """Weights of the encoder without objectives' heads, each counted once.
+    """Parameters of the encoder without objectives' heads, each counted once.
 
-    `pooler` None counts one where transformers' class without a head has one.
+    By default, the pooler counts if transformers' class without a head has one.
     """
     if pooler is None:
         pooler = "encoder.pooler.dense" in LAYOUTS[config.family].heads["Model"]
@@ -26,8 +26,8 @@ def count_parameters(config: EncoderConfig, *, pooler: bool | None = None) -> in
 
 
 def flops_per_token(config: EncoderConfig, length: int) -> int:
-    """Floating-point operations of a forward and backward pass for a token of a row of `length`,
-    without heads: `training_flops` of that row, shared by its tokens."""
+    """Floating-point operations of a forward and backward pass per token of a row of `length`,
+    without heads: `training_flops` of that row, divided by `length`."""
     return training_flops(config, np.array([length])) // length
 
 
@@ -39,15 +39,15 @@ def training_flops(
 ) -> int:
     """Floating-point operations of a forward and backward pass over rows of these lengths.
 
-    6 a weight of the matrix products that a token passes, and 12 L D length a token for attention,
-    backward being twice forward (Narayanan et al. 2021, appendix); nothing for padding or for what
-    is computed twice. Disentangled attention adds 12 L D for each distance that it scores; a local
-    layer scores its window only. What is computed once a batch is left out.
+    Per token, 6 per weight of the matrix products it passes through and 12 L D length for
+    attention; the backward pass costs twice the forward pass (Narayanan et al. 2021, appendix).
+    Padding and recomputation are not counted. Disentangled attention adds 12 L D per distance that
+    it scores; a local layer scores its window only. Work done once per batch is left out.
 
     Args:
-        predictions: positions at which the head of masked words scores the vocabulary.
-        outputs: tokens whose vectors the last layer has to give; others do not pass what comes
-            after its attention. None for all.
+        predictions: positions at which the masked-word head scores the vocabulary.
+        outputs: tokens whose vectors the last layer returns; others skip what comes after its
+            attention. None means all.
     """
     head = config.embedding_size * (config.hidden_size + config.vocab_size)
     weights, after = _weights(config)
@@ -59,8 +59,8 @@ def training_flops(
 
 @cache
 def _weights(config: EncoderConfig) -> tuple[int, int]:
-    """Weights of the matrix products that a token passes in the encoder, and of those among them
-    that come after a layer's attention."""
+    """Weights of the encoder's matrix products that each token passes through, and the number of
+    these in one layer after its query, key and value."""
     with torch.device("meta"):
         encoder = Encoder(config, pooler=False)
     parts = {
@@ -80,7 +80,7 @@ def _weights(config: EncoderConfig) -> tuple[int, int]:
 def _scored(
     config: EncoderConfig, lengths: Integer[np.ndarray, "rows"]
 ) -> Integer[np.ndarray, "rows"]:
-    """What a token of each row is scored with, keys and distances, in all layers."""
+    """Number of keys and distances that a token of each row is scored with, over all layers."""
     layers, attention = config.num_hidden_layers, config.attention
     if isinstance(attention, DisentangledAttentionConfig):
         with torch.device("meta"):
@@ -89,6 +89,6 @@ def _scored(
         return layers * (lengths + np.minimum(2 * reach + 1, 2 * attention.span))
     if isinstance(attention, RotaryAttentionConfig):
         reaches = [attention.reach(index) for index in range(layers)]
-        windows = [lengths if one is None else np.minimum(lengths, 2 * one + 1) for one in reaches]
+        windows = [lengths if r is None else np.minimum(lengths, 2 * r + 1) for r in reaches]
         return np.sum(windows, axis=0)
     return layers * lengths

@@ -1,4 +1,4 @@
-"""The encoders there are, by name. Data only."""
+"""All encoders, by name. Data only."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,16 +17,16 @@ from bert_core.model.config import (
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """An encoder that a paper describes."""
+    """An encoder described in a paper."""
 
     config: EncoderConfig
     tokenizer: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
-    """How its vocabulary splits words, as `raybert vocab --kind` has it."""
+    """Kind of vocabulary, a value of `raybert vocab --kind`."""
     paper: str
-    """Where it is described."""
+    """The paper that describes it."""
     published: str
-    """Its parameters in that paper's words, or its repository's; they round, and count heads their
-    own way. `+ words`: without the word embeddings."""
+    """Number of parameters as given by the paper or its repository, rounded and with their own way
+    of counting heads. `+ words`: without the word embeddings."""
 
 
 def _sizes(hidden: int, layers: int, heads: int, inner: int | None = None) -> dict[str, Any]:
@@ -45,7 +45,8 @@ def _bert(hidden: int, layers: int, heads: int, inner: int | None = None, **more
 
 
 def _roberta(hidden: int, layers: int, heads: int, published: str) -> Variant:
-    """Position rows begin after [PAD]'s id, there are no segments, a classifier has its own map."""
+    """Positions start after the id of [PAD], there are no segments, and a classifier has its own
+    linear layer."""
     config = EncoderConfig(
         family="roberta",
         layer_norm_eps=1e-5,
@@ -63,7 +64,7 @@ def _roberta(hidden: int, layers: int, heads: int, published: str) -> Variant:
 
 
 def _albert(hidden: int, layers: int, heads: int, published: str) -> Variant:
-    """Version 2: without dropout. Every layer is the same, embeddings are narrow."""
+    """Version 2, without dropout. Layers share their weights; embeddings are narrow."""
     config = EncoderConfig(
         family="albert",
         hidden_size=hidden,
@@ -89,7 +90,7 @@ def _deberta(
     convolution: bool = False,
     paper: str | None = None,
 ) -> Variant:
-    """Relative positions only; versions 2 and 3 share projections and put distances in buckets."""
+    """Relative positions only; versions 2 and 3 share projections and bucket distances."""
     first = version == 1
     attention = DisentangledAttentionConfig(
         num_heads=heads,

@@ -1,4 +1,6 @@
-"""What is minimised: sums and counts, never means. Importing this package alone brings no torch."""
+"""Training objectives: loss sums and counts, never means. Importing this package alone does not
+import torch."""
 
 IGNORE = -100
-"""Label of a token that is scored but has no loss, since no label of the model is right for it."""
+"""Label of a token that is scored but not in the loss, because none of the model's labels is right
+for it."""

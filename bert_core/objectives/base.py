@@ -1,7 +1,8 @@
-"""What is minimised: an encoder, and for each part of the loss a head and its labels.
+"""The trained model: an encoder and, for each part of the loss, a head and its labels.
 
-An objective gives an unreduced sum and a count; dividing is for the training loop alone, once, by
-the counts of the whole global batch, so that neither workers nor micro-batches change a gradient.
+An objective returns a summed loss and a count. Only the training loop divides, once, by the counts
+of the whole global batch, so that the gradient does not depend on the number of workers or the
+micro-batch size.
 """
 
 from abc import ABC, abstractmethod
@@ -25,15 +26,15 @@ Batch = dict[str, Tensor]
 """Tensors of B rows, int64, in one of two layouts (`model.layout`).
 
 Padded to S tokens: `input_ids`, `token_type_ids` (B, S); `attention_mask` (B, S), 1 = attend,
-absent where all are 1. End to end: `input_ids`, `token_type_ids` (T,) and `offsets` (B + 1,).
-Labels: `mlm_positions`, `mlm_labels`, `mlm_draws` (M,) and `token_positions`, `token_labels` (N,),
-positions counting along the flattened tokens (draws, float64 from 0 up to 1, say what a generator
-puts there); `mlm_span_lengths` (K,), how many of the first, which ascend, are each of the spans
-that they make; `next_sentence_label`, `sentence_order_label` (B,), 0 = is next, in order; `labels`
-(B,), or one a question, whose rows `choices` (Q,) counts; `start_positions`, `end_positions` (B,),
-within the row. Vectors (V,): `vector_starts` and `vector_ends`, the tokens that each is the mean
-of; `similarities`, `texts` (equal texts have equal numbers), of rows that `choices` counts and
-`groups` (G,) joins.
+absent if all are 1. Packed: `input_ids`, `token_type_ids` (T,) and `offsets` (B + 1,). Labels:
+`mlm_positions`, `mlm_labels`, `mlm_draws` (M,) and `token_positions`, `token_labels` (N,), where
+positions index the flattened tokens and draws, float64 in [0, 1), decide what a generator puts
+there; `mlm_span_lengths` (K,), the number of `mlm_positions`, which ascend, in each span;
+`next_sentence_label`, `sentence_order_label` (B,), 0 = is next, in order; `labels` (B,), or one per
+question, with `choices` (Q,) the number of rows per question; `start_positions`, `end_positions`
+(B,), within the row. Vectors (V,): `vector_starts` and `vector_ends`, the tokens that each vector
+is the mean of; `similarities`, `texts` (equal texts have equal numbers), `choices`, the number of
+vectors per example, and `groups` (G,), the number of examples per group.
 """
 
 
@@ -42,58 +43,59 @@ class LossPart:
     """One part of the loss over one batch."""
 
     sum: Float[Tensor, ""]
-    """Loss summed over the items, fp32 at least."""
+    """Loss summed over the items, in fp32 or wider."""
     count: int
-    """Items summed; the mean is `sum / count` over all workers' batches."""
+    """Number of items; the mean is `sum / count` over all workers' batches."""
     correct: Int[Tensor, ""] | None
-    """Items whose best score is the label's; carries no gradient. None where nothing is chosen."""
+    """Items whose best score is the label's, without gradient. None if the objective does not
+    choose a class."""
 
 
 class Objective(nn.Module, ABC):
-    """One part of the loss: owns its head, knows where its labels are."""
+    """One part of the loss: owns its head and knows where its labels are in the batch."""
 
     name: ClassVar[str]
-    """Key of its part, its weights and its metrics."""
+    """Key of its loss part, weights and metrics."""
     needs_pooler: ClassVar[bool]
     """Whether its head reads the pooled vector."""
     label_key: ClassVar[str]
-    """Entry of the batch that holds one label an item."""
+    """Batch entry that holds one label per item."""
     position_key: ClassVar[str | None] = None
-    """Entry of the batch that names the tokens that are scored; None where a row has one score."""
+    """Batch entry with the positions of the scored tokens; None if each row has one score."""
     chooses: bool = True
-    """Whether its part counts what is correct."""
+    """Whether its part counts correct items."""
     reads_layers: ClassVar[bool] = False
-    """Whether it reads what every layer gave (`Encoded.layers`)."""
+    """Whether it reads the output of every layer (`Encoded.layers`)."""
     reads_words: ClassVar[bool] = False
-    """Whether it reads the embeddings of all words, each of which gets a gradient from it then."""
+    """Whether it reads the whole word embedding, so that every word gets a gradient."""
     trains_encoder: ClassVar[bool] = True
-    """Whether the encoder learns from it, or stays as it is."""
+    """Whether it trains the encoder, or leaves it frozen."""
     in_transformers: ClassVar[bool] = True
-    """Whether a class of transformers has its head."""
+    """Whether a transformers class has its head."""
     graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
-    """What its ONNX graph gives, by optimum's names: `every`, or where there are several names its
-    last dimension in parts. None where there is no such graph."""
+    """Outputs of its ONNX graph, by optimum's names: the result of `every`, split along its last
+    dimension if there are several names. Empty if there is no such graph."""
     beside: ClassVar[tuple[str, ...]] = ()
-    """Its parts that this class lacks."""
+    """Its submodules that the transformers class lacks."""
     weight: ClassVar[float] = 1.0
-    """How much its part counts in what is minimised."""
+    """Weight of its part in the total loss."""
 
     @property
     def item_weights(self) -> int:
-        """Weights of the matrix products that an item passes in its head, a tied decoder's among
-        them; 0 where they are too few to count."""
+        """Weights of the head's matrix products that each item passes through, a tied decoder's
+        included; 0 if negligible."""
         return 0
 
     def attach(self, encoder: Encoder) -> None:
-        """Meet the encoder that it trains, once, when both are made."""
+        """Connect to the encoder that it trains. Called once, when both are built."""
 
     def submodels(self) -> Mapping[str, "ObjectiveModel"]:
-        """The models that it owns and trains, whose parts count beside its own; each is saved as a
-        bundle, in a folder of this name."""
+        """Models that it owns and trains, with loss parts of their own; each is saved as a bundle
+        in a folder of that name."""
         return {}
 
     def shown(self, batch: Batch) -> tuple[Batch, dict[str, LossPart]]:
-        """What the encoder is shown of a batch, and the parts that its submodels have in it."""
+        """The batch as the encoder sees it, and the loss parts of its submodels."""
         return batch, {}
 
     @abstractmethod
@@ -103,36 +105,36 @@ class Objective(nn.Module, ABC):
         """Scores of every class for every item, in the order of the labels.
 
         Args:
-            encoded: its `hidden` has the tokens at `places`, in their order, or all.
+            encoded: its `hidden` has the tokens at `places`, in that order, or all tokens.
         """
 
     def every(
         self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "..."]:
-        """`logits` where nobody says which are asked for: of every token in `encoded.hidden`, or of
-        every row, as a graph has them."""
+        """`logits` for every token in `encoded.hidden`, or every row, instead of those that the
+        batch selects; this is what a graph computes."""
         return self.logits(encoded, {}, word_embeddings)
 
     def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "..."]:
-        """`logits` of what `every` gave, tokens as they lie in the batch."""
+        """Select `logits` from the result of `every`, with tokens in the batch's layout."""
         return every if self.position_key is None else gather_tokens(every, self.places(batch))
 
     def places(self, batch: Batch) -> Int[Tensor, "items"] | None:
-        """Places of the tokens that it reads beside the pooled vector; None reads all."""
+        """Places of the tokens that it reads besides the pooled vector; None means all tokens."""
         if self.position_key is not None:
             return batch[self.position_key]
         return batch["input_ids"].new_empty(0) if self.needs_pooler else None
 
     def counts(self, batch: Batch) -> int:
-        """Items that this part has in the batch, known without a forward pass."""
+        """Number of items of this part in the batch, known without a forward pass."""
         return batch[self.label_key].numel()
 
     def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
-        """What it computes beside encoder, head and submodels, forward and backward."""
+        """Extra FLOPs besides encoder, head and submodels, forward and backward."""
         return 0
 
     def part(self, logits: Float[Tensor, "..."], batch: Batch) -> LossPart:
-        """How far scores are from what is right."""
+        """The loss of scores against the labels."""
         return cross_entropy(logits, batch[self.label_key])
 
     def soft_part(
@@ -142,8 +144,8 @@ class Objective(nn.Module, ABC):
         batch: Batch,
         temperature: float,
     ) -> LossPart:
-        """How far scores are from those of a teacher, over as many items as `part`; equal ones give
-        0. Where its items have other scores than one of each class, an objective says its own."""
+        """The loss of scores against a teacher's, over the same items as `part`; 0 for equal
+        scores. Objectives whose items do not have one score per class override it."""
         return soft_cross_entropy(logits, teachers, temperature)
 
     def forward(
@@ -153,7 +155,7 @@ class Objective(nn.Module, ABC):
 
 
 def cross_entropy(logits: Float[Tensor, "items classes"], labels: Int[Tensor, "items"]) -> LossPart:
-    """Softmax cross-entropy as a part, in fp32 at least. No items give zero."""
+    """Softmax cross-entropy as a loss part, in fp32 or wider. Zero without items."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = functional.cross_entropy(wide, labels, reduction="sum")
     return LossPart(total, labels.numel(), (logits.detach().argmax(-1) == labels).sum())
@@ -164,26 +166,26 @@ def soft_cross_entropy(
     teachers: Float[Tensor, "*items classes"],
     temperature: float,
 ) -> LossPart:
-    """T² KL(teacher ‖ student) of softmax at temperature T, as a part, in fp32 at least.
+    """T² KL(teacher ‖ student) of softmax at temperature T, as a loss part, in fp32 or wider.
 
-    T² keeps gradients as large as those of labels. It is the cross-entropy of Hinton et al. 2015
-    (section 2) less the entropy of the teacher, which has no gradient. A class that the teacher
-    scores -inf is none. What is counted as correct has the teacher's best class.
+    T² keeps gradients on the scale of those from labels. This is the cross-entropy of Hinton et al.
+    2015 (section 2) minus the teacher's entropy, which has no gradient. Classes that the teacher
+    scores -inf are ignored. An item counts as correct if its best class is the teacher's.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
-    own = (logits.to(wide) / temperature).log_softmax(-1)
-    wanted = (teachers.to(wide) / temperature).log_softmax(-1)
-    gaps = (wanted - own).masked_fill(wanted.isneginf(), 0.0)
-    total = temperature**2 * (wanted.exp() * gaps).sum()
-    agree = own.detach().argmax(-1) == wanted.argmax(-1)
+    log_probs = (logits.to(wide) / temperature).log_softmax(-1)
+    teacher_log_probs = (teachers.to(wide) / temperature).log_softmax(-1)
+    gaps = (teacher_log_probs - log_probs).masked_fill(teacher_log_probs.isneginf(), 0.0)
+    total = temperature**2 * (teacher_log_probs.exp() * gaps).sum()
+    agree = log_probs.detach().argmax(-1) == teacher_log_probs.argmax(-1)
     return LossPart(total, agree.numel(), agree.sum())
 
 
 class ObjectiveModel(nn.Module):
-    """An encoder with the objectives that train it; the one module that is trained and saved.
+    """An encoder with the objectives that train it; the module that is trained and saved.
 
-    The encoder has a pooler only where an objective reads it, so that every parameter gets a
-    gradient, which DistributedDataParallel wants.
+    The encoder has a pooler only if an objective reads it, so that every parameter gets a gradient,
+    as DistributedDataParallel requires.
     """
 
     def __init__(self, encoder_config: EncoderConfig, objectives: Sequence[Objective]) -> None:
@@ -195,14 +197,14 @@ class ObjectiveModel(nn.Module):
         if len(set(names)) < len(names):
             raise ConfigError(
                 f"objectives: wanted each part of the loss once, got {', '.join(names)}: "
-                "leave one of those that are there twice out"
+                "remove the duplicates"
             )
         self.objectives = nn.ModuleDict({objective.name: objective for objective in objectives})
-        self.frozen = bool(objectives) and not any(each.trains_encoder for each in objectives)
-        """Whether the encoder stays as it is: it gets no gradient, and drops nothing."""
+        self.frozen = bool(objectives) and not any(part.trains_encoder for part in objectives)
+        """Whether the encoder is frozen: no gradient and no dropout."""
         self.encoder.requires_grad_(not self.frozen)
         self.weights: Mapping[str, float] = {part.name: part.weight for part in self._all_parts}
-        """How much each part counts in the loss; 1 where it is not named."""
+        """Weight of each part in the loss; 1 if not listed."""
         for objective in objectives:
             objective.attach(self.encoder)
 
@@ -212,18 +214,18 @@ class ObjectiveModel(nn.Module):
         return self
 
     def forward(self, batch: Batch) -> dict[str, LossPart]:
-        """The parts of each objective and its submodels, by name."""
+        """The loss parts of all objectives and their submodels, by name."""
         parts: dict[str, LossPart] = {}
         for objective in self._parts:
             batch, others = objective.shown(batch)
             parts |= others
         words = self.word_embeddings
-        return parts | {part.name: part(own, batch, words) for part, own in self._encoded(batch)}
+        return parts | {part.name: part(read, batch, words) for part, read in self._encoded(batch)}
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
-        """Each objective's scores (items, classes), by name; labels are not needed."""
+        """Each objective's scores (items, classes), by name; needs no labels."""
         words = self.word_embeddings
-        return {part.name: part.logits(own, batch, words) for part, own in self._encoded(batch)}
+        return {part.name: part.logits(read, batch, words) for part, read in self._encoded(batch)}
 
     def encode(
         self,
@@ -233,7 +235,7 @@ class ObjectiveModel(nn.Module):
         all_layers: bool = False,
         all_scores: bool = False,
     ) -> Encoded:
-        """The encoder's output alone; with `places` that of the tokens there."""
+        """The encoder's output alone; with `places`, for those tokens only."""
         return self.encoder(
             batch["input_ids"],
             batch["token_type_ids"],
@@ -245,22 +247,23 @@ class ObjectiveModel(nn.Module):
         )
 
     def outputs(self, batch: Batch) -> int | None:
-        """How many tokens' vectors the last layer has to give; None for those of all."""
-        asked = [part.places(batch) for part in self._parts]
-        if any(places is None for places in asked) or not self.encoder.may_take_early:
+        """Number of tokens whose vectors the last layer must return; None means all."""
+        read_places = [part.places(batch) for part in self._parts]
+        if any(places is None for places in read_places) or not self.encoder.may_take_early:
             return None
         rows = len(batch["input_ids"]) if "offsets" not in batch else len(batch["offsets"]) - 1
         pooled = 0 if self.encoder.pooler is None else rows
-        return pooled + sum(len(places) for places in asked if places is not None)
+        return pooled + sum(len(places) for places in read_places if places is not None)
 
     def _encoded(self, batch: Batch) -> Iterator[tuple[Objective, Encoded]]:
-        """Each objective with what it reads: what none reads is not computed."""
-        asked = [part.places(batch) for part in self._parts]
-        chosen = [places for places in asked if places is not None]
+        """Each objective with the encoder output it reads; vectors that no objective reads are not
+        computed."""
+        read_places = [part.places(batch) for part in self._parts]
+        chosen = [places for places in read_places if places is not None]
         all_layers = any(part.reads_layers for part in self._parts)
-        if not chosen or len(chosen) < len(asked):
+        if not chosen or len(chosen) < len(read_places):
             encoded = self.encode(batch, all_layers=all_layers)
-            hiddens = [gather_tokens(encoded.hidden, places) for places in asked]
+            hiddens = [gather_tokens(encoded.hidden, places) for places in read_places]
         else:
             encoded = self.encode(batch, torch.cat(chosen), all_layers=all_layers)
             hiddens = list(encoded.hidden.split([len(places) for places in chosen]))
@@ -268,34 +271,34 @@ class ObjectiveModel(nn.Module):
             yield part, replace(encoded, hidden=hidden)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Items of each part in the batch, by name, without a forward pass."""
+        """Number of items of each part in the batch, by name, without a forward pass."""
         return {part.name: part.counts(batch) for part in self._all_parts}
 
     def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
-        """Floating-point operations of training on a batch, whose rows are so long
+        """Floating-point operations of training on a batch with rows of these lengths
         (`model.size.training_flops`)."""
         flops = training_flops(self.encoder.config, lengths, outputs=self.outputs(batch))
         flops += 6 * sum(part.item_weights * part.counts(batch) for part in self._parts)
-        flops = flops // 3 if self.frozen else flops  # then there is no backward pass
+        flops = flops // 3 if self.frozen else flops  # a frozen encoder has no backward pass
         for part in self._parts:
             flops += part.flops(batch, lengths)
-            flops += sum(each.flops(batch, lengths) for each in part.submodels().values())
+            flops += sum(model.flops(batch, lengths) for model in part.submodels().values())
         return flops
 
     @property
     def chooses(self) -> dict[str, bool]:
-        """The parts by name, and whether each counts what is correct."""
+        """Whether each part counts correct items, by name."""
         return {part.name: part.chooses for part in self._all_parts}
 
     @property
     def encoders(self) -> list[Encoder]:
-        """Its own and those of submodels."""
-        others = (each for part in self._parts for each in part.submodels().values())
-        return [self.encoder, *(encoder for each in others for encoder in each.encoders)]
+        """Its own encoder and those of submodels."""
+        submodels = (model for part in self._parts for model in part.submodels().values())
+        return [self.encoder, *(encoder for model in submodels for encoder in model.encoders)]
 
     @property
     def in_transformers(self) -> frozenset[str]:
-        """The objectives whose heads a class of transformers has."""
+        """The objectives whose heads a transformers class has."""
         return frozenset(part.name for part in self._parts if part.in_transformers)
 
     @property
@@ -308,7 +311,7 @@ class ObjectiveModel(nn.Module):
 
     @property
     def reads_words(self) -> bool:
-        """Whether every word's embedding gets a gradient from an objective of its own."""
+        """Whether one of its own objectives gives every word embedding a gradient."""
         return any(part.reads_words for part in self._parts)
 
     @property
@@ -317,10 +320,10 @@ class ObjectiveModel(nn.Module):
 
 
 def _with_submodels(objectives: Sequence[Objective]) -> list[Objective]:
-    """With the objectives of their submodels, each after those that serve it."""
-    found: list[Objective] = []
+    """The objectives and those of their submodels, which come first."""
+    parts: list[Objective] = []
     for objective in objectives:
         for model in objective.submodels().values():
-            found += _with_submodels(list(cast("Iterable[Objective]", model.objectives.values())))
-        found.append(objective)
-    return found
+            parts += _with_submodels(list(cast("Iterable[Objective]", model.objectives.values())))
+        parts.append(objective)
+    return parts

@@ -1,4 +1,4 @@
-"""The objectives a pretraining run may name; a task names its own in `tasks`."""
+"""The objectives that a pretraining run can name; tasks define theirs in `tasks`."""
 
 from bert_core.objectives.base import Objective
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling

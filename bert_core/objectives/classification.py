@@ -1,4 +1,4 @@
-"""Labels or a number for a sequence (Devlin et al. 2018, section 4.1)."""
+"""Labels or a number per sequence (Devlin et al. 2018, section 4.1)."""
 
 from typing import Literal
 
@@ -13,11 +13,11 @@ from bert_core.model.heads import LinearHead
 from bert_core.objectives.base import Batch, LossPart, Objective, cross_entropy
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
-"""transformers' names of what one and the same head is trained for."""
+"""transformers' names of the kinds of training for this head."""
 
 
 class Classification(Objective):
-    """Say which of `num_labels` a sequence has, which several, or what number (of one "label").
+    """Predict one of `num_labels` for a sequence, several of them, or a number (with one "label").
 
     The loss is cross-entropy, binary cross-entropy (the mean over labels), or the squared error.
     """
@@ -33,7 +33,7 @@ class Classification(Objective):
         dropout: float | None = None,
         problem_type: ProblemType = "single_label_classification",
     ) -> None:
-        """`dropout` None takes the encoder's own."""
+        """`dropout` defaults to the encoder's."""
         super().__init__()
         self.problem_type = problem_type
         self.chooses = problem_type != "regression"
@@ -69,18 +69,18 @@ class Classification(Objective):
         batch: Batch,
         temperature: float,
     ) -> LossPart:
-        """Of several labels T² times the mean of their KL divergences; of a number the squared
+        """For several labels, T² times the mean of their KL divergences; for a number, the squared
         difference, at any temperature."""
         if self.problem_type == "single_label_classification":
             return super().soft_part(logits, teachers, batch, temperature)
         wide = torch.promote_types(logits.dtype, torch.float32)
-        own, wanted = logits.to(wide), teachers.to(wide)
+        student, teacher = logits.to(wide), teachers.to(wide)
         if self.problem_type == "regression":
-            return LossPart((own - wanted).square().sum(), len(own), None)
-        shares = (wanted / temperature).sigmoid()
+            return LossPart((student - teacher).square().sum(), len(student), None)
+        shares = (teacher / temperature).sigmoid()
         losses, least = (
-            functional.binary_cross_entropy_with_logits(each, shares, reduction="none")
-            for each in (own / temperature, wanted / temperature)
+            functional.binary_cross_entropy_with_logits(scores, shares, reduction="none")
+            for scores in (student / temperature, teacher / temperature)
         )
-        agree = ((own > 0) == (wanted > 0)).all(1)
-        return LossPart(temperature**2 * (losses - least).mean(1).sum(), len(own), agree.sum())
+        agree = ((student > 0) == (teacher > 0)).all(1)
+        return LossPart(temperature**2 * (losses - least).mean(1).sum(), len(student), agree.sum())

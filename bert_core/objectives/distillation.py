@@ -1,8 +1,8 @@
-"""A student that learns from a teacher: what it answers, and what it computes on the way there.
+"""A student that learns from a teacher's scores and from its intermediate values.
 
-DistilBERT (Sanh et al. 2019) compares scores and last vectors, TinyBERT (Jiao et al. 2019)
-embeddings, the vectors of layers and what attention's softmax is taken of. Which of these count,
-and how much, is said by name. Real tokens alone are compared.
+DistilBERT (Sanh et al. 2019) compares scores and last-layer vectors; TinyBERT (Jiao et al. 2019)
+compares embeddings, layer outputs and attention scores before the softmax. Weights by name choose
+which of these count, and how much. Only real tokens are compared.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,16 +25,17 @@ from bert_core.objectives.base import Batch, LossPart, ObjectiveModel
 HARD, SOFT = "hard", "soft"
 COSINE, EMBEDDINGS, HIDDEN, ATTENTION = "cosine", "embeddings", "hidden", "attention"
 MATCHED = (COSINE, EMBEDDINGS, HIDDEN, ATTENTION)
-"""What is compared of every token; a token is an item of these parts."""
+"""What is compared per token; the items of these parts are tokens."""
 _LAYERS = "encoder.layers."
 
 
 class Distillation(ObjectiveModel):
-    """A student, with a teacher that runs once a batch and stays as it is.
+    """A student, with a frozen teacher that runs once per batch.
 
-    The teacher is no submodule: it is neither trained, saved nor sharded, and moves with the
-    student alone. Where its vectors are wider, the student's pass a linear map that is trained with
-    it and belongs to no bundle: one for all layers, one for the embeddings (TinyBERT, section 3.1).
+    The teacher is not a submodule: it is not trained, saved or sharded, but moves to other devices
+    with the student. If its vectors have another width, the student's pass through a linear layer
+    that is trained with it and saved in no bundle: one for all layers, one for the embeddings
+    (TinyBERT, section 3.1).
     """
 
     teacher: ObjectiveModel
@@ -50,17 +51,17 @@ class Distillation(ObjectiveModel):
     ) -> None:
         """
         Args:
-            student: what becomes this model, of one objective or none; its head stays as it is
-                where neither labels nor the teacher's scores count.
-            teacher: with the same objective where scores are compared.
-            weights: how much each part counts, by its name: `hard` is the student's own objective.
-                What is 0 is not computed.
-            temperature: of scores (`Objective.soft_part`).
-            layer_map: for each layer of the student the one of the teacher that it is compared
-                with, from 0; nothing takes the last of as many equal shares.
-        Raises: ConfigError if the two cannot be compared so.
+            student: the model to train, with one objective or none; its head is frozen if neither
+                labels nor the teacher's scores count.
+            teacher: must have the same objective if scores are compared.
+            weights: weight of each part, by name; `hard` is the student's own objective. Parts with
+                weight 0 are not computed.
+            temperature: of the softmax over scores (`Objective.soft_part`).
+            layer_map: for each layer of the student, the teacher's layer to compare it with, from
+                0; if empty, the last layer of each of as many equal groups (`fitting_map`).
+        Raises: ConfigError if the two cannot be compared this way.
         """
-        nn.Module.__init__(self)  # the student's own parts, not fresh ones
+        nn.Module.__init__(self)  # reuse the student's modules, build no new ones
         self.encoder, self.objectives = student.encoder, student.objectives
         self.frozen = student.frozen
         object.__setattr__(self, "teacher", teacher.eval().requires_grad_(False))
@@ -78,48 +79,48 @@ class Distillation(ObjectiveModel):
             self.objectives.requires_grad_(False)
             if self.encoder.pooler is not None:
                 self.encoder.pooler.requires_grad_(False)
-        own, its = self.encoder.config, teacher.encoder.config
+        ours, theirs = self.encoder.config, teacher.encoder.config
         self._layer_map: Sequence[int] = ()
         if {HIDDEN, ATTENTION} & counted.keys():
             self._layer_map = fitting_map(
-                own.num_hidden_layers, its.num_hidden_layers, tuple(layer_map)
+                ours.num_hidden_layers, theirs.num_hidden_layers, tuple(layer_map)
             )
-        if ATTENTION in counted and own.attention.num_heads != its.attention.num_heads:
+        if ATTENTION in counted and ours.attention.num_heads != theirs.attention.num_heads:
             raise ConfigError(
-                f"losses.attention: wanted a student with {its.attention.num_heads} heads a layer, "
-                f"as its teacher has, got {own.attention.num_heads}: take another student, or set "
-                "losses.attention = 0"
+                f"losses.attention: wanted a student with {theirs.attention.num_heads} heads per "
+                f"layer, as its teacher has, got {ours.attention.num_heads}: use another student, "
+                "or set losses.attention = 0"
             )
         self.projections = nn.ModuleDict(
             {
-                name: nn.Linear(own.hidden_size, its.hidden_size, bias=False)
+                name: nn.Linear(ours.hidden_size, theirs.hidden_size, bias=False)
                 for name, parts in ((EMBEDDINGS, {EMBEDDINGS}), (HIDDEN, {COSINE, HIDDEN}))
-                if parts & counted.keys() and own.hidden_size != its.hidden_size
+                if parts & counted.keys() and ours.hidden_size != theirs.hidden_size
             }
         )
-        initialise(self.projections, own)
+        initialise(self.projections, ours)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Distillation":
         self.teacher._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
     def forward(self, batch: Batch) -> dict[str, LossPart]:
-        """The parts that count, by name."""
+        """The parts with a weight, by name."""
         with torch.no_grad():
-            its = self._seen(self.teacher, batch)
-        own = self._seen(self, batch)
-        parts = dict(self._answered(own, its, batch))
+            teacher = self._compared(self.teacher, batch)
+        student = self._compared(self, batch)
+        parts = dict(self._score_parts(student, teacher, batch))
         if self._matched:
             tokens = _real_tokens(batch)
             for name in self._matched:
-                errors = torch.stack(list(self._errors(name, own, its, batch)))
+                errors = torch.stack(list(self._errors(name, student, teacher, batch)))
                 parts[name] = LossPart(errors.sum(), tokens, None)
         return parts
 
     @property
     def chooses(self) -> dict[str, bool]:
-        own = super().chooses
-        return {name: own.get(name, name == SOFT and any(own.values())) for name in self.weights}
+        hard = super().chooses
+        return {name: hard.get(name, name == SOFT and any(hard.values())) for name in self.weights}
 
     def counts(self, batch: Batch) -> dict[str, int]:
         items = next(iter(super().counts(batch).values()), 0)
@@ -133,8 +134,8 @@ class Distillation(ObjectiveModel):
     def outputs(self, batch: Batch) -> int | None:
         return None if self._matched else super().outputs(batch)
 
-    def _seen(self, model: ObjectiveModel, batch: Batch) -> Encoded:
-        """What a model makes of the batch, as far as it is compared."""
+    def _compared(self, model: ObjectiveModel, batch: Batch) -> Encoded:
+        """A model's output for the batch, as far as it is compared."""
         places = None
         if self._answers and not self._matched:
             places = model._parts[0].places(batch)
@@ -146,20 +147,22 @@ class Distillation(ObjectiveModel):
             all_scores=ATTENTION in self.weights,
         )
 
-    def _answered(self, own: Encoded, its: Encoded, batch: Batch) -> Iterator[tuple[str, LossPart]]:
-        """The parts of the student's scores: by its labels, and by its teacher's."""
+    def _score_parts(
+        self, student: Encoded, teacher: Encoded, batch: Batch
+    ) -> Iterator[tuple[str, LossPart]]:
+        """The parts that compare the student's scores, with labels and with the teacher's."""
         if not self._answers:
             return
         (objective,) = self._parts
-        scores = self._scored(self, own, batch)
+        scores = self._scores(self, student, batch)
         if objective.name in self.weights:
             yield objective.name, objective.part(scores, batch)
         if SOFT in self.weights:
             with torch.no_grad():
-                wanted = self._scored(self.teacher, its, batch)
-            yield SOFT, objective.soft_part(scores, wanted, batch, self._temperature)
+                targets = self._scores(self.teacher, teacher, batch)
+            yield SOFT, objective.soft_part(scores, targets, batch, self._temperature)
 
-    def _scored(self, model: ObjectiveModel, encoded: Encoded, batch: Batch) -> Tensor:
+    def _scores(self, model: ObjectiveModel, encoded: Encoded, batch: Batch) -> Tensor:
         (objective,) = model._parts
         if self._matched:
             hidden = gather_tokens(encoded.hidden, objective.places(batch))
@@ -167,44 +170,46 @@ class Distillation(ObjectiveModel):
         return objective.logits(encoded, batch, model.word_embeddings)
 
     def _errors(
-        self, name: str, own: Encoded, its: Encoded, batch: Batch
+        self, name: str, student: Encoded, teacher: Encoded, batch: Batch
     ) -> Iterator[Float[Tensor, ""]]:
-        """How far a student is from its teacher in what a part compares, over all real tokens; of
-        every pair of layers where it compares them."""
+        """The distances between student and teacher in what a part compares, summed over all real
+        tokens; one per pair of layers for parts that compare layers."""
         if name == COSINE:
-            student, teacher = self._fitted(HIDDEN, own.hidden), _wide(its.hidden)
-            cosines = functional.cosine_similarity(student, teacher, dim=-1)
+            fitted = self._fitted(HIDDEN, student.hidden)
+            cosines = functional.cosine_similarity(fitted, _wide(teacher.hidden), dim=-1)
             yield _over_real_tokens(1 - cosines, batch)
         elif name == EMBEDDINGS:
-            yield self._distance(EMBEDDINGS, own.layers[0], its.layers[0], batch)
+            yield self._distance(EMBEDDINGS, student.layers[0], teacher.layers[0], batch)
         for layer, at in enumerate(self._layer_map):
             if name == HIDDEN:
-                yield self._distance(HIDDEN, own.layers[layer + 1], its.layers[at + 1], batch)
+                own, target = student.layers[layer + 1], teacher.layers[at + 1]
+                yield self._distance(HIDDEN, own, target, batch)
             elif name == ATTENTION:
-                yield attention_error(own.scores[layer], its.scores[at], own.rows)
+                yield attention_error(student.scores[layer], teacher.scores[at], student.rows)
 
     def _distance(
         self,
         name: str,
-        own: Float[Tensor, "*tokens hidden"],
-        its: Float[Tensor, "*tokens width"],
+        student: Float[Tensor, "*tokens hidden"],
+        teacher: Float[Tensor, "*tokens width"],
         batch: Batch,
     ) -> Float[Tensor, ""]:
-        """The mean of the squared differences of two vectors (TinyBERT's equations 8 and 9)."""
-        errors = (self._fitted(name, own) - _wide(its)).square().mean(-1)
+        """The mean squared difference of two vectors (TinyBERT's equations 8 and 9), over real
+        tokens."""
+        errors = (self._fitted(name, student) - _wide(teacher)).square().mean(-1)
         return _over_real_tokens(errors, batch)
 
     def _fitted(
         self, name: str, vectors: Float[Tensor, "*tokens hidden"]
     ) -> Float[Tensor, "*tokens width"]:
-        """As wide as the teacher's."""
+        """The student's vectors in the teacher's width."""
         return _wide(self.projections[name](vectors) if name in self.projections else vectors)
 
 
 def attention_error(own: Scores, wanted: Scores, rows: RowLayout) -> Float[Tensor, ""]:
-    """Squared differences of attention before its softmax, a mean over heads and keys, summed over
-    real queries: of a row TinyBERT's equation 7 times its length. Keys that either may not look at
-    are left out."""
+    """Squared differences of attention scores before the softmax, averaged over heads and keys and
+    summed over real queries: per row, TinyBERT's equation 7 times the row's length. Keys that are
+    masked in either model are left out."""
     totals = []
     for student, teacher, mask in zip(own, wanted, rows.masks(), strict=True):  # (b, H, s, s)
         unseen = student.isneginf() | teacher.isneginf()
@@ -216,23 +221,23 @@ def attention_error(own: Scores, wanted: Scores, rows: RowLayout) -> Float[Tenso
 
 
 def fitting_map(layers: int, teachers: int, given: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """For each layer of a student the teacher's that it is compared with, from 0.
+    """For each layer of a student, the teacher's layer to compare it with, from 0.
 
-    Not given, it is TinyBERT's: layer m of M with layer m N / M of N, both counted from 1.
-    Raises: ConfigError if it does not fit them.
+    By default, TinyBERT's map: layer m of M with layer m N / M of N, both counted from 1.
+    Raises: ConfigError if the map does not fit the two models.
     """
     if not given:
         if teachers % layers:
             raise ConfigError(
-                f"layer_map: wanted one, as the {teachers} layers of the teacher are no multiple "
-                f"of the student's {layers}, got none: give a layer of the teacher, from 0, for "
-                "each of the student's"
+                f"layer_map: wanted a map, as the teacher's {teachers} layers are no multiple of "
+                f"the student's {layers}, got none: give a layer of the teacher, from 0, for each "
+                "layer of the student"
             )
         return tuple((layer + 1) * teachers // layers - 1 for layer in range(layers))
     if len(given) != layers or not all(0 <= layer < teachers for layer in given):
         raise ConfigError(
-            f"layer_map: wanted for each of the student's {layers} layers one of the teacher's, "
-            f"0 to {teachers - 1}, got {list(given)}: correct it, or leave it out"
+            f"layer_map: wanted a layer of the teacher, 0 to {teachers - 1}, for each of the "
+            f"student's {layers} layers, got {list(given)}: correct it, or remove it"
         )
     return given
 
@@ -240,13 +245,13 @@ def fitting_map(layers: int, teachers: int, given: tuple[int, ...] = ()) -> tupl
 def with_layers(
     config: EncoderConfig, state: Mapping[str, Tensor], layers: Sequence[int]
 ) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """An encoder of some of another's layers, in this order, and of everything else that it has
+    """An encoder with some of another's layers, in this order, and everything else of it
     (DistilBERT, section 3).
 
     Args:
-        state: weights under our names; those of heads stay.
-        layers: from 0.
-    Raises: ConfigError if there are no such layers, or one is not what it is in another place.
+        state: weights under our names; those of heads are kept.
+        layers: indices of the layers to keep, from 0.
+    Raises: ConfigError if a layer does not exist, or would be of another kind in its new place.
     """
     if not layers or not all(0 <= layer < config.num_hidden_layers for layer in layers):
         raise ConfigError(
@@ -261,18 +266,18 @@ def with_layers(
         fresh = Encoder(student, pooler=False)
     for place, layer in enumerate(layers):
         prefix = f"{_LAYERS}{layer}."
-        own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        weights = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         attention = config.attention
-        turned = isinstance(attention, RotaryAttentionConfig) and (
+        reach_differs = isinstance(attention, RotaryAttentionConfig) and (
             attention.reach(place) != attention.reach(layer)
         )
-        if turned or own.keys() != fresh.layers[place].state_dict().keys():
+        if reach_differs or weights.keys() != fresh.layers[place].state_dict().keys():
             raise ConfigError(
-                f"layers: wanted layers that are in their new places what they were, got "
-                f"layer {layer} as layer {place}, where this family has another kind: begin with "
-                "0, and keep local and global layers in turn"
+                "layers: wanted layers of the same kind as in their new places, got "
+                f"layer {layer} as layer {place}, where this family has another kind: start with "
+                "0, and keep the alternation of local and global layers"
             )
-        moved |= {f"{_LAYERS}{place}.{name}": value for name, value in own.items()}
+        moved |= {f"{_LAYERS}{place}.{name}": value for name, value in weights.items()}
     return student, moved
 
 

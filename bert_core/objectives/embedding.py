@@ -1,4 +1,4 @@
-"""Vectors of texts, trained so that texts that belong together lie near each other."""
+"""Text embeddings, trained so that texts that belong together have similar vectors."""
 
 from typing import Literal
 
@@ -14,14 +14,14 @@ Loss = Literal["contrastive", "cosine"]
 
 
 class Embedding(Objective):
-    """A vector is the mean of a run of tokens; there is no head, so any encoder has it.
+    """A vector is the mean of a run of tokens. There is no head, so any encoder can be used.
 
-    A row is a text and those that it is compared with, its sequences in this order. `cosine`: the
+    A row is a text followed by the texts that it is compared with, one sequence each. `cosine`: the
     squared error of each cosine (Reimers and Gurevych 2019, section 3). `contrastive`: softmax over
-    the cosines, divided by `temperature`, with all texts that the rows of its group are compared
-    with, where the row's own first one is right (van den Oord et al. 2018, section 2.3; negatives
-    of other rows as in Henderson et al. 2017, section 4.4). A group is what the batch says, the
-    same for any number of workers and any micro-batch.
+    cosines divided by `temperature`, over the compared texts of all rows of the group; the row's
+    first compared text is right (van den Oord et al. 2018, section 2.3; negatives from other rows
+    as in Henderson et al. 2017, section 4.4). The batch defines the groups, which do not depend on
+    the number of workers or the micro-batch size.
     """
 
     name = "embedding"
@@ -37,7 +37,7 @@ class Embedding(Objective):
         self.chooses = loss == "contrastive"
 
     def places(self, batch: Batch) -> Int[Tensor, "tokens"]:
-        """All tokens of the runs, one run after the other."""
+        """All tokens of the runs, run after run."""
         starts, ends = batch["vector_starts"], batch["vector_ends"]
         lengths = ends - starts
         before = lengths.cumsum(0) - lengths
@@ -47,7 +47,7 @@ class Embedding(Objective):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items hidden"]:
-        """A vector for each run of tokens from `vector_starts` up to `vector_ends`."""
+        """One vector per run of tokens from `vector_starts` up to, not including, `vector_ends`."""
         return _means(encoded.hidden, batch)
 
     def every(
@@ -75,17 +75,17 @@ class Embedding(Objective):
         batch: Batch,
         temperature: float,
     ) -> LossPart:
-        """Compares what is said of vectors, not them: those of a teacher may be wider."""
-        own, wanted = (self._scored(vectors, batch)[0] for vectors in (logits, teachers))
+        """Compares cosines instead of vectors, since a teacher's vectors may be wider."""
+        student, teacher = (self._scored(vectors, batch)[0] for vectors in (logits, teachers))
         if self.loss == "contrastive":
-            return super().soft_part(own, wanted, batch, temperature)
-        return LossPart((own - wanted).square().sum(), len(own), None)
+            return super().soft_part(student, teacher, batch, temperature)
+        return LossPart((student - teacher).square().sum(), len(student), None)
 
     def _scored(
         self, logits: Float[Tensor, "items width"], batch: Batch
     ) -> tuple[Float[Tensor, "..."], Tensor]:
-        """What each row's vectors score, and what is right: the cosine of each pair and its
-        similarity, or a score for every text it is told from and the place of its own."""
+        """Scores and their targets: the cosine of each pair and its similarity, or a row's scores
+        for all compared texts and the index of its right one."""
         vectors = functional.normalize(logits, dim=-1)
         sizes = batch["choices"]
         firsts = sizes.cumsum(0) - sizes
@@ -110,8 +110,8 @@ class Embedding(Objective):
         row_of: Int[Tensor, "compared"],
         right: Int[Tensor, "rows"],
     ) -> Bool[Tensor, "rows compared"]:
-        """What a row is not told from: texts of other groups, its own, and whatever else its group
-        says is right for it, wherever that stands again."""
+        """Texts left out of a row's softmax: those of other groups, copies of the row's own text,
+        and copies of any text that its group marks as right for it."""
         group = _counted(batch["groups"])
         anchor, compared = batch["texts"][firsts], batch["texts"][others]
         alike = (anchor[:, None] == anchor) & (group[:, None] == group)  # (rows, rows)
@@ -122,12 +122,12 @@ class Embedding(Objective):
 
 
 def _means(hidden: Float[Tensor, "tokens hidden"], batch: Batch) -> Float[Tensor, "items hidden"]:
-    """The mean of each run, of tokens that lie one run after the other."""
+    """The mean of each run; `hidden` has the tokens of all runs, run after run."""
     wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     lengths = batch["vector_ends"] - batch["vector_starts"]
     return torch.segment_reduce(wide, "mean", lengths=lengths)
 
 
 def _counted(sizes: Int[Tensor, "groups"]) -> Int[Tensor, "members"]:
-    """Which group each member is of."""
+    """The group of each member."""
     return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)

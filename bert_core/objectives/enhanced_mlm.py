@@ -1,4 +1,4 @@
-"""Masked language modelling of DeBERTa, which learns of absolute positions last."""
+"""DeBERTa's masked language modelling, which adds absolute positions only before the last step."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -18,35 +18,36 @@ from bert_core.objectives.mlm import MaskedLanguageModeling
 
 
 class EnhancedMaskedLanguageModeling(MaskedLanguageModeling):
-    """Say which word stood at each chosen position, by the enhanced mask decoder.
+    """Predict the original token at each chosen position with the enhanced mask decoder.
 
-    What comes out of the layer before the last, with a vector of its absolute position added, asks;
-    the last layer answers, twice, each time from what came out before it. So the decoder has no
-    weights of its own but those of positions. transformers has neither: its class scores what the
-    last layer gives by itself.
+    The first queries are the outputs of the second-to-last layer plus absolute position embeddings.
+    The last layer runs on the queries twice, each time attending to the outputs of the
+    second-to-last layer. So the only weights of the decoder are its position embeddings.
+    transformers has no such decoder: its class scores the last layer's outputs.
 
-    Source: He et al. 2020, section 3.2 and figure 2; what the first query is, that both steps are
-    the last layer and what they look at: microsoft/DeBERTa, `EnhancedMaskDecoder`.
+    Source: He et al. 2020, section 3.2 and figure 2; for the first queries, the last layer in both
+        steps and what they attend to: microsoft/DeBERTa, `EnhancedMaskDecoder`.
     """
 
     reads_layers = True
     beside: ClassVar[tuple[str, ...]] = ("positions",)
 
     def __init__(self, config: EncoderConfig) -> None:
-        """Raises: ConfigError if the encoder adds positions already, or attends otherwise."""
+        """Raises: ConfigError if the encoder adds absolute positions or its attention is not
+        disentangled."""
         super().__init__(config)
         if not self.fits(config):
             raise ConfigError(
                 "objectives: wanted for emd_mlm an encoder with disentangled attention that adds "
                 f"no positions to its embeddings (deberta-…), got family {config.family}: "
-                "give such a variant, or take mlm"
+                "use such a variant, or the mlm objective"
             )
         self.positions = nn.Embedding(config.max_length, config.hidden_size)
         initialise(self.positions, config)
 
     @staticmethod
     def fits(config: EncoderConfig) -> bool:
-        """Whether the encoder attends as DeBERTa does, and does not add positions already."""
+        """Whether the encoder has disentangled attention and adds no absolute positions."""
         disentangled = isinstance(config.attention, DisentangledAttentionConfig)
         return disentangled and not config.embeddings.absolute_positions
 
@@ -54,29 +55,29 @@ class EnhancedMaskedLanguageModeling(MaskedLanguageModeling):
         self._encoder = (encoder,)  # NOTE: in a tuple, or its weights would be the objective's too
 
     def places(self, batch: Batch) -> Int[Tensor, "0"]:
-        """None: of what the last layer gives by itself nothing is read."""
+        """No tokens: the last layer's own output is not used."""
         return batch["input_ids"].new_empty(0)
 
     def flops(self, batch: Batch, lengths: Integer[np.ndarray, "rows"]) -> int:
-        """Of the last layer, once more and again."""
+        """Two more passes through the last layer."""
         config = replace(self._encoder[0].config, num_hidden_layers=1, convolution=None)
         return 2 * training_flops(config, lengths, outputs=self.counts(batch))
 
     def rows(self, encoded: Encoded, batch: Batch) -> Float[Tensor, "items hidden"]:
-        """What the decoder gives at the chosen positions.
+        """The decoder's output at the chosen positions.
 
-        Queries do not look at each other, so the first step too is finished there only.
+        Queries do not attend to each other, so the first step also runs at these positions only.
         """
         hidden, places = encoded.layers[-2], batch["mlm_positions"]
         once = self._step(self._first_queries(encoded), encoded, places)
-        again = hidden.flatten(0, -2).index_copy(0, places, once.to(hidden.dtype)).view_as(hidden)
-        return self._step(again, encoded, places)
+        queries = hidden.flatten(0, -2).index_copy(0, places, once.to(hidden.dtype)).view_as(hidden)
+        return self._step(queries, encoded, places)
 
     def every(
         self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "tokens vocab"]:
-        again = self._step(self._step(self._first_queries(encoded), encoded), encoded)
-        return self.head(again.flatten(0, -2), word_embeddings)
+        decoded = self._step(self._step(self._first_queries(encoded), encoded), encoded)
+        return self.head(decoded.flatten(0, -2), word_embeddings)
 
     def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "..."]:
         return gather_tokens(every, batch["mlm_positions"])

@@ -1,4 +1,4 @@
-"""One label a token, from an encoder that stays as it is (Devlin et al. 2018, section 5.3)."""
+"""One label per token, from a frozen encoder (Devlin et al. 2018, section 5.3)."""
 
 import torch
 from jaxtyping import Float
@@ -12,17 +12,18 @@ from bert_core.objectives.base import Batch
 from bert_core.objectives.token_classification import TokenLabels
 
 LAYERS = 4
-"""The last so many layers are read, or all: the best of what the paper's table 7 compares."""
+"""Number of last layers to read, or all if there are fewer: the best choice in the paper's table 7.
+"""
 
 
 class FeatureBasedTokenClassification(TokenLabels):
-    """With a recurrent head, which alone is trained."""
+    """Token labels from a recurrent head; only the head is trained."""
 
     name = "feature_based_token_classification"
     reads_layers = True
     trains_encoder = False
     in_transformers = False
-    graph_outputs = ()  # its LSTM reads every row to its own end
+    graph_outputs = ()  # the LSTM reads each row to its own length
 
     def __init__(self, config: EncoderConfig, num_labels: int) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class FeatureBasedTokenClassification(TokenLabels):
         self.head = RecurrentHead(config, self._layers * config.hidden_size, num_labels)
 
     def places(self, batch: Batch) -> None:
-        """All: what stands around a token counts."""
+        """All tokens, since the head reads each token's context."""
 
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]

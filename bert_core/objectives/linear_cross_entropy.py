@@ -1,8 +1,8 @@
-"""Softmax cross-entropy of a linear map's scores, without ever holding the scores of all rows.
+"""Softmax cross-entropy of a linear layer's scores, without holding all scores in memory.
 
-With a vocabulary of 30,000 the scores of a batch are larger than everything else in it, and plain
-autograd keeps several copies. Here a few rows are scored at a time, and their gradient is taken at
-once, while the scores are at hand.
+With a vocabulary of 30,000, a batch's scores are larger than everything else in it, and plain
+autograd keeps several copies. Here a few rows are scored at a time, and their gradient is computed
+immediately, while the scores are in memory.
 """
 
 from typing import Any
@@ -16,8 +16,10 @@ from torch.nn import functional
 
 from bert_core.objectives.base import LossPart
 
-CHUNK_BYTES = {"cpu": 48 << 20}  # of scores in fp32; the product of their gradient likes many
-OTHER_CHUNK_BYTES = 256 << 20  # a GPU wants more at once
+CHUNK_BYTES = {
+    "cpu": 48 << 20
+}  # of fp32 scores; the gradient's matrix product prefers large chunks
+OTHER_CHUNK_BYTES = 256 << 20  # a GPU needs larger chunks
 VECTOR = 16
 
 
@@ -27,8 +29,8 @@ def linear_cross_entropy(
     bias: Float[Tensor, "classes"],
     labels: Int[Tensor, "items"],
 ) -> LossPart:
-    """What `cross_entropy(rows @ weight.T + bias, labels)` gives, with the same gradients."""
-    learns = torch.is_grad_enabled()  # which the function itself cannot see
+    """`cross_entropy(rows @ weight.T + bias, labels)`, with the same gradients."""
+    learns = torch.is_grad_enabled()  # not visible inside the autograd function
     total, correct = _LinearCrossEntropy.apply(rows, weight, bias, labels, learns)
     return LossPart(total, labels.numel(), correct)
 
@@ -40,20 +42,21 @@ def linear_sample(
     bias: Float[Tensor, "classes"],
     draws: Float[Tensor, "items"],
 ) -> Int[Tensor, "items"]:
-    """A class for each item by the softmax of `rows @ weight.T + bias`: that in whose share of 0 to
-    1, in the order of the classes, its draw lies."""
+    """Sample a class per item from the softmax of `rows @ weight.T + bias`: the class whose
+    interval of the cumulative distribution contains the item's draw."""
     size = _chunk_size(CHUNK_BYTES.get(rows.device.type, OTHER_CHUNK_BYTES) // (8 * len(weight)))
     chosen = [draws.new_empty((0, 1), dtype=torch.long)]
-    for some, marks in zip(rows.split(size), draws.split(size), strict=True):
-        scores = functional.linear(some, weight, bias)
+    for chunk, marks in zip(rows.split(size), draws.split(size), strict=True):
+        scores = functional.linear(chunk, weight, bias)
         shares = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
-        sums = shares.cumsum(-1, dtype=draws.dtype)  # the last is 1, but for rounding
+        sums = shares.cumsum(-1, dtype=draws.dtype)  # the last is 1, except for rounding
         chosen.append(torch.searchsorted(sums, sums[:, -1:] * marks[:, None], right=True))
     return torch.cat(chosen)[:, 0].clamp_(max=len(weight) - 1)
 
 
 def _chunk_size(most: int) -> int:
-    """Items of a chunk: whole vectors of a CPU, which takes half as long again for what is left."""
+    """Items per chunk: a multiple of the CPU's vector width, as a remainder takes half as long
+    again."""
     return max(1, most // VECTOR * VECTOR or most)
 
 
@@ -62,14 +65,14 @@ def _correct(
     best: Bool[Tensor, "items"],
     labels: Int[Tensor, "items"],
 ) -> Int[Tensor, ""]:
-    """Items whose label has the best score, and is the first that has it."""
-    if scores.device.type == "cpu":  # the search is dear there; on a GPU, to know which is
+    """Number of items whose label is the first class with the best score."""
+    if scores.device.type == "cpu":  # argmax is slow on a CPU; on a GPU, indexing is
         scores, labels = scores[:, best], labels[best]
     return (scores.argmax(0) == labels).sum()
 
 
 class _LinearCrossEntropy(Function):
-    """Scores lie as (classes, items): a few columns take a CPU half the time of a few rows."""
+    """Scores are (classes, items): on a CPU, a few columns take half the time of a few rows."""
 
     @staticmethod
     def forward(
@@ -89,20 +92,20 @@ class _LinearCrossEntropy(Function):
         with torch.autocast(kind, enabled=False):
             for start in range(0, len(rows), size):
                 chunk = slice(start, start + size)
-                some, wanted = rows[chunk].to(narrow), labels[chunk]
-                scores = factor @ some.T
+                vectors, targets = rows[chunk].to(narrow), labels[chunk]
+                scores = factor @ vectors.T
                 added = bias.to(wide)[:, None]
                 scores = scores.add_(added) if narrow == wide else scores + added
                 highest = scores.amax(0)
-                right = scores.gather(0, wanted[None])[0]
-                correct += _correct(scores, right == highest, wanted)
+                right = scores.gather(0, targets[None])[0]
+                correct += _correct(scores, right == highest, targets)
                 powers = scores.sub_(highest).exp_()
                 sums = powers.sum(0)
                 total += (sums.log() + highest - right).sum()
-                if learns:  # of probabilities, powers / sums, less one for the label
+                if learns:  # gradient: probabilities, powers / sums, minus 1 at the label
                     powers, shares = powers.to(narrow), sums.reciprocal()
                     pulled = (powers.T @ factor).to(rows.dtype) * shares[:, None].to(rows.dtype)
-                    rows_grad[chunk] = pulled - weight[wanted].to(rows.dtype)
+                    rows_grad[chunk] = pulled - weight[targets].to(rows.dtype)
                     scaled = (rows[chunk] * shares[:, None]).to(narrow)
                     if weight_grad is None:
                         weight_grad = (powers @ scaled).to(weight.dtype)
@@ -110,10 +113,10 @@ class _LinearCrossEntropy(Function):
                         weight_grad.addmm_(powers, scaled)
                     else:
                         weight_grad += powers @ scaled
-                    weight_grad.index_add_(0, wanted, rows[chunk].to(weight.dtype), alpha=-1)
+                    weight_grad.index_add_(0, targets, rows[chunk].to(weight.dtype), alpha=-1)
                     bias_grad += (powers @ shares.to(narrow)[:, None])[:, 0]
                     bias_grad.index_add_(
-                        0, wanted, torch.ones_like(right, dtype=bias.dtype), alpha=-1
+                        0, targets, torch.ones_like(right, dtype=bias.dtype), alpha=-1
                     )
         if learns:
             weight_grad = torch.zeros_like(weight) if weight_grad is None else weight_grad
@@ -124,7 +127,7 @@ class _LinearCrossEntropy(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        # In place, as the largest is the vocabulary's: so they can be had but once.
+        # In place, as one is as large as the word embedding; so backward runs only once.
         rows_grad, weight_grad, bias_grad = ctx.gradients
         del ctx.gradients
         return rows_grad.mul_(slope), weight_grad.mul_(slope), bias_grad.mul_(slope), None, None

@@ -11,7 +11,7 @@ from bert_core.objectives.linear_cross_entropy import linear_cross_entropy
 
 
 class MaskedLanguageModeling(Objective):
-    """Say which word stood at each chosen position; the head runs on those positions only."""
+    """Predict the original token at each chosen position; the head runs on those positions only."""
 
     name = "mlm"
     needs_pooler = False
@@ -30,7 +30,7 @@ class MaskedLanguageModeling(Objective):
         return decoder + sum(weight.numel() for weight in maps)
 
     def rows(self, encoded: Encoded, batch: Batch) -> Float[Tensor, "items hidden"]:
-        """What the head reads for every position."""
+        """The head's input for every chosen position."""
         return encoded.hidden
 
     def logits(

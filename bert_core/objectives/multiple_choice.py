@@ -11,9 +11,9 @@ from bert_core.objectives.base import Batch, Objective
 
 
 class MultipleChoice(Objective):
-    """Say which choice is right; the rows of a question follow each other.
+    """Predict which choice is right; the rows of a question are consecutive.
 
-    `choices` of the batch says how many rows each question has.
+    The batch's `choices` has the number of rows of each question.
     """
 
     name = "multiple_choice"
@@ -27,7 +27,7 @@ class MultipleChoice(Objective):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "questions choices"]:
-        """Scores of every question's choices, -inf where it has fewer than others."""
+        """Scores of every question's choices, padded with -inf."""
         return self.picked(self.every(encoded, word_embeddings), batch)
 
     def every(

@@ -10,7 +10,7 @@ from bert_core.objectives.base import Batch, Objective
 
 
 class NextSentencePrediction(Objective):
-    """Say whether the second segment followed the first; 0 = is next."""
+    """Predict whether the second segment follows the first; 0 = is next."""
 
     name = "nsp"
     needs_pooler = True

@@ -1,4 +1,4 @@
-"""Replaced-token detection, the generator beside it (Clark et al. 2020; He et al. 2021)."""
+"""Replaced-token detection, with its generator (Clark et al. 2020; He et al. 2021)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,31 +19,31 @@ from bert_core.objectives.mlm import MaskedLanguageModeling
 
 
 class ReplacedTokenDetection(Objective):
-    """Say of each token whether a generator put it there.
+    """Predict for each token whether a generator replaced it.
 
-    The generator is an encoder as wide and half as deep, which learns masked words. Its guesses,
-    drawn from its softmax, stand at the masked positions of what the encoder is shown, without a
-    gradient back. Its word embeddings are the encoder's, but for a difference that the encoder
-    alone learns. A guess that is right counts as not replaced.
+    The generator is an encoder of the same width and half the depth, trained on masked words. Its
+    samples, drawn from its softmax, replace the masked tokens in the encoder's input; no gradient
+    flows back through them. The encoder's word embeddings are the generator's plus a difference
+    that only the encoder learns. A right guess counts as not replaced.
 
     Source: Clark et al. 2020, section 3; He et al. 2021 (DeBERTaV3), sections 3.1 (λ = 50, half the
-    depth) and 3.3. There the generator moves before the encoder sees its embeddings, here both move
-    in one step.
+        depth) and 3.3. There the generator is updated before the encoder reads its embeddings; here
+        both are updated in one step.
     """
 
     name = "rtd"
     needs_pooler = False
-    label_key = "mlm_labels"  # with which what the generator puts in place is compared
+    label_key = "mlm_labels"  # compared with the generator's guesses
     weight = 50.0
     in_transformers = False
 
     def __init__(self, config: EncoderConfig) -> None:
-        """Raises: ConfigError if the encoder has no half depth."""
+        """Raises: ConfigError if the encoder has fewer than 2 layers."""
         super().__init__()
         if config.num_hidden_layers < 2:
             raise ConfigError(
                 "objectives: wanted for rtd an encoder of at least 2 layers, as its generator has "
-                f"half of them, got {config.num_hidden_layers}: give another variant, or take mlm"
+                f"half of them, got {config.num_hidden_layers}: use another variant, or mlm"
             )
         half = replace(config, num_hidden_layers=config.num_hidden_layers // 2)
         self.generator = ObjectiveModel(half, [MaskedLanguageModeling(half)])
@@ -60,21 +60,23 @@ class ReplacedTokenDetection(Objective):
         return {"generator": self.generator}
 
     def shown(self, batch: Batch) -> tuple[Batch, dict[str, LossPart]]:
-        """The rows with guesses at the masked positions, `replaced` (*tokens) where they are wrong;
-        and how well the generator guessed."""
+        """The batch with guesses at the masked positions and `replaced` (*tokens), True for wrong
+        guesses; and the generator's loss."""
         ids, places, right = batch["input_ids"], batch["mlm_positions"], batch["mlm_labels"]
         encoded = self.generator.encode(batch, places)
         words = self.generator.word_embeddings
         masked_words = self.generator.objectives["mlm"]
         assert isinstance(masked_words, MaskedLanguageModeling)
         part = masked_words(encoded, batch, words)
-        with torch.no_grad():  # NOTE: after the loss, since autocast keeps what it casts in here
+        with (
+            torch.no_grad()
+        ):  # NOTE: after the loss, since autocast caches casts made under no_grad
             rows = masked_words.head.transform(encoded.hidden)
             guesses = linear_sample(rows, words, masked_words.head.bias, batch["mlm_draws"])
-        none = torch.zeros_like(ids, dtype=torch.bool)
+        unchanged = torch.zeros_like(ids, dtype=torch.bool)
         shown = {
             "input_ids": ids.flatten().index_copy(0, places, guesses).view_as(ids),
-            "replaced": none.flatten().index_copy(0, places, guesses != right).view_as(ids),
+            "replaced": unchanged.flatten().index_copy(0, places, guesses != right).view_as(ids),
         }
         return batch | shown, {masked_words.name: part}
 
@@ -90,13 +92,13 @@ class ReplacedTokenDetection(Objective):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "items 1"]:
-        """A score for every real token; above 0 says that it was replaced."""
+        """A score per real token; above 0 means replaced."""
         return self.head(encoded.hidden).flatten(0, -2)
 
     def forward(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> LossPart:
-        """Binary cross-entropy, in fp32 at least."""
+        """Binary cross-entropy, in fp32 or wider."""
         logits = self.logits(encoded, batch, word_embeddings)[:, 0]
         places = self.places(batch)
         replaced = batch["replaced"].flatten()

@@ -6,7 +6,7 @@ from bert_core.objectives.nsp import NextSentencePrediction
 
 
 class SentenceOrderPrediction(NextSentencePrediction):
-    """Say whether two segments stand in their order or are swapped; 0 = in order."""
+    """Predict whether two segments are in order or swapped; 0 = in order."""
 
     name = "sop"
     label_key = "sentence_order_label"

@@ -1,4 +1,4 @@
-"""Where in a row an answer stands (Devlin et al. 2018, section 4.2)."""
+"""The position of an answer in a row (Devlin et al. 2018, section 4.2)."""
 
 import torch
 from jaxtyping import Float
@@ -18,9 +18,9 @@ from bert_core.objectives.base import (
 
 
 class Span(Objective):
-    """Say at which tokens of a row an answer begins and ends.
+    """Predict the tokens of a row at which an answer starts and ends.
 
-    The loss of a row is the mean of the two; padding has no score.
+    A row's loss is the mean of both; padding is never scored.
     """
 
     name = "span"
@@ -35,7 +35,7 @@ class Span(Objective):
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "batch seq 2"]:
-        """Scores of begin and end, -inf where there is padding."""
+        """Start and end scores, -inf at padding."""
         rows = encoded.rows
         scores, masks = rows.blocks(self.head(encoded.hidden)), rows.masks()
         blocks = []
@@ -60,8 +60,8 @@ class Span(Objective):
         batch: Batch,
         temperature: float,
     ) -> LossPart:
-        """The mean of what the two ends give over the tokens of a row."""
-        own, wanted = logits.mT, teachers.mT  # (B, 2, S)
-        ends = soft_cross_entropy(own, wanted, temperature)
-        both = (own.argmax(-1) == wanted.argmax(-1)).all(-1)
+        """The mean of the losses of start and end, each over the tokens of a row."""
+        student, teacher = logits.mT, teachers.mT  # (B, 2, S)
+        ends = soft_cross_entropy(student, teacher, temperature)
+        both = (student.argmax(-1) == teacher.argmax(-1)).all(-1)
         return LossPart(ends.sum / 2, len(both), both.sum())

@@ -12,10 +12,10 @@ from bert_core.objectives.mlm import MaskedLanguageModeling
 
 
 class SpanBoundary(MaskedLanguageModeling):
-    """Say which word stood at each place of a span, from the two tokens beside the span alone.
+    """Predict the original tokens of a span from the two tokens around the span only.
 
-    Those are not predicted themselves: spans that touch are one, as in SpanBERT's code, and a row
-    begins and ends with a special token.
+    Those two are not predicted themselves: adjacent spans are merged, as in SpanBERT's code, and a
+    row starts and ends with a special token.
     """
 
     name = "span_boundary"
@@ -27,7 +27,7 @@ class SpanBoundary(MaskedLanguageModeling):
         self.head = SpanBoundaryHead(config)
 
     def places(self, batch: Batch) -> Int[Tensor, "beside"]:
-        """The tokens to the left of every span, then those to the right."""
+        """The tokens left of every span, then those right of it."""
         positions, lengths = batch["mlm_positions"], batch["mlm_span_lengths"]
         ends = lengths.cumsum(0)
         return torch.cat([positions[ends - lengths] - 1, positions[ends - 1] + 1])

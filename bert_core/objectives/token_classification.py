@@ -1,4 +1,4 @@
-"""One label a token (Devlin et al. 2018, section 5.3)."""
+"""One label per token (Devlin et al. 2018, section 5.3)."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from bert_core.objectives.base import Batch, LossPart, Objective, cross_entropy,
 
 
 class TokenLabels(Objective):
-    """Say which label each token at `token_positions` has; heads are for subclasses."""
+    """Predict the label of each token at `token_positions`; subclasses provide the head."""
 
     needs_pooler = False
     label_key = "token_labels"
@@ -23,7 +23,7 @@ class TokenLabels(Objective):
         return int((batch[self.label_key] != IGNORE).sum())
 
     def part(self, logits: Float[Tensor, "items labels"], batch: Batch) -> LossPart:
-        # torch's cross-entropy ignores -100 by itself; only the count has to leave it out.
+        # torch's cross-entropy already ignores -100; only the count must exclude it.
         return replace(cross_entropy(logits, batch[self.label_key]), count=self.counts(batch))
 
     def soft_part(
@@ -38,7 +38,7 @@ class TokenLabels(Objective):
 
 
 class TokenClassification(TokenLabels):
-    """With a linear head, trained with the encoder."""
+    """Token labels from a linear head, trained with the encoder."""
 
     name = "token_classification"
 

@@ -1,9 +1,9 @@
-"""Checkpoints of a run: whole or not at all, on any path or URI, without pickle.
+"""Checkpoints of a run: written atomically, to any path or URI, without pickle.
 
 A checkpoint is a folder `step-00001000` with `model.safetensors`, `optimizer.safetensors` and,
-written last, `checkpoint.json`. Where weights are sharded each rank writes files of its own,
-`model-00001-of-00004.safetensors`: its rows of every tensor; one rank or many read them all.
-Position and randomness need no state: both follow from the step.
+written last, `checkpoint.json`. If weights are sharded, each rank writes its own files,
+`model-00001-of-00004.safetensors`, with its rows of every tensor; any number of ranks can read
+them. Data position and randomness need no state: both follow from the step.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _NAME = re.compile(r"step-(\d{8})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint: where it lies and after how many steps it was written."""
+    """A checkpoint: its folder, and the number of steps after which it was written."""
 
     folder: str
     step: int
@@ -40,30 +40,31 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a resumed run needs to know of the run before, beside weights and step."""
+    """State that a resumed run needs besides weights and step."""
 
     losses: Sequence[float] = ()
-    """The last points of its curve, which the next ones are held against."""
+    """The last points of the loss curve, to compare the next ones with."""
     costs: Sequence[float] = ()
-    """What it came to whenever it was measured, as `CheckpointWriter.save` takes it."""
+    """The cost at each measurement so far (`CheckpointWriter.save`)."""
     elapsed_s: float = 0.0
-    """Seconds that it has trained."""
+    """Seconds of training so far."""
     records: Sequence[tuple[int, Mapping[str, float]]] = ()
-    """Points of its curves that may have been lost on their way to the run's record."""
+    """The last points of the curves, which may not have reached the run's record."""
 
 
 class CheckpointWriter:
-    """Writes checkpoints while training goes on: one at a time, of weights as they were.
+    """Writes checkpoints in the background, one at a time, from copies of the weights.
 
-    All but the newest `keep` whole checkpoints and the best are removed.
+    Removes all but the newest `keep` complete checkpoints and the best one.
     """
 
     def __init__(self, folder: str, *, run_digest: str, keep: int = 2) -> None:
-        """`run_digest` is that of the stage that trains; another run refuses to resume from it."""
+        """`run_digest` is the digest of the training stage; a run with another digest refuses to
+        resume."""
         self._folder, self._run_digest, self._keep = folder, run_digest, keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        # Of its own: threads that write meet on it while training uses the other.
+        # A separate group, because the writer threads use it while training uses the default one.
         self._group = dist.new_group(backend="gloo") if rank_of_world()[1] > 1 else None
 
     def save(
@@ -74,15 +75,15 @@ class CheckpointWriter:
         cost: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Copy what there is to write, and write `step-…` in the background.
+        """Copy the state, then write `step-…` in the background.
 
-        Waits for the checkpoint before, and raises what went wrong with it. Every rank calls it:
-        of a model that is sharded each writes its part, else rank 0 all.
+        Waits for the previous checkpoint and raises its error, if any. Every rank calls it: each
+        writes its part of a sharded model; otherwise rank 0 writes everything.
 
         Args:
-            cost: of these weights on rows that they were not trained on, where it was measured; the
-                least of all is the best.
-            progress: of the run so far.
+            cost: of these weights on rows that they were not trained on, if measured; the lowest
+                cost marks the best checkpoint.
+            progress: the run's state so far.
         """
         self.wait()
         rank, world_size = rank_of_world()
@@ -107,7 +108,7 @@ class CheckpointWriter:
         self._writing = self._thread.submit(_write, self._folder, copies, about, self._keep, group)
 
     def wait(self) -> None:
-        """Until everything is written. Raises: ResourceError if it could not be."""
+        """Wait until everything is written. Raises: ResourceError if writing failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -116,7 +117,7 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What is being written is finished first."""
+        """Finish the pending write first."""
         self._thread.shutdown()
 
 
@@ -128,39 +129,41 @@ def _write(
     group: dist.ProcessGroup | None,
 ) -> None:
     """`group` has the ranks that write parts of the same checkpoint."""
-    own = checkpoint_at(folder, about["step"]).folder
+    target = checkpoint_at(folder, about["step"]).folder
     digests = {}
     for name, values in tensors.items():
         data = save({key: value.contiguous() for key, value in values.items()})
-        files.write_bytes(files.join(own, name), data)
+        files.write_bytes(files.join(target, name), data)
         digests[name] = hashlib.sha256(data).hexdigest()
     if group is not None:
-        of_all: list[Any] = [None] * group.size()
-        dist.all_gather_object(of_all, digests, group=group)
+        digests_of_ranks: list[Any] = [None] * group.size()
+        dist.all_gather_object(digests_of_ranks, digests, group=group)
         if group.rank():
             return
-        digests = {name: digest for part in of_all for name, digest in part.items()}
+        digests = {name: digest for part in digests_of_ranks for name, digest in part.items()}
     description = {"format_version": FORMAT_VERSION, **about, "sha256": digests}
-    files.write_json(files.join(own, LAST_FILE), description)
+    files.write_json(files.join(target, LAST_FILE), description)
     whole = _whole_checkpoints(folder)
     best = best_checkpoint(folder) if len(whole) > keep else None
     kept = [*whole[-keep:], best]
     for other in _checkpoints(folder):
-        newer = group is not None and other.step > about["step"]  # another rank has begun it
+        # Another rank may have started writing a newer one.
+        newer = group is not None and other.step > about["step"]
         if other not in kept and not newer:
-            files.remove(files.join(other.folder, LAST_FILE))  # first: what is left is none
+            # First, so that a partial removal does not look complete.
+            files.remove(files.join(other.folder, LAST_FILE))
             files.remove(other.folder)
 
 
 def latest_checkpoint(folder: str) -> Checkpoint | None:
-    """The newest whole checkpoint in `folder`, or None."""
+    """The newest complete checkpoint in `folder`, or None."""
     whole = _whole_checkpoints(folder)
     return whole[-1] if whole else None
 
 
 def best_checkpoint(folder: str) -> Checkpoint | None:
-    """The whole checkpoint with the least cost, the earliest of equals; None if it was measured for
-    none."""
+    """The complete checkpoint with the lowest cost, the earliest in case of a tie; None if no cost
+    was measured."""
     best, least = None, float("inf")
     for checkpoint in _whole_checkpoints(folder):
         cost = files.read_json(files.join(checkpoint.folder, LAST_FILE)).get("cost")
@@ -170,20 +173,20 @@ def best_checkpoint(folder: str) -> Checkpoint | None:
 
 
 def checkpoint_at(folder: str, step: int) -> Checkpoint:
-    """The checkpoint after `step`, whether or not it is there."""
+    """The checkpoint after `step`, whether or not it exists."""
     return Checkpoint(files.join(folder, f"step-{step:08d}"), step)
 
 
 def read_progress(checkpoint: Checkpoint) -> Progress:
-    """What was kept of the run before a checkpoint."""
+    """The progress stored in a checkpoint."""
     about = files.read_json(files.join(checkpoint.folder, LAST_FILE))
     return Progress(**{key: about[key] for key in Progress.__dataclass_fields__ if key in about})
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module, *, run_digest: str) -> None:
-    """Put a checkpoint's weights in place, before they are sharded.
+    """Load a checkpoint's weights into a model that is not yet sharded.
 
-    Raises: FormatError if it belongs to another run or a file was changed.
+    Raises: FormatError if the checkpoint belongs to another run or a file has changed.
     """
     model.load_state_dict(_tensors(checkpoint, MODEL, run_digest))
 
@@ -191,9 +194,9 @@ def load_weights(checkpoint: Checkpoint, model: nn.Module, *, run_digest: str) -
 def load_optimizer(
     checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, *, run_digest: str
 ) -> None:
-    """Put a checkpoint's optimizer state in place, cut as the weights are.
+    """Load a checkpoint's optimizer state, sharded like the weights.
 
-    Raises: FormatError, as `load_weights` does.
+    Raises: FormatError, like `load_weights`.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
@@ -203,9 +206,9 @@ def load_optimizer(
         table = table_of(weight)
         if table is not None and value.ndim:
             value = table.moments_of_read(value)
-        cut = like_part(value, weight) if value.ndim else value
-        state.setdefault(int(index), {})[key] = cut
-    # The groups' settings come from the config of today, whose digest is the checkpoint's.
+        part = like_part(value, weight) if value.ndim else value
+        state.setdefault(int(index), {})[key] = part
+    # The groups' settings come from the current config, whose digest equals the checkpoint's.
     optimizer.load_state_dict(
         {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
     )
@@ -220,9 +223,9 @@ def _tensors(checkpoint: Checkpoint, name: str, run_digest: str) -> dict[str, Te
         )
     if description["run_digest"] != run_digest:
         raise FormatError(
-            f"{checkpoint.folder}: wanted a checkpoint of run {run_digest[:6]}, it belongs to run "
-            f"{description['run_digest'][:6]} (another config, other shards): "
-            "give another output, or start over with --force"
+            f"{checkpoint.folder}: wanted a checkpoint of run {run_digest[:6]}, got one of run "
+            f"{description['run_digest'][:6]} (another config or other shards): "
+            "use another output, or start over with --force"
         )
     parts: dict[str, list[Tensor]] = {}
     for file, sha256 in sorted(description["sha256"].items()):
@@ -230,23 +233,23 @@ def _tensors(checkpoint: Checkpoint, name: str, run_digest: str) -> dict[str, Te
             for key, value in load(_read(files.join(checkpoint.folder, file), sha256)).items():
                 parts.setdefault(key, []).append(value)
     return {
-        key: torch.cat(some) if len(some) > 1 and some[0].ndim else some[0]
-        for key, some in parts.items()
+        key: torch.cat(values) if len(values) > 1 and values[0].ndim else values[0]
+        for key, values in parts.items()
     }
 
 
 def _read(path: str, sha256: str) -> bytes:
-    way_out = "remove this checkpoint's folder to go on from the one before"
+    way_out = "remove this checkpoint's folder to resume from the previous one"
     try:
         data = files.read_bytes(path)
     except FileNotFoundError as error:
         raise FormatError(
-            f"{path}: wanted the file that {LAST_FILE} names, it is not there; {way_out}"
+            f"{path}: wanted the file that {LAST_FILE} lists, it is missing; {way_out}"
         ) from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != sha256:
         raise FormatError(
-            f"{path}: wanted sha256 {sha256[:12]}…, got {found[:12]}…: the file was changed; "
+            f"{path}: wanted sha256 {sha256[:12]}…, got {actual[:12]}…: the file has changed; "
             f"{way_out}"
         )
     return data
@@ -266,12 +269,12 @@ def _whole_checkpoints(folder: str) -> list[Checkpoint]:
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Moments of whole tables, however many of their words are trained."""
+    """The optimizer's tensors; moments of word tables are expanded to all words."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for index, values in optimizer.state_dict()["state"].items():
         table = table_of(weights[index])
         for key, value in values.items():
             whole = table is not None and value.ndim
-            found[f"{index}.{key}"] = table.moments_of_all(value) if table and whole else value
-    return found
+            tensors[f"{index}.{key}"] = table.moments_of_all(value) if table and whole else value
+    return tensors

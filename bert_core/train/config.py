@@ -1,4 +1,4 @@
-"""How a model is trained: settings only, so that help and errors need no torch."""
+"""Training settings only, so that help and errors need no torch."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Algorithm = Literal["adamw", "lamb"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How weights are moved. Defaults: Devlin et al. 2019, appendix A.2."""
+    """Optimizer settings. Defaults: Devlin et al. 2019, appendix A.2."""
 
     name: Algorithm = "adamw"
     """`adamw` (Loshchilov and Hutter 2019), or `lamb` for large batches (You et al. 2020)."""
@@ -31,17 +31,16 @@ class OptimizerConfig:
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled decay of weight matrices and embeddings; biases and LayerNorms have none."""
     beta1: ShareBelowOne = 0.9
-    """Decay of the mean of gradients."""
+    """Decay of the running mean of gradients."""
     beta2: ShareBelowOne = 0.999
-    """Decay of the mean of squared gradients."""
+    """Decay of the running mean of squared gradients."""
     eps: PositiveFloat = 1e-6
     """Added to the root of the second moment."""
     max_grad_norm: NonNegativeFloat = 1.0
-    """The whole gradient is scaled down to this L2 norm; 0 leaves it as it is."""
+    """Maximum L2 norm of the whole gradient, which is scaled down to it; 0 disables clipping."""
     layer_decay: PositiveShare = 1.0
-    """A layer's learning rate is so many times that of the one above it, the uppermost one's so
-    many times that of the heads (Howard and Ruder 2018; Clark et al. 2020 take 0.8 for base); 1
-    moves all alike."""
+    """Factor between the learning rates of a layer and the one above it, and of the top layer and
+    the heads (Howard and Ruder 2018; Clark et al. 2020 use 0.8 for base); 1 disables it."""
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="optimizer.")
@@ -49,23 +48,23 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """The learning rate of every step. Defaults: Devlin et al. 2019, appendix A.2."""
+    """The learning-rate schedule. Defaults: Devlin et al. 2019, appendix A.2."""
 
     warmup_steps: NonNegativeInt = 10_000
-    """Steps in which the learning rate climbs from 0 to its peak."""
+    """Steps in which the learning rate rises linearly from 0 to its peak."""
     decay: Decay = "linear"
-    """What follows: `linear` falls, to be 0 after the last step; `cosine` does so along half a wave
-    (Loshchilov and Hutter 2017); `constant` stays."""
+    """Schedule after the warmup: `linear` falls to 0 after the last step, `cosine` falls along a
+    half cosine (Loshchilov and Hutter 2017), `constant` stays at the peak."""
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="schedule.")
 
     def learning_rate(self, peak: float, max_steps: int) -> Callable[[float], float]:
-        """The learning rate at a step, counted from 0, of a run of `max_steps`."""
+        """The learning rate as a function of the step, counted from 0, for a run of `max_steps`."""
         return lambda step: peak * self.factor(step, max_steps)
 
     def factor(self, step: float, max_steps: int) -> float:
-        """Share of the peak learning rate at `step`, counted from 0."""
+        """The share of the peak learning rate at `step`, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.decay == "constant":
@@ -76,32 +75,31 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    """What the training loop itself needs to know."""
+    """Settings of the training loop."""
 
     max_steps: PositiveInt
-    """Optimizer steps in all."""
+    """Total number of optimizer steps."""
     max_hours: PositiveFloat | None = None
-    """Wall-clock hours in all, where they end before the steps: then the schedule runs along the
-    hours as it would along the steps, and is as far when they end. Hours between an interruption
-    and its resumption do not count. Such a run is not the same twice."""
+    """Wall-clock limit in hours. Where the hours are further along than the steps, the schedule
+    follows them and ends with them. Time between an interruption and the resumption does not count.
+    Such a run is not exactly reproducible."""
     precision: Precision = "bf16"
-    """`bf16` runs matrix products in bfloat16 by autocast; weights and losses stay fp32."""
+    """`bf16` runs matrix products in bfloat16 with autocast; weights and losses stay fp32."""
     seed: int = 0
-    """Seed of fresh weights and of dropout."""
+    """Seed of initial weights and dropout."""
     compile: bool = False
-    """Whether `torch.compile` makes kernels for the encoder: minutes at the start, faster steps on
-    a GPU. Which kernels follows from the shapes seen first, so a resumed run may end with other
-    last digits."""
+    """Whether to compile the encoder with `torch.compile`: takes minutes at the start, then steps
+    are faster on a GPU. The kernels depend on the first shapes seen, so a resumed run may differ in
+    the last digits."""
     activation_checkpointing: bool = False
-    """Whether layers are computed again in the backward pass: a third more
-    work, far less memory."""
+    """Whether to recompute layers in the backward pass: a third more compute, far less memory."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def place(self, steps: int, elapsed_s: float) -> float:
-        """How far a run is, in steps of `max_steps`: by its steps, or by its hours where they are
-        further."""
+        """The run's progress in steps of `max_steps`: by its steps, or by its hours if those are
+        further along."""
         if self.max_hours is None:
             return steps
         return max(steps, elapsed_s / (3600 * self.max_hours) * self.max_steps)

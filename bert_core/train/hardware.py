@@ -1,4 +1,4 @@
-"""What the machine below could do at most, and what is taken of it. Needs no torch to import."""
+"""Peak performance and memory use of the machine, and process settings. Imports without torch."""
 
 import ctypes
 import resource
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Dense bf16 of a chip, floating-point operations a second, by words of its name, the first that are
-# found. Source: NVIDIA's data sheets, without sparsity.
+# Dense bf16 floating-point operations per second and chip, by words of its name; the first match
+# counts. Source: NVIDIA's data sheets, without sparsity.
 PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
@@ -23,20 +23,20 @@ PEAK_FLOPS = {
 }
 
 
-# Environment of a process that trains on a CPU: memory of all threads in one heap, in huge pages
-# where the system has them for whom asks. A step of MiniLM reads and writes a gigabyte, and what it
-# takes to find its pages is a twentieth. Read once, when a process starts, by glibc from 2.35 on.
+# Environment of a process that trains on a CPU: one heap for all threads, in huge pages where the
+# system offers them on request. A step of MiniLM reads and writes a gigabyte, and page look-ups
+# take a twentieth of its time. glibc, from 2.35 on, reads this once, at process start.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1"}
 
-# Of `malloc.h`, which gives these settings no names that Python knows.
+# Constants from `malloc.h`, which Python does not expose.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, for what it allocates next.
+    """Let this process keep freed memory for its next allocations.
 
-    Else glibc gives large tensors back to the system, which maps and clears them again page by page
-    in every step: a tenth of a step of BERT-mini on a CPU. Other allocators are left as they are.
+    Otherwise glibc returns large tensors to the system, which maps and clears them again page by
+    page in every step: a tenth of a step of BERT-mini on a CPU. Has no effect on other allocators.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -45,21 +45,22 @@ def keep_freed_memory() -> None:
 
 
 def make_deterministic(device: "torch.device") -> None:
-    """Let a CPU give the same bits every time, and raise where it cannot; not a GPU, which would be
-    slower."""
+    """Make results on a CPU reproducible bit for bit, and raise where that is impossible; not on a
+    GPU, which would be slower."""
     import torch
 
-    # NOTE: use_deterministic_algorithms does the same and imports all of inductor: 2 s.
+    # NOTE: use_deterministic_algorithms does the same, but imports all of inductor: 2 s.
     torch.set_deterministic_debug_mode("error" if device.type == "cpu" else "default")
-    # Else torch fills all memory that it asks for, a twelfth of a step of MiniLM.
+    # Otherwise torch fills all memory that it allocates, a twelfth of a step of MiniLM.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def flush_denormals() -> None:
-    """Let this thread, and those that compute for it from now on, take numbers below 1e-38 for 0.
+    """Let this thread, and compute threads that it starts from now on, treat numbers below 1e-38 as
+    0.
 
-    AdamW's first moment of a word that is not read falls by a tenth a step and is such a number
-    after some 750; it stays one, and with it AdamW takes eight to eleven times as long.
+    AdamW's first moments of words that no row reads shrink by a tenth per step, become such numbers
+    after some 750 steps and stay so. AdamW then takes eight to eleven times as long.
     """
     import torch
 
@@ -67,7 +68,7 @@ def flush_denormals() -> None:
 
 
 def peak_flops(device: "torch.device") -> float | None:
-    """Floating-point operations a second in bf16 that the device has at most; None if unknown."""
+    """Peak bf16 floating-point operations per second of the device; None if unknown."""
     if device.type != "cuda":
         return None
     import torch
@@ -81,7 +82,7 @@ def _peak_of(name: str) -> float | None:
 
 
 def peak_memory_bytes(device: "torch.device | None" = None) -> int:
-    """The most memory that this process has held at once: of a GPU, else of the machine."""
+    """Peak memory of this process: of the GPU if given, else of the machine."""
     if device is not None and device.type == "cuda":
         import torch
 
@@ -90,6 +91,6 @@ def peak_memory_bytes(device: "torch.device | None" = None) -> int:
         for line in lines:
             if line.startswith("VmHWM"):
                 return int(line.split()[1]) << 10
-    # Elsewhere, and with what a parent held before it started this process.
+    # On other systems; includes what a parent held before it started this process.
     unit = 1 if sys.platform == "darwin" else 1 << 10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

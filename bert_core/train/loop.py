@@ -1,9 +1,8 @@
-"""The one training loop, for pretraining and fine-tuning, on one process or many.
+"""The training loop for pretraining and fine-tuning, on one process or many.
 
-A step takes a rank's micro-batches of one global batch. Parts of the loss come as sums; here alone
-they are divided, by the counts of the whole global batch, so that the gradient depends on neither
-the number of workers nor the micro-batch. Where batches come from, what is reported and what is
-kept is for the caller.
+A step takes a rank's micro-batches of one global batch. Loss parts are sums; only this module
+divides them, by the counts of the whole global batch, so that the gradient depends on neither the
+number of workers nor the micro-batch size. Batches, reports and checkpoints are up to the caller.
 """
 
 import math
@@ -40,66 +39,66 @@ from bert_core.train.parallel import (
 )
 from bert_core.train.sparse import sparse_gradients
 
-_WAY_OUT = "train into another output with a lower optimizer.lr or longer schedule.warmup_steps"
+_WAY_OUT = "train into another output with a lower optimizer.lr or more schedule.warmup_steps"
 
 
 class DivergedError(RaybertError):
-    """The loss is no longer a number, or has left where it was."""
+    """The gradient is not finite, or the loss has risen too far."""
 
 
 class Rise:
-    """Whether a loss has left where it was: a spike that training does not come back from."""
+    """Detects a rising loss: a spike from which training does not recover."""
 
     POINTS = 20
 
     def __init__(self, most: float, before: Iterable[float] = ()) -> None:
-        """Nothing is said before half of the points are there.
+        """Never raises before half of the points exist.
 
         Args:
-            most: how far above the median of the points before a loss may be; 0 is any.
-            before: losses of the points that the run has behind it.
+            most: how far a loss may exceed the median of the previous points; 0 disables the check.
+            before: losses of the run's previous points.
         """
         self._most = most
         self._losses: deque[float] = deque(before, maxlen=self.POINTS)
 
     @property
     def losses(self) -> list[float]:
-        """The points that the next one is held against."""
+        """The points that the next one is compared with."""
         return list(self._losses)
 
     def check(self, step: int, loss: float) -> None:
-        """Raises: DivergedError."""
-        usual = statistics.median(self._losses) if len(self._losses) >= self.POINTS // 2 else loss
-        if self._most and loss > usual + self._most:
+        """Raises: DivergedError if the loss exceeds the previous points' median by too much."""
+        median = statistics.median(self._losses) if len(self._losses) >= self.POINTS // 2 else loss
+        if self._most and loss > median + self._most:
             raise DivergedError(
-                f"step {step}: the loss rose to {loss:.3f}, where the median of the "
-                f"{len(self._losses)} points before is {usual:.3f}, more than max_loss_rise = "
-                f"{self._most:g} above it: {_WAY_OUT}, or raise max_loss_rise"
+                f"step {step}: the loss rose to {loss:.3f}, more than max_loss_rise = "
+                f"{self._most:g} above {median:.3f}, the median of the previous "
+                f"{len(self._losses)} points: {_WAY_OUT}, or raise max_loss_rise"
             )
         self._losses.append(loss)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step. Sums and counts are this rank's own; `Totals` adds all ranks'."""
+    """One optimizer step. Sums and counts are of this rank; `Totals` adds those of all ranks."""
 
     index: int
-    """Steps done, this one included."""
+    """Number of steps done, including this one."""
     last: bool
     elapsed_s: float
-    """Seconds of training so far, with what was done between steps; rank 0's where hours end it."""
+    """Seconds of training so far, including work between steps; rank 0's if `max_hours` is set."""
     learning_rate: float
     grad_norm: float
-    """L2 norm of the whole gradient before it is scaled down."""
+    """L2 norm of the whole gradient before clipping."""
     seconds: float
     waited_s: float
-    """Seconds of these for which there was no batch."""
+    """Seconds of `seconds` spent waiting for a batch."""
     tokens: int
     """Real tokens of this rank."""
     padded_tokens: int
-    """The same with padding."""
+    """Tokens of this rank, padding included."""
     flops: int
-    """What they take to compute, forward and backward (`model.size.training_flops`)."""
+    """Floating-point operations of the step, forward and backward (`model.size.training_flops`)."""
     loss_sums: dict[str, Tensor]
     correct: dict[str, Tensor]
     counts: dict[str, int]
@@ -116,21 +115,21 @@ def training_steps(
     start: int = 0,
     elapsed_s: float = 0.0,
 ) -> Generator[Step]:
-    """Train from step `start` to the end that `config` sets, and yield after every step.
+    """Train from step `start` to the end set by `config`, yielding after every step.
 
     Args:
-        batches: for every step from `start` on, this rank's micro-batches; at least one.
-        learning_rate: of a step, counted from 0, or of the place in the run that hours give.
-        max_grad_norm: the whole gradient is scaled down to this L2 norm; 0 leaves it as it is.
-        elapsed_s: seconds that the run has behind it at `start`.
-    Raises: DivergedError if the gradient is not finite; that step is not taken.
+        batches: this rank's micro-batches, at least one, for every step from `start` on.
+        learning_rate: as a function of the progress in steps, from 0 (`LoopConfig.place`).
+        max_grad_norm: maximum L2 norm of the whole gradient; 0 disables clipping.
+        elapsed_s: seconds of training before `start`.
+    Raises: DivergedError if the gradient is not finite; weights are not updated then.
     """
     for encoder in model.encoders:
         encoder.checkpointing = config.activation_checkpointing
         if config.compile:
             encoder.compile()
     trained = replicated(model)
-    weights = list(model.parameters())  # to look for them takes a while
+    weights = list(model.parameters())  # collected once, since this is slow
     on_gpu = weights[0].device.type == "cuda"
     model.train()
     zero = time.perf_counter() - elapsed_s
@@ -154,8 +153,7 @@ def training_steps(
             grad_norm = _clipped(weights, max_grad_norm)
             if not math.isfinite(grad_norm):
                 raise DivergedError(
-                    f"step {index + 1}: wanted a finite gradient, its norm is {grad_norm}: "
-                    f"{_WAY_OUT}"
+                    f"step {index + 1}: wanted a finite gradient, got norm {grad_norm}: {_WAY_OUT}"
                 )
             sparse.spread()
             optimizer.step()
@@ -185,10 +183,11 @@ def training_steps(
 
 
 def _clipped(weights: Sequence[Tensor], most: float) -> float:
-    """The norm of the whole gradient, which is scaled down to `most` where it is above; not by 1,
-    as torch's own clipping does it, which is one more pass over all gradients."""
-    gradients = [one.grad for one in weights if one.grad is not None]
-    norm = nn.utils.get_total_norm([_row_norms(one) for one in gradients])
+    """Clip the whole gradient to norm `most`; returns the norm before. Unlike torch's clipping,
+    this does not multiply by 1 if the norm is smaller, which would be one more pass over all
+    gradients."""
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    norm = nn.utils.get_total_norm([_row_norms(gradient) for gradient in gradients])
     whole = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if 0 < most < whole:
         nn.utils.clip_grads_with_norm_(weights, most, norm)
@@ -196,8 +195,8 @@ def _clipped(weights: Sequence[Tensor], most: float) -> float:
 
 
 def _row_norms(gradient: Tensor) -> Tensor:
-    """What has the norm of `gradient`: on a CPU those of a matrix's rows, which all cores take, as
-    they do not take one norm; elsewhere itself."""
+    """A tensor with the norm of `gradient`: on a CPU, a matrix's row norms, which unlike a single
+    norm use all cores; elsewhere the gradient itself."""
     if gradient.is_sparse:
         gradient = gradient.values()
     if gradient.is_cuda or gradient.ndim < 2 or isinstance(gradient, DTensor):
@@ -211,12 +210,12 @@ def _backward(
     index: int,
     config: LoopConfig,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
-    """Leave the global batch's gradient in the parameters; this rank's loss sums, number of items
-    that were right, and number of items, by part."""
+    """Compute the global batch's gradient into the parameters. Returns this rank's loss sums,
+    numbers of correct items and numbers of items, by part."""
     rank, world_size = rank_of_world()
-    own: Any = model.module if isinstance(model, DistributedDataParallel) else model
+    unwrapped: Any = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device
-    counts = _sum_counts([own.counts(batch) for batch in micro_batches])
+    counts = _sum_counts([unwrapped.counts(batch) for batch in micro_batches])
     global_counts = dict(
         zip(counts, sum_over_ranks(torch.tensor(list(counts.values()))).tolist(), strict=True)
     )
@@ -224,16 +223,17 @@ def _backward(
     correct: dict[str, Tensor] = {}
     for number, micro_batch in enumerate(micro_batches):
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in micro_batch.items()}
-        # Dropout depends on where the run is, not on what ran before: a resumed run draws what an
-        # undisturbed one draws, and no generator's state has to be kept.
+        # Dropout depends only on the position in the run, not on what ran before: a resumed run
+        # draws what an uninterrupted one draws, and no generator state needs saving.
         torch.manual_seed(_dropout_seed(config.seed, index, rank, number))
         last = number == len(micro_batches) - 1
         with sum_gradients(model, now=last):
             with autocast(device, config):
                 parts = model(batch)
-            # NOTE: gradients are averaged over ranks, we want the sum.
+            # NOTE: gradients are averaged over ranks, but we want the sum.
             loss = sum(
-                part.sum * (own.weights.get(name, 1.0) * world_size / max(1, global_counts[name]))
+                part.sum
+                * (unwrapped.weights.get(name, 1.0) * world_size / max(1, global_counts[name]))
                 for name, part in parts.items()
             )
             loss.backward()
@@ -245,10 +245,10 @@ def _backward(
 
 
 class Totals:
-    """What is reported of many steps, or of an evaluation: sums over all ranks, then means."""
+    """Metrics of many steps, or of an evaluation: sums over all ranks, then means."""
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        """`weights`: how much each part counts in `loss`; 1 where it is not named."""
+        """`weights`: weight of each part in `loss`; 1 if not listed."""
         self._weights = weights or {}
         self._sums: dict[str, float] = {}
 
@@ -265,8 +265,8 @@ class Totals:
                 self.add(f"{name}/correct", step.correct[name])
 
     def means(self) -> dict[str, float]:
-        """Loss and accuracy of each part, tokens, and `loss`, what is minimised: their sum by
-        `weights`.
+        """Loss and accuracy of each part, sums of tokens and the like, and `loss`, the weighted sum
+        that is minimised.
 
         Collective: every rank calls it, with the same names added.
         """
@@ -293,7 +293,7 @@ def evaluate(
     totals = Totals(model.weights)
     for name, chooses in model.chooses.items():
         for key in ("count", "loss_sum", *(["correct"] if chooses else [])):
-            totals.add(f"{name}/{key}", 0.0)  # for a rank without rows
+            totals.add(f"{name}/{key}", 0.0)  # for ranks without rows
     model.eval()
     with gathered(model):
         for micro_batches in batches:
@@ -323,7 +323,7 @@ def evaluation_scores(
     device = next(model.parameters()).device
     model.eval()
     with gathered(model), autocast(device, config):
-        own = scores_of(
+        scores = scores_of(
             model,
             windows[part.start : part.stop],
             pad_id,
@@ -331,16 +331,16 @@ def evaluation_scores(
             most_tokens=most_tokens,
         )
     model.train()
-    return joined_over_ranks(own)
+    return joined_over_ranks(scores)
 
 
 def autocast(device: torch.device, config: LoopConfig) -> AbstractContextManager:
-    """bfloat16 matrix products where the config asks for them."""
+    """Autocast to bfloat16 if the config says so."""
     return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
 
 
 def _sum_counts(counts: list[dict[str, int]]) -> dict[str, int]:
-    return {name: sum(each[name] for each in counts) for name in counts[0]}
+    return {name: sum(batch[name] for batch in counts) for name in counts[0]}
 
 
 def _dropout_seed(seed: int, step: int, rank: int, micro_batch: int) -> int:

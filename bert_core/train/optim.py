@@ -1,4 +1,4 @@
-"""The optimizer, and the learning rate of every step."""
+"""Optimizers and their parameter groups."""
 
 import re
 from typing import Any
@@ -16,12 +16,12 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 def parameter_groups(
     model: nn.Module, weight_decay: float, layer_decay: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Matrices and embeddings with decay, vectors (biases, LayerNorms) without; where layers learn
-    more slowly, two such groups for each, whose `lr_scale` multiplies the learning rate.
+    """Matrices and embeddings with weight decay, vectors (biases, LayerNorms) without; with
+    `layer_decay` below 1, two such groups per layer, whose `lr_scale` multiplies the learning rate.
 
     Source: google-research/bert, optimization.py, `exclude_from_weight_decay`.
     """
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     layers = 1 + max((int(match[1]) for match in map(_LAYER.match, trained) if match), default=-1)
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for name, parameter in trained.items():
@@ -38,11 +38,11 @@ def parameter_groups(
 
 
 def _layers_below_head(name: str, layers: int) -> int:
-    """How many layers a parameter lies below the heads and the pooler: 1 is the uppermost layer,
-    `layers` + 1 what comes before the first."""
+    """How many layers a parameter is below the heads and the pooler: 1 is the top layer, `layers` +
+    1 is below the first."""
     if match := _LAYER.match(name):
         return layers - int(match[1])
-    if name.startswith("encoder.convolution."):  # it stands beside the first layer
+    if name.startswith("encoder.convolution."):  # parallel to the first layer
         return layers
     return layers + 1 if name.startswith(("encoder.embeddings.", "encoder.shared.")) else 0
 
@@ -59,9 +59,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
 class Lamb(torch.optim.Optimizer):
     """Layerwise adaptive moments for large batches (You et al. 2020, algorithm 2).
 
-    Adam's direction with the decay added, scaled for each tensor by the ratio of its norm to the
+    Adam's direction plus weight decay, scaled per tensor by the ratio of the weight's norm to the
     direction's. Vectors (biases, LayerNorms) are not scaled, as in the authors' code
-    (tensorflow/addons, `exclude_from_layer_adaptation`) and NVIDIA's. Moments are unbiased.
+    (tensorflow/addons, `exclude_from_layer_adaptation`) and NVIDIA's. Moments are bias-corrected.
     """
 
     def __init__(
@@ -76,20 +76,20 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move all weights that have a gradient."""
+        """Update all weights that have a gradient."""
         for group in self.param_groups:
-            moved = [(each, each.grad) for each in group["params"] if each.grad is not None]
+            moved = [(weight, weight.grad) for weight in group["params"] if weight.grad is not None]
             if moved:
                 weights, slopes = (list(column) for column in zip(*moved, strict=True))
                 self._move(weights, slopes, group)
 
     def _move(self, weights: list[Tensor], slopes: list[Tensor], group: dict[str, Any]) -> None:
-        """Of weights that are sharded, move this rank's part."""
+        """Update weights; for sharded weights, this rank's part."""
         states = [self._state_of(weight) for weight in weights]
         sharded = isinstance(weights[0], DTensor)
         first = [own_part(state["exp_avg"]) for state in states]
         second = [own_part(state["exp_avg_sq"]) for state in states]
-        slopes, weights = [own_part(one) for one in slopes], [own_part(one) for one in weights]
+        slopes, weights = [own_part(s) for s in slopes], [own_part(w) for w in weights]
         beta1, beta2 = group["betas"]
         for state in states:
             state["step"] += 1

@@ -1,4 +1,4 @@
-"""A model on many ranks: a copy on each (DistributedDataParallel), or a part (FSDP2)."""
+"""A model on many ranks: a copy on each (DistributedDataParallel), or a shard on each (FSDP2)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,34 +15,34 @@ from bert_core.objectives.base import ObjectiveModel
 
 
 def rank_of_world() -> tuple[int, int]:
-    """This process's rank and the number of ranks; (0, 1) where there is but one."""
+    """This process's rank and the number of ranks; (0, 1) without torch.distributed."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def shard(model: ObjectiveModel) -> None:
-    """Leave each rank its part of every weight, and so of gradients and optimizer state.
+    """Shard every weight over ranks, and with it gradients and optimizer state.
 
-    Weights are gathered layer by layer in the first forward pass of a step and stay until the last
-    backward pass has summed the gradients: ranks need not have as many micro-batches, and no more
-    crosses the network than with copies. Every rank has the same weights before.
+    Weights are gathered layer by layer in the first forward pass of a step and kept until the last
+    backward pass has summed the gradients: ranks may differ in their number of micro-batches, and
+    network traffic is no higher than with copies. Every rank must start with the same weights.
     """
     for encoder in model.encoders:
-        if len(encoder.layers) > 1:  # a shared one is used in every place
+        if len(encoder.layers) > 1:  # a shared layer is used repeatedly
             for layer in encoder.layers.children():
                 fully_shard(layer, reshard_after_forward=False)
     fully_shard(model, reshard_after_forward=False)
 
 
 def replicated(model: ObjectiveModel) -> nn.Module:
-    """What trains `model` on all ranks: itself where it is alone or sharded."""
+    """The module that trains `model` on all ranks: `model` itself on one rank or if sharded."""
     if rank_of_world()[1] == 1 or isinstance(model, FSDPModule):
         return model
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)  # and not a copy beside
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)  # views, not copies
 
 
 @contextmanager
 def sum_gradients(model: nn.Module, now: bool) -> Iterator[None]:
-    """Let gradients of the backward pass inside cross the network, or wait for a later one."""
+    """Sum gradients over ranks in the backward pass inside if `now`, else in a later one."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(now)
         model.set_reshard_after_backward(now)
@@ -55,7 +55,8 @@ def sum_gradients(model: nn.Module, now: bool) -> Iterator[None]:
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """Whole weights on every rank, so that each may run forward passes by itself. Collective."""
+    """Gather all weights on every rank, so that ranks can run forward passes independently.
+    Collective."""
     parts = [part for part in model.modules() if isinstance(part, FSDPModule)]
     for part in parts:
         part.unshard()
@@ -67,12 +68,12 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor that may be sharded: rows, as all shards lie along them."""
+    """This rank's rows of a tensor that may be sharded; shards are always along rows."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def like_part(whole: Tensor, part: Tensor) -> Tensor:
-    """`whole` cut as `part` is, whose shape it has in all; every rank has the whole."""
+    """`whole` sharded like `part`, which has the same global shape; every rank passes the whole."""
     if not isinstance(part, DTensor):
         return whole
     return distribute_tensor(
@@ -81,17 +82,18 @@ def like_part(whole: Tensor, part: Tensor) -> Tensor:
 
 
 def norms(tensors: Sequence[Tensor], sharded: bool) -> list[Tensor]:
-    """L2 norm of each tensor; as a whole, where they are this rank's parts. Collective then."""
-    own = list(torch._foreach_norm(list(tensors)))
+    """L2 norm of each tensor. If `sharded`, they are this rank's parts of whole tensors; collective
+    then."""
+    local = list(torch._foreach_norm(list(tensors)))
     if not sharded:
-        return own
-    squares = torch.stack(own).square()
+        return local
+    squares = torch.stack(local).square()
     dist.all_reduce(squares)
     return list(squares.sqrt().unbind())
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """`values` of all ranks added, on every rank. Collective; the same `values` for one rank."""
+    """The sum of all ranks' `values`, on every rank; `values` itself for one rank. Collective."""
     if rank_of_world()[1] == 1:
         return values
     summed = values.cuda() if dist.get_backend() == "nccl" else values.clone()
@@ -100,16 +102,16 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def joined_over_ranks(values: list[Any]) -> list[Any]:
-    """The lists of all ranks one after the other, on every rank. Collective."""
+    """The lists of all ranks, concatenated, on every rank. Collective."""
     _, world_size = rank_of_world()
     if world_size == 1:
         return values
     lists: list[Any] = [None] * world_size
     dist.all_gather_object(lists, values)
-    return [value for each in lists for value in each]
+    return [value for of_rank in lists for value in of_rank]
 
 
 def from_rank_0(value: float) -> float:
     """Rank 0's value, on every rank. Collective."""
-    own = 0.0 if rank_of_world()[0] else value
-    return float(sum_over_ranks(torch.tensor([own], dtype=torch.float64)))
+    term = 0.0 if rank_of_world()[0] else value
+    return float(sum_over_ranks(torch.tensor([term], dtype=torch.float64)))

@@ -1,4 +1,4 @@
-"""Gradients of tables of which a step reads few rows."""
+"""Sparse gradients of embedding tables from which a step reads few rows."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from bert_core.train.parallel import rank_of_world
 
 
 class SparseGradients:
-    """Gradients of tables, by the rows that were read, in memory that stays.
+    """Gradients of tables by the rows that were read, in reused memory.
 
-    Else every step asks for a table of zeros, and the system may map and clear it page by page: 22
-    of 147 ms of a step of MiniLM on 32 sentences of 12 tokens.
+    Otherwise every step allocates a table of zeros, which the system may map and clear page by
+    page: 22 of 147 ms of a step of MiniLM on 32 sentences of 12 tokens.
     """
 
     def __init__(self, tables: Iterable[nn.Embedding]) -> None:
@@ -23,25 +23,26 @@ class SparseGradients:
         self._spread: dict[nn.Embedding, tuple[Tensor, Tensor]] = {}
 
     def gather(self) -> None:
-        """Sum what each row got, once for every place where it was read."""
+        """Sum each row's gradients over all places where it was read."""
         for table, gradient in self._sparse():
             table.weight.grad = gradient.coalesce()
 
     def spread(self) -> None:
-        """Make gathered gradients dense, as optimizers take them."""
+        """Make gathered gradients dense, as optimizers need them."""
         for table, gradient in self._sparse():
             if table in self._spread:
-                dense, before = self._spread[table]
-                dense.index_fill_(0, before, 0.0)
+                dense, last_rows = self._spread[table]
+                dense.index_fill_(0, last_rows, 0.0)
             else:
                 dense = torch.zeros_like(table.weight)
-            # NOTE: scaled since it was gathered, it no longer says that it is.
+            # NOTE: clipping after `gather` clears the coalesced flag, hence the private getters.
             rows = gradient._indices()[0]
             table.weight.grad = dense.index_copy_(0, rows, gradient._values())
             self._spread[table] = dense, rows
 
     def _sparse(self) -> Iterator[tuple[nn.Embedding, Tensor]]:
-        """Not those of tables that are read whole as well, as scores of words do."""
+        """Tables with a sparse gradient; it is dense if the whole table is read too, as by
+        vocabulary scores."""
         for table in self._tables:
             gradient = table.weight.grad
             if gradient is not None and gradient.is_sparse:
@@ -50,10 +51,10 @@ class SparseGradients:
 
 @contextmanager
 def sparse_gradients(model: ObjectiveModel, *, on: bool) -> Iterator[SparseGradients]:
-    """Inside, the word embeddings' gradients come by rows; `on` False leaves all as it is.
+    """Make gradients of word embeddings sparse inside the context; does nothing if `on` is False.
 
-    Where an objective reads all words as well, the rows are added to the gradient from there, which
-    stays dense. Ranks sum dense gradients, so several have this one alone.
+    If an objective reads all words too, the rows are added to its gradient, which stays dense.
+    Ranks sum dense gradients only, so with several ranks just this table is included.
     """
     several = rank_of_world()[1] > 1
     tables = [

@@ -1,8 +1,8 @@
-"""Word embeddings of which the rows that are trained on read a part.
+"""Word embeddings restricted to the words that the training rows read.
 
-What labelled rows read is known before the first step, and seldom half of a vocabulary; the table
-is half of a small encoder's weights, and more of one for many languages. What nobody reads has no
-gradient, and an optimizer that goes through it all the same takes memory and time for it.
+The words that labelled rows read are known before the first step and are seldom half of the
+vocabulary, while the table is half of a small encoder's weights, and more of a multilingual one's.
+Unread words have no gradient, but would cost the optimizer memory and time.
 """
 
 from collections.abc import Iterable
@@ -19,17 +19,19 @@ from bert_core.objectives.base import ObjectiveModel
 
 
 def train_read_words(model: ObjectiveModel, windows: Iterable[Window], pad_id: int) -> None:
-    """Train, of the word embeddings of `model`, those that `windows` read; before its optimizer is
-    made. It can read no others then, but its state has all, and is that of the model as it was.
+    """Train only the word embeddings that `windows` read; call this before creating the optimizer.
+    The model can then read no other words, but its state dict has all of them, as if all had been
+    trained.
 
-    A model that stays as it is, or scores all words, is left alone.
+    Does nothing if the encoder is frozen, or if an objective scores all words.
 
     Args:
-        windows: all that the model will be shown.
-        pad_id: what they are filled up with.
+        windows: all windows that the model will read.
+        pad_id: the id that pads them.
     """
     parts = model.encoder.embeddings
-    scored = any(each.reads_words for each in model.objectives.values())  # if but when measured
+    # Even if an objective scores words in measurements only.
+    scored = any(objective.reads_words for objective in model.objectives.values())
     if scored or not parts.word_embeddings.weight.requires_grad:
         return
     read = np.zeros(parts.word_embeddings.num_embeddings, dtype=bool)
@@ -42,18 +44,18 @@ def train_read_words(model: ObjectiveModel, windows: Iterable[Window], pad_id: i
 
 
 class ReadWords(nn.Embedding):
-    """The embeddings that are read, and one of the others: of these AdamW moves every row by its
-    decay alone, and as it moves the witness it would have moved all. State dicts have them all.
+    """The embeddings that are read, plus one of the others, the witness: AdamW changes unread rows
+    by weight decay only, by the same factor as the witness. State dicts have all rows.
     """
 
     def __init__(self, table: nn.Embedding, read: Bool[Tensor, "vocab"]) -> None:
-        """`read` is not True for all."""
+        """`read` must not be True for all words."""
         whole = table.weight.detach().cpu().clone()
-        # The longest says best by how much it was shortened.
+        # The longest unread vector measures the decay most precisely.
         lengths = whole.norm(dim=1)
         witness = lengths.masked_fill(read | ~lengths.isfinite(), -1.0).argmax()
         words = torch.cat([read.nonzero()[:, 0], witness[None]])
-        places = torch.full((len(read),), len(words))  # where there is no row
+        places = torch.full((len(read),), len(words))  # out of range for unread words
         places[words[:-1]] = torch.arange(len(words) - 1)
         pad = table.padding_idx
         super().__init__(
@@ -66,7 +68,7 @@ class ReadWords(nn.Embedding):
         self.weight.table = self  # type: ignore[attr-defined]  # for its moments
 
     def forward(self, input_ids: Int[Tensor, "*tokens"]) -> Float[Tensor, "*tokens embedding"]:
-        """Raises: IndexError, on a CPU, of a word that is not among those that are read."""
+        """Raises: IndexError, on a CPU, for a word that is not among the read ones."""
         if self._places.device != input_ids.device:
             self._places = self._places.to(input_ids.device)
         places = self._places[input_ids]
@@ -82,21 +84,21 @@ class ReadWords(nn.Embedding):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         key = f"{prefix}weight"
-        given = state_dict.get(key)  # of another shape it is refused as it came
+        given = state_dict.get(key)  # of another shape, torch refuses it
         whole = given is not None and given.shape == self._whole.shape
         rows = {} if given is None else {key: given[self._words] if whole else given}
         super()._load_from_state_dict(rows, prefix, *args)
 
     def moments_of_all(self, moments: Float[Tensor, "read embedding"]) -> Tensor:
-        """With those of the words that are not read, which have none; on the CPU."""
+        """Moments of all words, on the CPU; zero for unread words."""
         whole = torch.zeros(self._whole.shape, dtype=moments.dtype)
         return whole.index_copy_(0, self._words[:-1], moments[:-1].cpu())
 
     def moments_of_read(self, moments: Float[Tensor, "vocab embedding"]) -> Tensor:
-        """The reverse."""
+        """The reverse of `moments_of_all`."""
         return moments[self._words]
 
 
 def table_of(weight: Tensor) -> ReadWords | None:
-    """The table whose weight it is, where it is one of words that are read."""
+    """The `ReadWords` table that owns this weight; None if none does."""
     return getattr(weight, "table", None)

@@ -331,10 +331,10 @@ def test_weights_that_run_code_are_refused(tmp_path: Path) -> None:
     write_with_transformers(tmp_path, "BertModel")
     (tmp_path / "model.safetensors").unlink()
     torch.save({"x": Path("anything")}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(FormatError, match=r"pytorch_model\.bin is no file of tensors alone"):
+    with pytest.raises(FormatError, match=r"pytorch_model\.bin is not a file of tensors only"):
         load_bundle(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"no zip")
-    with pytest.raises(FormatError, match=r"pytorch_model\.bin is no file of tensors alone"):
+    with pytest.raises(FormatError, match=r"pytorch_model\.bin is not a file of tensors only"):
         load_bundle(tmp_path)
 
 
@@ -403,7 +403,7 @@ def test_heads_start_fresh_where_the_bundle_has_none_that_fit(tmp_path: Path) ->
     assert not model.state_dict()["objectives.classification.head.linear.bias"].any()
     for name, tensor in pretrained.encoder.state_dict().items():
         assert torch.equal(model.encoder.state_dict()[name], tensor)
-    with pytest.raises(FormatError, match=r"wanted objectives\.classification\.head.*it is absent"):
+    with pytest.raises(FormatError, match=r"wanted objectives\.classification\.head.*got none"):
         build_model(bundle, [Classification(CONFIG, 3)], require_heads=True)
 
 
@@ -412,7 +412,7 @@ def test_a_head_for_other_labels_is_not_taken(tmp_path: Path) -> None:
     bundle = load_bundle(tmp_path / "bundle")
     model = build_model(bundle, [Classification(CONFIG, 4)])
     assert not model.state_dict()["objectives.classification.head.linear.bias"].any()
-    with pytest.raises(FormatError, match=r"of shape \(4, 24\), it is of shape \(3, 24\)"):
+    with pytest.raises(FormatError, match=r"of shape \(4, 24\), got shape \(3, 24\)"):
         build_model(bundle, [Classification(CONFIG, 4)], require_heads=True)
 
 
@@ -455,7 +455,7 @@ def test_a_bundle_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_nothing_that_lies_there_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "thesis.txt").write_text("precious")
-    message = "wanted a path where nothing lies yet.*remove it, or give another output"
+    message = "wanted a path that does not exist yet.*remove it, or use another output"
     with pytest.raises(ConfigError, match=message):
         saved(tmp_path / "bundle", "mlm")
     assert [path.name for path in tmp_path.rglob("*")] == ["bundle", "thesis.txt"]
@@ -463,7 +463,7 @@ def test_nothing_that_lies_there_is_replaced(tmp_path: Path) -> None:
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     large = Tokenizer.from_vocabulary([*VOCABULARY, "one", "more"], lowercase=True)
-    with pytest.raises(ConfigError, match=r"at most 60 tokens.*the tokenizer has 62"):
+    with pytest.raises(ConfigError, match=r"at most 60 tokens.*got 62 in the tokenizer"):
         save_bundle(tmp_path / "bundle", model_of("mlm"), large, task=None, metrics={}, lineage={})
 
 
@@ -491,7 +491,7 @@ def test_a_changed_file_is_named_with_both_digests_and_the_way_out(
         with pytest.raises(FormatError) as caught:
             load(tmp_path / "bundle")
         assert re.search(
-            rf"{name}: wanted sha256 {wanted[:12]}, got [0-9a-f]{{12}}: the file was changed after "
+            rf"{name}: wanted sha256 {wanted[:12]}, got [0-9a-f]{{12}}: the file has changed since "
             "the bundle was written; copy or write the bundle again",
             str(caught.value),
         )
@@ -501,7 +501,7 @@ def test_a_changed_file_is_named_with_both_digests_and_the_way_out(
 def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
     saved(tmp_path / "bundle", "mlm")
     (tmp_path / "bundle" / name).unlink()
-    with pytest.raises(FormatError, match=f"{name}: wanted this file of the bundle, there is none"):
+    with pytest.raises(FormatError, match=f"{name}: wanted this file of the bundle, it is missing"):
         load_bundle(tmp_path / "bundle")
 
 
@@ -538,7 +538,7 @@ def other_family(folder: Path) -> None:
         (empty_weights, "cannot be read: .*copy or write the bundle again"),
         (drop_vocabulary, "wanted tokenizer.json or vocab.txt, neither is there"),
         (break_config, r"config\.json: wanted JSON, it cannot be read"),
-        (list_config, r"config\.json: wanted a JSON object, found list"),
+        (list_config, r"config\.json: wanted a JSON object, got list"),
         (other_family, "model_type = 'llama': wanted one of the families bert, roberta"),
     ],
 )
@@ -552,7 +552,7 @@ def test_damage_to_a_folder_of_transformers_is_refused(
 
 
 def test_no_folder_is_an_error_that_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"config\.json: wanted this file.*there is none"):
+    with pytest.raises(FormatError, match=r"config\.json: wanted this file.*it is missing"):
         load_bundle(tmp_path / "nowhere")
 
 
@@ -564,7 +564,7 @@ def test_no_folder_is_an_error_that_says_what_to_give(tmp_path: Path) -> None:
             f"wanted format_version {FORMAT_VERSION} or older, got {FORMAT_VERSION + 1}: "
             "it was made by a newer raybert, update this one",
         ),
-        ({"format_version": None}, "wanted a format_version, it has none"),
+        ({"format_version": None}, "wanted a format_version, got none"),
         ({"files": {}}, "wanted the sha256 of at least config.json and model.safetensors"),
         ({"task": "palmistry"}, "wanted one of the tasks .*, got 'palmistry'"),
     ],

@@ -249,7 +249,7 @@ def test_a_bundle_that_has_a_graph_for_weights_is_refused(
         tmp_path / "exported", build_model(bundle, []), bundle.tokenizer, task=bundle.task,
         metrics={}, lineage={}, graph=(GRAPHS[None], lambda path: path.write_bytes(b"graph")),
     )  # fmt: skip
-    with pytest.raises(FormatError, match=r"this one was exported and has onnx/model\.onnx inst"):
+    with pytest.raises(FormatError, match=r"got an exported one with onnx/model\.onnx inst"):
         distill.run(on_rows(**{name: str(tmp_path / "exported")}))
 
 

@@ -647,7 +647,9 @@ def test_a_vocabulary_that_is_larger_than_the_model_is_refused(kind: str, tmp_pa
     (tmp_path / "bundle" / "raybert.json").unlink()
     larger = Tokenizer.from_vocabulary([*TOKENIZER.vocabulary, "one", "more"], lowercase=False)
     larger.save(tmp_path / "bundle")
-    with pytest.raises(FormatError, match=r"at most 97 tokens.*the tokenizer has 99: use the tok"):
+    with pytest.raises(
+        FormatError, match=r"at most 97 tokens.*got 99 in the tokenizer: use the tok"
+    ):
         load_bundle(tmp_path / "bundle")
 
 

@@ -121,7 +121,7 @@ def test_heads_that_are_none_of_the_class_are_left_out(name: str) -> None:
 def test_weights_of_another_architecture_are_refused() -> None:
     theirs = to_huggingface(state_of("mlm", "nsp"), CONFIG)
     foreign = theirs | {"bert.encoder.layer.0.crossattention.self.query.weight": torch.zeros(1)}
-    with pytest.raises(FormatError, match=r"crossattention.*encoder of Bert has no such part"):
+    with pytest.raises(FormatError, match=r"crossattention.*encoder of Bert has no such tensor"):
         from_huggingface(foreign, CONFIG)
     untied = theirs | {"cls.predictions.decoder.weight": torch.zeros(97, 32)}
     with pytest.raises(FormatError, match=r"decoder\.weight: wanted the values of bert\.embed"):
@@ -144,7 +144,7 @@ def test_a_class_has_the_objectives_that_it_was_made_for() -> None:
     assert objectives_of(roberta, "RobertaForMaskedLM") == {"mlm"}
     assert objectives_of(roberta, "RobertaForCausalLM") == frozenset()
     for config, objectives in ((roberta, {"mlm", "nsp"}), (EncoderConfig(), {"mlm", "sop"})):
-        with pytest.raises(ConfigError, match="wanted heads that a class of Hugging Face has"):
+        with pytest.raises(ConfigError, match="wanted the heads of a Hugging Face class"):
             architecture(config, frozenset(objectives))
 
 
@@ -187,7 +187,7 @@ def test_the_config_of_every_variant_goes_there_and_back(name: str) -> None:
         ({"model_type": "modernbert", "norm_bias": True}, "norm_bias = True: wanted False"),
         (
             {"model_type": "modernbert", "layer_types": ["full_attention"] * 2 + ["sliding"]},
-            "layer_types = .*wanted full_attention first and at equal distances",
+            "layer_types = .*wanted full_attention first and at equal intervals",
         ),
         (
             {"model_type": "modernbert", "layer_types": ["sliding_attention"] * 4},

@@ -286,9 +286,9 @@ def test_a_layer_map_says_which_layers_are_compared() -> None:
 @pytest.mark.parametrize(
     ("layers", "given", "wanted"),
     [
-        (3, (), "wanted one, as the 4 layers of the teacher are no multiple of the student's 3"),
-        (2, (1,), r"for each of the student's 2 layers one of the teacher's, 0 to 3, got \[1\]"),
-        (2, (1, 4), r"0 to 3, got \[1, 4\]: correct it, or leave it out"),
+        (3, (), "wanted a map, as the teacher's 4 layers are no multiple of the student's 3"),
+        (2, (1,), r"layer of the teacher, 0 to 3, for each of the student's 2 layers, got \[1\]"),
+        (2, (1, 4), r"0 to 3, for each .*, got \[1, 4\]: correct it, or remove it"),
     ],
 )
 def test_a_layer_map_that_does_not_fit_is_refused(
@@ -301,7 +301,7 @@ def test_a_layer_map_that_does_not_fit_is_refused(
 def test_attention_needs_as_many_heads() -> None:
     own = replace(encoder_of(16, 2), attention=replace(encoder_of(16, 2).attention, num_heads=2))
     student, teacher = ObjectiveModel(own, []), ObjectiveModel(encoder_of(32, 4), [])
-    with pytest.raises(ConfigError, match=r"a student with 4 heads a layer, .* got 2"):
+    with pytest.raises(ConfigError, match=r"a student with 4 heads per layer, .* got 2"):
         Distillation(student, teacher, {"hidden": 1.0, "attention": 1.0})
 
 
@@ -337,7 +337,7 @@ def test_layers_that_are_not_there_or_are_others_elsewhere_are_refused() -> None
     with torch.device("meta"):
         state = {f"encoder.{name}": value for name, value in Encoder(config).state_dict().items()}
     for layers in ([1, 2], [0, 3]):  # the first has no norm, and looks at whole rows
-        with pytest.raises(ConfigError, match="wanted layers that are in their new places"):
+        with pytest.raises(ConfigError, match="wanted layers of the same kind as in their"):
             with_layers(config, state, layers)
     with pytest.raises(ConfigError, match=r"wanted layers of the model, 0 to 21, got \[0, 22\]"):
         with_layers(config, state, [0, 22])

@@ -177,15 +177,15 @@ def make_newer(folder: Path) -> None:
     [
         (
             change_model,
-            f"{MODEL}{SUFFIX}: wanted sha256 .*, got .*: the file was changed; remove this",
+            f"{MODEL}{SUFFIX}: wanted sha256 .*, got .*: the file has changed; remove this",
         ),
         (
             cut_optimizer,
-            f"{OPTIMIZER}{SUFFIX}: wanted sha256 .*, got .*: the file was changed; remove",
+            f"{OPTIMIZER}{SUFFIX}: wanted sha256 .*, got .*: the file has changed; remove",
         ),
         (
             remove_model,
-            f"{MODEL}{SUFFIX}: wanted the file that {LAST_FILE} names, it is not there; remove",
+            f"{MODEL}{SUFFIX}: wanted the file that {LAST_FILE} lists, it is missing; remove",
         ),
         (make_newer, f"wanted format_version {FORMAT_VERSION} or older, got {FORMAT_VERSION + 1}"),
     ],
@@ -209,8 +209,8 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, 7)
     with pytest.raises(
         FormatError,
-        match=r"step-00000007: wanted a checkpoint of run 91bc07, it belongs to run 3f2a91 "
-        r"\(another config, other shards\): give another output, or start over with --force",
+        match=r"step-00000007: wanted a checkpoint of run 91bc07, got one of run 3f2a91 "
+        r"\(another config or other shards\): use another output, or start over with --force",
     ):
         load_weights(checkpoint, trained(0)[0], run_digest="91bc07" + "0" * 58)
 

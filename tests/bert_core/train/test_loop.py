@@ -561,8 +561,8 @@ def test_a_run_that_diverges_stops_before_the_step(poison: float) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(
         DivergedError,
-        match=r"step 3: wanted a finite gradient, its norm is nan: train into another output with "
-        r"a lower optimizer\.lr or longer schedule\.warmup_steps",
+        match=r"step 3: wanted a finite gradient, got norm nan: train into another output with "
+        r"a lower optimizer\.lr or more schedule\.warmup_steps",
     ):
         next(steps)
     for name, value in model.state_dict().items():
@@ -573,7 +573,7 @@ def test_a_loss_that_leaves_where_it_was_is_a_divergence() -> None:
     rise = Rise(2.0)
     for step, loss in enumerate([10.0, 13.0, 8.0, 7.0, 6.0, 6.5, 5.0, 5.5, 5.0, 4.0, 5.0, 7.7]):
         rise.check(step, loss)  # the first points wander
-    message = r"step 12: the loss rose to 8\.500, where the median of the 12 points before is 6\.25"
+    message = r"the loss rose to 8\.500, .* above 6\.250, the median of the previous 12 points"
     with pytest.raises(DivergedError, match=message):
         rise.check(12, 8.5)
     never = Rise(0.0)
