@@ -225,7 +225,7 @@ def test_held_out_rows_of_one_class_have_finite_metrics() -> None:
         (
             QuestionAnswering(),
             QUESTION | {"answers": [{"text": "red", "answer_start": 0}]},
-            "row 1: wanted an answer that stands in the passage, 'red' does not",
+            "row 1: wanted an answer that is in the passage, 'red' is not",
         ),
     ],
 )
