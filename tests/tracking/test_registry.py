@@ -65,7 +65,7 @@ def test_the_champion_is_replaced_only_by_one_that_is_not_worse(
     forced = publish_at(store, name, bundles[0], verdict=verdict_of(WRONG, RIGHT), force=True)
     assert forced.why.startswith("version 1 is the champion by force, the difference is accuracy")
     again = publish_at(store, name, bundles[0])
-    assert again.why == "version 1 is the champion already"
+    assert again.why == "version 1 is already the champion"
     assert champion(name, uri=store) == first.version
     versions = connect(store).search_model_versions(f"name = '{name}'")
     assert sorted(str(version.version) for version in versions) == ["1", "2"]
