@@ -135,8 +135,8 @@ def build(arguments: BuildArguments) -> Application:
     """One model in one application. Raises: see `find`."""
     settings = arguments.model_dump(exclude={"name", "model"})
     config = ServeConfig(models=[f"{arguments.name}={arguments.model}"], **settings)
-    ((name, found),) = find(config).items()
-    return _model_application(config, name, found, alone=True)
+    ((name, model),) = find(config).items()
+    return _model_application(config, name, model, alone=True)
 
 
 def run(config: ServeConfig) -> None:
@@ -233,10 +233,10 @@ def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
         ray_actor_options={"num_cpus": 0},
     )(Front).bind(list(models))
     targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
-    for name, found in models.items():
-        model = _model_application(config, name, found, alone=False)
+    for name, model in models.items():
+        application = _model_application(config, name, model, alone=False)
         prefix = f"/v1/models/{name}"
-        targets.append(ray_serve.RunTarget(model, application_name(name), prefix))
+        targets.append(ray_serve.RunTarget(application, application_name(name), prefix))
     environment = haproxy.settings(enabled=config.haproxy)
     # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
     # and are waited for below.
@@ -258,7 +258,7 @@ def shut_down() -> None:
     haproxy.remove_files(ray.get_runtime_context().get_node_id())
 
 
-def _model_application(config: ServeConfig, name: str, found: Found, *, alone: bool) -> Application:
+def _model_application(config: ServeConfig, name: str, model: Found, *, alone: bool) -> Application:
     replica = ray_serve.deployment(
         name="model",
         num_replicas=config.num_replicas,
@@ -267,8 +267,8 @@ def _model_application(config: ServeConfig, name: str, found: Found, *, alone: b
         ray_actor_options={"num_cpus": config.threads, "num_gpus": config.num_gpus},
     )(ModelReplica)
     return replica.bind(
-        found.folder,
-        found.source,
+        model.folder,
+        model.source,
         alone,
         name=name,
         device="cuda" if config.num_gpus else "cpu",
@@ -280,9 +280,9 @@ def _model_application(config: ServeConfig, name: str, found: Found, *, alone: b
 
 def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
     url = f"http://{steady.reachable(config.host)}:{config.port}"
-    name, found = next(iter(models.items()))
+    name, model = next(iter(models.items()))
     print(f"serving {', '.join(models)} at {url} (a page for trying them; stop with Ctrl-C)")
-    print(curl(f"{url}/v1/models/{name}/predict", found.example), flush=True)
+    print(curl(f"{url}/v1/models/{name}/predict", model.example), flush=True)
 
 
 def curl(url: str, example: Any) -> str:

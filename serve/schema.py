@@ -114,8 +114,8 @@ class Shapes:
             ) from error
         if not isinstance(request, dict):
             raise RequestError(f"the body: wanted a JSON object, got {shown(request)}: {way_out}")
-        beside = self._checked.model_fields if self._task.parameters_beside else ()
-        unknown = sorted(request.keys() - {"inputs", "parameters", *beside})
+        at_top = self._checked.model_fields if self._task.parameters_beside else ()
+        unknown = sorted(request.keys() - {"inputs", "parameters", *at_top})
         if unknown:
             raise RequestError(
                 f'the body: wanted the keys "inputs" and "parameters", got {as_json(unknown[0])} '
@@ -131,7 +131,7 @@ class Shapes:
             as_row(self._task.inputs, each, f"inputs[{place}]" if several else "inputs")
             for place, each in enumerate(inputs if several else [inputs])
         ]
-        top_level = {name: request[name] for name in beside if name in request}
+        top_level = {name: request[name] for name in at_top if name in request}
         parameters = self._parse_parameters(request.get("parameters"), top_level)
         return PredictRequest(rows, several, parameters)
 
@@ -139,12 +139,12 @@ class Shapes:
         """The response body: a list, or for a single input a bare answer, if the task does so."""
         return answers[0] if self._task.single_is_bare and not request.several else answers
 
-    def _parse_parameters(self, values: Any, beside: dict[str, Any]) -> Parameters | None:
-        if values is None and not beside:
+    def _parse_parameters(self, values: Any, top_level: dict[str, Any]) -> Parameters | None:
+        if values is None and not top_level:
             return None
         if values is not None and not isinstance(values, dict):
             raise RequestError(f"parameters: wanted a JSON object, got {shown(values)}")
-        values = beside | (values or {})
+        values = top_level | (values or {})
         names = list(self._checked.model_fields)
         for name in values:
             if name not in names:

@@ -131,7 +131,7 @@ def _use(publication: Publication, predictor: "Predictor", example: Any) -> str:
     except InputError:  # the example is too long
         [answer], cut = predictor.predict([example], task.cutting()), _cut(task)
     best = json.dumps(task.cells(answer), ensure_ascii=False)
-    asked = f"[{example!r}]" if isinstance(example, str) else f"pd.DataFrame([{dict(example)!r}])"
+    call = f"[{example!r}]" if isinstance(example, str) else f"pd.DataFrame([{dict(example)!r}])"
     imports = (
         "import mlflow\n" if isinstance(example, str) else "import mlflow\nimport pandas as pd\n"
     )
@@ -139,7 +139,7 @@ def _use(publication: Publication, predictor: "Predictor", example: Any) -> str:
         "With raybert installed, and MLflow's tracking URI set to this registry:\n\n"
         f"```python\n{imports}\n"
         f'model = mlflow.pyfunc.load_model("models:/{version.name}/{version.version}")\n'
-        f"model.predict({asked}{cut})\n```\n\n"
+        f"model.predict({call}{cut})\n```\n\n"
         f"The answer, on the machine that measured it:\n\n```json\n{best}\n```\n\n"
         f"`raybert serve` serves it over HTTP; {loads} the folder of this file."
     )
