@@ -195,7 +195,7 @@ def test_tags_that_break_their_scheme_are_counted_not_lost() -> None:
         ({"tokens": ["a"], "tags": ["B-per", "O"]}, "row 1: wanted one tag per word, got 2 tags"),
         (
             {"tokens": ["a"], "tags": ["NOUN"]},
-            r"row 1: wanted tags of entities .*, got 'NOUN': corr",
+            r"row 1: wanted entity tags .*, got 'NOUN': corr",
         ),
     ],
 )
