@@ -1,8 +1,8 @@
-"""HTTP: which path answers what, and every error as JSON that says the way out.
+"""HTTP: which path answers what, and every error as JSON that says how to fix it.
 
-An error is `{"error": …, "error_type": …}` with one of these statuses: 400 the body is no JSON,
-422 it is JSON of another shape, 404 no such model or path, 405 another method is wanted, 503 a
-model does not answer, 500 our fault. Where a model runs is behind `ServedModel`: no Ray here.
+An error is `{"error": …, "error_type": …}` with one of these statuses: 400 the body is not JSON,
+422 it is JSON of the wrong shape, 404 no such model or path, 405 wrong method, 503 a model does not
+answer, 500 our fault. `ServedModel` hides where a model runs: no Ray here.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from serve.model import Card, Model, ServedModel
 from serve.schema import NotReadyError, RequestError, Shapes, UnknownModelError
 
 READY_TIMEOUT_S = 10.0
-"""Longest that a model may take for the forward pass that shows it to be ready."""
+"""Timeout of the forward pass that shows a model to be ready."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A model in the list of models, whose outer shape is OpenAI's."""
+    """A model in the list of models, which has the shape of OpenAI's."""
 
     id: str
     object: str = "model"
     predict: str
     """Path to post requests to."""
     card: Card | None
-    """None where the model does not answer."""
+    """None if the model does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Listing:
 
 
 def model_routes(model: Model) -> APIRouter:
-    """What one model answers: `POST /predict`, `GET /` (its card), `/healthz` and `/readyz`."""
+    """The routes of one model: `POST /predict`, `GET /` (its card), `/healthz` and `/readyz`."""
     router = APIRouter(tags=[model.name])
     shapes = Shapes(model.task)
     responses: dict[int | str, dict[str, Any]] = {
@@ -71,7 +71,7 @@ def model_routes(model: Model) -> APIRouter:
 
     @router.get("/")
     async def card() -> Card:
-        """What this model is."""
+        """The card of this model."""
         return await model.card()
 
     @router.post(
@@ -81,8 +81,8 @@ def model_routes(model: Model) -> APIRouter:
         openapi_extra=shapes.openapi,
     )
     async def predict(request: Request) -> Response:
-        """A list of answers to a list of inputs, in order. An input by itself is answered as
-        Hugging Face's clients expect of the task: by its answer, or by a list of one."""
+        """A list of answers to a list of inputs, in order. A single input is answered as Hugging
+        Face's clients expect for the task: with a bare answer, or with a list of one."""
         checked = shapes.parse(await request.body())
         answers = await model.predict(checked.inputs, checked.parameters)
         return _json(200, shapes.body(checked, answers))
@@ -102,13 +102,13 @@ def model_routes(model: Model) -> APIRouter:
 
 
 def list_routes(models: Mapping[str, ServedModel]) -> APIRouter:
-    """`GET /v1/models`, and a 404 with the names there are below any other name."""
+    """`GET /v1/models`, and for unknown names a 404 that lists the existing ones."""
     router = APIRouter(tags=["models"])
 
     async def entry(name: str, model: ServedModel) -> Entry:
         try:
             card = await asyncio.wait_for(model.card(), READY_TIMEOUT_S)
-        except Exception:  # whatever ails one model, the others are listed
+        except Exception:  # whatever is wrong with one model, the others are listed
             card = None
         return Entry(id=name, predict=f"/v1/models/{name}/predict", card=card)
 
@@ -119,7 +119,7 @@ def list_routes(models: Mapping[str, ServedModel]) -> APIRouter:
 
     @router.get("/v1/models/{name}")
     async def card(name: str) -> Card:
-        """What one of them is."""
+        """The card of one model."""
         if name not in models:
             raise unknown(name)
         return await models[name].card()
@@ -141,13 +141,13 @@ def list_routes(models: Mapping[str, ServedModel]) -> APIRouter:
 
 
 def front_routes(models: Mapping[str, ServedModel]) -> APIRouter:
-    """What stands before the models: the page, `/healthz`, and `/readyz` for all of them."""
+    """The routes in front of the models: the page, `/healthz`, and `/readyz` for all of them."""
     router = APIRouter(tags=["front"])
     page = files("serve").joinpath("page/index.html").read_text(encoding="utf-8")
 
     @router.get("/", response_class=HTMLResponse)
     async def show() -> str:
-        """A page to try the models on."""
+        """A page for trying the models."""
         return page
 
     @router.get("/healthz")
@@ -165,7 +165,7 @@ def front_routes(models: Mapping[str, ServedModel]) -> APIRouter:
 
 
 def create_model_app(model: Model, *, alone: bool) -> FastAPI:
-    """The application of one model; alone, with no front before it, it lists itself."""
+    """The application of one model; if `alone`, without a front, it also lists itself."""
     routes = model_routes(model)
     app = _create_app(f"raybert: {model.name}", routes)
     if alone:
@@ -175,12 +175,12 @@ def create_model_app(model: Model, *, alone: bool) -> FastAPI:
 
 
 def create_front_app(models: Mapping[str, ServedModel]) -> FastAPI:
-    """The application at `/`, which every path reaches that belongs to no model."""
+    """The application at `/`, which handles every path that belongs to no model."""
     return _create_app("raybert", front_routes(models), list_routes(models))
 
 
 def _create_app(title: str, *routers: APIRouter) -> FastAPI:
-    """The routes, their OpenAPI at `/openapi.json`, and every error in our shape."""
+    """The routes, their OpenAPI at `/openapi.json`, and all errors in our format."""
     app = FastAPI(title=title)
     for router in routers:
         app.include_router(router)
@@ -212,7 +212,7 @@ def _create_app(title: str, *routers: APIRouter) -> FastAPI:
 
 
 async def _check_ready(models: Mapping[str, ServedModel]) -> None:
-    """Run a pass of every model at once. Raises: NotReadyError naming those that failed."""
+    """Run a pass of all models concurrently. Raises: NotReadyError naming those that failed."""
     results = await asyncio.gather(
         *(asyncio.wait_for(model.check_ready(), READY_TIMEOUT_S) for model in models.values()),
         return_exceptions=True,
@@ -225,10 +225,10 @@ async def _check_ready(models: Mapping[str, ServedModel]) -> None:
     if failed:
         raise NotReadyError(
             f"wanted a forward pass of every model within {READY_TIMEOUT_S:.0f} s, "
-            f"none came from {', '.join(failed)}: try again, or see the server's log"
+            f"got none from {', '.join(failed)}: try again, or see the server's log"
         )
 
 
 def _json(status: int, content: Any) -> Response:
-    # ASCII: a lone surrogate that a caller sent, and a message repeats, has no UTF-8.
+    # ASCII: a lone surrogate from a caller, repeated in a message, cannot be encoded as UTF-8.
     return Response(json.dumps(content), status, media_type="application/json")

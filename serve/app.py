@@ -1,8 +1,8 @@
-"""Ray Serve: each model an application of its own, and a front application before them.
+"""Ray Serve: one application per model, and a front application.
 
-Deploying, scaling or failing one model leaves the others alone. `run` is `raybert serve`; `build`
-is for `serve run serve.app:build name=docs model=runs/docs/finetune/bundle`, one model in one
-application that answers at the same paths. What the paths answer is in `serve.api`.
+Deploying, scaling or failure of one model does not affect the others. `run` is `raybert serve`;
+`build` is for `serve run serve.app:build name=docs model=runs/docs/finetune/bundle`: one model in
+one application that answers at the same paths. `serve.api` defines the paths.
 """
 
 import io
@@ -36,12 +36,12 @@ from tracking.resolve import resolve
 from tracking.server import tracking_uri
 
 GRACEFUL_SHUTDOWN_S = 5.0
-"""Longest that a replica which is to end may go on with what it has begun."""
+"""How long a stopping replica may continue with requests in progress."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A reference, and the registry that it is meant for."""
+    """A reference, and the URI of its registry."""
 
     reference: str
     tracking_uri: str
@@ -49,26 +49,26 @@ class Source:
 
 @dataclass(frozen=True)
 class Found:
-    """A model that is known to load, on the machine that deploys it."""
+    """A model that has been loaded once on the machine that deploys it."""
 
     source: Source
     folder: Path
     example: Any
-    """An input, as a request has it."""
+    """An input, as in a request."""
 
 
 @ray_serve.ingress()
 class ModelReplica:
-    """A process that answers for one model."""
+    """A process that serves one model."""
 
     def __init__(self, folder: Path, source: Source, alone: bool, **settings: Any) -> None:
         """Load the model.
 
         Args:
-            folder: where the bundle lies on the machine that deployed it.
-            source: where it comes from on any other machine.
-            alone: whether no front stands before it, so that it lists itself.
-            settings: what `Model` takes besides the bundle.
+            folder: folder of the bundle on the machine that deployed it.
+            source: where to get it on any other machine.
+            alone: whether there is no front, so that it must list itself.
+            settings: arguments of `Model` besides the bundle.
         """
         self._alone = alone
         here = folder if folder.is_dir() else resolve(source.reference, uri=source.tracking_uri)
@@ -85,7 +85,7 @@ class ModelReplica:
 
 
 class RemoteModel(ServedModel):
-    """A model in its own application, as the front sees it."""
+    """A model in a separate application, as the front sees it."""
 
     def __init__(self, name: str) -> None:
         self._handle: DeploymentHandle = ray_serve.get_deployment_handle(
@@ -101,7 +101,7 @@ class RemoteModel(ServedModel):
 
 @ray_serve.ingress()
 class Front:
-    """The page, the list of models, and whether all of them are ready."""
+    """The page, the list of models, and the readiness check for all of them."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
@@ -111,12 +111,12 @@ class Front:
 
 
 def application_name(model: str) -> str:
-    """Serve's name of a model's application; it never is that of the front."""
+    """Serve's name for a model's application; never equal to that of the front."""
     return f"model-{model}"
 
 
 class BuildArguments(pydantic.BaseModel):
-    """What `serve run serve.app:build` takes as key=value: a model, and fields of `ServeConfig`."""
+    """Arguments of `serve run serve.app:build`, key=value: a model, and fields of `ServeConfig`."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -132,20 +132,20 @@ class BuildArguments(pydantic.BaseModel):
 
 
 def build(arguments: BuildArguments) -> Application:
-    """One model in one application. Raises: as `find` does."""
+    """One model in one application. Raises: see `find`."""
     settings = arguments.model_dump(exclude={"name", "model"})
     config = ServeConfig(models=[f"{arguments.name}={arguments.model}"], **settings)
-    ((name, found),) = find(config).items()
-    return _model_application(config, name, found, alone=True)
+    ((name, model),) = find(config).items()
+    return _model_application(config, name, model, alone=True)
 
 
 def run(config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT, on the Ray cluster that this process is connected to.
 
-    Raises: ResourceError if the port is taken, or the cluster lacks the CPUs or GPUs or runs Serve
-        already; and as `find` does. Nothing is deployed then.
+    Raises: ResourceError if the port is in use, the cluster lacks CPUs or GPUs, or Serve is already
+        running on it; also see `find`. Nothing is deployed then.
     """
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the rest is in Serve's own log
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the rest is in Serve's log
     with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
         check(config)
         models = find(config)
@@ -158,35 +158,35 @@ def run(config: ServeConfig) -> None:
 
 
 def check_port(config: ServeConfig) -> None:
-    """Raises: ResourceError if the port is taken."""
+    """Raises: ResourceError if the port is in use."""
     require_free(config.host, config.port)
 
 
 def check(config: ServeConfig) -> None:
-    """See that there is room, before anything is started. Raises as `run` does."""
+    """Check the port and resources before anything is started. Raises: see `run`."""
     check_port(config)
     if ray_serve.status().proxies:
         raise ResourceError(
-            "this Ray cluster runs Ray Serve already: end that with `serve shutdown`, "
+            "this Ray cluster already runs Ray Serve: stop that with `serve shutdown`, "
             "or use another cluster"
         )
-    # Serve would wait for good for what is not there.
-    there = ray.cluster_resources()
-    _require_room(config, "CPU", config.threads, there.get("CPU", 0))
+    # Serve would wait forever for missing resources.
+    resources = ray.cluster_resources()
+    _require_room(config, "CPU", config.threads, resources.get("CPU", 0))
     if config.num_gpus:
-        _require_room(config, "GPU", config.num_gpus, there.get("GPU", 0))
+        _require_room(config, "GPU", config.num_gpus, resources.get("GPU", 0))
 
 
 def _require_room(
-    config: ServeConfig, kind: Literal["CPU", "GPU"], per_replica: float, there: float
+    config: ServeConfig, kind: Literal["CPU", "GPU"], per_replica: float, available: float
 ) -> None:
     models = len(parse_models(config.models))
     replicas = models * config.num_replicas
-    if per_replica < 1:  # a replica's share lies on one GPU
+    if per_replica < 1:  # a replica's fraction must be on a single GPU
         wanted = math.ceil(replicas / math.floor(1 / per_replica + 1e-9))
     else:
         wanted = math.ceil(replicas * per_replica)
-    if wanted <= there:
+    if wanted <= available:
         return
     ways = ["serve fewer models"] if models > 1 else []
     ways += ["lower num_replicas"] if config.num_replicas > 1 else []
@@ -199,15 +199,15 @@ def _require_room(
     ways.append(f"use a machine or cluster with more {kind}s")
     raise ResourceError(
         f"wanted {wanted} {kind}s (models {models} × num_replicas {config.num_replicas} × "
-        f"{field} {per_replica:g}), the Ray cluster has {there:g}: {', or '.join(ways)}"
+        f"{field} {per_replica:g}), the Ray cluster has {available:g}: {', or '.join(ways)}"
     )
 
 
 def find(config: ServeConfig) -> dict[str, Found]:
-    """Every model by name, each loaded once: Serve would try a replica that cannot for minutes.
+    """All models by name, each loaded once: Serve would retry a failing replica for minutes.
 
-    Raises: ConfigError for a reference that leads nowhere, or a graph that is to run on a GPU;
-        FormatError for a bundle that is damaged or answers no task; and as `resolve` does.
+    Raises: ConfigError for a reference that does not exist, or a graph that should run on a GPU;
+        FormatError for a bundle that is damaged or answers no task; also see `resolve`.
     """
     models = {}
     for name, reference in parse_models(config.models).items():
@@ -217,7 +217,7 @@ def find(config: ServeConfig) -> dict[str, Found]:
         graph = predictor.bundle.graph
         if config.num_gpus and graph is not None:
             raise ConfigError(
-                f"num_gpus: wanted 0 for {name}, since onnxruntime computes {folder / graph} on "
+                f"num_gpus: wanted 0 for {name}, since onnxruntime runs {folder / graph} on "
                 f"CPUs, got {config.num_gpus:g}: leave it out, or serve the bundle with "
                 f"{WEIGHTS} that it was exported from"
             )
@@ -226,20 +226,20 @@ def find(config: ServeConfig) -> dict[str, Found]:
 
 
 def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
-    """Put every model and the front on the cluster and wait until they answer."""
+    """Deploy all models and the front on the cluster, and wait until they answer."""
     front = ray_serve.deployment(
         name="front",
         graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
         ray_actor_options={"num_cpus": 0},
     )(Front).bind(list(models))
     targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
-    for name, found in models.items():
-        model = _model_application(config, name, found, alone=False)
+    for name, model in models.items():
+        application = _model_application(config, name, model, alone=False)
         prefix = f"/v1/models/{name}"
-        targets.append(ray_serve.RunTarget(model, application_name(name), prefix))
+        targets.append(ray_serve.RunTarget(application, application_name(name), prefix))
     environment = haproxy.settings(enabled=config.haproxy)
-    # NOTE: it gives its proxies 60 s, which a busy machine may exceed; they go on starting, and are
-    # waited for below.
+    # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
+    # and are waited for below.
     with suppress(TimeoutError):
         ray_serve.start(
             http_options={"host": config.host, "port": config.port},
@@ -251,14 +251,14 @@ def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
 
 
 def shut_down() -> None:
-    """End Serve on this cluster, HAProxy included."""
-    # NOTE: Serve's controller ends itself within a call, and Ray prints that the call failed.
+    """Stop Serve on this cluster, including HAProxy."""
+    # NOTE: Serve's controller exits during a call, and Ray prints that the call failed.
     with redirect_stdout(io.StringIO()):
         ray_serve.shutdown()
     haproxy.remove_files(ray.get_runtime_context().get_node_id())
 
 
-def _model_application(config: ServeConfig, name: str, found: Found, *, alone: bool) -> Application:
+def _model_application(config: ServeConfig, name: str, model: Found, *, alone: bool) -> Application:
     replica = ray_serve.deployment(
         name="model",
         num_replicas=config.num_replicas,
@@ -267,8 +267,8 @@ def _model_application(config: ServeConfig, name: str, found: Found, *, alone: b
         ray_actor_options={"num_cpus": config.threads, "num_gpus": config.num_gpus},
     )(ModelReplica)
     return replica.bind(
-        found.folder,
-        found.source,
+        model.folder,
+        model.source,
         alone,
         name=name,
         device="cuda" if config.num_gpus else "cpu",
@@ -280,31 +280,31 @@ def _model_application(config: ServeConfig, name: str, found: Found, *, alone: b
 
 def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
     url = f"http://{steady.reachable(config.host)}:{config.port}"
-    name, found = next(iter(models.items()))
-    print(f"serving {', '.join(models)} at {url} (a page to try them on; end with Ctrl-C)")
-    print(curl(f"{url}/v1/models/{name}/predict", found.example), flush=True)
+    name, model = next(iter(models.items()))
+    print(f"serving {', '.join(models)} at {url} (a page for trying them; stop with Ctrl-C)")
+    print(curl(f"{url}/v1/models/{name}/predict", model.example), flush=True)
 
 
 def curl(url: str, example: Any) -> str:
-    """The command line that asks a model for its example, for a shell."""
+    """The shell command that sends a model its example."""
     body = shlex.quote(json.dumps({"inputs": example}))
     return f"curl {url} -H 'Content-Type: application/json' -d {body}"
 
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """Within, SIGTERM and SIGINT raise KeyboardInterrupt, once: the end is not to be disturbed."""
+    """Inside, SIGTERM and SIGINT raise KeyboardInterrupt, but once, so that shutdown can finish."""
 
     def interrupt(signum: int, frame: object) -> None:
-        for each in previous:
-            signal.signal(each, signal.SIG_IGN)
+        for number in previous:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    previous = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    for each in previous:
-        signal.signal(each, interrupt)
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in previous:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,9 +1,9 @@
 """Many small requests → few well-filled forward passes, bounded by a budget of tokens.
 
 `ray.serve.batch` counts requests, or sizes with `batch_size_fn`; then an item that does not fit
-goes to the back of the queue, where long texts starve, and one beyond the budget raises. Here
-every batch holds the request that has waited longest, so that none waits for more passes than
-there were requests before it. What a pass computes is for the caller; nothing here knows of Ray.
+goes to the back of the queue, where long texts starve, and one above the budget raises. Here every
+batch includes the request that has waited longest, so that none waits for more passes than there
+were requests before it. What a pass computes is up to the caller; nothing here depends on Ray.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(order=True)
 class _Waiting(Generic[Item, Answer]):
-    """One item in the queue, ordered by its length, then by its turn."""
+    """One item in the queue, ordered by length, then by turn."""
 
     length: int
     turn: int
@@ -35,8 +35,8 @@ class _Waiting(Generic[Item, Answer]):
 def widest_slice(lengths: Sequence[int], start: int, budget_tokens: int) -> tuple[int, int]:
     """The run of ascending `lengths` around `start` that fits a padded batch of `budget_tokens`.
 
-    It grows by the neighbour nearer in length, since what pads least fills the batch with most
-    text. The length at `start` is always inside, even where it is beyond the budget alone.
+    It grows by the neighbour nearer in length, since less padding leaves more room for text. The
+    length at `start` is always included, even if it exceeds the budget alone.
     Returns: first index, and the index after the last.
     """
     first, end = start, start + 1
@@ -54,11 +54,11 @@ def widest_slice(lengths: Sequence[int], start: int, budget_tokens: int) -> tupl
 
 
 class Batcher(Generic[Item, Answer]):
-    """Collects items of one event loop and answers them in batches, on one thread of its own.
+    """Collects items of one event loop and answers them in batches, on one dedicated thread.
 
     A batch starts as soon as the thread is free and one of these holds: enough tokens wait to
-    fill it; as many items wait as the last batch had (so a client alone never waits for company);
-    the oldest has waited for `max_wait_ms`; no batch has run for that long.
+    fill it; as many items wait as the last batch had (so a lone client never waits for others);
+    the oldest item has waited for `max_wait_ms`; no batch has run for that long.
     """
 
     def __init__(
@@ -69,13 +69,14 @@ class Batcher(Generic[Item, Answer]):
         max_batch_tokens: int,
         max_wait_ms: float,
     ) -> None:
-        """Take no thread yet: the first `submit` does.
+        """Start no thread yet: the first `submit` does.
 
         Args:
-            run: one answer an item, in order; called on the batcher's thread, never twice at once.
+            run: returns one answer per item, in order; called on the batcher's thread, never
+                concurrently.
             length_of: tokens of an item, without padding.
-            max_batch_tokens: most tokens in a batch, with padding; a longer item goes alone.
-            max_wait_ms: longest that a batch waits to become fuller while the thread is free.
+            max_batch_tokens: maximum tokens in a batch, with padding; a longer item gets its own.
+            max_wait_ms: maximum wait of a batch for more items while the thread is free.
         """
         self._run = run
         self._length_of = length_of
@@ -83,7 +84,7 @@ class Batcher(Generic[Item, Answer]):
         self._max_wait_s = max_wait_ms / 1000
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batch")
         self._by_length: list[_Waiting[Item, Answer]] = []
-        self._by_age: deque[_Waiting[Item, Answer]] = deque()  # may hold some that have left
+        self._by_age: deque[_Waiting[Item, Answer]] = deque()  # may include removed items
         self._waiting_tokens = 0
         self._arrival = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -92,9 +93,9 @@ class Batcher(Generic[Item, Answer]):
         self._last_end_s = 0.0
 
     async def submit(self, item: Item) -> Answer:
-        """Wait for the answer to one item. Cancelling this takes the item out of the queue.
+        """Wait for the answer to one item. Cancelling this removes the item from the queue.
 
-        Raises: what `run` raised for the batch that held the item.
+        Raises: whatever `run` raised for the item's batch.
         """
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done():
@@ -119,7 +120,7 @@ class Batcher(Generic[Item, Answer]):
                 self._remove(place, place + 1)
 
     async def close(self) -> None:
-        """Cancel what waits and what is under way; the thread ends after its present pass."""
+        """Cancel waiting and running items; the thread ends after its current pass."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
@@ -143,7 +144,7 @@ class Batcher(Generic[Item, Answer]):
                     waiting.answer.cancel()
                 raise
             except Exception as error:
-                # Theirs alone: the loop goes on, for all the batches after this one.
+                # Only this batch fails: the loop continues with the next ones.
                 for waiting in batch:
                     if not waiting.answer.done():
                         waiting.answer.set_exception(error)
@@ -151,7 +152,7 @@ class Batcher(Generic[Item, Answer]):
             self._last_end_s = time.monotonic()
 
     async def _next_batch(self) -> list[_Waiting[Item, Answer]]:
-        """Wait for as long as the class says, then take the oldest and its like in length."""
+        """Wait as the class describes, then take the oldest item and those of similar length."""
         while (oldest := self._oldest()) is None or (left_s := self._left_s(oldest)) > 0:
             self._arrival.clear()
             with contextlib.suppress(TimeoutError):
@@ -161,7 +162,7 @@ class Batcher(Generic[Item, Answer]):
         return self._remove(*widest_slice(lengths, start, self._max_batch_tokens))
 
     def _left_s(self, oldest: _Waiting[Item, Answer]) -> float:
-        """How long the next batch may still wait for company; 0 or less: it starts now."""
+        """How long the next batch may still wait for more items; 0 or less: it starts now."""
         full = self._waiting_tokens >= self._max_batch_tokens
         if full or len(self._by_length) >= self._last_size:
             return 0.0
@@ -173,7 +174,7 @@ class Batcher(Generic[Item, Answer]):
         return self._by_age[0] if self._by_age else None
 
     def _remove(self, first: int, end: int) -> list[_Waiting[Item, Answer]]:
-        """Take a slice of the queue, by length, out of it."""
+        """Remove a slice from the queue, by length."""
         removed = self._by_length[first:end]
         del self._by_length[first:end]
         for waiting in removed:

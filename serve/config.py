@@ -1,4 +1,4 @@
-"""What `raybert serve` can be told."""
+"""The config of `raybert serve`."""
 
 import re
 from dataclasses import dataclass
@@ -11,40 +11,40 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Answer requests to one or several models over HTTP."""
+    """Serve one or several models over HTTP."""
 
     models: list[str] | str
-    """What to serve, as name=reference, several as a list or with commas between; a reference is a
-    bundle's folder or URI, or models:/name@alias of the registry"""
+    """Models to serve, as name=reference, several as a list or comma-separated; a reference is a
+    bundle's folder or URI, or models:/name@alias of the registry."""
     host: str = "127.0.0.1"
-    """Where to listen: 127.0.0.1 for this machine only, 0.0.0.0 for every interface"""
+    """Address to listen on: 127.0.0.1 for this machine only, 0.0.0.0 for all interfaces."""
     port: Port = 8000
-    """Port to listen on"""
+    """Port to listen on."""
     num_replicas: PositiveInt = 1
-    """Processes that answer for each model"""
+    """Processes per model."""
     threads: PositiveInt = 1
-    """Threads that a replica computes with, and CPUs that it reserves"""
+    """Compute threads per replica, and CPUs that it reserves."""
     num_gpus: NonNegativeFloat = 0.0
-    """GPUs that a replica reserves; 0 computes on the CPU, a fraction shares one GPU"""
+    """GPUs that a replica reserves; 0 computes on the CPU, a fraction shares one GPU."""
     max_batch_tokens: PositiveInt = 2048
-    """Most tokens in one forward pass, padding included; a longer text goes alone"""
+    """Maximum tokens per forward pass, padding included; a longer text gets its own pass."""
     max_wait_ms: NonNegativeFloat = 2.0
-    """Longest that a pass waits to become fuller; one that comes to an idle model never waits"""
+    """Maximum wait of a pass for more requests; a request to an idle model never waits."""
     max_ongoing_requests: PositiveInt = 256
-    """Most requests that a replica takes at a time, so that batches can fill"""
+    """Maximum concurrent requests per replica, so that batches can fill."""
     haproxy: bool = True
-    """Put HAProxy in front (far more requests a second); false uses Ray's own proxy"""
+    """Put HAProxy in front (far more requests per second); false uses Ray's own proxy."""
     allow_open_cluster: bool = False
-    """Serve on the cluster of RAY_ADDRESS though it asks for no token, and anyone who reaches its
-    ports can run code there"""
+    """Serve on the cluster at RAY_ADDRESS even if it requires no token, so that anyone who reaches
+    its ports can run code there."""
     tracking_uri: str | None = None
-    """MLflow's tracking server, for references to the registry; default as in the other stages"""
+    """MLflow's tracking URI, for references to the registry; default as in the other stages."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         parse_models(self.models)
         if self.haproxy and self.host not in ("127.0.0.1", "0.0.0.0"):
-            # HAProxy looks for the replicas of its node on 127.0.0.1; they listen on `host`.
+            # HAProxy looks for its node's replicas on 127.0.0.1; they listen on `host`.
             raise ConfigError(
                 "host: wanted 127.0.0.1 or 0.0.0.0 behind HAProxy, got "
                 f"{self.host!r}: give one of them, or set haproxy = false"
@@ -58,7 +58,7 @@ class ServeConfig:
 def parse_models(models: list[str] | str) -> dict[str, str]:
     """`name=reference`, … → reference by name, in the order given.
 
-    Raises: ConfigError if there is none, one is not of that form, or a name comes twice.
+    Raises: ConfigError if there is none, one has another form, or a name occurs twice.
     """
     entries = models.split(",") if isinstance(models, str) else models
     references: dict[str, str] = {}
@@ -66,7 +66,7 @@ def parse_models(models: list[str] | str) -> dict[str, str]:
         name, equals, reference = (part.strip() for part in entry.partition("="))
         if not (equals and reference and _NAME.fullmatch(name)):
             raise ConfigError(
-                "models: wanted name=reference, as in docs=models:/docs@champion, the name of "
+                "models: wanted name=reference, as in docs=models:/docs@champion, with a name of "
                 f"letters, digits, dots, dashes and underscores, got {entry!r}"
             )
         if name in references:

@@ -1,9 +1,9 @@
-"""Ray Serve behind HAProxy: the settings it takes, and the ports and files that are ours alone.
+"""Ray Serve behind HAProxy: its settings, and ports and files private to us.
 
-Ray reads these settings as environment variables of Serve's own processes. They are handed to
-Serve's controller, whose children inherit them, so that a cluster needs no preparation and two
-servers on one machine do not meet. Measured at 64 connections and trivial work: 2,663 requests a
-second, where Ray's own proxy took 310.
+Ray reads these settings as environment variables of Serve's processes. They are passed to Serve's
+controller, whose children inherit them, so that a cluster needs no preparation and two servers on
+one machine do not collide. Measured at 64 connections and trivial work: 2,663 requests per second,
+against 310 with Ray's own proxy.
 """
 
 import os
@@ -12,14 +12,15 @@ from pathlib import Path
 
 from tracking.ports import free_ports
 
-# NOTE: short, since a Unix socket's path ends at 108 bytes and Ray adds a node's id of 56.
+# NOTE: short, since a Unix socket's path is limited to 108 bytes and Ray adds a node id of 56.
 _FOLDER = Path(f"/tmp/raybert-haproxy-{os.getuid()}")
 
 
 def settings(*, enabled: bool) -> dict[str, str]:
-    """Environment variables for Serve's controller. Off, Ray's own proxy takes the requests.
+    """Environment variables for Serve's controller. If off, Ray's own proxy takes the requests.
 
-    Makes the folder for HAProxy's files, whose control socket Ray opens to everyone, ours alone.
+    Creates the folder for HAProxy's files with permissions for us alone, since Ray opens the
+    control socket in it to everyone.
     """
     if not enabled:
         return {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
@@ -28,16 +29,16 @@ def settings(*, enabled: bool) -> dict[str, str]:
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        # A replica that dies fails no request: what it left unanswered is sent to another, which
-        # is right for inference and for nothing that writes.
+        # A replica that dies fails no request: unanswered ones are sent to another replica, which
+        # is safe for inference, but not for anything that writes.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-        # What a replica waits for while it ends; at Ray's 30 s a roll-over takes as long.
+        # How long a replica waits before it ends; with Ray's 30 s, so does every roll-over.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
-        # By default fixed numbers, one server a machine.
+        # Fixed ports by default, which allow one server per machine.
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
-        # By default one folder a machine, which the first user to serve owns.
+        # One folder per machine by default, owned by the first user to serve.
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(_FOLDER / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(_FOLDER / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(_FOLDER / "metrics.sock"),
@@ -47,5 +48,5 @@ def settings(*, enabled: bool) -> dict[str, str]:
 
 
 def remove_files(node_id: str) -> None:
-    """Remove what Serve wrote for HAProxy on this machine, under the id of its Ray node."""
+    """Remove the files that Serve wrote for HAProxy on this machine, under its Ray node's id."""
     shutil.rmtree(_FOLDER / node_id, ignore_errors=True)

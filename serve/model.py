@@ -1,4 +1,4 @@
-"""One model that answers many callers: a `Predictor` whose passes a `Batcher` fills."""
+"""One model that serves many clients: a `Predictor` whose passes a `Batcher` fills."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -19,22 +19,22 @@ from serve.batching import Batcher
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a caller may want to know of a model."""
+    """Information about a model for clients."""
 
     name: str
     task: str
-    """Hugging Face's name of the task."""
+    """Hugging Face's name for the task."""
     labels: list[str]
     example: Any
-    """An input, as a request has it."""
+    """An input, as in a request."""
     metrics: dict[str, float]
-    """Of the bundle's own evaluation."""
+    """Metrics stored in the bundle."""
     digest: str
-    """sha256 of the bundle: two servers with one digest give the same answers."""
+    """sha256 of the bundle: servers with equal digests give equal answers."""
 
 
 class ServedModel(ABC):
-    """A model as the front sees it, in this process or in another. One that is down raises."""
+    """A model as the front sees it, in this or another process. Calls raise if it is down."""
 
     @abstractmethod
     async def card(self) -> Card: ...
@@ -45,7 +45,7 @@ class ServedModel(ABC):
 
 
 class Model(ServedModel):
-    """A bundle behind a queue. Tokenising, passes and decoding all run off the event loop."""
+    """A bundle behind a queue. Tokenizing, passes and decoding all run off the event loop."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Model(ServedModel):
         max_batch_tokens: int,
         max_wait_ms: float,
     ) -> None:
-        """Load the bundle and run it once, so that what was built is known to answer.
+        """Load the bundle and run it once, to make sure that it answers.
 
         Raises: FormatError if the bundle is damaged or answers no task.
         """
@@ -74,7 +74,7 @@ class Model(ServedModel):
         )
 
     async def predict(self, inputs: list[Any], parameters: Parameters | None) -> list[Any]:
-        """An answer an input, as `Predictor.predict` gives. Raises: InputError."""
+        """One answer per input, as from `Predictor.predict`. Raises: InputError."""
         loop, model = asyncio.get_running_loop(), self.predictor
         rows = model.rows(inputs)
         windows = await loop.run_in_executor(self._texts, model.encode, rows, parameters)
@@ -97,7 +97,7 @@ class Model(ServedModel):
         )
 
     async def close(self) -> None:
-        """End the threads; what is under way is cancelled."""
+        """End the threads; requests in progress are cancelled."""
         await self._batcher.close()
         self._texts.shutdown(wait=False)
 

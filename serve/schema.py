@@ -1,8 +1,8 @@
-"""Bodies in Hugging Face's inference schema, checked by the task's own dataclass.
+"""Bodies in Hugging Face's inference schema, checked against the task's dataclasses.
 
-`{"inputs": …, "parameters": {…}}`: an input of the task, or a list of them; parameters may stand
-beside the inputs where Hugging Face's schema has them there. Other keys are refused.
-Which path takes a body is for `serve.api`.
+`{"inputs": …, "parameters": {…}}`: an input of the task, or a list of them; parameters may be next
+to `inputs` if Hugging Face's schema allows it for the task. Other keys are rejected. `serve.api`
+decides which path takes a body.
 """
 
 import json
@@ -18,14 +18,14 @@ from bert_core.wording import as_json, nearest, shown
 
 
 class RequestError(RaybertError):
-    """A request that cannot be answered. Subclasses say with which status."""
+    """A request that cannot be answered. Subclasses define the status."""
 
     status: ClassVar[int] = 422
     error_type: ClassVar[str] = "invalid_request"
 
 
 class NotJSONError(RequestError):
-    """The body is no JSON at all."""
+    """The body is not JSON."""
 
     status = 400
     error_type = "not_json"
@@ -47,16 +47,16 @@ class NotReadyError(RequestError):
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """A body, checked."""
+    """A validated body."""
 
     inputs: list[Any]
     several: bool
-    """Whether they came as a list."""
+    """Whether the inputs were given as a list."""
     parameters: Parameters | None
 
 
 class Shapes:
-    """A task's request and response over HTTP, from its own dataclasses."""
+    """A task's request and response over HTTP, derived from its dataclasses."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -71,13 +71,13 @@ class Shapes:
             **definitions,
         )
         answers = get_type_hints(task.decode)["return"]
-        (one,) = get_args(answers)
-        self.response: Any = answers | one if task.single_is_bare else answers
-        """Type of the body of an answer."""
+        (answer,) = get_args(answers)
+        self.response: Any = answers | answer if task.single_is_bare else answers
+        """Type of the response body."""
 
     @property
     def openapi(self) -> dict[str, Any]:
-        """What a request looks like, for the model's OpenAPI page."""
+        """The request schema for the model's OpenAPI page."""
         single = pydantic.TypeAdapter(self._task.inputs).json_schema()
         single["additionalProperties"] = False
         one_text = [{"type": "string"}] if len(single.get("required", ())) <= 1 else []
@@ -102,7 +102,7 @@ class Shapes:
         return {"inputs": self._task.examples[0]}
 
     def parse(self, body: bytes) -> PredictRequest:
-        """Check a body. Raises: NotJSONError, RequestError."""
+        """Validate a body. Raises: NotJSONError, RequestError."""
         way_out = f"send {json.dumps(self._example)}, or a list of such inputs"
         if not body.strip():
             raise NotJSONError(f"the body: wanted a JSON object, it is empty: {way_out}")
@@ -114,8 +114,8 @@ class Shapes:
             ) from error
         if not isinstance(request, dict):
             raise RequestError(f"the body: wanted a JSON object, got {shown(request)}: {way_out}")
-        beside = self._checked.model_fields if self._task.parameters_beside else ()
-        unknown = sorted(request.keys() - {"inputs", "parameters", *beside})
+        at_top = self._checked.model_fields if self._task.parameters_beside else ()
+        unknown = sorted(request.keys() - {"inputs", "parameters", *at_top})
         if unknown:
             raise RequestError(
                 f'the body: wanted the keys "inputs" and "parameters", got {as_json(unknown[0])} '
@@ -131,20 +131,20 @@ class Shapes:
             as_row(self._task.inputs, each, f"inputs[{place}]" if several else "inputs")
             for place, each in enumerate(inputs if several else [inputs])
         ]
-        own = {name: request[name] for name in beside if name in request}
-        parameters = self._parse_parameters(request.get("parameters"), own)
+        top_level = {name: request[name] for name in at_top if name in request}
+        parameters = self._parse_parameters(request.get("parameters"), top_level)
         return PredictRequest(rows, several, parameters)
 
     def body(self, request: PredictRequest, answers: list[Any]) -> Any:
-        """The body of an answer, which is that of one input alone where the task has it so."""
+        """The response body: a list, or for a single input a bare answer, if the task does so."""
         return answers[0] if self._task.single_is_bare and not request.several else answers
 
-    def _parse_parameters(self, values: Any, beside: dict[str, Any]) -> Parameters | None:
-        if values is None and not beside:
+    def _parse_parameters(self, values: Any, top_level: dict[str, Any]) -> Parameters | None:
+        if values is None and not top_level:
             return None
         if values is not None and not isinstance(values, dict):
             raise RequestError(f"parameters: wanted a JSON object, got {shown(values)}")
-        values = beside | (values or {})
+        values = top_level | (values or {})
         names = list(self._checked.model_fields)
         for name in values:
             if name not in names:

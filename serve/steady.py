@@ -1,4 +1,4 @@
-"""Whether a server of this machine answers, every time."""
+"""Waiting until a server on this machine answers reliably."""
 
 import http.client
 import time
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from bert_core.errors import ResourceError
 
 STEADY_S = 1.0
-"""How long a server has to answer over one connection until it counts as steady."""
+"""How long a server must answer over one connection to count as steady."""
 STEADY_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 15.0
 
 
 def reachable(host: str) -> str:
-    """Where to call a server of this machine that listens on `host`."""
+    """The address at which to reach a server on this machine that listens on `host`."""
     return "127.0.0.1" if host == "0.0.0.0" else host
 
 
 def wait_until_steady(host: str, port: int, paths: Sequence[str]) -> None:
     """Wait until every path has answered 200 for `STEADY_S` over one connection.
 
-    HAProxy starts anew a few times while replicas come up, and closes connections as it does: who
-    calls at the first answer may be cut off at the second.
+    HAProxy restarts a few times while replicas come up, and closes connections when it does: a
+    client that starts at the first answer may be cut off at the second.
     Raises: ResourceError after `STEADY_TIMEOUT_S`.
     """
     connection = http.client.HTTPConnection(reachable(host), port, timeout=ANSWER_TIMEOUT_S)
@@ -34,7 +34,7 @@ def wait_until_steady(host: str, port: int, paths: Sequence[str]) -> None:
             if since_s > deadline_s:
                 raise ResourceError(
                     f"http://{host}:{port}: wanted answers from {', '.join(paths)} within "
-                    f"{STEADY_TIMEOUT_S:.0f} s, none came from some: see Ray's logs, in "
+                    f"{STEADY_TIMEOUT_S:.0f} s, got none from some: see Ray's logs, in "
                     "/tmp/ray/session_latest/logs/serve"
                 )
         time.sleep(0.05)

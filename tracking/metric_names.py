@@ -1,7 +1,8 @@
-"""Names of what a run records, for all that writes or reads them: worker, progress, plots, tables.
+"""Names of the metrics of a run, for all code that writes or reads them: worker, progress, plots,
+tables.
 
-A metric of training has its name alone, or behind `train/` where it is of one part of the loss; one
-that was measured stands behind the set of rows it was measured on: `held_out/mlm_loss`,
+A training metric has a bare name, or the prefix `train/` if it is for one part of the loss; a
+measured metric has the set of rows it was measured on as prefix: `held_out/mlm_loss`,
 `selection/task/accuracy`. Counts of a stage have no `/`: `mlm_loss_before`, `mlm_loss_after`.
 """
 
@@ -10,11 +11,11 @@ from collections.abc import Mapping
 from bert_core.data.splits import TRAIN
 
 LOSS = "loss"
-"""What is minimised: the losses of all parts, weighted and added."""
+"""What is minimised: the weighted sum of the losses of all parts."""
 MLM_LOSS, MLM_ACCURACY, NSP_ACCURACY = "mlm_loss", "mlm_accuracy", "nsp_accuracy"
 PERPLEXITY = "perplexity"
 TASK = "task"
-"""Before the metrics of a task, among those of a set of rows."""
+"""Prefix of a task's metrics, after the set of rows."""
 
 LEARNING_RATE, GRAD_NORM, WORKERS = "learning_rate", "grad_norm", "workers"
 ELAPSED_S, TOKENS, TOKENS_PER_S = "elapsed_s", "tokens", "tokens_per_s"
@@ -31,8 +32,8 @@ CURVES = {
     "learning_rate": ("learning rate", LEARNING_RATE),
     "throughput": ("tokens/s", TOKENS_PER_S),
 }
-"""Plot → the label of its axis, and what a metric's name contains to be drawn there. The first
-that fits counts."""
+"""Plot → the label of its axis, and the text that the names of its metrics contain. A metric is
+drawn in the first plot that matches."""
 
 
 def on(rows: str, *name: str) -> str:
@@ -41,7 +42,7 @@ def on(rows: str, *name: str) -> str:
 
 
 def on_all(rows: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics under the names that they have as measured on these rows."""
+    """The metrics, renamed as measured on these rows."""
     return {on(rows, name): value for name, value in metrics.items()}
 
 
@@ -52,15 +53,15 @@ def measured_on(rows: str, record: Mapping[str, float]) -> dict[str, float]:
 
 
 def is_of_training(name: str) -> bool:
-    """Whether a metric is of the rows that are trained on."""
+    """Whether a metric is for the training rows."""
     return name.rpartition("/")[0] in ("", TRAIN)
 
 
 def before(metric: str) -> str:
-    """A count: the metric of the model as it was before training."""
+    """Count for the metric of the model before training."""
     return f"{metric}_before"
 
 
 def after(metric: str) -> str:
-    """A count: the metric of the trained model."""
+    """Count for the metric of the trained model."""
     return f"{metric}_after"

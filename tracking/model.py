@@ -1,7 +1,7 @@
 """What MLflow runs for `models:/<name>@champion`: a bundle behind the pyfunc interface.
 
-"Model from code": MLflow copies this file beside the bundle and executes it when the model is
-loaded, so nothing is pickled. Whoever loads it needs raybert installed.
+"Model from code": MLflow copies this file next to the bundle and executes it when the model is
+loaded, so nothing is pickled. Loading it requires raybert.
 """
 
 from dataclasses import fields
@@ -20,7 +20,7 @@ INPUTS = "inputs"
 
 
 class BundleModel(PythonModel):
-    """Inputs of the task in, the best answer a row out."""
+    """Takes inputs of the task, returns the best answer per row."""
 
     predictor: Predictor
 
@@ -33,14 +33,14 @@ class BundleModel(PythonModel):
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> pd.DataFrame:
-        """Answer each row with the columns of the task's `cells`: `label` and `score`, say.
+        """Answer each row with the columns of the task's `cells`, such as `label` and `score`.
 
         Args:
-            context: what MLflow passes; not used.
+            context: passed by MLflow; not used.
             model_input: the fields of the task's `inputs` by name; or one column, called `inputs`
-                or as the first field, such as MLflow makes of a list of texts.
-            params: fields of the task's parameters. With a `top_k` other than its default there is
-                one column, `answers`, that holds the whole answer.
+                or like the first field, as MLflow makes it from a list of texts.
+            params: fields of the task's parameters. With a non-default `top_k` there is one column,
+                `answers`, with the complete answers.
         Raises: InputError if a field is missing, or the first column has another name.
         """
         chosen = {name: value for name, value in (params or {}).items() if value is not None}
@@ -54,20 +54,20 @@ class BundleModel(PythonModel):
 
 
 def _inputs(frame: pd.DataFrame, names: list[str]) -> list[Any]:
-    # NOTE: a signature without names lets a bare list pass, but hands over the first column of a
-    # frame whatever it is called: a column `label` before `text` would be answered.
+    # NOTE: a signature without names accepts a bare list, but also passes on the first column of a
+    # frame whatever its name: a column `label` before `text` would be taken as the input.
     first = frame.columns[0]
     if isinstance(first, str) and first not in (INPUTS, *names):
         raise InputError(
             f"wanted the first column to be called {' or '.join((INPUTS, *names))}, found "
-            f"{first!r}: pass the columns {', '.join(names)} alone, or a list of inputs"
+            f"{first!r}: pass only the columns {', '.join(names)}, or a list of inputs"
         )
-    there = [name for name in names if name in frame.columns]
-    if not there:
+    present = [name for name in names if name in frame.columns]
+    if not present:
         return [None if _is_missing(value) else value for value in frame[first].tolist()]
     return [
         {name: _plain(value) for name, value in row.items() if not _is_missing(value)}
-        for row in frame[there].to_dict("records")
+        for row in frame[present].to_dict("records")
     ]
 
 

@@ -1,7 +1,7 @@
 """The card of a registered version: what it answers, how well, and what it was made from.
 
-In the form that Hugging Face wants of the README.md beside a model. (The card of data, beside
-shards, is that of `pipelines.corpus.data_card`.)
+In the form of Hugging Face's README.md for models. (The card for data, next to the shards, is in
+`pipelines.corpus.data_card`.)
 """
 
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bert_core.tasks.base import Task
 
 REMARKS = ("rows_cut", "rows_with_empty_text", "broken_lines_left_out")
-"""Counts of an evaluation whose rows were not all asked as they are."""
+"""Counts of an evaluation: rows that were changed or left out."""
 
 Classes = Mapping[str, Mapping[str, float]]
 
@@ -40,14 +40,14 @@ def model_card(
     classes: Classes | None,
     example: Any,
 ) -> str:
-    """The card as Markdown behind YAML that `huggingface_hub.ModelCard` reads.
+    """The card as Markdown after YAML front matter that `huggingface_hub.ModelCard` reads.
 
     Args:
         publication: of the bundle; says why the alias points where it does.
         predictor: of the bundle.
-        evaluation: of `raybert evaluate` for this bundle.
-        classes: its figures by class, where the task has classes.
-        example: an input as a caller sends it, which is answered for the card.
+        evaluation: manifest of `raybert evaluate` for this bundle.
+        classes: its metrics per class, if the task has classes.
+        example: an input as a caller sends it; the card shows the answer to it.
     """
     task, bundle, version = predictor.task, predictor.bundle, publication.version
     parts = [
@@ -56,11 +56,11 @@ def model_card(
         _what(predictor),
         "## Use",
         _use(publication, predictor, example),
-        "## How well it answers",
+        "## Evaluation",
         _evaluated(evaluation),
         _metrics(evaluation.counts),
         *([] if classes is None else [_by_class(classes)]),
-        "## Whether it was the champion when it was published",
+        "## Champion at publication",
         f"{publication.why[:1].upper()}{publication.why[1:]}.",
         "## What it was made from",
         _lineage(bundle),
@@ -71,7 +71,7 @@ def model_card(
 
 
 def without_front_matter(card: str) -> str:
-    """The text that a person reads."""
+    """The part for human readers."""
     return card.split("\n---\n", 1)[1].lstrip()
 
 
@@ -128,38 +128,38 @@ def _use(publication: Publication, predictor: "Predictor", example: Any) -> str:
     task = predictor.task
     try:
         [answer], cut = predictor.predict([example]), ""
-    except InputError:  # it is too long
+    except InputError:  # the example is too long
         [answer], cut = predictor.predict([example], task.cutting()), _cut(task)
     best = json.dumps(task.cells(answer), ensure_ascii=False)
-    asked = f"[{example!r}]" if isinstance(example, str) else f"pd.DataFrame([{dict(example)!r}])"
+    call = f"[{example!r}]" if isinstance(example, str) else f"pd.DataFrame([{dict(example)!r}])"
     imports = (
         "import mlflow\n" if isinstance(example, str) else "import mlflow\nimport pandas as pd\n"
     )
     return (
-        "Where raybert is installed, and MLflow's tracking URI is that of this registry:\n\n"
+        "With raybert installed, and MLflow's tracking URI set to this registry:\n\n"
         f"```python\n{imports}\n"
         f'model = mlflow.pyfunc.load_model("models:/{version.name}/{version.version}")\n'
-        f"model.predict({asked}{cut})\n```\n\n"
+        f"model.predict({call}{cut})\n```\n\n"
         f"The answer, on the machine that measured it:\n\n```json\n{best}\n```\n\n"
-        f"`raybert serve` answers over HTTP; {loads} the folder of this file."
+        f"`raybert serve` serves it over HTTP; {loads} the folder of this file."
     )
 
 
 def _cut(task: "Task") -> str:
-    """The argument of `predict` that has what is too long cut."""
+    """The argument of `predict` that enables cutting."""
     return f", params={ {task.parameters.cut_by: True} }"
 
 
 def _evaluated(evaluation: Manifest) -> str:
     counts, digest = evaluation.counts, evaluation.inputs.get("held_out", "")
     seen = counts.get("rows_seen_in_training", 0)
-    warning = f" **{seen:,} of them taught or selected it**, which favours it." if seen else ""
+    warning = f" **{seen:,} of them trained or selected it**, which favours it." if seen else ""
     odd = [f"{n:,} {name.replace('_', ' ')}" for name in REMARKS if (n := counts.get(name, 0))]
     warning += f" Of note: {', '.join(odd)}." if odd else ""
     return (
         f"Measured on {counts['rows']:,} rows of {counts.get('source', 'a file')} (sha256 "
-        f"`{digest}`).{warning} Intervals are of 95 %, by bootstrap over these rows; the baseline "
-        "is the best answer that does not look at the input. The metric that decides is "
+        f"`{digest}`).{warning} Intervals are 95 % intervals, by bootstrap over these rows; the "
+        "baseline is the best answer that ignores the input. The metric that decides is "
         f"{counts['primary_metric']}."
     )
 
@@ -179,7 +179,7 @@ def _metrics(counts: Mapping[str, Any]) -> str:
 
 
 def _measured(counts: Mapping[str, Any]) -> list[str]:
-    """The metrics of the task: those that have an interval."""
+    """The metrics of the task: those with an interval."""
     return [name for name in counts if f"{name}_low" in counts]
 
 
@@ -200,19 +200,19 @@ def _by_class(classes: Classes) -> str:
 
 
 def _lineage(bundle: "Bundle") -> str:
-    lines = ["| what | digest | of it |", "|---|---|---|"]
-    shown = set()  # the vocabulary is that of the model before
+    lines = ["| what | digest | details |", "|---|---|---|"]
+    shown = set()  # data such as the vocabulary is often shared with the parent model
     for digest, lineage in _chain(bundle.digest, bundle.lineage):
-        for each in lineage.get("data", ()):
-            if (each["name"], each["digest"]) in shown:
+        for data in lineage.get("data", ()):
+            if (data["name"], data["digest"]) in shown:
                 continue
-            shown.add((each["name"], each["digest"]))
-            facts = [each["source"]] if "source" in each else []
-            facts += [f"{v:,} {k}" for k, v in each.items() if isinstance(v, int)]
-            lines.append(f"| {each['name']} | `{each['digest']}` | {_cell(', '.join(facts))} |")
+            shown.add((data["name"], data["digest"]))
+            facts = [data["source"]] if "source" in data else []
+            facts += [f"{v:,} {k}" for k, v in data.items() if isinstance(v, int)]
+            lines.append(f"| {data['name']} | `{data['digest']}` | {_cell(', '.join(facts))} |")
         how = ORIGINS.get(lineage.get("stage"), "made by raybert")
         if lineage.get("from_scratch"):
-            how += ", from random weights: of the model above it has the shape and the words alone"
+            how += ", from random weights: only shape and vocabulary come from the model above"
         if "teacher" in lineage:
             how += f", from the teacher `{lineage['teacher']}`"
         if "code_version" in lineage:
@@ -223,24 +223,24 @@ def _lineage(bundle: "Bundle") -> str:
 
 
 def _chain(digest: str, lineage: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Digest and lineage of every model on the way to this one, the first one first."""
+    """Digest and lineage of every model from the first ancestor to this one."""
     parent = lineage.get("parent")
     before = [] if parent is None else _chain(parent, lineage.get("parent_lineage", {}))
     return [*before, (digest, lineage)]
 
 
 def _recipes(lineage: Mapping[str, Any]) -> list[str]:
-    """The fields that determined each stage, the last stage first."""
+    """The config of each stage, last stage first."""
     parts = []
-    for _, each in reversed(_chain("", lineage)):
-        if "config" in each:
-            fields = "\n".join(_toml(each["config"]))
-            parts.append(f"`raybert {each['stage']}`:\n\n```toml\n{fields}\n```")
-    return parts or ["It is not known."]
+    for _, made_by in reversed(_chain("", lineage)):
+        if "config" in made_by:
+            fields = "\n".join(_toml(made_by["config"]))
+            parts.append(f"`raybert {made_by['stage']}`:\n\n```toml\n{fields}\n```")
+    return parts or ["Unknown."]
 
 
 def _toml(config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """A line a field; TOML has no word for nothing, so what is not set has none."""
+    """One line per field; TOML has no null, so unset fields are left out."""
     lines = []
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -255,13 +255,13 @@ def _number(value: float) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text in a cell of a table, which a bar or a line's end would break."""
+    """Text for a table cell, which a bar or a line break would break."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def code_span(text: str) -> str:
-    """Text as Markdown's code, which a line's end would break, or as many backticks in it."""
-    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    """Text as a Markdown code span, safe against line breaks and backticks in it."""
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     space = " " * (shown.startswith("`") or shown.endswith("`"))
     return f"{fence}{space}{shown}{space}{fence}"

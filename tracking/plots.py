@@ -1,6 +1,6 @@
-"""The pictures that a person looks at beside a run: curves of training, and what a model mixes up.
+"""Plots of a run for people to look at: training curves, and which labels a model confuses.
 
-matplotlib by its objects only: no pyplot, no state, no display.
+Uses only matplotlib's objects: no pyplot, no state, no display.
 """
 
 import json
@@ -23,20 +23,20 @@ from bert_core.wording import shortened
 from tracking.metric_names import CURVES, is_of_training, on
 
 COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
-# Beyond so many points a curve is drawn pale, with its running mean over 2 % of them on top.
+# Above this many points a curve is drawn pale, with its running mean over 2 % of them on top.
 SMOOTH_BEYOND = 100
-# Up to so many points each is marked: a line between two alone says little.
+# Up to this many points each is marked: a mere line between two of them says little.
 MARKED_UP_TO = 40
-# Up to so many values an axis of trials has a place for each, alike far apart.
+# Up to this many values, an axis of trials has evenly spaced places for them.
 PLACES_UP_TO = 6
-# Beyond so many labels their names, and numbers in the squares, are too small to read.
+# Above this many labels, their names and the numbers in the squares are too small to read.
 LABELS_UP_TO = 30
 LABEL_UP_TO = 32
-"""Characters of a label's name."""
+"""Maximum characters of a label's name."""
 
 
 def plot_curves(metrics: str | Path, folder: str | Path) -> list[Path]:
-    """Draw the curves that a `metrics.jsonl` holds, one PNG per kind that is there.
+    """Draw the curves of a `metrics.jsonl`, one PNG per kind of metric in it.
 
     Raises: FileNotFoundError without `metrics`.
     """
@@ -58,9 +58,9 @@ def plot_curves(metrics: str | Path, folder: str | Path) -> list[Path]:
 
 
 def _plot_kind(kind: str, curves: dict[str, list[tuple[int, float]]], path: Path) -> Path:
-    """One colour per metric; what is measured on rows that are not trained on is dashed."""
+    """One colour per metric; metrics on rows other than training rows are dashed."""
     figure, axes = _figure(7.2, 4.0)
-    # What training alone has comes without a prefix too, and what a run came to is one point.
+    # Metrics of training also come without a prefix, and final results are single points.
     longest = max(map(len, curves.values()))
     curves = {
         name: points
@@ -71,7 +71,7 @@ def _plot_kind(kind: str, curves: dict[str, list[tuple[int, float]]], path: Path
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(metrics)}
     for name, points in sorted(curves.items(), key=lambda item: item[0].rpartition("/")[::-2]):
         metric = name.rpartition("/")[2]
-        # A schedule has no noise to look through.
+        # A schedule has no noise to smooth.
         smooth = kind != "learning_rate" and len(points) > SMOOTH_BEYOND
         style = "-" if is_of_training(name) else "--"
         _draw_curve(
@@ -95,7 +95,7 @@ def plot_confusion(
 ) -> Path:
     """Draw counts of true (rows) against predicted labels; the shade is the share of the row.
 
-    Of more labels than can be read those with most errors are drawn, and all others as one.
+    If there are too many labels to read, those with most errors are drawn, the others as one.
     """
     labels, matrix, note = readable(labels, matrix)
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -123,7 +123,7 @@ def plot_confusion(
 def readable(
     labels: Sequence[str], matrix: Int[np.ndarray, "true predicted"]
 ) -> tuple[list[str], Int[np.ndarray, "shown shown"], str]:
-    """The labels and counts to draw, in their order, and what to say of those left out."""
+    """The labels and counts to draw, in order, and a note on the labels left out."""
     if len(labels) <= LABELS_UP_TO:
         return list(labels), matrix, ""
     errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
@@ -137,9 +137,9 @@ def readable(
 
 
 def plot_reliability(fit: Reliability, path: str | Path) -> Path:
-    """Draw what share is right of what is given a probability, and how much is given it.
+    """Draw per probability the share that is right, and how many items got that probability.
 
-    The diagonal is where both are the same (Guo et al. 2017, figure 1).
+    On the diagonal both are equal (Guo et al. 2017, figure 1).
     """
     figure = Figure(figsize=(5.4, 6.0), layout="constrained")
     shares, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -152,7 +152,7 @@ def plot_reliability(fit: Reliability, path: str | Path) -> Path:
         "linewidth": 0.8,
     }
     shares.bar(left, fit.accuracy[filled], widths, label="share that is right", **bars)
-    shares.plot([0, 1], [0, 1], "--", color=COLOURS[5], linewidth=1.2, label="as it says")
+    shares.plot([0, 1], [0, 1], "--", color=COLOURS[5], linewidth=1.2, label="perfect calibration")
     shares.plot(
         fit.confidence[filled], fit.accuracy[filled], "o", color=COLOURS[1], ms=4,
         label="at the mean probability",
@@ -164,9 +164,9 @@ def plot_reliability(fit: Reliability, path: str | Path) -> Path:
     )
     shares.legend(frameon=False, loc="upper left")
     counts.bar(left, fit.counts[filled], widths, **bars)
-    counts.set_ylabel("how many")
+    counts.set_ylabel("count")
     counts.yaxis.set_major_formatter(FuncFormatter(_short_number))
-    counts.set_xlabel("probability given")
+    counts.set_xlabel("predicted probability")
     counts.set_xlim(0, 1)
     for axes in (shares, counts):
         _style(axes)
@@ -176,12 +176,12 @@ def plot_reliability(fit: Reliability, path: str | Path) -> Path:
 def plot_answers(
     columns: Mapping[str, np.ndarray], labels: Sequence[str], path: str | Path
 ) -> Path | None:
-    """Draw what was predicted against what is right: counts of labels, or points of numbers.
+    """Draw predictions against the truth: counts for labels, a scatter plot for numbers.
 
-    Gives None where answers are neither one label nor one number.
+    Returns None if answers are neither one label nor one number.
 
     Args:
-        columns: `predicted` and `label`, an entry a row; of labels their ids.
+        columns: `predicted` and `label`, one entry per row; ids if these are labels.
     """
     predicted, wanted = columns.get("predicted"), columns.get("label")
     if predicted is None or wanted is None or wanted.ndim != 1:
@@ -203,15 +203,16 @@ def plot_answers(
 def plot_lengths(
     rows_of_length: dict[int, int],
     path: str | Path,
-    x_label: str = "tokens of a row",
+    x_label: str = "tokens per row",
     y_label: str = "rows",
     *,
     powers: bool = False,
 ) -> Path:
-    """Draw how many rows, or what else, have how many tokens.
+    """Draw a histogram of lengths: how many rows, or other items, have how many tokens.
 
     Args:
-        powers: a length counts those above half of it and up to it, on a logarithmic axis.
+        powers: lengths are powers of two, each counting lengths above half of it up to it, on a
+            logarithmic axis.
     """
     figure, axes = _figure(7.2, 3.6)
     lengths = np.array(sorted(rows_of_length), dtype=np.int64)
@@ -239,11 +240,11 @@ def plot_lengths(
 def plot_parallel_coordinates(
     columns: Mapping[str, Sequence[float]], path: str | Path, *, lower_is_better: bool = False
 ) -> Path:
-    """Draw every trial as a line across an axis a parameter; the best one is orange.
+    """Draw every trial as a line across one axis per parameter; the best one is orange.
 
     Args:
-        columns: parameter → its value in every trial, one trial at least. The last column is what
-            the trials came to, which shades the lines: the better, the darker.
+        columns: parameter → its value in every trial, at least one trial. The last column is the
+            result of the trials, which shades the lines: the better, the darker.
     """
     figure, axes = _figure(1.6 + 1.8 * len(columns), 4.2)
     axes.grid(visible=False)
@@ -254,8 +255,8 @@ def plot_parallel_coordinates(
     axes.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False, length=0)
     heights = np.empty((len(columns), len(columns[next(iter(columns))])))
     for index, values in enumerate(columns.values()):
-        found = index == len(columns) - 1
-        heights[index], ticks = _axis(np.array(values, dtype=float), places=not found)
+        is_result = index == len(columns) - 1
+        heights[index], ticks = _axis(np.array(values, dtype=float), places=not is_result)
         axes.axvline(index, color="#9aa5b1", linewidth=1.0, zorder=0)
         for height, label in ticks:
             axes.plot([index - 0.02, index + 0.02], [height, height], color="#9aa5b1", linewidth=1)
@@ -263,7 +264,7 @@ def plot_parallel_coordinates(
             axes.text(index + 0.04, height, label, fontsize=9, va="center", bbox=box, zorder=3)
     goodness = 1 - heights[-1] if lower_is_better else heights[-1].copy()
     order = np.argsort(goodness, kind="stable")
-    # Those with the same value lie beside each other there, not on each other.
+    # Trials with the same value are drawn next to each other, not on top of each other.
     aside = np.linspace(-0.03, 0.03, len(order)) if len(order) > 1 else 0.0
     for height, values in zip(heights[:-1], columns.values(), strict=False):
         if len(set(values)) <= PLACES_UP_TO:
@@ -284,10 +285,10 @@ def plot_parallel_coordinates(
 def _axis(
     values: Float[np.ndarray, "trials"], *, places: bool
 ) -> tuple[Float[np.ndarray, "trials"], list[tuple[float, str]]]:
-    """Heights from 0 to 1 of values on an axis of their own, and its ticks.
+    """Heights from 0 to 1 of the values on their axis, and the axis's ticks.
 
     Args:
-        places: whether few different values lie alike far apart.
+        places: whether a few distinct values are spaced evenly.
     """
     different = np.unique(values)
     low, high = different[0], different[-1]
@@ -336,7 +337,7 @@ def _draw_curve(
         )
         return
     axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-    # At the left the mean is over what there is, so that the curve begins where training did.
+    # At the left the mean is over fewer points, so that the curve starts where training did.
     high = np.arange(1, len(points) + 1)
     low = np.maximum(high - max(len(points) // 50, 5), 0)
     sums = np.concatenate([[0.0], np.cumsum(values)])
@@ -357,6 +358,6 @@ def _short_number(value: float, _: int | None = None) -> str:
 
 def _save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The layout alone cuts labels off beside an image of fixed proportions.
+    # Without bbox_inches, labels next to an image of fixed proportions are cut off.
     figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.1)
     return path

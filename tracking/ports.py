@@ -1,4 +1,4 @@
-"""TCP ports of this machine, for all that start a server on it: which are free, who holds one."""
+"""TCP ports of this machine, for code that starts servers: which are free, who uses one."""
 
 import errno
 import random
@@ -11,7 +11,7 @@ _UNASSIGNED_PORTS = range(20_000, 32_768)
 
 
 def require_free(host: str, port: int) -> None:
-    """Raises: ResourceError, naming who listens, if `port` cannot be listened on."""
+    """Raises: ResourceError, naming the process that listens, if `port` cannot be listened on."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:
@@ -25,7 +25,7 @@ def require_free(host: str, port: int) -> None:
 
 
 def free_port(wanted: int) -> int:
-    """`wanted`, or another one where that is in use; on 127.0.0.1."""
+    """`wanted`, or another port if that is in use; on 127.0.0.1."""
     try:
         socket.create_server(("127.0.0.1", wanted)).close()
     except OSError:
@@ -34,10 +34,10 @@ def free_port(wanted: int) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now, and that nobody is given: neither Ray's workers
-    (10002 to 19999) nor, by Linux's default, connections to elsewhere (from 32768).
+    """Ports that are free now and not assigned automatically: neither to Ray's workers (10002 to
+    19999) nor, by Linux's default, to outgoing connections (from 32768).
 
-    Raises: ResourceError if there are fewer.
+    Raises: ResourceError if there are too few.
     """
     free: list[int] = []
     for port in random.sample(_UNASSIGNED_PORTS, len(_UNASSIGNED_PORTS)):
@@ -46,13 +46,13 @@ def free_ports(count: int) -> list[int]:
         with suppress(OSError), socket.create_server(("", port)):
             free.append(port)
     raise ResourceError(
-        f"wanted {count} free ports from {_UNASSIGNED_PORTS[0]} to {_UNASSIGNED_PORTS[-1]}, there "
-        f"are {len(free)}: stop some of the servers that use them"
+        f"wanted {count} free ports from {_UNASSIGNED_PORTS[0]} to {_UNASSIGNED_PORTS[-1]}, got "
+        f"{len(free)}: stop some of the servers that use them"
     )
 
 
 def _holder(port: int) -> str:
-    """Who listens on `port`, as far as the system tells: other users' processes stay nameless."""
+    """The process that listens on `port`, if the system tells: other users' stay unnamed."""
     import psutil
 
     for connection in psutil.net_connections("tcp"):

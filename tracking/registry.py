@@ -1,6 +1,6 @@
 """Bundles in MLflow's model registry: versions, and which of them is the champion.
 
-`models:/<name>@champion` is what a server loads; `tracking.resolve` finds it. MLflow and torch are
+Servers load `models:/<name>@champion`, which `tracking.resolve` finds. MLflow and torch are
 imported inside the functions that need them.
 """
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 CHAMPION = "champion"
 DIGEST_TAG = "raybert.bundle"
 PATH_TAG = "raybert.path"
-"""Where the bundle lies in the model that MLflow keeps: MLflow names it after its folder."""
+"""Path of the bundle inside MLflow's model: MLflow names it after the bundle's folder."""
 TASK_TAG = "raybert.task"
 METRIC_TAG = "metric."
 CARD = "README.md"
 DESCRIPTION_CHARACTERS = 5000
 MODEL_CODE = Path(__file__).with_name("model.py")
-# What answering needs besides raybert, which is on no index.
+# Requirements for answering, besides raybert, which is on no package index.
 REQUIREMENTS = (
     "jaxtyping",
     "mlflow",
@@ -67,7 +67,7 @@ class Version:
     name: str
     version: str
     digest: str
-    """Digest of its bundle; empty if someone else registered it."""
+    """Digest of its bundle; empty if it was not registered by raybert."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ class Publication:
 
     version: Version
     is_new: bool
-    """False if this bundle was registered before."""
+    """False if this bundle was already registered."""
     is_champion: bool
-    """Whether the alias points to this version now."""
+    """Whether the alias now points to this version."""
     why: str
     """A sentence for the user."""
 
 
 def champion(name: str, *, uri: str) -> Version | None:
-    """The version that the alias points to; None if there is no such model or alias yet."""
+    """The version that the alias points to; None if the model or alias does not exist yet."""
     return _champion(connect(uri), name)
 
 
@@ -101,30 +101,31 @@ def publish(
     not_compared: str = "",
     force: bool = False,
 ) -> Publication:
-    """Register a bundle and let it be the champion if it is not worse than the present one.
+    """Register a bundle, and make it the champion if it is not worse than the current one.
 
-    A bundle that is registered already gets no second version; the alias may move to it.
+    A bundle that is already registered gets no second version; the alias may move to it.
 
     Args:
         bundle: a local folder with a fine-tuned bundle.
         metrics: shown with the version, and with the model of the run.
         input_example: a few inputs as callers send them, which the bundle must answer before it is
-            registered; all texts, or all objects. What is too long is cut.
+            registered; all texts, or all objects. Inputs that are too long are cut.
         run_id: the MLflow run that publishes.
-        verdict: of this bundle beside the present champion, on rows that selected neither.
-        not_compared: a clause that says why there is none.
-        force: move the alias whatever the scores say.
-    Raises: ConfigError for an impossible name; FormatError if the bundle is damaged or has no
+        verdict: comparison of this bundle with the current champion, on rows that selected neither.
+        not_compared: a clause that says why there is no verdict.
+        force: move the alias regardless of the scores.
+    Raises: ConfigError for an invalid name; FormatError if the bundle is damaged or has no
         task; ResourceError if MLflow does not answer.
     """
     if _FORBIDDEN_IN_NAMES.search(name) or not name.strip():
         raise ConfigError(
-            f"name is {name!r}: wanted one without / : @ . % and quotes, such as docstrings-library"
+            f"name: wanted one without / : @ . % and quotes, such as docstrings-library, "
+            f"got {name!r}"
         )
     bundle = Path(bundle).absolute()
     with as_default(uri) as client:
         before = _champion(client, name)
-        # Imported late: torch comes with it.
+        # Imported late because it imports torch.
         from bert_core.predictor import Predictor
 
         predictor = Predictor(bundle, device="cpu")
@@ -149,20 +150,20 @@ def publish(
 
 
 def describe(version: Version, card: str, text: str, *, uri: str) -> None:
-    """Give a version its model card: as README.md beside the bundle, and its text as description.
+    """Give a version its model card: as README.md next to the bundle, and its text as description.
 
-    A registry holds descriptions of 5,000 characters: what is longer is cut, at a line's end.
+    Registries limit descriptions to 5,000 characters: longer ones are cut at the end of a line.
     Raises: ResourceError if MLflow does not answer.
     """
     with as_default(uri) as client:
-        found = client.get_model_version(version.name, version.version)
+        registered = client.get_model_version(version.name, version.version)
         with tempfile.TemporaryDirectory() as scratch:
             readme = Path(scratch) / CARD
             readme.write_text(card, encoding="utf-8")
-            model_id = str(found.source).removeprefix("models:/")
-            client.log_model_artifact(model_id, str(readme), found.tags[PATH_TAG])
+            model_id = str(registered.source).removeprefix("models:/")
+            client.log_model_artifact(model_id, str(readme), registered.tags[PATH_TAG])
         if len(text) > DESCRIPTION_CHARACTERS:
-            rest = f"\n\n… the rest is in {found.tags[PATH_TAG]}/{CARD} of its files."
+            rest = f"\n\n… the rest is in {registered.tags[PATH_TAG]}/{CARD} of its files."
             text = text[: DESCRIPTION_CHARACTERS - len(rest)].rpartition("\n")[0] + rest
         client.update_model_version(version.name, version.version, description=text)
 
@@ -175,18 +176,18 @@ def _decide(
     *,
     force: bool,
 ) -> tuple[bool, str]:
-    """Whether the alias is to point to `new`, and why."""
+    """Whether the alias should point to `new`, and why."""
     if before is None:
         return True, f"version {new.version} is the champion: there was none before"
     if before == new:
-        return True, f"version {new.version} is the champion already"
+        return True, f"version {new.version} is already the champion"
     compared = "" if verdict is None else f", the difference is {verdict}"
     if force:
         return True, f"version {new.version} is the champion by force{compared}"
     if not_compared:
         return False, (
             f"version {before.version} stays the champion: {not_compared}; --force makes version "
-            f"{new.version} the champion all the same"
+            f"{new.version} the champion anyway"
         )
     if verdict is None:
         return False, (
@@ -200,12 +201,12 @@ def _decide(
         )
     return False, (
         f"version {before.version} stays the champion, version {new.version} is worse{compared}; "
-        "--force makes it the champion all the same"
+        "--force makes it the champion anyway"
     )
 
 
-def _version(found: "ModelVersion") -> Version:
-    return Version(found.name, str(found.version), found.tags.get(DIGEST_TAG, ""))
+def _version(entity: "ModelVersion") -> Version:
+    return Version(entity.name, str(entity.version), entity.tags.get(DIGEST_TAG, ""))
 
 
 def _champion(client: "MlflowClient", name: str) -> Version | None:
@@ -223,10 +224,10 @@ def _champion(client: "MlflowClient", name: str) -> Version | None:
 
 
 def _find_version(client: "MlflowClient", name: str, digest: str) -> Version | None:
-    """The version that holds the bundle with this digest."""
+    """The version with this bundle; None if there is none."""
     query = f"name = '{name}' and tags.`{DIGEST_TAG}` = '{digest}'"
-    found = client.search_model_versions(query, max_results=1)
-    return _version(found[0]) if found else None
+    versions = client.search_model_versions(query, max_results=1)
+    return _version(versions[0]) if versions else None
 
 
 def _log_model(
@@ -239,7 +240,7 @@ def _log_model(
     metrics: Mapping[str, float | int],
     input_example: Sequence[Any],
 ) -> str:
-    """Store the bundle as an MLflow model with signature, example and metrics; the model's id."""
+    """Store the bundle as an MLflow model with signature, example and metrics. Returns its id."""
     import mlflow
     from mlflow.entities import LoggedModelOutput, Metric
     from mlflow.models import Model
@@ -291,7 +292,7 @@ def _register(
 
 
 def _signature(predictor: "Predictor", input_example: Sequence[Any]) -> "ModelSignature":
-    """The task's inputs and parameters in; out the columns of its best answer.
+    """The signature: the task's inputs and parameters, and the columns of its best answer.
 
     Raises: InputError if the bundle does not answer the example.
     """
@@ -302,7 +303,7 @@ def _signature(predictor: "Predictor", input_example: Sequence[Any]) -> "ModelSi
     predictor.predict(input_example, task.cutting())
     defaults = task.parameters()
     parameters = [
-        # Fields of a parameter class all have defaults: a caller may leave them out.
+        # All fields of a parameter class have defaults, so a caller may leave them out.
         ParamSpec(field.name, *_parameter_type(field.type, getattr(defaults, field.name)))
         for field in fields(defaults)
     ]
@@ -314,17 +315,16 @@ def _signature(predictor: "Predictor", input_example: Sequence[Any]) -> "ModelSi
 
 
 def _input_schema(task: "Task", input_example: Sequence[Any]) -> "Schema":
-    """The columns of the example; for texts a single column without a name, so that a bare list is
-    accepted.
+    """The columns of the example; for texts one unnamed column, so that a bare list is accepted.
 
-    That column accepts anything where a text is only one way to ask: a tagger takes words, too.
+    That column accepts anything if text is only one form of input: a tagger takes words, too.
     """
     import pandas as pd
     from mlflow.models import infer_signature
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
 
-    if not all(isinstance(one, str) for one in input_example):
+    if not all(isinstance(value, str) for value in input_example):
         return infer_signature(model_input=pd.DataFrame(list(input_example))).inputs
     needs_text = any(one.default is MISSING for one in fields(task.inputs))
     return Schema([ColSpec("string" if needs_text else AnyType())])
@@ -337,19 +337,19 @@ def _output_schema(task: "Task") -> "Schema":
 
 
 def _output_type(kind: pa.DataType) -> Any:
-    """MLflow's type of a column of this type: `list<double>` → an array of doubles."""
+    """MLflow's type for a column of this type: `list<double>` → an array of doubles."""
     from mlflow.types.schema import Array, Object, Property
 
     if pa.types.is_list(kind):
         return Array(_output_type(kind.value_type))
     if pa.types.is_struct(kind):
-        # A field may have no value: an entity has a group or a tag.
+        # Fields are optional: an entity has either a group or a tag.
         return Object([Property(one.name, _output_type(one.type), required=False) for one in kind])
     return _OUTPUT_TYPES[kind]
 
 
 def _parameter_type(annotation: Any, default: Any) -> tuple[str, Any, tuple[int] | None]:
-    """MLflow's name for the type of a parameter, its default, and its shape if it is a list.
+    """MLflow's name for a parameter's type, its default, and its shape if it is a list.
 
     `int | None` → `long`.
     """
@@ -364,5 +364,5 @@ def _parameter_type(annotation: Any, default: Any) -> tuple[str, Any, tuple[int]
 
 def _requirements(predictor: "Predictor") -> list[str]:
     names = sorted({*REQUIREMENTS, *predictor.backend.requirements})
-    # Without the local part, `+cpu`, that no index has.
+    # Without a local part such as `+cpu`, which no package index has.
     return [f"{name}=={installed_version(name).partition('+')[0]}" for name in names]

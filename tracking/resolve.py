@@ -1,4 +1,4 @@
-"""Any reference to a bundle → a local folder whose files have been verified."""
+"""Any reference to a bundle → a local folder with verified files."""
 
 import os
 import re
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 CONFIG, RECORD = "config.json", "raybert.json"
-# What could be the name of a model on the Hugging Face hub.
+# Matches names that could be models on the Hugging Face hub.
 _HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w-][\w.-]*")
 _REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
 def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None = None) -> Path:
-    """The local folder of a bundle, fetched where it must be, and verified.
+    """The local folder of a bundle, downloaded if necessary, and verified.
 
     Args:
-        reference: a folder or a URI (`s3://…`) of a bundle, or of a stage's output that has one in
-            it; `models:/<name>@<alias>` or `models:/<name>/<version>`.
-        uri: where the registry is, for `models:/`; None as in `tracking.runs.tracking_uri`.
-        cache: what is fetched stays there; None takes `~/.cache/raybert/bundles`.
-    Raises: ConfigError if nothing is there by that name, with what there is; FormatError if the
+        reference: a folder or a URI (`s3://…`) of a bundle, or of a stage's output that contains
+            one; `models:/<name>@<alias>` or `models:/<name>/<version>`.
+        uri: URI of the registry, for `models:/`; None as in `tracking.runs.tracking_uri`.
+        cache: where downloads are kept; None means `~/.cache/raybert/bundles`.
+    Raises: ConfigError if the reference does not exist, with what does; FormatError if the
         bundle is damaged; ResourceError if the registry does not answer.
     """
     text = str(reference)
@@ -51,10 +51,10 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
     if folder is None:
         return _resolve_remote(text, cache)
     if not folder.is_dir():
-        what = "it is a file" if folder.exists() else "there is none"
+        what = "a file" if folder.exists() else "nothing there"
         hub = f"; {_on_the_hub(text)}" if _HUB_NAME.fullmatch(text) and not folder.exists() else ""
         raise ConfigError(
-            f"{text}: wanted the folder of a bundle, {what}: give a folder, a URI such "
+            f"{text}: wanted the folder of a bundle, got {what}: give a folder, a URI such "
             f"as s3://bucket/bundle, or models:/<name>@champion{hub}"
         )
     folder = Path(_bundle_in(text, str(folder)))
@@ -64,24 +64,24 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
 
 def _on_the_hub(name: str) -> str:
     return (
-        "a model of the Hugging Face hub is not taken by its name: download it with "
+        "models of the Hugging Face hub cannot be given by name: download it with "
         f"`hf download {name} --local-dir models/{name}`, and give that folder"
     )
 
 
 def _bundle_in(reference: str, folder: str) -> str:
-    """Where in the folder or URI that is meant the bundle lies."""
-    found = folder_with(folder, CONFIG, RECORD)
-    if found is None:
+    """Where in the folder or URI the bundle is."""
+    bundle = folder_with(folder, CONFIG, RECORD)
+    if bundle is None:
         raise ConfigError(
             f"{reference}: wanted a bundle, there is neither {CONFIG} nor {BUNDLE}/{CONFIG} in it: "
-            "give the folder of a bundle, or the output of a stage that makes one and is finished"
+            "give the folder of a bundle, or the output of a finished stage that makes one"
         )
-    return found
+    return bundle
 
 
 def _verify(folder: Path) -> str:
-    # Imported late: torch comes with it.
+    # Imported late because it imports torch.
     from bert_core.bundle.format import bundle_digest
 
     return bundle_digest(folder)
@@ -89,10 +89,10 @@ def _verify(folder: Path) -> str:
 
 def _resolve_remote(source: str, cache: Path) -> Path:
     if not files.exists(source):
-        raise ConfigError(f"{source}: wanted a bundle, there is nothing: check the URI")
+        raise ConfigError(f"{source}: wanted a bundle, got nothing there: check the URI")
     source = _bundle_in(source, source)
     record = files.join(source, RECORD)
-    # The record holds the sha256 of every file: the same record is the same bundle.
+    # The record has the sha256 of every file: equal records mean equal bundles.
     key = files.sha256_of(record) if files.exists(record) else None
     return _cached(cache, key, lambda folder: files.fetch_folder(source, folder))
 
@@ -105,21 +105,21 @@ def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
             "models:/docstrings@champion"
         )
     client = connect(uri)
-    found = _find_version(client, reference, **parts.groupdict())
-    if not (digest := found.tags.get(DIGEST_TAG)):
+    version = _find_version(client, reference, **parts.groupdict())
+    if not (digest := version.tags.get(DIGEST_TAG)):
         raise FormatError(
-            f"{reference}: version {found.version} holds no bundle, it was not registered by "
+            f"{reference}: version {version.version} has no bundle, it was not registered by "
             "raybert: publish one with `raybert publish`"
         )
-    stored = client.get_model_version_download_uri(found.name, found.version)
-    source = files.join(stored, found.tags[PATH_TAG])
+    stored = client.get_model_version_download_uri(version.name, version.version)
+    source = files.join(stored, version.tags[PATH_TAG])
     # A registry in a SQLite file keeps bundles on this disk: no copy is needed.
-    beside = files.local_path(source) if source.startswith(("/", "file:")) else None
-    folder = beside or _cached(cache, digest, lambda arriving: _download(source, uri, arriving))
-    if (came := _verify(folder)) != digest:
+    local = files.local_path(source) if source.startswith(("/", "file:")) else None
+    folder = local or _cached(cache, digest, lambda arriving: _download(source, uri, arriving))
+    if (actual := _verify(folder)) != digest:
         raise FormatError(
             f"{reference}: wanted the bundle with digest {digest[:12]} that was registered, "
-            f"{folder} has {came[:12]}: publish the bundle again"
+            f"{folder} has {actual[:12]}: publish the bundle again"
         )
     return folder
 
@@ -127,7 +127,7 @@ def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
 def _download(source: str, uri: str, folder: Path) -> None:
     from mlflow.artifacts import download_artifacts
 
-    # MLflow puts what it downloads below the folder that it is told.
+    # MLflow downloads into a subfolder of `dst_path`.
     with tempfile.TemporaryDirectory(dir=folder.parent, suffix=".part") as scratch:
         fetched = download_artifacts(artifact_uri=source, dst_path=scratch, tracking_uri=uri)
         os.rename(fetched, folder)
@@ -156,7 +156,7 @@ def _find_version(
         version = str(model.aliases[alias])
     assert version is not None
     versions = {
-        str(each.version): each for each in client.search_model_versions(f"name = '{name}'")
+        str(entity.version): entity for entity in client.search_model_versions(f"name = '{name}'")
     }
     if version not in versions:
         raise ConfigError(
@@ -171,13 +171,13 @@ def _listed(names: list[str]) -> str:
 
 
 def _cached(cache: Path, key: str | None, fetch: Callable[[Path], object]) -> Path:
-    """The folder `key` of the cache, fetched if it is not there whole; None always fetches."""
+    """The folder `key` of the cache, fetched if missing or damaged; None always fetches."""
     if key is not None and (kept := cache / key).is_dir():
         try:
             _verify(kept)
             return kept
         except FormatError:
-            # It was damaged on this disk; what it was copied from may be well.
+            # Damaged on this disk; the original may be intact.
             shutil.rmtree(kept)
     cache.mkdir(parents=True, exist_ok=True)
     arriving = cache / f"{uuid.uuid4().hex}.part"
@@ -187,7 +187,7 @@ def _cached(cache: Path, key: str | None, fetch: Callable[[Path], object]) -> Pa
         try:
             os.rename(arriving, kept)
         except OSError:
-            # Another process fetched the same one meanwhile.
+            # Another process fetched the same bundle in the meantime.
             if not kept.is_dir():
                 raise
     finally:

@@ -1,8 +1,8 @@
-"""One MLflow run a stage, written so that MLflow being away never stops or slows the work.
+"""One MLflow run per stage, written so that an unreachable MLflow never stops or slows the work.
 
-What is recorded goes to the stage's folder first (`tracking.spool`); a thread copies it to MLflow,
-and what it cannot send now is sent later, by this process or by the next start of the stage. The
-run's id lies in the folder, so that a restart continues the same run.
+Records go to the stage's folder first (`tracking.spool`); a thread copies them to MLflow, and what
+cannot be sent now is sent later, by this process or by the next start of the stage. The run's id is
+stored in the folder, so that a restart continues the same run.
 """
 
 import logging
@@ -21,7 +21,7 @@ from tracking.spool import Run, Spool, read_run
 
 logger = logging.getLogger(__name__)
 
-# RUNNING leaves the run open: the next process that opens the folder goes on with it.
+# RUNNING leaves the run open: the next process that opens the folder continues it.
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 # MLflow's limits: mlflow/utils/validation.py.
@@ -36,7 +36,7 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 @dataclass(frozen=True)
 class DatasetInput:
-    """A data set that a stage read: what MLflow shows as the run's input."""
+    """A data set that a stage read, shown by MLflow as an input of the run."""
 
     name: str
     digest: str
@@ -69,13 +69,13 @@ def _shortened(text: str, characters: int) -> str:
 class RunRecorder:
     """Records one run into `folder`, and from there into MLflow.
 
-    Nothing here waits for MLflow but `flush` and `close`, and these no longer than they are told.
-    One process at a time has a folder open, and the next waits for it: who hands over (driver →
-    training's controller → driver) closes with RUNNING.
+    Only `flush` and `close` wait for MLflow, at most for their timeout. Only one process at a time
+    has a folder open, and the next waits for it; a process that hands over (driver → training's
+    controller → driver) closes with RUNNING.
     """
 
     def __init__(self, spool: Spool, uri: str) -> None:
-        """Use `open`."""
+        """Use `open` instead."""
         self._spool = spool
         self._sender = Sender(spool, uri)
         self._complaints: set[str] = set()
@@ -93,19 +93,19 @@ class RunRecorder:
         inputs: Iterable[DatasetInput] = (),
         tags: Mapping[str, str] | None = None,
     ) -> "RunRecorder":
-        """Begin a run in a new folder, or go on with the one that a folder belongs to.
+        """Begin a run in a new folder, or continue the run that a folder belongs to.
 
-        A folder that was recorded to another URI or experiment gets a new run there, with all its
-        records.
+        A folder that was recorded to another URI or experiment gets a new run at the given one,
+        with all its records.
 
         Args:
-            folder: a local folder, made where there is none.
+            folder: a local folder, created if missing.
             uri: from `tracking_uri`.
-            experiment: None takes the folder's, or `raybert`.
-            run_name: None takes the folder's, or its name.
-            params: the config, nested as it may be. MLflow keeps the first value of a param: one
-                that differs after a restart becomes the tag `restart.<param>`.
-        Raises: FormatError if `mlflow_run.json` is damaged; ResourceError if another process has
+            experiment: None means the stored one, or `raybert`.
+            run_name: None means the stored one, or the folder's name.
+            params: the config, possibly nested. MLflow keeps the first value of a param: one that
+                differs after a restart becomes the tag `restart.<param>`.
+        Raises: FormatError if `mlflow_run.json` is damaged; ResourceError if another process uses
             the folder, or it is not writable; OSError.
         """
         settle_environment()
@@ -134,7 +134,7 @@ class RunRecorder:
         inputs: Iterable[DatasetInput],
         tags: Mapping[str, str] | None,
     ) -> None:
-        """Note what MLflow shall know of the run from the beginning."""
+        """Queue what MLflow should know about the run from the start."""
         run, place = spool.run, new.tracking_uri
         if run.tracking_uri != place or experiment not in (None, run.experiment):
             spool.move(
@@ -149,7 +149,7 @@ class RunRecorder:
         if tags:
             named = {_name(key): _shortened(value, TAG_CHARACTERS) for key, value in tags.items()}
             spool.tell("tags", named)
-        if datasets := [asdict(each) for each in inputs]:
+        if datasets := [asdict(dataset) for dataset in inputs]:
             for dataset in datasets:
                 dataset["digest"] = dataset["digest"][:DIGEST_CHARACTERS]
             spool.tell("inputs", datasets)
@@ -157,29 +157,29 @@ class RunRecorder:
 
     @property
     def run_id(self) -> str | None:
-        """The MLflow run's id; None until MLflow has answered once."""
+        """The MLflow run's id; None until MLflow has answered for the first time."""
         return self._spool.run.run_id
 
     @property
     def last_step(self) -> int:
-        """Step of the last record in the folder, sent or not; -1 without one."""
+        """Step of the last record in the folder, sent or not; -1 if there is none."""
         return self._spool.last_step
 
     def record(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Record numbers by global step. Never raises: what cannot be recorded is logged once.
+        """Record metrics of a global step. Never raises: failures to record are logged once.
 
-        A step that is not after `last_step` is dropped (it was trained again after a restart), so
-        all numbers of a step go into one call.
+        A step not after `last_step` is dropped (it was repeated after a restart), so pass all
+        metrics of a step in one call.
         """
         try:
             self._spool.append(int(step), self._numbers(metrics))
         except Exception as error:
-            self._complain("step", f"step {step} is not in {self._spool.folder}: {error}")
+            self._complain("step", f"step {step} is not recorded in {self._spool.folder}: {error}")
 
     def artifact(self, local_path: str | Path, artifact_path: str | None = None) -> None:
-        """Attach a file or folder that stays where it is until it has been sent.
+        """Attach a file or folder, which must stay in place until it has been sent.
 
-        As `record` it never raises.
+        Like `record`, it never raises.
         """
         try:
             self._spool.tell("artifact", [str(Path(local_path).absolute()), artifact_path])
@@ -187,22 +187,22 @@ class RunRecorder:
             self._complain("artifact", f"{local_path} will not be in MLflow: {error}")
 
     def flush(self, timeout_s: float = 20.0) -> bool:
-        """Wait until MLflow has everything, so that `run_id` is known; False if it has not then."""
+        """Wait until MLflow has everything, so that `run_id` is known; False on timeout."""
         return self._sender.wait_until_sent(timeout_s)
 
     def close(self, status: Status = "FINISHED", timeout_s: float = 20.0) -> str | None:
         """End the run, or with RUNNING hand it over. What cannot be sent in time stays on disk.
 
-        While MLflow is away this takes two more tries, a second apart, not the whole time.
+        If MLflow is unreachable this takes two more tries, a second apart, not the whole timeout.
 
-        Returns: None if MLflow has everything, else a sentence that says so, which is logged as a
-            warning where the run ends: who hands over leaves that to the next.
+        Returns: None if MLflow has everything, otherwise a sentence that says so. It is logged as
+            a warning when the run ends; a process that hands over leaves that to the next one.
         """
         if status != "RUNNING":
             try:
                 self._spool.tell("status", status)
             except (OSError, RaybertError) as error:
-                self._complain("status", f"that the run is {status} is not recorded: {error}")
+                self._complain("status", f"the status {status} of the run is not recorded: {error}")
         line = self._end(timeout_s)
         if line is not None and status != "RUNNING":
             logger.warning(line)
@@ -217,7 +217,7 @@ class RunRecorder:
         records = f"{left:,} record{'' if left == 1 else 's'}" if left else "how the run ended"
         return (
             f"MLflow at {place} has yet to be sent {records}: {reason}. The next start of the same "
-            f"stage sends what lies in {self._spool.folder}"
+            f"stage sends what is in {self._spool.folder}"
         )
 
     def __enter__(self) -> "RunRecorder":
@@ -244,7 +244,7 @@ class RunRecorder:
         return numbers
 
     def _complain(self, about: str, line: str) -> None:
-        """Say it once: what is wrong with one record is wrong with thousands."""
+        """Log it once: an error in one record occurs in thousands."""
         if about not in self._complaints:
             self._complaints.add(about)
             logger.warning(line)
@@ -253,10 +253,10 @@ class RunRecorder:
 def finish_run(folder: str | Path, *, uri: str, timeout_s: float = 20.0) -> str | None:
     """End the run of a stage whose output is complete; for a stage that is skipped.
 
-    The run is open where the stage was killed between its manifest and the run's end, and MLflow
-    has not got all of it where it was away.
+    The run is still open if the stage was killed between its manifest and the run's end, and
+    incomplete if MLflow was unreachable.
 
-    Returns: None if MLflow has everything, else the sentence that was logged.
+    Returns: None if MLflow has everything, otherwise the sentence that was logged.
     """
     run = read_run(Path(folder))
     if run is None or run.tracking_uri != without_password(uri):

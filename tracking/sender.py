@@ -1,4 +1,4 @@
-"""The thread that copies a spool to MLflow, and keeps at it while MLflow is away."""
+"""The thread that copies a spool to MLflow, and retries while MLflow is unreachable."""
 
 import json
 import logging
@@ -22,10 +22,10 @@ RESTART_TAG = "restart."
 SEND_EVERY_S = 1.0
 LONGEST_PAUSE_S = 30.0
 LAST_TRIES = 2
-# The most that one call to `log_batch` takes: mlflow/utils/validation.py.
+# Maximum per call to `log_batch`: mlflow/utils/validation.py.
 BATCH_METRICS = 1000
 BATCH_PARAMS = 100
-# Scheme → MLflow's class of source; anything else is told in words.
+# Scheme → MLflow's source type; any other source is sent as plain text.
 _SOURCE_TYPES = {
     "": "local",
     "file": "local",
@@ -37,10 +37,10 @@ _SOURCE_TYPES = {
 
 
 class Sender(threading.Thread):
-    """Sends what the spool holds, every second, until told to finish.
+    """Sends the content of the spool every second, until `finish` is called.
 
-    A daemon: the process may end at any time, the spool knows what has been sent. Sending twice
-    does no harm, MLflow keeps equal metrics once.
+    A daemon: the process may end at any time, since the spool knows what has been sent. Sending
+    twice is harmless: MLflow stores equal metrics once.
     """
 
     def __init__(self, spool: Spool, uri: str) -> None:
@@ -63,7 +63,7 @@ class Sender(threading.Thread):
             try:
                 self._send()
             except Exception as error:
-                # Whatever it is, training goes on, and a later try may find it mended.
+                # Whatever the error, training continues, and a later retry may succeed.
                 logger.debug("sending to MLflow failed", exc_info=True)
                 self._reason = str(error).partition("\n")[0] or repr(error)
                 self._client = None
@@ -76,7 +76,7 @@ class Sender(threading.Thread):
                 pause_s = SEND_EVERY_S
 
     def wait_until_sent(self, timeout_s: float) -> bool:
-        """Try now and every second; whether everything is sent before the time is over."""
+        """Try now and every second; returns whether everything was sent before the timeout."""
         end = time.monotonic() + timeout_s
         next_try = 0.0
         while self._spool.has_unsent():
@@ -90,7 +90,7 @@ class Sender(threading.Thread):
         return True
 
     def finish(self, timeout_s: float) -> str | None:
-        """Send what is left and end; why not all of it could be sent, None if it was."""
+        """Send what is left and end. Returns why something could not be sent; None if all was."""
         self._finishing = True
         self._asked.set()
         self.join(timeout_s)
@@ -107,7 +107,7 @@ class Sender(threading.Thread):
         client = self._client = self._client or self._open_run()
         run_id = self._spool.run.run_id
         assert run_id is not None
-        # The order is what a reader sees: what the run is, how it went, how it ended.
+        # The order in which a reader sees it: what the run is, how it went, how it ended.
         notes = self._spool.run.untold
         for note in notes:
             if note.kind != "status":
@@ -118,7 +118,7 @@ class Sender(threading.Thread):
                 self._tell(client, run_id, note)
 
     def _open_run(self) -> "MlflowClient":
-        """Find the run that the spool belongs to, or make it."""
+        """Find the run that the spool belongs to, or create it."""
         client = connect(self._uri)
         run = self._spool.run
         experiment = experiment_id(client, self._uri, run.experiment)
@@ -127,8 +127,8 @@ class Sender(threading.Thread):
             if run.run_id is not None:
                 logger.warning("MLflow has lost the run of %s: it gets a new one", run.run_name)
                 self._spool.mark_all_unsent()
-            made = client.create_run(experiment, run_name=run.run_name, tags={KEY_TAG: run.key})
-            run_id = made.info.run_id
+            created = client.create_run(experiment, run_name=run.run_name, tags={KEY_TAG: run.key})
+            run_id = created.info.run_id
         if run_id != run.run_id:
             self._spool.belongs_to(run_id)
         return client
@@ -154,18 +154,18 @@ class Sender(threading.Thread):
         except MlflowException as error:
             if error.get_http_status_code() != 400:
                 raise
-            # It will never be taken, and must not hold up the rest.
+            # It would be refused every time, and must not hold up the rest.
             logger.warning("MLflow refuses the %s of run %s: %s", note.kind, run_id, error)
         self._spool.told(note)
 
 
 def _find_run(client: "MlflowClient", experiment: str, run_id: str | None, key: str) -> str | None:
-    """The id of the run as it is now; None where there is none, or it was deleted."""
+    """The id of the run; None if it does not exist or was deleted."""
     from mlflow.exceptions import MlflowException
 
     if run_id is None:
-        found = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
-        return found[0].info.run_id if found else None
+        runs = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+        return runs[0].info.run_id if runs else None
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
@@ -176,19 +176,19 @@ def _find_run(client: "MlflowClient", experiment: str, run_id: str | None, key: 
 
 
 def _tell_params(client: "MlflowClient", run_id: str, params: dict[str, str]) -> None:
-    """MLflow keeps the first value of a param; one that differs now becomes a tag."""
+    """MLflow keeps the first value of a param; a different one now becomes a tag."""
     from mlflow.entities import Param, RunTag
 
-    there = client.get_run(run_id).data.params
-    new = [Param(key, value) for key, value in params.items() if key not in there]
+    stored = client.get_run(run_id).data.params
+    new = [Param(key, value) for key, value in params.items() if key not in stored]
     changed = [
         RunTag(f"{RESTART_TAG}{key}", value)
         for key, value in params.items()
-        if there.get(key, value) != value
+        if stored.get(key, value) != value
     ]
     for start in range(0, max(len(new), len(changed)), BATCH_PARAMS):
-        some = slice(start, start + BATCH_PARAMS)
-        client.log_batch(run_id, params=new[some], tags=changed[some])
+        batch = slice(start, start + BATCH_PARAMS)
+        client.log_batch(run_id, params=new[batch], tags=changed[batch])
 
 
 def _tell_tags(client: "MlflowClient", run_id: str, tags: dict[str, str]) -> None:
@@ -201,12 +201,12 @@ def _tell_inputs(client: "MlflowClient", run_id: str, inputs: list[dict[str, str
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     datasets = []
-    for each in inputs:
-        kind = _SOURCE_TYPES.get(urlsplit(each["source"]).scheme, "code")
-        # The JSON that MLflow's own source classes read back: mlflow/data/*_source*.py.
-        source = {"tags": {"source": each["source"]}} if kind == "code" else {"uri": each["source"]}
-        dataset = Dataset(each["name"], each["digest"], kind, json.dumps(source))
-        datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", each["context"])]))
+    for data in inputs:
+        kind = _SOURCE_TYPES.get(urlsplit(data["source"]).scheme, "code")
+        # The JSON that MLflow's source classes read back: mlflow/data/*_source*.py.
+        source = {"tags": {"source": data["source"]}} if kind == "code" else {"uri": data["source"]}
+        dataset = Dataset(data["name"], data["digest"], kind, json.dumps(source))
+        datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", data["context"])]))
     client.log_inputs(run_id, datasets)
 
 

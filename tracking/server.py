@@ -1,7 +1,7 @@
-"""Where MLflow is, and the one way in: the URI, whether anything answers there, the client.
+"""Access to MLflow: the URI, whether anything answers there, the client.
 
 MLflow takes seconds to import, so it is imported inside the functions that need it. The only
-environment variables that are read, or given a default, are MLflow's own.
+environment variables read, or given a default, are MLflow's own.
 """
 
 import os
@@ -29,10 +29,10 @@ _MAKING = threading.Lock()
 
 
 def tracking_uri(configured: str | None) -> str:
-    """The URI to record at: as configured, else `MLFLOW_TRACKING_URI`, else SQLite under `runs/`.
+    """The URI to record to: as configured, else `MLFLOW_TRACKING_URI`, else SQLite under `runs/`.
 
-    The path of a SQLite file comes back absolute: other processes may run in other folders.
-    Raises: ConfigError for a folder or a `file:` URI, which MLflow 3 records to no more.
+    The path of a SQLite file is made absolute, since other processes may run in other folders.
+    Raises: ConfigError for a folder or a `file:` URI, which MLflow 3 no longer records to.
     """
     uri = (
         configured
@@ -42,8 +42,8 @@ def tracking_uri(configured: str | None) -> str:
     scheme = urlsplit(uri).scheme.partition("+")[0]
     if scheme not in (*DATABASES, "http", "https", "databricks"):
         raise ConfigError(
-            f"tracking_uri is {uri}: wanted a server (http://…) or a database (sqlite:///…, "
-            f"postgresql://…), MLflow 3 does not record to folders: give {SQLITE}{Path.cwd()}/"
+            f"tracking_uri: wanted a server (http://…) or database (sqlite:///…, postgresql://…), "
+            f"since MLflow 3 does not record to folders, got {uri}: give {SQLITE}{Path.cwd()}/"
             "runs/mlflow.db, or leave tracking_uri and MLFLOW_TRACKING_URI unset"
         )
     if uri.startswith(SQLITE):
@@ -52,7 +52,7 @@ def tracking_uri(configured: str | None) -> str:
 
 
 def without_password(uri: str) -> str:
-    """The URI as it may be written down: `postgresql://me:secret@host/db` loses `me:secret@`."""
+    """The URI without credentials: `postgresql://me:secret@host/db` loses `me:secret@`."""
     parts = urlsplit(uri)
     return (
         uri
@@ -62,10 +62,10 @@ def without_password(uri: str) -> str:
 
 
 def settle_environment() -> None:
-    """Give MLflow's variables the defaults of ours; whatever the user has set stays.
+    """Set our defaults for MLflow's environment variables; those that the user has set stay.
 
     NOTE: call it before MLflow is imported, and not from a second thread while others may read
-    the environment (setenv is not safe against getenv in C).
+    the environment (setenv and getenv in C are not thread-safe).
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -74,9 +74,9 @@ def settle_environment() -> None:
 
 
 def connect(uri: str) -> "MlflowClient":
-    """A client for tracking and registry at `uri`; a SQLite file and its folder are made.
+    """A client for tracking and registry at `uri`; a SQLite file and its folder are created.
 
-    Raises: ResourceError if a server does not answer; what MLflow raises where a database cannot
+    Raises: ResourceError if a server does not answer; whatever MLflow raises if a database cannot
         be opened.
     """
     settle_environment()
@@ -89,27 +89,27 @@ def connect(uri: str) -> "MlflowClient":
 
 
 def _make_database(path: Path) -> None:
-    """MLflow's tables in a SQLite file, which appears whole, where there is none yet.
+    """Create a SQLite file with MLflow's tables, atomically, unless it exists.
 
-    MLflow makes them by some fifty migrations, which takes seconds. An empty store of this version
-    is kept in `CACHE`, where that can be written, and copied from then on.
+    MLflow runs about fifty migrations for this, which takes seconds. An empty store of this version
+    is kept in `CACHE`, if that is writable, and copied from then on.
 
-    NOTE: MLflow makes tables in the file itself; killed amid the migrations it leaves a file that
-    it can neither use nor mend. What the migrations stand on is global to the process: two threads
-    at once, one of a run that was left behind, say, mix up their files.
+    NOTE: MLflow creates the tables in place; killed during the migrations it leaves a file that it
+    can neither use nor repair. The migrations rely on process-wide state: two threads at once, such
+    as one of an abandoned run, mix up their files.
     """
     with _MAKING:
         if path.exists():
             return
         empty = CACHE / f"mlflow-{version('mlflow')}.db"
-        with suppress(OSError):  # a home that cannot be written
+        with suppress(OSError):  # home is not writable
             _appear(empty, _make_tables)
-        kept = empty.is_file()
-        _appear(path, partial(shutil.copyfile, empty) if kept else _make_tables)
+        is_cached = empty.is_file()
+        _appear(path, partial(shutil.copyfile, empty) if is_cached else _make_tables)
 
 
 def _appear(path: Path, make: Callable[[Path], object]) -> None:
-    """Have `make` write a file that appears whole, where there is none yet."""
+    """Let `make` write a file that appears atomically, unless it exists."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def _appear(path: Path, make: Callable[[Path], object]) -> None:
     try:
         neighbour.touch()
         make(neighbour)
-        # A link, not a rename: where another process was faster, its file stays.
+        # A link, not a rename: if another process was faster, its file stays.
         with suppress(FileExistsError):
             os.link(neighbour, path)
     finally:
@@ -136,10 +136,10 @@ def _make_tables(path: Path) -> None:
 
 @contextmanager
 def as_default(uri: str) -> "Iterator[MlflowClient]":
-    """A client for `uri`, while MLflow's process-wide URI is the same one.
+    """A client for `uri`, with MLflow's process-wide URI set to the same.
 
-    NOTE: needed to register a model: MLflow's SQL registry looks the logged model up at the
-    process-wide URI, wherever the client points. Setting that sets the environment variable too.
+    NOTE: needed to register a model: MLflow's SQL registry looks up the logged model at the
+    process-wide URI, wherever the client points. Setting that also sets the environment variable.
     """
     client = connect(uri)
     from mlflow.tracking._tracking_service.utils import _use_tracking_uri
@@ -154,9 +154,9 @@ def as_default(uri: str) -> "Iterator[MlflowClient]":
 
 
 def require_answer(uri: str) -> None:
-    """Ask a server whether it is there, for a few seconds; MLflow's own calls retry for minutes.
+    """Check within a few seconds that a server answers; MLflow's own calls retry for minutes.
 
-    A database is not asked: opening it tells. Raises: ResourceError.
+    A database is not checked, since opening it shows. Raises: ResourceError.
     """
     if not uri.startswith(("http://", "https://")):
         return
@@ -175,7 +175,7 @@ def require_answer(uri: str) -> None:
     except Exception as error:
         reason = str(error)
     else:
-        # Anything below 500 is a server that answers, if only to ask who we are.
+        # Any status below 500 means that the server answers, even if it asks for credentials.
         if response.status_code < 500:
             return
         reason = f"it answered {response.status_code}"
@@ -186,19 +186,19 @@ def require_answer(uri: str) -> None:
 
 
 def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
-    """The experiment's id; one made in a SQLite file keeps its artifacts beside the file."""
+    """The experiment's id, created if missing; with SQLite, artifacts go next to the file."""
     from mlflow.exceptions import MlflowException
 
     if (known := client.get_experiment_by_name(name)) is not None:
         return known.experiment_id
-    beside: dict[str, Any] = {}
+    location: dict[str, Any] = {}
     if uri.startswith(SQLITE):
         folder = Path(uri.removeprefix(SQLITE)).absolute().parent / "mlartifacts"
-        beside = {"artifact_location": folder.as_uri()}
+        location = {"artifact_location": folder.as_uri()}
     try:
-        return client.create_experiment(name, **beside)
+        return client.create_experiment(name, **location)
     except MlflowException:
-        # Another process may have made it meanwhile.
+        # Another process may have created it in the meantime.
         if (known := client.get_experiment_by_name(name)) is None:
             raise
         return known.experiment_id

@@ -1,14 +1,14 @@
-"""What a stage recorded, on its own disk: the truth that MLflow gets a copy of.
+"""What a stage recorded, on local disk: the original that MLflow gets a copy of.
 
-A folder (a stage's run folder) holds three files:
+A folder (a stage's run folder) has three files:
 
-    metrics.jsonl    one line a record: {"step": 20, "time_ms": 1760000000000, "metrics": {…}},
-                     steps rising; NaN and Infinity stand as Python and pandas read them
+    metrics.jsonl    one line per record: {"step": 20, "time_ms": 1760000000000, "metrics": {…}},
+                     steps ascending; NaN and Infinity as Python and pandas read them
     metrics.sent     how many of these lines MLflow has, in decimal
-    mlflow_run.json  which MLflow run it is, and what else MLflow has yet to be told
+    mlflow_run.json  which MLflow run it is, and what else is still to be sent to MLflow
 
-Sending is for `tracking.runs`. One process at a time has a folder: it holds a lock on
-`metrics.jsonl`, which ends with it.
+`tracking.runs` does the sending. Only one process at a time uses a folder: it holds a lock on
+`metrics.jsonl`, which is released when it ends.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some records on their way to MLflow, and where in the file the next one begins."""
+    """Records to send to MLflow, and the offset in the file at which the next record starts."""
 
     records: list[Record]
     end: int
@@ -54,7 +54,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Note:
-    """Something beside metrics that MLflow has yet to be told; told twice it does no harm."""
+    """Something other than metrics to send to MLflow; sending it twice is harmless."""
 
     kind: NoteKind
     value: Any
@@ -64,7 +64,7 @@ class Note:
 class Run:
     """Which MLflow run a folder belongs to: the content of `mlflow_run.json`.
 
-    `key` is a tag of that run: a run that was made while the answer was lost is found by it.
+    `key` is a tag of that run: a run that was created although the answer got lost is found by it.
     """
 
     tracking_uri: str
@@ -73,13 +73,13 @@ class Run:
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     run_id: str | None = None
     status: str | None = None
-    """The last one that was noted."""
+    """The status last noted."""
     untold: tuple[Note, ...] = ()
     format_version: int = FORMAT_VERSION
 
 
 def read_run(folder: Path) -> Run | None:
-    """What `mlflow_run.json` says, None where there is none. Raises: FormatError."""
+    """The content of `mlflow_run.json`; None if there is no such file. Raises: FormatError."""
     path = folder / RUN
     try:
         stored: dict[str, Any] = json.loads(path.read_bytes())
@@ -90,8 +90,8 @@ def read_run(folder: Path) -> Run | None:
         return None
     except (ValueError, TypeError, KeyError) as error:
         raise FormatError(
-            f"{path}: wanted the JSON that raybert writes there, found something else ({error}): "
-            "remove the file, and what is recorded goes to a new MLflow run"
+            f"{path}: wanted the JSON that raybert writes there, got something else ({error}): "
+            "remove the file to send the records to a new MLflow run"
         ) from None
     if run is None:
         raise FormatError(
@@ -105,12 +105,12 @@ class Spool:
     """The three files of a folder, open for writing. One thread may append while another sends."""
 
     def __init__(self, folder: Path, new: Run) -> None:
-        """Take the folder up as it was left; a last line that was torn by a kill is cut off.
+        """Reopen the folder as it was left; a last line truncated by a kill is removed.
 
         Args:
-            new: the run that a folder without one gets.
-        Raises: FormatError if `mlflow_run.json` is damaged; ResourceError if another process has
-            the folder and does not let go of it for LOCK_TIMEOUT_S; OSError.
+            new: the run for a folder that has none.
+        Raises: FormatError if `mlflow_run.json` is damaged; ResourceError if another process uses
+            the folder and does not release it within LOCK_TIMEOUT_S; OSError.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -133,9 +133,9 @@ class Spool:
         self._save(run)
 
     def append(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Write one record; False, and nothing written, where `step` is not after the last one.
+        """Write one record; if `step` is not after the last one, write nothing and return False.
 
-        Raises: OSError, and the file is as it was before.
+        Raises: OSError, leaving the file as it was before.
         """
         if step <= self.last_step:
             return False
@@ -143,9 +143,9 @@ class Spool:
         line = json.dumps(asdict(record)).encode() + b"\n"
         try:
             if self._file.write(line) != len(line):
-                raise OSError(f"{self._path}: the disk took only a part of a line")
+                raise OSError(f"{self._path}: only a part of a line could be written")
         except OSError:
-            # What was written of it would spoil the next line.
+            # A partial line would corrupt the next one.
             self._file.truncate(self._size)
             raise
         self._size += len(line)
@@ -171,17 +171,17 @@ class Spool:
         return Batch(records, end)
 
     def mark_sent(self, batch: Batch) -> None:
-        """MLflow has this batch."""
+        """Note that MLflow has this batch."""
         self._mark_sent(self.sent + len(batch.records), batch.end)
 
     def move(self, run: Run) -> None:
-        """The folder belongs to this run from now on, which gets all records."""
+        """From now on the folder belongs to this run, which gets all records."""
         with self._lock:
             self._save(run)
         self.mark_all_unsent()
 
     def mark_all_unsent(self) -> None:
-        """The run that had them is gone: begin again at the first line."""
+        """Start again at the first line, since the run that had the records is gone."""
         self._mark_sent(0, 0)
 
     def _mark_sent(self, lines: int, end: int) -> None:
@@ -191,7 +191,7 @@ class Spool:
                 write_bytes(str(self.folder / SENT), b"%d\n" % lines)
 
     def has_unsent(self) -> bool:
-        """Whether there is anything that MLflow has not got, the run itself for one."""
+        """Whether anything is missing in MLflow, including the run itself."""
         return self.sent < self.lines or bool(self._run.untold) or self._run.run_id is None
 
     @property
@@ -199,12 +199,12 @@ class Spool:
         return self._run
 
     def belongs_to(self, run_id: str | None) -> None:
-        """Note which MLflow run it is; None where there is none any more."""
+        """Note which MLflow run it is; None if it no longer exists."""
         with self._lock:
             self._save(replace(self._run, run_id=run_id))
 
     def tell(self, kind: NoteKind, value: Any) -> None:
-        """Note something that MLflow shall be told. A status takes the place of an earlier one."""
+        """Queue something to send to MLflow. A status replaces an earlier one."""
         with self._lock:
             note = Note(kind, value)
             kept = [
@@ -216,13 +216,13 @@ class Spool:
             self._save(replace(self._run, status=status, untold=(*kept, note)))
 
     def told(self, note: Note) -> None:
-        """MLflow knows this now."""
+        """Note that MLflow has received this."""
         with self._lock:
             kept = tuple(other for other in self._run.untold if other != note)
             self._save(replace(self._run, untold=kept))
 
     def close(self) -> None:
-        """Let go of the folder: a thread that is still sending changes nothing in it any more."""
+        """Release the folder: a thread that is still sending no longer changes anything in it."""
         with self._lock:
             self._file.close()
 
@@ -233,13 +233,13 @@ class Spool:
 
 
 def await_release(folder: Path) -> None:
-    """Wait until no process has the folder, before it is removed. Raises: ResourceError."""
+    """Wait until no process uses the folder, before it is removed. Raises: ResourceError."""
     if (folder / METRICS).exists():
         _locked(folder / METRICS).close()
 
 
 def _locked(path: Path) -> FileIO:
-    """The file, open for appending, when no other process writes it; kept from them until closed.
+    """The file, open for appending once no other process writes it, and locked until closed.
 
     Raises: ResourceError if that takes longer than LOCK_TIMEOUT_S.
     """
@@ -253,7 +253,7 @@ def _locked(path: Path) -> FileIO:
             if time.monotonic() >= deadline:
                 raise ResourceError(
                     f"{path}: wanted to write it, another process is doing so and has not ended "
-                    f"within {LOCK_TIMEOUT_S:g} s: end that run, or give another output"
+                    f"within {LOCK_TIMEOUT_S:g} s: stop that run, or give another output"
                 ) from None
             time.sleep(0.05)
             continue
@@ -266,7 +266,7 @@ def _locked(path: Path) -> FileIO:
 
 
 def _cut_torn_end(path: Path) -> bytes:
-    """The file's bytes, after what is no whole record at its end has been cut off on the disk."""
+    """The file's bytes, after incomplete records at its end have been removed on disk."""
     data = path.read_bytes()
     end = data.rfind(b"\n") + 1
     while end:

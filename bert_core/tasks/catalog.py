@@ -1,4 +1,4 @@
-"""The tasks there are, under Hugging Face's names of pipelines where it has one."""
+"""All tasks, by Hugging Face's name of the pipeline where there is one."""
 
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction

@@ -1,4 +1,4 @@
-"""What labelled rows ask, as digests: to know rows again in another file, order or format."""
+"""Digests of labelled rows' inputs, to recognise rows in another file, order or format."""
 
 import hashlib
 import json
@@ -14,17 +14,17 @@ Digests = UInt64[np.ndarray, "rows"]
 
 NO_ROWS: Digests = np.empty(0, "<u8")
 DIGEST_BYTES = 8
-"""Of a million rows and a million others, two are taken for one by chance in 1 of 10 million."""
+"""Between a million rows and a million others, the chance of any collision is 1 in 10 million."""
 
 
 def row_digests(rows: Sequence[Row], names: Sequence[str]) -> Digests:
-    """BLAKE2 over the fields of these names, in this order; white space counts as one blank."""
+    """BLAKE2 of the fields with these names, in this order; any white space counts as one space."""
     contents = (
         json.dumps([_plain(row[name]) for name in names if row.get(name) is not None])
         for row in rows
     )
-    digests = (hashlib.blake2b(each.encode(), digest_size=DIGEST_BYTES) for each in contents)
-    return np.frombuffer(b"".join(each.digest() for each in digests), "<u8")
+    digests = (hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES) for text in contents)
+    return np.frombuffer(b"".join(digest.digest() for digest in digests), "<u8")
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Vectors of texts, for search and similarity (Reimers and Gurevych 2019)."""
+"""Vectors for texts, for search and similarity (Reimers and Gurevych 2019)."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ Loss = Literal["contrastive", "cosine"]
 Pooling = Literal["mean", "cls"]
 Side = Literal["left", "right"]
 MODULES, POOLING, SETTINGS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
-"""Files of sentence-transformers, which say how its models make a vector of a text."""
+"""Files of sentence-transformers that define how a model turns a text into a vector."""
 _MODES: dict[Pooling, str] = {
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
@@ -35,35 +35,35 @@ _MODES: dict[Pooling, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Likeness:
-    """What is right of a text and its `text_pair`: how alike they are, or that they belong."""
+    """Labels of a text and its `text_pair`: how similar they are, or that they belong together."""
 
     score: float | None = None
-    """How alike; rows without are texts that belong together."""
+    """Similarity; texts of rows without a score belong together."""
     negatives: list[str] | None = None
-    """Texts that the first one does not belong to."""
+    """Texts that do not belong to the first text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureExtractionOptions(Options):
-    """How a model makes a vector of a text, and how it is trained to."""
+    """How a model turns a text into a vector, and how it is trained to do so."""
 
     pooling: Pooling = "mean"
-    """The `mean` of all tokens, special ones included, or the vector of `cls`, the first."""
+    """`mean` averages all tokens, special ones included; `cls` takes the first token's vector."""
     layer: PositiveInt | None = None
-    """After how many layers; the encoder has no others then. All where this is not given."""
+    """Number of layers to use; the encoder drops the rest. By default, all."""
     normalize: bool = False
     """Whether vectors are scaled to length 1."""
     max_length: Annotated[int, Range(least=3)] | None = None
-    """Where texts are cut, if sooner than the model's positions end."""
+    """Tokens at which texts are cut, if lower than the model's positions."""
     loss: Loss | None = None
-    """`cosine` where training rows have a score, else `contrastive`, which the rows say."""
+    """`cosine` for training rows with a score, otherwise `contrastive`; detected from the rows."""
     highest_score: PositiveFloat | None = None
-    """The score of texts that mean the same; the highest of the training rows where not given."""
+    """The score of texts with the same meaning; by default, the highest in the training rows."""
     group_size: Annotated[int, Range(least=2)] = 16
-    """Rows whose texts are each other's negatives. They are computed together, so each is a
-    micro-batch at least, and `batch_size` holds one for each worker."""
+    """Number of rows whose texts serve as each other's negatives. A group is computed at once, so a
+    micro-batch holds at least one group, and `batch_size` at least one per worker."""
     temperature: PositiveFloat = 0.05
-    """What cosines are divided by (Gao et al. 2021, section 3)."""
+    """Divisor of the cosines (Gao et al. 2021, section 3)."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -71,25 +71,25 @@ class FeatureExtractionOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureExtractionParameters(Parameters):
-    """Hugging Face's parameters of feature extraction."""
+    """Hugging Face's parameters for feature extraction."""
 
     cut_by: ClassVar[str | None] = "truncate"
 
     normalize: bool | None = None
-    """Whether vectors are scaled to length 1; None does as the model was made for."""
+    """Whether vectors are scaled to length 1; None follows the model's option."""
     truncate: bool = False
-    """Whether to cut a text that is longer than the model's positions; else it is refused."""
+    """Cut texts that are longer than the model's positions; otherwise they are rejected."""
     truncation_direction: Side = "right"
-    """Which end of it is cut off."""
+    """Which end of the text is cut off."""
     per_token: bool = False
-    """Whether to give a vector for every token, special ones included, instead of one."""
+    """Return one vector per token, special ones included, instead of one per text."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
 
 
 class FeatureExtraction(Task):
-    """Rows are `{"text": …, "text_pair": …}` with a `score`, or with `negatives` or nothing."""
+    """Rows are `{"text": …, "text_pair": …}` with a `score`, with `negatives`, or with neither."""
 
     name = "feature-extraction"
     objective = "embedding"
@@ -150,7 +150,7 @@ class FeatureExtraction(Task):
     ) -> "FeatureExtraction":
         chosen, loss = options or cls.options(), _loss_of(rows)
         if chosen.loss not in (None, loss):
-            has = "have" if loss == "cosine" else "have no"
+            has = "have a" if loss == "cosine" else "have no"
             raise CorpusError(
                 f"training rows: wanted rows for the loss {chosen.loss}, got rows that {has} "
                 f"score, which are for {loss}: leave the option out, or give other rows"
@@ -160,32 +160,32 @@ class FeatureExtraction(Task):
             highest = float(max(row["score"] for row in rows))
             if not highest > 0:
                 raise CorpusError(
-                    f"training rows: wanted a score above 0, the highest is {highest:g}: give "
-                    "the option highest_score, the score of texts that mean the same"
+                    f"training rows: wanted a score above 0, the highest is {highest:g}: set "
+                    "the option highest_score, the score of texts with the same meaning"
                 )
         return cls(options=replace(chosen, loss=loss, highest_score=highest))
 
     @classmethod
     def from_modules(cls, read: Callable[[str], Any]) -> "FeatureExtraction | None":
-        """The task of a model of sentence-transformers; None where it makes other vectors.
+        """The task of a sentence-transformers model; None if its vectors cannot be reproduced here.
 
         Args:
-            read: gives the JSON value of one of its files; None where there is no such file.
+            read: returns the JSON value of one of its files; None if there is no such file.
         """
-        kinds = [str(one.get("type", "")).rpartition(".")[2] for one in read(MODULES) or ()]
+        kinds = [str(module.get("type", "")).rpartition(".")[2] for module in read(MODULES) or ()]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             return None
-        says = read(POOLING) or {}
-        modes = [name for name, value in says.items() if name[:13] == "pooling_mode_" and value]
+        config = read(POOLING) or {}
+        modes = [name for name, value in config.items() if name[:13] == "pooling_mode_" and value]
         for pooling, mode in _MODES.items():
-            if modes == [mode] or says.get("pooling_mode") == pooling:
+            if modes == [mode] or config.get("pooling_mode") == pooling:
                 longest = (read(SETTINGS) or {}).get("max_seq_length")
                 chosen = cls.options(pooling=pooling, normalize=len(kinds) == 3, max_length=longest)
                 return cls(options=chosen)
         return None
 
     def files(self, config: EncoderConfig) -> dict[str, Any]:
-        """Those by which sentence-transformers makes the same vectors of the bundle."""
+        """Files with which sentence-transformers computes the same vectors from the bundle."""
         kinds = ["Transformer", "Pooling", *(["Normalize"] if self.chosen.normalize else [])]
         modules = [
             {
@@ -205,7 +205,7 @@ class FeatureExtraction(Task):
         }
 
     def request_of(self, row: Row) -> str:
-        """The row's own text, whatever it is compared with: a vector is of one text."""
+        """The row's `text`, whatever it is compared with: a vector is for one text."""
         return row["text"]
 
     def encoder_config(self, config: EncoderConfig) -> EncoderConfig:
@@ -214,8 +214,8 @@ class FeatureExtraction(Task):
             return config
         if layer > config.num_hidden_layers:
             raise ConfigError(
-                f"options.layer: wanted at most {config.num_hidden_layers}, the layers that the "
-                f"model has, got {layer}"
+                f"options.layer: wanted at most {config.num_hidden_layers}, the number of layers "
+                f"of the model, got {layer}"
             )
         return replace(config, num_hidden_layers=layer)
 
@@ -236,19 +236,19 @@ class FeatureExtraction(Task):
         parameters = parameters or self.parameters(truncate=True)
         limit = min(max_length, self.chosen.max_length or max_length)
         texts = [_texts_of(row) for row in rows]
-        every = [text for its in texts for text in its]
-        sequences = iter(self._sequences(tokenizer, every, limit, parameters))
+        all_texts = [text for row_texts in texts for text in row_texts]
+        sequences = iter(self._sequences(tokenizer, all_texts, limit, parameters))
         labels: Iterator[dict[str, np.ndarray]] = iter(())
         if labelled:
-            labels = self._labels(rows, texts, every)
+            labels = self._labels(rows, texts, all_texts)
         windows = []
-        for number, its in enumerate(texts):
-            if parameters.per_token and len(its) > 1:
+        for number, row_texts in enumerate(texts):
+            if parameters.per_token and len(row_texts) > 1:
                 raise InputError(
-                    f"inputs[{number}]: wanted one text, for a vector a token, got {len(its)}: "
-                    "leave text_pair or per_token out"
+                    f"inputs[{number}]: wanted one text, since per_token is set, got "
+                    f"{len(row_texts)}: leave text_pair or per_token out"
                 )
-            ids = tuple(next(sequences) for _ in its)
+            ids = tuple(next(sequences) for _ in row_texts)
             windows.append(
                 Window(
                     row=number,
@@ -273,7 +273,7 @@ class FeatureExtraction(Task):
             yield joined(tokenizer, ids, None, limit if parameters.truncate else None).ids
 
     def _runs(self, ids: tuple[Ids, ...], *, per_token: bool) -> dict[str, np.ndarray]:
-        """The tokens that each vector is the mean of."""
+        """The range of tokens that each vector averages."""
         if per_token:
             places = np.arange(len(ids[0]))
             return {"vector_starts": places, "vector_ends": places + 1}
@@ -282,18 +282,18 @@ class FeatureExtraction(Task):
         return {"vector_starts": np.zeros_like(ends), "vector_ends": ends}
 
     def _labels(
-        self, rows: Sequence[Row], texts: Sequence[Sequence[str]], every: Sequence[str]
+        self, rows: Sequence[Row], texts: Sequence[Sequence[str]], all_texts: Sequence[str]
     ) -> Iterator[dict[str, np.ndarray]]:
-        """For each text of a row how alike it is to the first, and a number that names it."""
+        """For each text of a row: its similarity to the first, and a number that identifies it."""
         scored = _loss_of(rows) == "cosine"
-        names = np.unique(every, return_inverse=True)[1].astype(np.int64)
-        ends = np.cumsum([len(its) for its in texts])
-        for row, own in zip(rows, np.split(names, ends[:-1]), strict=True):
-            alike = np.zeros(len(own), dtype=np.float32)
-            alike[:2] = 1
+        text_ids = np.unique(all_texts, return_inverse=True)[1].astype(np.int64)
+        ends = np.cumsum([len(row_texts) for row_texts in texts])
+        for row, row_ids in zip(rows, np.split(text_ids, ends[:-1]), strict=True):
+            similarities = np.zeros(len(row_ids), dtype=np.float32)
+            similarities[:2] = 1
             if scored:
-                alike[1] = row["score"] / (self.chosen.highest_score or 1.0)
-            yield {"similarities": alike, "texts": own}
+                similarities[1] = row["score"] / (self.chosen.highest_score or 1.0)
+            yield {"similarities": similarities, "texts": row_ids}
 
     def decode(
         self,
@@ -302,47 +302,48 @@ class FeatureExtraction(Task):
         scores: Sequence[Float[np.ndarray, "_ size"]],
         parameters: FeatureExtractionParameters | None = None,
     ) -> list[list[Any]]:
-        """A vector for each row; of a row of several texts, or with `per_token`, a list of them."""
+        """One vector per row; a list of them for rows of several texts, or with `per_token`."""
         parameters = parameters or self.parameters()
         scaled = self.chosen.normalize if parameters.normalize is None else parameters.normalize
         answers = []
         for window, vectors in zip(windows, scores, strict=True):
-            found = (unit(vectors) if scaled else vectors).tolist()
-            answers.append(found if parameters.per_token or len(window.ids) > 1 else found[0])
+            several = parameters.per_token or len(window.ids) > 1
+            answer = (unit(vectors) if scaled else vectors).tolist()
+            answers.append(answer if several else answer[0])
         return answers
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """Rows with a score: `predicted`, the cosine. Others: the rank of `text_pair` among all
-        texts that rows of the set are compared with."""
+        """For rows with a score: `predicted`, the cosine. For others: the rank of `text_pair` among
+        all texts that rows of the set are compared with."""
         vectors = [unit(np.array(answer, dtype=np.float32)) for answer in answers]
-        firsts, pairs = (np.stack([each[place] for each in vectors]) for place in (0, 1))
+        firsts, pairs = (np.stack([row[place] for row in vectors]) for place in (0, 1))
         if _loss_of(rows) == "cosine":
             scores = np.array([row["score"] for row in rows], dtype=np.float64)
             return {"predicted": (firsts * pairs).sum(-1, dtype=np.float64), "label": scores}
         texts = [_texts_of(row) for row in rows]
-        compared = [text for its in texts for text in its[1:]]
+        compared = [text for row_texts in texts for text in row_texts[1:]]
         _, places, names = np.unique(compared, return_index=True, return_inverse=True)
-        passages = np.concatenate([each[1:] for each in vectors])[places]
-        sizes = np.array([len(its) - 1 for its in texts])
+        passages = np.concatenate([row[1:] for row in vectors])[places]
+        sizes = np.array([len(row_texts) - 1 for row_texts in texts])
         right = names[np.cumsum(sizes) - sizes]
-        queries = np.unique([its[0] for its in texts], return_inverse=True)[1]
+        queries = np.unique([row_texts[0] for row_texts in texts], return_inverse=True)[1]
         return retrieval_columns(ranks_of(firsts, passages, right), queries)
 
     def constant(self, rows: Sequence[Row]) -> Columns:
         return self.compare(rows, [[[1.0]] * len(_texts_of(row)) for row in rows])
 
     def cells(self, answer: list[Any]) -> dict[str, Any]:
-        """The vector; the first where there are several, so `[CLS]`'s of those of tokens."""
+        """The vector; the first if there are several, so `[CLS]`'s with `per_token`."""
         return {"vector": answer[0] if isinstance(answer[0], list) else answer}
 
     def metrics(self, columns: Columns) -> dict[str, float]:
         if "rank" in columns:
             return retrieval_metrics(columns)
-        found = correlations(columns["predicted"], columns["label"])
-        return {name: found[name] for name in ("spearman", "pearson")}
+        metrics = correlations(columns["predicted"], columns["label"])
+        return {name: metrics[name] for name in ("spearman", "pearson")}
 
     def faults(self, columns: Columns) -> Num[np.ndarray, "rows"]:
-        """Of rows with a score, by how much of all ranks the cosine's rank misses the score's."""
+        """For rows with a score, how far the cosine's rank is from the score's, from 0 to 1."""
         if "rank" in columns:
             return super().faults(columns)
         from scipy.stats import rankdata  # takes a second to import
@@ -354,40 +355,40 @@ class FeatureExtraction(Task):
         return super().wrong(columns) if "rank" in columns else None
 
     def is_comparable(self, other: Task) -> bool:
-        return self.name == other.name  # how a model makes vectors is its own affair
+        return self.name == other.name  # however a model computes its vectors
 
     def main_metric(self, metrics: Collection[str]) -> str:
         return "spearman" if "spearman" in metrics else self.primary_metric
 
 
 def _texts_of(row: Row) -> list[str]:
-    """A row's own text, and those that it is compared with."""
+    """A row's `text`, and the texts that it is compared with."""
     pair = row.get("text_pair")
     return [row["text"], *([] if pair is None else [pair]), *(row.get("negatives") or ())]
 
 
 def _loss_of(rows: Sequence[Row]) -> Loss:
-    """What rows are for. Raises: CorpusError if one lacks a pair, or only some have a score."""
+    """The loss for these rows. Raises: CorpusError without a pair, or if only some have a score."""
     scored = rows[0].get("score") is not None
     for number, row in enumerate(rows, 1):
         if row.get("text_pair") is None:
             raise CorpusError(
-                f"row {number}: wanted a text_pair, the text that is compared with the first, "
-                f"there is none: name its column, or take the row out"
+                f"row {number}: wanted a text_pair, the text to compare with the first, got none: "
+                "name its column, or remove the row"
             )
         if (row.get("score") is not None) != scored:
             raise CorpusError(
                 f"row {number}: wanted a score in every row or in none, row 1 has "
-                f"{'one' if scored else 'none'}: give both kinds apart"
+                f"{'one' if scored else 'none'}: use separate files for the two kinds"
             )
         if scored and row.get("negatives"):
             raise CorpusError(
-                f"row {number}: wanted a score or negatives, got both: take one of them out"
+                f"row {number}: wanted a score or negatives, got both: remove one of them"
             )
     return "cosine" if scored else "contrastive"
 
 
 def unit(vectors: Float[np.ndarray, "*rows size"]) -> Float[np.ndarray, "*rows size"]:
-    """The vectors scaled to length 1; of zeros alone they stay zeros."""
+    """The vectors scaled to length 1; all-zero vectors stay zero."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.maximum(lengths, 1e-12)

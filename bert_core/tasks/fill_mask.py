@@ -1,4 +1,4 @@
-"""Which words stand behind the masks of a text (Devlin et al. 2018, section 3.1)."""
+"""Words for the masks in a text (Devlin et al. 2018, section 3.1)."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,32 +26,32 @@ class MaskedText:
     """A text with masks."""
 
     text: str
-    """The text, with `[MASK]` or `<mask>` for each word to be found."""
+    """The text, with `[MASK]` or `<mask>` for each word to predict."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedWords:
-    """What is right of a text with masks."""
+    """The expected answer for a text with masks."""
 
     words: list[str]
-    """The word of each mask, each one token of the vocabulary."""
+    """The word behind each mask; each must be a single token of the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FillMaskOptions(Options):
-    """How masks were filled in pretraining."""
+    """How pretraining filled masks."""
 
     enhanced: bool = False
-    """Whether DeBERTa's enhanced mask decoder fills them, where the encoder is one that has it. The
-    weights say so, whatever is asked for."""
+    """Whether DeBERTa's enhanced mask decoder fills masks, if the encoder has one. Always read from
+    the weights, whatever is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FillMaskParameters(CuttingParameters):
-    """Hugging Face's parameters of filling masks."""
+    """Hugging Face's parameters for filling masks."""
 
     top_k: PositiveInt = 5
-    """How many candidates for each mask, the best first."""
+    """Number of candidates per mask, best first."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -60,8 +60,8 @@ class FillMaskParameters(CuttingParameters):
 class FillMask(Task):
     """Rows are `{"text": "The [MASK] is blue.", "words": ["sea"]}`.
 
-    A mask beyond `max_length` is not asked. Where its word is known it counts as wrong, and
-    perplexity is without it; a row of which no mask is left teaches nothing, and has no candidates.
+    A mask beyond `max_length` is not predicted. If its word is known it counts as wrong, and is
+    left out of perplexity; a row with no mask left trains nothing, and has no candidates.
     """
 
     name = "fill-mask"
@@ -96,7 +96,7 @@ class FillMask(Task):
         return FillMask(options=FillMaskOptions(enhanced=enhanced))
 
     def is_comparable(self, other: Task) -> bool:
-        return self.name == other.name  # what decodes is a model's own affair
+        return self.name == other.name  # any decoder may be compared with any other
 
     def build_objective(self, config: EncoderConfig) -> "MaskedLanguageModeling":
         from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
@@ -120,7 +120,7 @@ class FillMask(Task):
         texts = ids_of(tokenizer, [_with_masks_of(tokenizer, row["text"]) for row in rows])
         for number, (row, ids) in enumerate(zip(rows, texts, strict=True)):
             wanted = None
-            if "words" in row:  # in the whole text: which words are left follows from what is cut
+            if "words" in row:  # of the whole text: cutting decides below which words are left
                 masks = int(np.count_nonzero(ids == tokenizer.mask_id))
                 wanted = _word_ids(row, number + 1, tokenizer, masks)
             sequence = joined(tokenizer, ids, None, limit)
@@ -129,8 +129,8 @@ class FillMask(Task):
                 wanted = wanted[: len(positions)]
             elif not len(positions):
                 raise InputError(
-                    f"inputs[{number}]: wanted a text with {MASK} for each word to be found, got "
-                    f"{row['text'][:80]!r}: put it in, where the model's positions reach"
+                    f"inputs[{number}]: wanted a text with {MASK} for each word to predict, got "
+                    f"{row['text'][:80]!r}: add one, within the model's positions"
                 )
             windows.append(
                 Window(
@@ -152,35 +152,36 @@ class FillMask(Task):
         scores: Sequence[Float[np.ndarray, "_ vocab"]],
         parameters: FillMaskParameters | None = None,
     ) -> list[Any]:
-        """Candidates of the mask, or a list of them for each of several masks.
+        """The candidates for the mask, or a list of candidates per mask if there are several.
 
-        Where a row has its words, the first candidate of each says how the word did; one whose
-        masks are all cut off has an empty list.
+        If a row has its words, the first candidate for each mask also has the rank and log
+        probability of the word; a row whose masks are all cut off has an empty list.
         """
         parameters = parameters or self.parameters()
         answers: list[Any] = []
         for window, logits in zip(windows, scores, strict=True):
             masks: _Masks = window.origin
-            found = [
+            candidates = [
                 _candidates(masks, place, row, parameters.top_k) for place, row in enumerate(logits)
             ]
-            answers.append(found[0] if len(found) == 1 else found)
+            answers.append(candidates[0] if len(candidates) == 1 else candidates)
         return answers
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        every = [[one[0]["wanted"] for one in by_mask(answer)] for answer in answers]
+        words = [[mask[0]["wanted"] for mask in by_mask(answer)] for answer in answers]
+        log_shares = [sum((word["log_share"] for word in row), 0.0) for row in words]
         return {
-            "right": np.array([sum(one["rank"] == 1 for one in its) for its in every]),
-            "log_share": np.array([sum((one["log_share"] for one in its), 0.0) for its in every]),
+            "right": np.array([sum(word["rank"] == 1 for word in row) for row in words]),
+            "log_share": np.array(log_shares),
             "masks": np.array([len(row["words"]) for row in rows]),
-            "asked": np.array([len(its) for its in every]),
+            "asked": np.array([len(row) for row in words]),
         }
 
     def cells(self, answer: Any) -> dict[str, Any]:
-        best = [its[0] for its in by_mask(answer)]
+        best = [candidates[0] for candidates in by_mask(answer)]
         return {
-            "words": [one["token_str"] for one in best],
-            "scores": [one["score"] for one in best],
+            "words": [candidate["token_str"] for candidate in best],
+            "scores": [candidate["score"] for candidate in best],
         }
 
     def metrics(self, columns: Columns) -> dict[str, float]:
@@ -189,14 +190,14 @@ class FillMask(Task):
         )
 
     def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
-        """The product over the masks of the share of each one's best candidate; 0 of none."""
+        """The product over the masks of the best candidate's probability; 0 without masks."""
         best = ([one[0]["score"] for one in by_mask(answer)] for answer in answers)
         return np.array([np.prod(scores) if scores else 0.0 for scores in best])
 
 
 @dataclass(frozen=True, slots=True)
 class _Masks:
-    """The masks of a text, and the words that are right where they are known."""
+    """The masks of a text, and the right words if they are known."""
 
     tokenizer: Tokenizer
     ids: Ids
@@ -216,14 +217,14 @@ def _word_ids(row: Row, number: int, tokenizer: Tokenizer, masks: int) -> Int[np
     if len(words) != masks or not masks:
         raise CorpusError(
             f"row {number}: wanted a word for each mask of its text, got {len(words)} for {masks}: "
-            "correct the row, or take it out"
+            "correct the row, or remove it"
         )
     ids = ids_of(tokenizer, [f" {word}" if tokenizer.reads_spaces else word for word in words])
-    for word, its in zip(words, ids, strict=True):
-        if len(its) != 1:
+    for word, tokens in zip(words, ids, strict=True):
+        if len(tokens) != 1:
             raise CorpusError(
                 f"row {number}: wanted words that are one token of the vocabulary, {word!r} is "
-                f"{len(its)}: take the row out, or mask it with as many masks"
+                f"{len(tokens)}: remove the row, or use that many masks for the word"
             )
     return np.concatenate(ids).astype(np.int64)
 
@@ -258,5 +259,5 @@ def _candidates(
 
 
 def by_mask(answer: Any) -> list[list[dict[str, Any]]]:
-    """The candidates of each mask, of an answer about one, several or none."""
+    """The candidates per mask of an answer, whether that has one mask, several or none."""
     return answer if not answer or isinstance(answer[0], list) else [answer]

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceInput:
-    """A context and what may follow it."""
+    """A context and its possible continuations."""
 
     text: str
     """The context, or a question."""
     choices: list[str]
-    """What may follow it, or answer it; at least two."""
+    """Possible continuations or answers, at least two."""
 
     def __post_init__(self) -> None:
         if len(self.choices) < 2:
@@ -37,10 +37,10 @@ class ChoiceInput:
 
 @dataclass(frozen=True, kw_only=True)
 class RightChoice:
-    """What is right of the choices."""
+    """The expected answer."""
 
     label: int
-    """Its place among them, from 0."""
+    """Index of the right choice, from 0."""
 
 
 class MultipleChoice(Task):
@@ -96,7 +96,7 @@ class MultipleChoice(Task):
     ) -> list[Window]:
         limit = max_length if parameters is None or parameters.truncation else None
         contexts = ids_of(tokenizer, [row["text"] for row in rows])
-        choices = iter(ids_of(tokenizer, [one for row in rows for one in row["choices"]]))
+        choices = iter(ids_of(tokenizer, [choice for row in rows for choice in row["choices"]]))
         labels = _label_ids(rows) if labelled else None
         windows = []
         for number, (row, context) in enumerate(zip(rows, contexts, strict=True)):
@@ -119,7 +119,7 @@ class MultipleChoice(Task):
         scores: Sequence[Float[np.ndarray, "_"]],
         parameters: CuttingParameters | None = None,
     ) -> list[list[dict[str, Any]]]:
-        """All choices of each row with their scores, the best first."""
+        """All choices of each row with their scores, best first."""
         answers = []
         for row, logits in zip(rows, scores, strict=True):
             shares = softmax(logits[: len(row["choices"])])
@@ -158,7 +158,7 @@ def _label_ids(rows: Sequence[Row]) -> Int[np.ndarray, "rows"]:
     for number, row in enumerate(rows, 1):
         if not 0 <= row["label"] < len(row["choices"]):
             raise CorpusError(
-                f"row {number}: wanted a label from 0 to {len(row['choices']) - 1}, the place of "
-                f"a choice, got {row['label']}: correct the row, or take it out"
+                f"row {number}: wanted a label from 0 to {len(row['choices']) - 1}, the index of "
+                f"a choice, got {row['label']}: correct the row, or remove it"
             )
     return np.array([row["label"] for row in rows], dtype=np.int64)

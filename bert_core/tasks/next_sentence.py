@@ -29,14 +29,14 @@ class SentencePair:
     """Two texts."""
 
     text: str
-    """The first."""
+    """The first text."""
     text_pair: str
-    """The one that may follow it."""
+    """The text that may follow it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IsNext:
-    """What is right of two texts."""
+    """The expected answer for two texts."""
 
     label: str
     """`IsNext` or `NotNext`."""
@@ -92,14 +92,14 @@ class NextSentence(Task):
         scores: Sequence[Float[np.ndarray, "2"]],
         parameters: CuttingParameters | None = None,
     ) -> list[list[dict[str, Any]]]:
-        """Both labels with their scores, the better first."""
+        """Both labels with their scores, the higher score first."""
         return [
             sorted(
                 (
                     {"label": label, "score": float(share)}
                     for label, share in zip(LABELS, shares, strict=True)
                 ),
-                key=lambda one: -one["score"],
+                key=lambda entry: -entry["score"],
             )
             for shares in softmax(np.stack(list(scores)))
         ]
@@ -136,6 +136,6 @@ def _label_ids(rows: Sequence[Row]) -> Int[np.ndarray, "rows"]:
         if row["label"] not in LABELS:
             raise CorpusError(
                 f"row {number}: wanted the label {' or '.join(LABELS)}, got {row['label']!r}: "
-                "name them so, or take the row out"
+                "rename it, or remove the row"
             )
     return np.array([LABELS.index(row["label"]) for row in rows], dtype=np.int64)

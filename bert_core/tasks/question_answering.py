@@ -1,8 +1,8 @@
 """The span of a passage that answers a question, or none (Devlin et al. 2018, section 4.2 and 4.3).
 
-A passage that is longer than the model's positions is read in windows that overlap. The answers of
-all windows compete by their scores; of one span in several windows the best counts. The score of
-no answer is that of the first token, the least over the windows.
+A passage longer than the model's positions is read in overlapping windows. The answers from all
+windows compete by score; a span that occurs in several windows gets its best score. The score of
+"no answer" is that of the first token, the minimum over the windows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bert_core.objectives.span import Span
 
 BEST_ENDS = 20
-"""Begins and ends of a window that are tried with each other."""
+"""How many starts, and how many ends, are combined with each other per window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class QuestionInput:
 
 
 class Answer(TypedDict):
-    """One answer that is right."""
+    """One right answer."""
 
     text: str
     answer_start: int
@@ -48,34 +48,34 @@ class Answer(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What is right of a question, as SQuAD has it."""
+    """The expected answers to a question, in SQuAD's form."""
 
     answers: list[Answer]
-    """`{"text": …, "answer_start": …}` of each answer that counts; none where there is none."""
+    """`{"text": …, "answer_start": …}` for each accepted answer; empty if there is none."""
     id: str | None = None
     """The question's id."""
 
     def __post_init__(self) -> None:
-        for one in self.answers:
-            text, start = one.get("text"), one.get("answer_start")
+        for answer in self.answers:
+            text, start = answer.get("text"), answer.get("answer_start")
             whole = isinstance(start, int) and not isinstance(start, bool)
             if not (isinstance(text, str) and text and whole):
                 raise InputError(
-                    f"wanted answers with a text and its answer_start, got {one}: correct the "
-                    "row, or take it out"
+                    f"wanted answers with a text and its answer_start, got {answer}: correct the "
+                    "row, or remove it"
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionAnsweringOptions(Options):
-    """What a model of answers is trained for."""
+    """Options of question answering."""
 
     doc_stride: NonNegativeInt = 128
-    """Tokens that two windows of a long passage share, at most half of one."""
+    """Tokens shared by neighbouring windows of a long passage, at most half a window."""
     max_question_length: PositiveInt = 64
-    """Most tokens of a question; what is longer is cut."""
+    """Maximum tokens of a question; longer ones are cut."""
     no_answer: bool = False
-    """Whether a passage may hold no answer (SQuAD 2.0)."""
+    """Whether a passage may contain no answer (SQuAD 2.0)."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -83,21 +83,21 @@ class QuestionAnsweringOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionAnsweringParameters(Parameters):
-    """Hugging Face's parameters of question answering."""
+    """Hugging Face's parameters for question answering."""
 
     top_k: PositiveInt = 1
-    """How many answers, the best first."""
+    """Number of answers, best first."""
     max_answer_len: PositiveInt = 30
-    """Most tokens of an answer."""
+    """Maximum tokens of an answer."""
     handle_impossible_answer: bool | None = None
-    """Whether no answer competes too, as an empty one; None takes what the model is trained for."""
+    """Whether "no answer" competes too, as an empty answer; None does as the model was trained."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
 
 
 class QuestionAnswering(Task):
-    """Rows are those of SQuAD: question, context and answers."""
+    """Rows are SQuAD's: question, context and answers."""
 
     name = "question-answering"
     objective = "span"
@@ -168,8 +168,8 @@ class QuestionAnswering(Task):
         for number, row in enumerate(rows, 1):
             if not row["answers"] and not options.no_answer:
                 raise CorpusError(
-                    f"row {number}: wanted an answer, it has none: set options.no_answer where "
-                    "passages may hold none (SQuAD 2.0), or take the row out"
+                    f"row {number}: wanted an answer, got none: set options.no_answer if "
+                    "passages may contain none (SQuAD 2.0), or remove the row"
                 )
         return cls(options=options)
 
@@ -195,8 +195,8 @@ class QuestionAnswering(Task):
         ):
             overhead = 2 + tokenizer.separators
             most = min(self.chosen.max_question_length, (max_length - overhead) // 2)
-            asked = question.ids[:most]
-            room = max_length - overhead - len(asked)
+            kept = question.ids[:most]
+            room = max_length - overhead - len(kept)
             stride = min(self.chosen.doc_stride, room // 2)
             answer = _first_answer(row, number + 1) if labelled else None
             pieces = None if answer is None else _pieces_of(answer, context.offsets)
@@ -205,13 +205,13 @@ class QuestionAnswering(Task):
                 pieces and any(part.holds(*pieces) for part in parts)
             )
             for part in parts:
-                sequence = joined(tokenizer, asked, context.ids[part.first : part.end])
+                sequence = joined(tokenizer, kept, context.ids[part.first : part.end])
                 offsets = context.offsets[part.first : part.end]
                 labels = {}
                 if labelled:
                     begin, end = 0, 0
                     if pieces and part.holds(*pieces):
-                        begin, end = (one - part.first + sequence.second_start for one in pieces)
+                        begin, end = (at - part.first + sequence.second_start for at in pieces)
                     labels = {
                         "start_positions": np.array([begin], dtype=np.int64),
                         "end_positions": np.array([end], dtype=np.int64),
@@ -223,7 +223,7 @@ class QuestionAnswering(Task):
                         segment_b_start=(sequence.segment_b_start,),
                         labels=labels,
                         origin=(sequence.second_start, offsets),
-                        is_cut=missed or len(asked) < len(question.ids),
+                        is_cut=missed or len(kept) < len(question.ids),
                     )
                 )
         return windows
@@ -235,20 +235,20 @@ class QuestionAnswering(Task):
         scores: Sequence[Float[np.ndarray, "_ 2"]],
         parameters: QuestionAnsweringParameters | None = None,
     ) -> list[Any]:
-        """One answer a row, or a list of `top_k` where more than one is asked for."""
+        """One answer per row, or a list of `top_k` if that is above 1."""
         parameters = parameters or self.parameters()
         with_none = parameters.handle_impossible_answer
         with_none = self.chosen.no_answer if with_none is None else with_none
-        found: list[dict[tuple[int, int], float]] = [{} for _ in rows]
+        best: list[dict[tuple[int, int], float]] = [{} for _ in rows]
         nothing = np.full(len(rows), np.inf)
         for window, logits in zip(windows, scores, strict=True):
             row = window.row
             nothing[row] = min(nothing[row], float(logits[0].astype(np.float64).sum()))
             for span, score in _spans(window, logits, parameters.max_answer_len).items():
-                found[row][span] = max(found[row].get(span, -np.inf), score)
+                best[row][span] = max(best[row].get(span, -np.inf), score)
         return [
             self._answer(row, spans, none, with_none=with_none, top_k=parameters.top_k)
-            for row, spans, none in zip(rows, found, nothing.tolist(), strict=True)
+            for row, spans, none in zip(rows, best, nothing.tolist(), strict=True)
         ]
 
     def _answer(
@@ -260,7 +260,7 @@ class QuestionAnswering(Task):
         with_none: bool,
         top_k: int,
     ) -> Any:
-        """Scores are shares among all spans of the row, and no answer where it competes."""
+        """Scores are probabilities over the row's spans, and over "no answer" if it competes."""
         candidates = sorted(spans.items(), key=lambda item: -item[1])
         values = [score for _, score in candidates]
         if with_none or not candidates:
@@ -292,7 +292,7 @@ class QuestionAnswering(Task):
             columns |= {"answered_exact_match": [], "answered_f1": [], "advantage": []}
         rules = {"no_answer": self.chosen.no_answer}
         for row, answer in zip(rows, answers, strict=True):
-            wanted = [one["text"] for one in row["answers"]]
+            wanted = [right["text"] for right in row["answers"]]
             columns["exact_match"].append(exact_match(answer["answer"], wanted, **rules))
             columns["f1"].append(token_f1(answer["answer"], wanted, **rules))
             columns["has_answer"].append(float(bool(wanted)))
@@ -317,7 +317,9 @@ class QuestionAnswering(Task):
         return np.array([answer["score"] for answer in answers])
 
     def remarks(self, rows: Sequence[Row]) -> Remarks:
-        misplaced = sum(not _stands(row["context"], one) for row in rows for one in row["answers"])
+        misplaced = sum(
+            not _stands(row["context"], answer) for row in rows for answer in row["answers"]
+        )
         return {**super().remarks(rows), "answers_not_where_they_are_said_to_be": misplaced}
 
 
@@ -327,9 +329,9 @@ def _stands(context: str, answer: Mapping[str, Any]) -> bool:
 
 
 def _first_answer(row: Row, number: int) -> tuple[int, int] | None:
-    """Characters of the first answer; where it is not at its place, of the nearest that is it.
+    """Characters of the first answer; if it is not at `answer_start`, of its nearest occurrence.
 
-    Raises: CorpusError if the passage does not hold it.
+    Raises: CorpusError if the passage does not contain it.
     """
     if not row["answers"]:
         return None
@@ -339,15 +341,15 @@ def _first_answer(row: Row, number: int) -> tuple[int, int] | None:
         places = [place for place in range(len(context)) if context.startswith(text, place)]
         if not places:
             raise CorpusError(
-                f"row {number}: wanted an answer that stands in the passage, {text[:80]!r} does "
-                "not: correct the row, or take it out"
+                f"row {number}: wanted an answer that is in the passage, {text[:80]!r} is not: "
+                "correct the row, or remove it"
             )
         start = min(places, key=lambda place: abs(place - start))
     return start, start + len(text)
 
 
 def _shared_pieces(tokenizer: Tokenizer, contexts: Sequence[str]) -> list[Any]:
-    """The pieces of each passage, which many questions may share."""
+    """The pieces of each passage; one shared by many questions is tokenized once."""
     different = list(dict.fromkeys(contexts))
     pieces = dict(zip(different, pieces_of(tokenizer, different), strict=True))
     return [pieces[context] for context in contexts]
@@ -356,7 +358,7 @@ def _shared_pieces(tokenizer: Tokenizer, contexts: Sequence[str]) -> list[Any]:
 def _pieces_of(
     answer: tuple[int, int], offsets: Int[np.ndarray, "pieces 2"]
 ) -> tuple[int, int] | None:
-    """The first and last piece that stand for characters of an answer; None where none does."""
+    """The first and last piece that cover characters of an answer; None if none does."""
     start, end = answer
     inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
@@ -365,7 +367,7 @@ def _pieces_of(
 def _spans(
     window: Window, logits: Float[np.ndarray, "seq 2"], most_tokens: int
 ) -> dict[tuple[int, int], float]:
-    """Characters of the window's best answers, and their scores."""
+    """Character spans of the window's best answers → their scores."""
     second_start, offsets = window.origin
     wide = logits[second_start : second_start + len(offsets)].astype(np.float64)
     begins, ends = (np.argsort(-wide[:, side], kind="stable")[:BEST_ENDS] for side in (0, 1))
@@ -374,7 +376,7 @@ def _spans(
     first, last = first[possible], last[possible]
     values = wide[first, 0] + wide[last, 1]
     starts, stops = offsets[first, 0].tolist(), offsets[last, 1].tolist()
-    found: dict[tuple[int, int], float] = {}
+    scores: dict[tuple[int, int], float] = {}
     for start, stop, value in zip(starts, stops, values.tolist(), strict=True):
-        found[start, stop] = max(found.get((start, stop), -np.inf), value)
-    return found
+        scores[start, stop] = max(scores.get((start, stop), -np.inf), value)
+    return scores

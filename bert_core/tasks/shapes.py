@@ -1,6 +1,6 @@
-"""Rows of the shape that a task wants: from tables whose columns have other names, from requests.
+"""Rows in the shape that a task expects, from tables with other column names, or from requests.
 
-A shape is a dataclass; its fields hold text, numbers, or lists and objects of them.
+A shape is a dataclass whose fields are text, numbers, or lists and objects of these.
 """
 
 import math
@@ -15,7 +15,7 @@ from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.wording import as_json, nearest, shown
 
 Row = Mapping[str, Any]
-"""One example: the fields of a task's input and, where it is labelled, of what is right."""
+"""One example: the fields of a task's input and, if it is labelled, of its expected answer."""
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
@@ -24,16 +24,16 @@ _KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or 
 def labelled(
     records: Sequence[Row], shapes: tuple[type, type], columns: Mapping[str, str], source: str
 ) -> list[dict[str, Any]]:
-    """The fields of the shapes from each record.
+    """The fields of the shapes, read from each record.
 
-    Tables write numbers as text, and labels as whole numbers: they are turned into what is wanted.
+    Tables may hold numbers as text, and labels as whole numbers: these are converted.
 
     Args:
-        shapes: of a task's input, and of what is right.
-        columns: field → the column that holds it, where that has another name.
-        source: what the records are of, for messages.
-    Raises: CorpusError naming the row and the column that is missing or holds something else;
-        ConfigError if two fields are to have one column.
+        shapes: of a task's input, and of its expected answer.
+        columns: field → its column, for fields whose column has another name.
+        source: where the records come from, for messages.
+    Raises: CorpusError naming the row and the column that is missing or has the wrong type;
+        ConfigError if two fields are mapped to one column.
     """
     hints = _hints(shapes)
     unknown = sorted(columns.keys() - hints.keys())
@@ -46,7 +46,7 @@ def labelled(
     if not records:
         raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
     optional, targets = _optional(shapes), _hints(shapes[1:])
-    # A text that no record has is a column for other tasks; one that some lack is an empty text.
+    # A text column empty in every record is meant for other tasks; empty in some, it is empty text.
     unused = {
         name
         for name in optional
@@ -68,8 +68,8 @@ def labelled(
                 wanted = f"wanted {_kind(hint)}{full} in the column {column!r}, got {shown(cell)}"
                 if _is_without_label(cell):
                     raise CorpusError(
-                        f"{source}, row {number}: {wanted}, with which Hugging Face's data sets "
-                        "say that a row has no label: give a split whose rows are labelled"
+                        f"{source}, row {number}: {wanted}, which marks rows without a label "
+                        "in Hugging Face's data sets: give a split with labels"
                     )
                 raise CorpusError(
                     f"{source}, row {number}: {wanted}; there are: "
@@ -90,8 +90,8 @@ def labelled(
 def own_columns(columns: Mapping[str, str], shapes: Sequence[type]) -> dict[str, str]:
     """Field of the shapes → the column to read it from.
 
-    A field that may be missing and is not named has none where another one is read from the column
-    of its name. Raises: ConfigError if two fields are to have one column, as a label as its text.
+    An optional field that is not in `columns` gets no column if another field is read from the
+    column of its name. Raises: ConfigError if two fields share a column, such as text and label.
     """
     optional = _optional(shapes)
     fields_of: dict[str, str] = {}
@@ -111,16 +111,16 @@ def own_columns(columns: Mapping[str, str], shapes: Sequence[type]) -> dict[str,
 
 
 def has_empty_text(shape: type, row: Row) -> bool:
-    """Whether some text of an input, or all of a list of them, is nothing but white space."""
+    """Whether some text of an input, or every text of a list in it, is only white space."""
     values = [row[one.name] for one in fields(shape) if one.name in row]
     texts = [[value] if isinstance(value, str) else value for value in values]
-    return any(isinstance(those, list) and not any(map(str.strip, those)) for those in texts)
+    return any(isinstance(group, list) and not any(map(str.strip, group)) for group in texts)
 
 
 def as_row(shape: type, value: Any, where: str) -> dict[str, Any]:
-    """An input of the inference schema as a row: an object, or text where that is all it needs.
+    """An input of the inference schema as a row: an object, or bare text if one field is enough.
 
-    Raises: InputError naming `where`, what was wanted and what came.
+    Raises: InputError naming `where`, what was wanted and what was given.
     """
     hints, optional = _hints([shape]), _optional([shape])
     needed = [name for name in hints if name not in optional]
@@ -172,24 +172,24 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    for one in _alternatives(hint):
-        if one is Any:
+    for kind in _alternatives(hint):
+        if kind is Any:
             return True
-        if get_origin(one) is Literal:
-            if value in get_args(one):
+        if get_origin(kind) is Literal:
+            if value in get_args(kind):
                 return True
-        elif get_origin(one) is list:
-            (item,) = get_args(one)
+        elif get_origin(kind) is list:
+            (item,) = get_args(kind)
             if isinstance(value, list | tuple) and all(_fits(each, item) for each in value):
                 return True
-        elif get_origin(one) is dict or is_typeddict(one):
+        elif get_origin(kind) is dict or is_typeddict(kind):
             if isinstance(value, dict):
                 return True
-        elif one in (int, float) and isinstance(value, bool):
+        elif kind in (int, float) and isinstance(value, bool):
             continue
-        elif one is float and isinstance(value, int | float):
+        elif kind is float and isinstance(value, int | float):
             return _is_finite(value)
-        elif isinstance(value, one):
+        elif isinstance(value, kind):
             return True
     return False
 
@@ -217,8 +217,8 @@ def _converted(value: Any, hint: Any, *, is_target: bool) -> Any:
 
 
 def _objects(value: Any, names: Sequence[str]) -> Any:
-    """A list of objects with these names alone; as it is where it is none, nor an object of lists,
-    as Hugging Face's data sets have it."""
+    """A list of objects reduced to these names, also from an object of lists (the form of Hugging
+    Face's data sets). Anything else is returned unchanged."""
     if isinstance(value, dict) and all(name in value for name in names):
         columns = [value[name] for name in names]
         if not all(isinstance(each, list) for each in columns) or len({*map(len, columns)}) > 1:
@@ -230,13 +230,13 @@ def _objects(value: Any, names: Sequence[str]) -> Any:
 
 
 def _is_without_label(cell: Any) -> bool:
-    """Whether it is the negative number of no class, or a list with one."""
+    """Whether it is the negative number that means no class, or a list containing one."""
     cells = cell if isinstance(cell, list) else [cell]
     return any(isinstance(each, ClassLabel) and each < 0 for each in cells)
 
 
 def _has_blank(value: Any) -> bool:
-    """Whether it is a text of nothing, or a list with one."""
+    """Whether it is a blank text, or a list containing one."""
     texts = value if isinstance(value, list) else [value]
     return any(isinstance(each, str) and not each.strip() for each in texts)
 
@@ -248,21 +248,21 @@ def _is_text(hint: Any) -> bool:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all that a float holds
+    except OverflowError:  # a whole number too large for a float
         return False
 
 
 def _kind(hint: Any) -> str:
-    one = next(each for each in _alternatives(hint) if each is not type(None))
-    if get_origin(one) is list:
-        (item,) = get_args(one)
+    wanted = next(kind for kind in _alternatives(hint) if kind is not type(None))
+    if get_origin(wanted) is list:
+        (item,) = get_args(wanted)
         kind = _kind(item)
         return "a list of " + {"text": "texts", "an object": "objects"}.get(kind, kind)
-    if get_origin(one) is Literal:
-        return f"one of {', '.join(map(str, get_args(one)))}"
-    if is_typeddict(one) or dict in (one, get_origin(one)):
+    if get_origin(wanted) is Literal:
+        return f"one of {', '.join(map(str, get_args(wanted)))}"
+    if is_typeddict(wanted) or dict in (wanted, get_origin(wanted)):
         return "an object"
-    return _KINDS.get(one, "a value")
+    return _KINDS.get(wanted, "a value")
 
 
 def _listed(hints: Mapping[str, Any]) -> str:
@@ -270,14 +270,14 @@ def _listed(hints: Mapping[str, Any]) -> str:
 
 
 def check_unicode(value: Any, where: str) -> None:
-    """Raises: InputError if a text, or one in a list or object, has half a surrogate pair."""
+    """Raises: InputError if a text, also inside a list or object, has half a surrogate pair."""
     if isinstance(value, dict):
-        for key, each in value.items():
+        for key, item in value.items():
             check_unicode(key, where)
-            check_unicode(each, f"{where}, {key!r}")
+            check_unicode(item, f"{where}, {key!r}")
     elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            check_unicode(each, f"{where}[{index}]")
+        for index, item in enumerate(value):
+            check_unicode(item, f"{where}[{index}]")
     elif isinstance(value, str):
         try:
             value.encode()

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 Scoring = Literal["softmax", "sigmoid", "none"]
 SHOWN_LABELS = 20
 LEAST_SCORE = 0.5
-"""Of several labels per text, a text is taken to have those with this score or more."""
+"""Multi-label: a text is assigned the labels with at least this score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneLabel:
-    """What is right of a text that has one label."""
+    """The expected answer for a text with exactly one label."""
 
     label: str
     """The label's name."""
@@ -42,21 +42,21 @@ class OneLabel:
 
 @dataclass(frozen=True, kw_only=True)
 class SeveralLabels:
-    """What is right of a text that has any number of labels."""
+    """The expected answer for a text with any number of labels."""
 
     labels: list[str]
-    """Their names, none where it has none."""
+    """The labels' names; empty if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextClassificationOptions(TextOptions):
-    """What a model of text classification is trained for."""
+    """Options of text classification."""
 
     multi_label: bool = False
-    """Whether a text has any number of labels, in a column `labels` of lists; else it has one.
+    """Whether a text has any number of labels, in a column `labels` of lists; otherwise it has one.
     Metrics and the column `predicted_labels` count the labels that score 0.5 or more."""
     out_of_scope: str | None = None
-    """The label of texts that are none of the others, where there is one (CLINC150's `oos`)."""
+    """The label of texts to which no other label applies, if there is one (CLINC150's `oos`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +64,16 @@ class TextClassificationParameters(CuttingParameters):
     """Hugging Face's parameters of text classification."""
 
     top_k: PositiveInt | None = None
-    """Most labels in an answer, the best first; None gives all."""
+    """Maximum number of labels in an answer, best first; None returns all."""
     function_to_apply: Scoring | None = None
-    """What turns logits into scores; None takes softmax, or sigmoid with several labels a text."""
+    """What turns logits into scores; None means softmax, or sigmoid if `multi_label` is set."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
 
 
 class TextClassification(TextTask):
-    """Rows are `{"text": …, "label": …}`, with a `text_pair` where the task is about two."""
+    """Rows are `{"text": …, "label": …}`, with a `text_pair` if the task is about pairs."""
 
     name = "text-classification"
     objective = "classification"
@@ -132,9 +132,9 @@ class TextClassification(TextTask):
 
     @classmethod
     def shapes(cls, options: TextClassificationOptions | None = None) -> tuple[type, type]:
-        asked, target = super().shapes(options)
+        inputs, target = super().shapes(options)
         several = options is not None and options.multi_label
-        return asked, SeveralLabels if several else target
+        return inputs, SeveralLabels if several else target
 
     @classmethod
     def from_rows(
@@ -142,15 +142,15 @@ class TextClassification(TextTask):
     ) -> "TextClassification":
         options = cls.told(rows, options or cls.options())
         several = options.multi_label
-        labels = sorted({each for row in rows for each in _labels_of(row, several=several)})
+        labels = sorted({label for row in rows for label in _labels_of(row, several=several)})
         if len(labels) < (1 if several else 2):
             raise CorpusError(
                 f"training rows: wanted at least two labels, found {len(labels)} "
-                f"({', '.join(labels) or 'no rows'}): add rows of another label"
+                f"({', '.join(labels) or 'no rows'}): add rows with another label"
             )
         if options.out_of_scope is not None and options.out_of_scope not in labels:
             raise CorpusError(
-                f"out_of_scope: wanted one of the labels, got {options.out_of_scope!r}; there are: "
+                f"out_of_scope: wanted one of the labels, got {options.out_of_scope!r}; they are: "
                 f"{_some(labels)}"
             )
         return cls(labels, options)
@@ -199,9 +199,9 @@ class TextClassification(TextTask):
         if self.chosen.multi_label:
             predicted = np.zeros_like(wanted)
             for row, answer in zip(predicted, answers, strict=True):
-                for one in _taken(answer):
-                    if one["label"] in self._ids:
-                        row[self._ids[one["label"]]] = 1
+                for entry in _taken(answer):
+                    if entry["label"] in self._ids:
+                        row[self._ids[entry["label"]]] = 1
             return {"predicted": predicted, "label": wanted}
         return {
             # Another model may know other labels.
@@ -240,24 +240,24 @@ class TextClassification(TextTask):
         return wrong_labels(columns["predicted"], columns["label"])
 
     def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
-        """Of several labels a text, the product over all that there are, as they are scored."""
+        """Multi-label: the product over all labels of the probability of the decision on each."""
         if not self.chosen.multi_label:
             return np.array([answer[0]["score"] for answer in answers])
         scores = np.array([[one["score"] for one in answer] for answer in answers])
         return np.maximum(scores, 1 - scores).prod(axis=1)
 
     def _label_ids(self, rows: Sequence[Row]) -> Int[np.ndarray, "rows *labels"]:
-        """The label's id, or for each label whether a row has it."""
+        """Each row's label id; multi-label, 1 for the labels that the row has and 0 for others."""
         several = self.chosen.multi_label
         ids = [
             [self._label_id(label, number) for label in _labels_of(row, several=several)]
             for number, row in enumerate(rows, 1)
         ]
         if not several:
-            return np.array([one for (one,) in ids], dtype=np.int64)
+            return np.array([label_id for (label_id,) in ids], dtype=np.int64)
         wanted = np.zeros((len(rows), len(self.labels)), dtype=np.int64)
-        for row, its in zip(wanted, ids, strict=True):
-            row[its] = 1
+        for row, label_ids in zip(wanted, ids, strict=True):
+            row[label_ids] = 1
         return wanted
 
     def _label_id(self, label: str, number: int) -> int:
@@ -270,7 +270,7 @@ class TextClassification(TextTask):
 
 
 def _taken(answer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of several labels per text, those that a text is taken to have, the best first."""
+    """Multi-label: the labels that a text is assigned, best first."""
     return [one for one in answer if one["score"] >= LEAST_SCORE]
 
 

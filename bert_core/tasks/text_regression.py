@@ -1,4 +1,4 @@
-"""A number for a text or a pair of texts, as STS-B's similarity (Devlin et al. 2018, section 4.1).
+"""A number for a text or text pair, like STS-B's similarity (Devlin et al. 2018, section 4.1).
 
 The model's output is the number itself, on the scale of the training rows.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What is right of a text or pair."""
+    """The expected answer for a text or pair."""
 
     score: float
     """The number."""
@@ -78,7 +78,7 @@ class TextRegression(TextTask):
         if len({row["score"] for row in rows}) < 2:
             raise CorpusError(
                 f"training rows: wanted at least two different scores, found {len(rows)} rows with "
-                "one or none: add rows of another score"
+                "one or none: add rows with another score"
             )
         return cls(options=cls.told(rows, options or cls.options()))
 

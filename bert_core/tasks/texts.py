@@ -1,5 +1,5 @@
-"""What tasks over one text or a pair of texts share: their input, its window, the training rows'
-kind of it."""
+"""What tasks over one text or a pair of texts share: the input, its window, and whether training
+rows are pairs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ class TextInput:
     text: str
     """The first text."""
     text_pair: str | None = None
-    """The second one, where the task is about two."""
+    """The second text, if the task is about pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,42 +33,42 @@ class PairInput:
     text: str
     """The first text."""
     text_pair: str
-    """The second one."""
+    """The second text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SingleInput(TextInput):
-    """A text by itself."""
+    """A single text."""
 
     def __post_init__(self) -> None:
         if self.text_pair:
             raise InputError(
                 f"wanted no text_pair, as training rows had none, got {shown(self.text_pair)}: "
-                "leave it out, or take a model for pairs"
+                "leave it out, or use a model for pairs"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(Options):
-    """What a model of texts is trained for."""
+    """Options of tasks over texts."""
 
     pairs: bool | None = field(default=None, compare=False)
-    """Whether each row has a text_pair; as the training rows are where this is not given."""
+    """Whether each row has a text_pair; by default, as in the training rows."""
 
 
 _Told = TypeVar("_Told", bound=TextOptions)
 
 
 class TextTask(Task):
-    """A task over a text by itself or a pair of them, whichever its training rows have."""
+    """A task over single texts or pairs of texts, whichever its training rows have."""
 
     inputs: type = TextInput
     replaceable = ("text", "text_pair")
     options = TextOptions
     single: ClassVar[str]
-    """What is asked about a text by itself, as a caller sends it."""
+    """Example input for single texts, as a caller sends it."""
     pair: ClassVar[dict[str, str]]
-    """The same about a pair."""
+    """Example input for pairs."""
 
     chosen: TextOptions
 
@@ -86,7 +86,7 @@ class TextTask(Task):
 
     @classmethod
     def told(cls, rows: Sequence[Row], options: _Told) -> _Told:
-        """The options with `pairs` as these rows are, where it is not given.
+        """The options, with `pairs` taken from these rows if it is unset.
 
         Raises: CorpusError if some rows are pairs and others are not.
         """
@@ -96,8 +96,8 @@ class TextTask(Task):
         if len(set(are_pairs)) > 1:
             with_one, without = are_pairs.index(True) + 1, are_pairs.index(False) + 1
             raise CorpusError(
-                f"row {without}: wanted a text_pair, as row {with_one} has one, got none: add it, "
-                "an empty text where there is nothing to say, or take the row out"
+                f"row {without}: wanted a text_pair, as row {with_one} has one, got none: add it "
+                "(an empty text if there is nothing to say), or remove the row"
             )
         return replace(options, pairs=any(are_pairs))
 
@@ -114,7 +114,7 @@ class TextTask(Task):
         labels: Mapping[str, Shaped[np.ndarray, "rows ..."]],
         parameters: CuttingParameters | None = None,
     ) -> list[Window]:
-        """`text_windows` of the rows, of their first texts alone where the task is about one."""
+        """`text_windows` of the rows; of `text` alone if the task is about single texts."""
         if self.chosen.pairs is False:
             rows = [{"text": row["text"]} for row in rows]
         return text_windows(rows, tokenizer, max_length, labels, parameters)
@@ -127,10 +127,10 @@ def text_windows(
     labels: Mapping[str, Shaped[np.ndarray, "rows ..."]],
     parameters: CuttingParameters | None = None,
 ) -> list[Window]:
-    """A window a row: `[CLS] text [SEP]`, or `[CLS] text [SEP] text_pair [SEP]`.
+    """One window per row: `[CLS] text [SEP]`, or `[CLS] text [SEP] text_pair [SEP]`.
 
     Args:
-        labels: entry of the batch → the rows' labels; nothing where there are none.
+        labels: entry of the batch → the rows' labels; empty if there are none.
         parameters: None cuts.
     """
     limit = max_length if parameters is None or parameters.truncation else None
@@ -145,7 +145,7 @@ def text_windows(
                 row=number,
                 ids=(sequence.ids,),
                 segment_b_start=(sequence.segment_b_start,),
-                labels={name: each[number : number + 1] for name, each in labels.items()},
+                labels={name: ids[number : number + 1] for name, ids in labels.items()},
                 is_cut=sequence.is_cut,
             )
         )
@@ -153,7 +153,7 @@ def text_windows(
 
 
 def softmax(logits: Float[np.ndarray, "*rows classes"]) -> Float[np.ndarray, "*rows classes"]:
-    """Shares of the classes, fp64."""
+    """Probabilities of the classes, fp64."""
     wide = logits.astype(np.float64)
     shifted = np.exp(wide - wide.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)

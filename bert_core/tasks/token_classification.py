@@ -1,11 +1,11 @@
 """Tags for words, and the entities in them (Devlin et al. 2018, section 5.3).
 
-The first piece of a word is scored for all of it. A text that is longer than the model's positions
-is read in windows that overlap; a word is scored where it has most around it.
+A word is scored at its first piece. A text longer than the model's positions is read in overlapping
+windows; a word is scored in the window where it has the most context.
 
-Rows may write tags in any scheme of `bert_core.metrics.entities`, each file in another; a model of
-entities learns BIO, with `B-` and `I-` of every type. Models with other labels, such as those of
-transformers or of older bundles, keep theirs.
+Rows may use any tag scheme of `bert_core.metrics.entities`, a different one per file; entity models
+learn BIO, with `B-` and `I-` of every type. Models with other labels, such as those from
+transformers or from older bundles, keep them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 Strategy = Literal["simple", "none"]
 Spans = Int[np.ndarray, "words 2"]
 Mark = tuple[str, int, int]
-"""Type or tag, first character, and the one after the last."""
+"""Type or tag, start character, and end character (exclusive)."""
 ENTITY = [
     ("entity_group", pa.string()), ("entity", pa.string()), ("score", pa.float64()),
     ("word", pa.string()), ("start", pa.int64()), ("end", pa.int64()),
 ]  # fmt: skip
-"""Of an answer: an entity has its group, a word by itself its tag."""
+"""Fields of an answer: an entity has an `entity_group`, a single word an `entity` (its tag)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +55,18 @@ class TokenInput:
     """A text, or its words."""
 
     text: str | None = None
-    """The text; its words are as the tokenizer divides it."""
+    """The text; the tokenizer splits it into words."""
     tokens: list[str] | None = None
-    """Its words, where they are known: the text is these with a space between two."""
+    """The words, if they are known: the text is these joined by spaces."""
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.tokens is None):
-            raise InputError("wanted text, or tokens, one of them")
+            raise InputError("wanted either text or tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaggedWords:
-    """The input of labelled rows, of which a text alone would not say what the tags are of."""
+    """The input of labelled rows: with a text alone, tags could not be matched to words."""
 
     tokens: list[str]
     """The words."""
@@ -74,7 +74,7 @@ class TaggedWords:
 
 @dataclass(frozen=True, kw_only=True)
 class Tags:
-    """What is right of words."""
+    """The expected answer for words."""
 
     tags: list[str]
     """One tag per word."""
@@ -82,39 +82,39 @@ class Tags:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenClassificationOptions(Options):
-    """What a model of tags is trained for."""
+    """Options of token classification."""
 
     stride: NonNegativeInt = 32
-    """Pieces that two windows of a long text share, at most half of one."""
+    """Pieces shared by neighbouring windows of a long text, at most half a window."""
     entities: bool | None = None
-    """Whether tags are of entities: `O`, and a type behind `B-` or `I-`, `E-` or `S-` (BIOES), `L-`
-    or `U-` (BILOU). Else each tag is right or wrong by itself. None looks at them."""
+    """Whether tags mark entities: `O`, and a type after `B-` or `I-`, `E-` or `S-` (BIOES), `L-` or
+    `U-` (BILOU). Otherwise each tag is right or wrong by itself. None detects which."""
 
     scheme: Scheme | None = None
-    """Scheme of the training rows' tags of entities: BIO, IOB1, BIOES or BILOU. None recognises
-    it. The entities read are the same whichever it is; rows that it fits worse than another are
-    refused. Files to measure on may have any other."""
+    """Scheme of the entity tags in the training rows: BIO, IOB1, BIOES or BILOU. None detects it.
+    The entities read are the same under any scheme; rows that fit another scheme better are
+    rejected. Files for evaluation may use any scheme."""
 
     feature_based: bool = False
-    """Whether the encoder stays as it is, and an LSTM reads its last four layers (Devlin et al.
-    2018, section 5.3); else all of it is fine-tuned."""
+    """Freeze the encoder and train an LSTM on its last four layers (Devlin et al. 2018, section
+    5.3); otherwise the whole encoder is fine-tuned."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
         if self.scheme is not None and self.entities is False:
             raise InputError(
-                f"scheme: wanted none beside entities = false, got {self.scheme}: leave one out"
+                f"scheme: wanted none with entities = false, got {self.scheme}: leave one out"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TagParameters(Parameters):
-    """Hugging Face's parameters of token classification."""
+    """Hugging Face's parameters for token classification."""
 
     aggregation_strategy: Strategy | None = None
-    """`simple` gives entities, `none` the tag of every word; None takes what the tags are of."""
+    """`simple` returns entities, `none` the tag of every word; None follows the model's tags."""
     ignore_labels: list[str] = field(default_factory=lambda: [OUTSIDE])
-    """Tags that are left out of an answer."""
+    """Tags to leave out of an answer."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -122,18 +122,18 @@ class TagParameters(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenClassificationParameters(TagParameters):
-    """The same where tags are of entities."""
+    """Parameters for models whose tags mark entities."""
 
     scheme: Scheme | None = None
-    """Write the tag of every word, of the entities found, in BIO, IOB1, BIOES or BILOU; with
-    `ignore_labels = []` also `O`. None gives entities, or under `none` the label that the model
-    scores best for each word."""
+    """Return the entities as tags of words in BIO, IOB1, BIOES or BILOU; with `ignore_labels = []`
+    also `O`. None returns entities, or under `none` the label that the model scores best for each
+    word."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scheme is not None and self.aggregation_strategy == "simple":
             raise InputError(
-                "scheme: wanted none beside aggregation_strategy = 'simple', which gives "
+                "scheme: wanted none with aggregation_strategy = 'simple', which returns "
                 f"entities, got {self.scheme}: leave one out"
             )
 
@@ -201,7 +201,7 @@ class TokenClassification(Task):
         if len(labels) < 2:
             raise CorpusError(
                 f"training rows: wanted at least two tags, found {len(labels)} "
-                f"({', '.join(labels) or 'no rows'}): add rows of another tag"
+                f"({', '.join(labels) or 'no rows'}): add rows with another tag"
             )
         options = options or cls.options()
         others = [label for label in labels if not is_of_entity(label)]
@@ -212,14 +212,14 @@ class TokenClassification(Task):
             return cls(labels, replace(options, entities=False))
         if others:
             raise CorpusError(
-                "training rows: wanted all tags to be of entities (B-PER, I-PER, O), or none, got "
+                "training rows: wanted all tags to mark entities (B-PER, I-PER, O), or none, got "
                 f"{', '.join(others[:5])} among them: correct them, or set options.entities = "
-                "false to have each tag be right or wrong by itself"
+                "false to score each tag by itself"
             )
         scheme, _ = recognised((row["tags"] for row in rows), options.scheme)
         if options.scheme not in (None, scheme):
             raise CorpusError(
-                f"training rows: wanted tags in the scheme {options.scheme}, more of them are in "
+                f"training rows: wanted tags in the scheme {options.scheme}, more of them fit "
                 f"{scheme}: set options.scheme to it, or leave it out"
             )
         types = {type_of(label) for label in labels} - {""}
@@ -249,29 +249,30 @@ class TokenClassification(Task):
     ) -> list[Window]:
         divided = [None if row.get("tokens") is None else _text_of(row["tokens"]) for row in rows]
         texts = [
-            row["text"] if one is None else one[0] for row, one in zip(rows, divided, strict=True)
+            row["text"] if text_spans is None else text_spans[0]
+            for row, text_spans in zip(rows, divided, strict=True)
         ]
         room = max_length - 2
         stride = min(self.chosen.stride, room // 2)
         windows = []
-        for number, (pieces, one) in enumerate(
+        for number, (pieces, text_spans) in enumerate(
             zip(pieces_of(tokenizer, texts), divided, strict=True)
         ):
-            spans = _spans_of(pieces) if one is None else one[1]
+            spans = _spans_of(pieces) if text_spans is None else text_spans[1]
             firsts, words = _first_pieces(pieces.offsets, spans)
             ids = self._label_ids(rows[number], number + 1) if labelled else None
             for part in slices(len(pieces.ids), room, stride):
-                own = (firsts >= part.own_first) & (firsts < part.own_end)
+                scored = (firsts >= part.own_first) & (firsts < part.own_end)
                 sequence = joined(tokenizer, pieces.ids[part.first : part.end])
-                labels = {} if ids is None else {"token_labels": ids[words[own]]}
+                labels = {} if ids is None else {"token_labels": ids[words[scored]]}
                 windows.append(
                     Window(
                         row=number,
                         ids=(sequence.ids,),
                         segment_b_start=(sequence.segment_b_start,),
-                        positions={"token_positions": firsts[own] - part.first + 1},
+                        positions={"token_positions": firsts[scored] - part.first + 1},
                         labels=labels,
-                        origin=_Words(texts[number], spans, words[own]),
+                        origin=_Words(texts[number], spans, words[scored]),
                     )
                 )
         return windows
@@ -307,7 +308,7 @@ class TokenClassification(Task):
     def _tags(
         self, origin: "_Words", parts: Sequence[tuple["_Words", np.ndarray]]
     ) -> tuple[list[str], np.ndarray]:
-        """The best tag of each word and its share; a word that no piece stands for is outside."""
+        """The best tag of each word and its probability; a word without pieces is outside."""
         outside = OUTSIDE if OUTSIDE in self._ids else self.labels[0]
         tags = [outside] * len(origin.spans)
         shares = np.zeros(len(tags))
@@ -321,9 +322,9 @@ class TokenClassification(Task):
         return tags, shares
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        """Of each row `correct`, `predicted` and `wanted` entities (else words), by their type.
+        """Per row, the `correct`, `predicted` and `wanted` entities (or words), counted by type.
 
-        The last type stands for those that the model does not know, which no answer can have.
+        The last type stands for all types that the model does not know, which no answer can have.
         """
         for number, row in enumerate(rows, 1):
             self._check(row, number)
@@ -332,35 +333,36 @@ class TokenClassification(Task):
             columns |= {"surfaces": [], "wanted_surfaces": []}
         for row, answer in zip(rows, answers, strict=True):
             text, spans = _text_of(row["tokens"])
-            wanted, found = self._wanted(row, spans), self._found(answer, spans)
-            columns["correct"].append(self._by_type(found & wanted))
-            columns["predicted"].append(self._by_type(found))
+            wanted, predicted = self._wanted(row, spans), self._found(answer, spans)
+            columns["correct"].append(self._by_type(predicted & wanted))
+            columns["predicted"].append(self._by_type(predicted))
             columns["wanted"].append(self._by_type(wanted))
             if self.chosen.entities:
-                for name, those in (("surfaces", found), ("wanted_surfaces", wanted)):
-                    columns[name].append({(kind, text[start:end]) for kind, start, end in those})
+                for name, marks in (("surfaces", predicted), ("wanted_surfaces", wanted)):
+                    columns[name].append({(kind, text[start:end]) for kind, start, end in marks})
         return {name: _column(values) for name, values in columns.items()}
 
     def _wanted(self, row: Row, spans: Spans) -> set[Mark]:
         if self.chosen.entities:
             return {
-                (one.type, int(spans[one.first, 0]), int(spans[one.end - 1, 1]))
-                for one in entities_of(row["tags"])
+                (entity.type, int(spans[entity.first, 0]), int(spans[entity.end - 1, 1]))
+                for entity in entities_of(row["tags"])
             }
         return {
             (tag, start, end) for tag, (start, end) in zip(row["tags"], spans.tolist(), strict=True)
         }
 
     def _found(self, answer: list[dict[str, Any]], spans: Spans) -> set[Mark]:
-        found = {self._mark(one) for one in answer}
+        marks = {self._mark(entity) for entity in answer}
         if not self.chosen.entities:
-            # What an answer leaves out is outside.
-            starts = {start for _, start, _ in found}
-            found |= {(OUTSIDE, start, end) for start, end in spans.tolist() if start not in starts}
-        return found
+            # Words that an answer leaves out are outside.
+            starts = {start for _, start, _ in marks}
+            marks |= {(OUTSIDE, start, end) for start, end in spans.tolist() if start not in starts}
+        return marks
 
-    def _mark(self, one: Mapping[str, Any]) -> Mark:
-        return one["entity_group" if self.chosen.entities else "entity"], one["start"], one["end"]
+    def _mark(self, entity: Mapping[str, Any]) -> Mark:
+        kind = entity["entity_group" if self.chosen.entities else "entity"]
+        return kind, entity["start"], entity["end"]
 
     def _by_type(self, marks: set[Mark]) -> Int[np.ndarray, "types"]:
         counts = np.zeros(len(self._types) + 1, dtype=np.int64)
@@ -375,14 +377,14 @@ class TokenClassification(Task):
         usual = max(sorted(set(tags)), key=tags.count)
         words = [_text_of(row["tokens"])[1].tolist() for row in rows]
         return self.compare(
-            rows, [[{"entity": usual, "start": a, "end": b} for a, b in its] for its in words]
+            rows, [[{"entity": usual, "start": a, "end": b} for a, b in spans] for spans in words]
         )
 
     def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
         return {"entities": answer}
 
     def metrics(self, columns: Columns) -> dict[str, float]:
-        """Of entities conlleval's, and `surface_f1` over different entities (WNUT 2017)."""
+        """For entities conlleval's, and `surface_f1` over distinct entities (WNUT 2017)."""
         if not self.chosen.entities:
             return {"accuracy": float(columns["correct"].sum() / max(1, columns["wanted"].sum()))}
         surfaces: list[set[tuple[str, str]]] = [
@@ -397,7 +399,7 @@ class TokenClassification(Task):
         return {**entity_metrics(columns), "surface_f1": different["f1"]}
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]]:
-        """Of each type of entity, or each tag."""
+        """Per type of entity, or per tag."""
         names = ("correct", "predicted", "wanted")
         return {
             kind: {
@@ -408,7 +410,7 @@ class TokenClassification(Task):
         }
 
     def faults(self, columns: Columns) -> Int[np.ndarray, "rows"]:
-        """How many entities, or words, are wrong; one in the place of another counts once."""
+        """How many entities, or words, are wrong; one predicted instead of another counts once."""
         correct, predicted, wanted = (
             columns[name].sum(axis=1) for name in ("correct", "predicted", "wanted")
         )
@@ -417,30 +419,30 @@ class TokenClassification(Task):
     def claims(
         self, rows: Sequence[Row], answers: Sequence[Any]
     ) -> tuple[Float[np.ndarray, "claims"], Bool[np.ndarray, "claims"]]:
-        """The score of each entity, or word, of the answers."""
+        """The score of each entity, or word, in the answers."""
         scores: list[float] = []
         right: list[bool] = []
         for row, answer in zip(rows, answers, strict=True):
             wanted = self._wanted(row, _text_of(row["tokens"])[1])
-            scores.extend(one["score"] for one in answer)
-            right.extend(self._mark(one) in wanted for one in answer)
+            scores.extend(entity["score"] for entity in answer)
+            right.extend(self._mark(entity) in wanted for entity in answer)
         return np.array(scores, dtype=np.float64), np.array(right, dtype=bool)
 
     def remarks(self, rows: Sequence[Row]) -> Remarks:
-        found = super().remarks(rows)
+        remarks = super().remarks(rows)
         tags = [tag for row in rows for tag in row["tags"]]
         if self.chosen.entities:
             scheme, broken = recognised((row["tags"] for row in rows), self.chosen.scheme)
-            found |= {"tag_scheme": scheme, "tags_that_break_their_scheme": broken}
+            remarks |= {"tag_scheme": scheme, "tags_that_break_their_scheme": broken}
             tags = [type_of(tag) for tag in tags if tag != OUTSIDE]
         unknown = [tag for tag in tags if tag not in self._types]
-        return found | {
+        return remarks | {
             "words_with_unknown_tags": len(unknown),
             "unknown_tags": ", ".join(sorted(set(unknown))),
         }
 
     def is_comparable(self, other: Task) -> bool:
-        # Other options say how a model reads a text, or rows were written; not what a metric is of.
+        # Other options are about how texts are read or rows were written, not what is measured.
         return isinstance(other, TokenClassification) and (
             self.chosen.entities == other.chosen.entities
         )
@@ -449,15 +451,15 @@ class TokenClassification(Task):
         if len(row["tags"]) != len(row["tokens"]):
             raise CorpusError(
                 f"row {number}: wanted one tag per word, got {len(row['tags'])} tags for "
-                f"{len(row['tokens'])} words: correct the row, or take it out"
+                f"{len(row['tokens'])} words: correct the row, or remove it"
             )
         if not self.chosen.entities:
             return
         other = next((tag for tag in row["tags"] if not is_of_entity(tag)), None)
         if other is not None:
             raise CorpusError(
-                f"row {number}: wanted tags of entities (B-PER, I-PER, O), as training rows have, "
-                f"got {other!r}: correct the row, or take it out"
+                f"row {number}: wanted entity tags (B-PER, I-PER, O), as in the training rows, "
+                f"got {other!r}: correct the row, or remove it"
             )
 
     def _label_ids(self, row: Row, number: int) -> Int[np.ndarray, "words"]:
@@ -478,9 +480,9 @@ class _Words:
 
 
 def _scheme_of(labels: Sequence[str]) -> Scheme:
-    """The scheme that a model with these labels of entities writes.
+    """The scheme that a model with these entity labels writes.
 
-    Only IOB1 has no `B-` of types that never follow an entity of their own.
+    Only IOB1 lacks `B-` for types that never directly follow an entity of the same type.
     """
     prefixes = {label[:2] for label in labels}
     if prefixes & {"L-", "U-"}:
@@ -492,14 +494,14 @@ def _scheme_of(labels: Sequence[str]) -> Scheme:
 
 
 def _text_of(tokens: Sequence[str]) -> tuple[str, Spans]:
-    """Words with a space between two, and the characters of each."""
+    """The words joined by spaces, and the character span of each."""
     lengths = np.array([len(token) for token in tokens], dtype=np.int64)
     ends = np.cumsum(lengths + 1) - 1
     return " ".join(tokens), np.stack([ends - lengths, ends], axis=1)
 
 
 def _spans_of(pieces: Pieces) -> Spans:
-    """The characters of each word that the tokenizer has found."""
+    """The character span of each word found by the tokenizer."""
     known = (pieces.words >= 0) & (pieces.offsets[:, 1] > pieces.offsets[:, 0])
     offsets = pieces.offsets[known]
     _, firsts, counts = np.unique(pieces.words[known], return_index=True, return_counts=True)
@@ -509,10 +511,10 @@ def _spans_of(pieces: Pieces) -> Spans:
 def _first_pieces(
     offsets: Int[np.ndarray, "pieces 2"], spans: Spans
 ) -> tuple[Int[np.ndarray, "found"], Int[np.ndarray, "found"]]:
-    """Of every word that pieces stand for, its first piece, and which word it is."""
+    """For every word that has pieces: its first piece, and its index."""
     if not len(offsets) or not len(spans):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    # A piece belongs to the last word that begins at or before its last character.
+    # A piece belongs to the last word that starts at or before its last character.
     word = np.searchsorted(spans[:, 0], offsets[:, 1] - 1, side="right") - 1
     words, firsts = np.unique(word, return_index=True)
     known = words >= 0
@@ -522,11 +524,11 @@ def _first_pieces(
 def _groups(
     origin: _Words, tags: Sequence[str], shares: np.ndarray, ignored: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Entities, each with the mean of its words' scores."""
+    """Entities, each scored by the mean of its words' scores."""
     return [
-        _answer(origin, one.first, one.end, "entity_group", one.type, shares)
-        for one in entities_of(tags)
-        if one.type not in ignored
+        _answer(origin, entity.first, entity.end, "entity_group", entity.type, shares)
+        for entity in entities_of(tags)
+        if entity.type not in ignored
     ]
 
 
@@ -554,7 +556,7 @@ def _answer(
 
 
 def _column(values: list[Any]) -> np.ndarray:
-    """An array with an entry a row, whatever an entry is."""
+    """An array with one entry per row, of sets too."""
     if not isinstance(values[0], set):
         return np.array(values)
     column = np.empty(len(values), dtype=object)

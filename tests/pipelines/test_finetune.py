@@ -323,7 +323,7 @@ def test_a_version_carries_the_card_of_its_model(evaluated: Any, tmp_path: Path)
     assert row in text
     assert f"{why[0].upper()}{why[1:]}." in text
     assert counts["rows_seen_in_training"] >= 32, "they were drawn from these rows"
-    assert f"**{counts['rows_seen_in_training']:,} of them taught or selected it**" in text
+    assert f"**{counts['rows_seen_in_training']:,} of them trained or selected it**" in text
     shards = read_manifest(str(evaluated.folder / "shards"))
     made_of = [
         ("corpus", shards.inputs["corpus"], f"{shards.counts['documents']:,} documents"),
@@ -366,7 +366,7 @@ def test_a_champion_of_another_task_stays_and_is_not_compared(
         "version 1 stays the champion: it is for text-classification "
         '{"pairs": false, "multi_label": false, "out_of_scope": null}, this bundle for '
         'text-classification {"pairs": false, "multi_label": false, "out_of_scope": "late"}, so '
-        "they are not compared; --force makes version 2 the champion all the same"
+        "they are not compared; --force makes version 2 the champion anyway"
     )
     assert counts["why"][1:] in (tmp_path / "second" / "model_card.md").read_text()
 

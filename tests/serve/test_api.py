@@ -241,7 +241,7 @@ def test_readiness_runs_a_forward_pass(
     monkeypatch.setattr(model.predictor, "forward", fail)
     status, came = ask("GET", "/readyz")
     assert (status, came["error_type"]) == (503, "not_ready")
-    assert "none came from docs (RuntimeError)" in came["error"]
+    assert "got none from docs (RuntimeError)" in came["error"]
     assert ask("GET", "/healthz")[0] == 200
     status, came = ask("POST", "/predict", json={"inputs": "a"})
     assert (status, came["error_type"]) == (500, "internal")
@@ -272,7 +272,7 @@ def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
     ]
     status, came = ask("GET", "/readyz")
     assert status == 503
-    assert "none came from gone (ConnectionError)" in came["error"]
+    assert "got none from gone (ConnectionError)" in came["error"]
     assert ask("GET", "/healthz")[0] == 200
     status, came = ask("POST", "/v1/models/dogs/predict")
     assert status == 404

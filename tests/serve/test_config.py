@@ -23,7 +23,7 @@ def test_models_are_given_as_a_list_or_with_commas_between() -> None:
         ("", "models: wanted name=reference, as in docs=models:/docs@champion"),
         ("runs/docs/bundle", "underscores, got 'runs/docs/bundle'"),
         ("docs=", "underscores, got 'docs='"),
-        ("a/b=runs/x", "the name of letters, digits, dots, dashes and underscores"),
+        ("a/b=runs/x", "with a name of letters, digits, dots, dashes and underscores"),
         (["a=x", "a=y"], "models: wanted different names, got 'a' for x and y: rename one of them"),
     ],
 )

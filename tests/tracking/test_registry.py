@@ -54,8 +54,8 @@ def test_the_champion_is_replaced_only_by_one_that_is_not_worse(
     assert (worse.is_new, worse.is_champion) == (False, False)
     assert worse.why == (
         "version 1 stays the champion, version 2 is worse, the difference is accuracy -1.0000 "
-        "(-1.0000 to -1.0000 by paired bootstrap on 40 rows); --force makes it the champion all "
-        "the same"
+        "(-1.0000 to -1.0000 by paired bootstrap on 40 rows); --force makes it the champion "
+        "anyway"
     )
     assert champion(name, uri=store) == first.version
     better = publish_at(store, name, bundles[1], verdict=verdict_of(RIGHT, WRONG))
@@ -65,7 +65,7 @@ def test_the_champion_is_replaced_only_by_one_that_is_not_worse(
     forced = publish_at(store, name, bundles[0], verdict=verdict_of(WRONG, RIGHT), force=True)
     assert forced.why.startswith("version 1 is the champion by force, the difference is accuracy")
     again = publish_at(store, name, bundles[0])
-    assert again.why == "version 1 is the champion already"
+    assert again.why == "version 1 is already the champion"
     assert champion(name, uri=store) == first.version
     versions = connect(store).search_model_versions(f"name = '{name}'")
     assert sorted(str(version.version) for version in versions) == ["1", "2"]

@@ -81,14 +81,14 @@ def test_a_registered_version_is_the_bundle_that_was_published(
         (f"models:/{NAME}@best", "model resolved has no alias 'best', it has: champion"),
         (f"models:/{NAME}/9", "model resolved has no version 9, it has: 1, 2"),
         (f"models:/{NAME}", "wanted models:/<name>@<alias> or models:/<name>/<version>"),
-        ("runs/nothing", "runs/nothing: wanted the folder of a bundle, there is none"),
+        ("runs/nothing", "runs/nothing: wanted the folder of a bundle, got nothing there"),
         (
             "bert-base-uncased",
-            "is not taken by its name: .*`hf download bert-base-uncased --local-dir",
+            "cannot be given by name: .*`hf download bert-base-uncased --local-dir",
         ),
         ("google/bert_uncased_L-2", "`hf download google/bert_uncased_L-2 --local-dir models/goo"),
         ("", "wanted the folder of a bundle, got an empty string"),
-        (__file__, "test_resolve.py: wanted the folder of a bundle, it is a file"),
+        (__file__, "test_resolve.py: wanted the folder of a bundle, got a file"),
         ("nosuch://host/bundle", "nosuch://host/bundle: wanted a folder, or a URI that can be"),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_version_that_someone_else_registered_is_refused(tmp_path: Path, regis
     client = connect(registry)
     client.create_registered_model("foreign")
     client.create_model_version("foreign", f"file://{tmp_path}")
-    with pytest.raises(FormatError, match="version 1 holds no bundle, it was not registered by"):
+    with pytest.raises(FormatError, match="version 1 has no bundle, it was not registered by"):
         resolve("models:/foreign/1", uri=registry)
 
 

@@ -239,7 +239,7 @@ def test_recording_never_raises(
         "metric none is left out: wanted a number, got None",
         "metric many is left out: wanted a number, got tensor([1., 1.])",
         f"{tmp_path}/absent.png is gone and cannot be sent to MLflow",
-        f"step 3 is not in {tmp_path}: I/O operation on closed file",
+        f"step 3 is not recorded in {tmp_path}: I/O operation on closed file",
     ]
 
 
@@ -259,7 +259,7 @@ def test_a_dead_server_delays_nothing_and_is_told_of(
     assert line is not None
     assert caplog.messages[-1] == line
     assert f"MLflow at {uri} has yet to be sent 1,000 records: " in line
-    assert f"The next start of the same stage sends what lies in {tmp_path}" in line
+    assert f"The next start of the same stage sends what is in {tmp_path}" in line
     assert any(record.exc_info for record in caplog.records), "what went wrong is there to debug"
 
 

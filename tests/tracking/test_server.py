@@ -28,7 +28,7 @@ def test_the_uri_is_the_configured_one_then_mlflows_variable_then_sqlite_here(
 
 @pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "mlruns", "/tmp/mlruns"])
 def test_a_folder_is_refused_with_a_way_out(uri: str) -> None:
-    with pytest.raises(ConfigError, match=rf"tracking_uri is {uri}: .*give sqlite:///"):
+    with pytest.raises(ConfigError, match=rf"tracking_uri: wanted .*, got {uri}: give sqlite:///"):
         tracking_uri(uri)
 
 

@@ -159,8 +159,8 @@ def test_where_a_number_is_wanted_a_class_label_is_its_number() -> None:
 def test_a_test_set_without_labels_is_told_from_a_labelled_one() -> None:
     data = hugging_face({"label": CLASSES}, text=["a", "b"], label=[0, -1])
     message = (
-        "a, row 2: wanted text in the column 'label', got a number (-1), with which Hugging Face's "
-        "data sets say that a row has no label: give a split whose rows are labelled"
+        "a, row 2: wanted text in the column 'label', got a number (-1), which marks rows "
+        "without a label in Hugging Face's data sets: give a split with labels"
     )
     with pytest.raises(CorpusError, match=re.escape(message)):
         labelled(table_rows(data, "a.parquet"), (TextInput, OneLabel), {}, "a")

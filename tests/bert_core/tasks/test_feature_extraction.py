@@ -96,7 +96,7 @@ def test_every_token_has_a_vector_where_that_is_asked_for(folder: Path) -> None:
     answers = predictor.predict(TEXTS, FeatureExtractionParameters(per_token=True))
     for text, ours in zip(TEXTS, answers, strict=True):
         close(ours, theirs(folder, text)[-1])
-    with pytest.raises(InputError, match=r"inputs\[1\]: wanted one text, for a vector a token"):
+    with pytest.raises(InputError, match=r"inputs\[1\]: wanted one text, since per_token is set"):
         predictor.predict(
             ["a", {"text": "a", "text_pair": "b"}], FeatureExtractionParameters(per_token=True)
         )
@@ -180,7 +180,7 @@ def test_options_that_are_not_right_are_refused(folder: Path) -> None:
     for options, message in (
         ({"pooling": "max"}, r"options.pooling: wanted one of mean, cls, got text \(\"max\"\)"),
         ({"layer": 0}, "layer: wanted at least 1, got 0"),
-        ({"layer": 4}, "options.layer: wanted at most 3, the layers that the model has, got 4"),
+        ({"layer": 4}, "options.layer: wanted at most 3, the number of layers of the model, got 4"),
         ({"group_size": 1}, "group_size: wanted at least 2, got 1"),
         ({"temperature": 0.0}, "temperature: wanted above 0, got 0.0"),
     ):

@@ -215,7 +215,7 @@ def test_held_out_rows_of_one_class_have_finite_metrics() -> None:
         (
             TASKS["multiple-choice"](),
             {"text": "a", "choices": ["b", "c"], "label": 2},
-            "row 1: wanted a label from 0 to 1, the place of a choice, got 2",
+            "row 1: wanted a label from 0 to 1, the index of a choice, got 2",
         ),
         (
             TASKS["next-sentence-prediction"](),
@@ -225,7 +225,7 @@ def test_held_out_rows_of_one_class_have_finite_metrics() -> None:
         (
             QuestionAnswering(),
             QUESTION | {"answers": [{"text": "red", "answer_start": 0}]},
-            "row 1: wanted an answer that stands in the passage, 'red' does not",
+            "row 1: wanted an answer that is in the passage, 'red' is not",
         ),
     ],
 )

@@ -144,7 +144,7 @@ def test_an_answer_that_is_not_at_its_place_is_found_or_named() -> None:
     assert offsets[begin, 0] == 6
     assert TASK.remarks([row])["answers_not_where_they_are_said_to_be"] == 1
     answers = [{"text": "gh", "answer_start": 0}]
-    with pytest.raises(CorpusError, match="row 1: wanted an answer that stands in the passage"):
+    with pytest.raises(CorpusError, match="row 1: wanted an answer that is in the passage"):
         TASK.encode([row | {"answers": answers}], TOKENIZER, 32, labelled=True)
 
 
