@@ -180,7 +180,9 @@ def checkpoint_at(folder: str, step: int) -> Checkpoint:
 def read_progress(checkpoint: Checkpoint) -> Progress:
     """The progress stored in a checkpoint."""
     about = files.read_json(files.join(checkpoint.folder, LAST_FILE))
-    return Progress(**{key: about[key] for key in Progress.__dataclass_fields__ if key in about})
+    kept = {key: about[key] for key in Progress.__dataclass_fields__ if key in about}
+    kept["records"] = [(step, numbers) for step, numbers in kept.get("records", ())]
+    return Progress(**kept)
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module, *, run_digest: str) -> None:
