@@ -57,7 +57,7 @@ def text_documents(
 
 
 def text_pieces(data: bytes, boundary: Boundary) -> Iterator[tuple[int, bytes]]:
-    """The documents of a text file unchanged, with their separators, and the byte offset of each."""
+    """The documents of a text file, unchanged and with separators, and the byte offset of each."""
     pieces = [data] if boundary == "file" else _split(data, BOUNDARIES[boundary])
     return _with_offsets(pieces, data)
 

@@ -57,7 +57,7 @@ def labelled_records(
     if data.startswith(_PARQUET):
         records = parquet_rows(data, source)
         first = records[0] if records else {}
-        return records, {field: column for field, column in columns.items() if column in first}
+        return records, {name: column for name, column in columns.items() if column in first}
     return labelled_format.read(data, source), dict(columns)
 
 

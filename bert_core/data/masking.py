@@ -26,7 +26,8 @@ Strategy = Literal["token", "whole_word", "ngram", "span"]
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """What is predicted, and what the model sees there. Defaults: Devlin et al. 2019, section 3.1; google-research/bert."""
+    """What is predicted, and what is shown there. Defaults: Devlin et al. 2019, section 3.1;
+    google-research/bert."""
 
     strategy: Strategy = "token"
     """How positions are chosen: each `token` separately, the pieces of a `whole_word` together, an
@@ -53,7 +54,7 @@ class MaskingConfig:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Flat `positions` to predict, ascending; those in the same one of the `groups` share a draw."""
+    """Flat `positions` to predict, ascending; those of the same group in `groups` share a draw."""
 
     positions: Integer[np.ndarray, "picked"]
     groups: Integer[np.ndarray, "picked"]
@@ -235,8 +236,8 @@ def span_lengths(positions: Integer[np.ndarray, "picked"]) -> Integer[np.ndarray
     """How many of these ascending positions make up each span: those without a gap.
 
     Adjacent spans count as one, as in SpanBERT's code, so that the neighbours of a span are never
-    predicted themselves (Joshi et al. 2020, section 3.2); the special tokens at the ends of rows
-    keep these apart.
+    predicted themselves (Joshi et al. 2020, section 3.2); special tokens at their ends keep rows
+    apart.
     """
     begins = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
     return np.diff(np.append(begins, len(positions)))
