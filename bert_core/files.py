@@ -226,7 +226,7 @@ class _Contents(io.RawIOBase):
 
     def _damaged(self, error: str) -> CorpusError:
         return CorpusError(
-            f"{self._path}: wanted intact .{self._compression} data, it cannot be read beyond "
+            f"{self._path}: wanted whole .{self._compression} data, it cannot be read beyond "
             f"{self._read_bytes:,} decompressed bytes ({error}): copy or download it again"
         )
 

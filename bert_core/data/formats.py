@@ -34,9 +34,7 @@ def decode_utf8(data: bytes, source: str, offset: int = 0) -> str:
 
 def damaged(path: str, kind: str, error: Exception) -> CorpusError:
     """The error for a file that cannot be read to its end."""
-    return CorpusError(
-        f"{path}: wanted an intact {kind}, it cannot be read ({error}): copy it again"
-    )
+    return CorpusError(f"{path}: wanted a whole {kind}, it cannot be read ({error}): copy it again")
 
 
 def text_documents(
@@ -126,6 +124,6 @@ def column_of(row: dict, column: str, source: str) -> str:
     if not isinstance(row.get(column), str):
         raise CorpusError(
             f"{source}: wanted text in the column {column!r}, "
-            f"got {type(row.get(column)).__name__}; the columns are: {', '.join(map(str, row))}"
+            f"got {type(row.get(column)).__name__}; there are: {', '.join(map(str, row))}"
         )
     return row[column]

@@ -131,23 +131,23 @@ class TextTable:
         return TextRow(first, tuple(lines.of_row), cells, fault)
 
     def _unreadable(self, error: str) -> str:
-        reason = "a quote that opens here is not closed" if "end of data" in error else error
+        reason = "a quote opens here that is not closed" if "end of data" in error else error
         return (
             f"wanted a row of .{self._suffix}, it cannot be read ({reason}): quote cells that "
-            "contain commas, quotes or line breaks, and double the quotes inside them"
+            "hold commas, quotes or line breaks, and double the quotes inside them"
         )
 
     def _other_cells(self, cells: Sequence[str]) -> str | None:
         if not cells or not self.columns or len(cells) == len(self.columns):
             return None
         way_out = (
-            "quote cells that contain commas, and leave cells without a value empty"
+            "quote cells that hold commas, and leave cells without a value empty"
             if self._suffix == "csv"
             else "correct the line; if a cell must contain a tab or a line break, which .tsv does "
             "not allow, write the table as .csv"
         )
         return (
-            f"wanted {len(self.columns)} cells, one per column of the header, "
+            f"wanted {len(self.columns)} cells, as many as the header has columns, "
             f"got {len(cells)}: {way_out}"
         )
 
