@@ -45,7 +45,7 @@ class PairsConfig:
     short_seq_prob: Share = 0.1
     """Share of pairs that aim at a random shorter length, so that training sees both."""
     dupe_factor: PositiveInt = 10
-    """How many times every document is made into rows, with new draws and masks each time."""
+    """How many times every document is made into rows, with new random choices each time."""
 
     def __post_init__(self) -> None:
         check_fields(self)

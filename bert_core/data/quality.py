@@ -1,4 +1,4 @@
-"""Which documents of a corpus are dropped, and why: length, language, likeness, contamination.
+"""Which documents of a corpus are dropped, and why: length, language, similarity, contamination.
 
 Functions of text; `pipelines.prepare` calls them, drops exact duplicates (it has the digests) and
 counts. Where words are counted, they are separated by white space; where texts are compared, they
@@ -51,7 +51,7 @@ class QualityConfig:
     """ISO 639-1 codes of the languages to keep, as detected by py3langid; all by default.
     Unreliable below about five words."""
     min_language_probability: Share = 0.0
-    """Also drop documents to whose language py3langid gives a lower probability."""
+    """Also drop a document if py3langid gives its language a lower probability."""
     exact_duplicates: bool = False
     """Of documents with the same text, keep only one."""
     near_duplicates: PositiveShare | None = None
