@@ -1,5 +1,5 @@
-"""Rows with other words in the place of their own, for a student to ask its teacher about
-(TinyBERT, Jiao et al. 2019, algorithm 1)."""
+"""Copies of rows with some words replaced, as more text to distill on (TinyBERT, Jiao et al. 2019,
+algorithm 1)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.shapes import Row
 
 AT_ONCE = 256
-"""Words that are scored with the whole vocabulary at a time: 30 MB of 30,000 tokens."""
+"""Words scored against the whole vocabulary at once: 30 MB for 30,000 tokens."""
 _EMBEDDINGS = "encoder.embeddings.word_embeddings.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of a text, and what may stand in its place."""
+    """A word of a text, and its possible replacements."""
 
     start: int
     """Its first character."""
     end: int
     """The character after its last."""
     pieces: tuple[int, ...]
-    """Which of the text's pieces it is."""
+    """Positions of its pieces among the text's."""
     candidates: tuple[str, ...] = ()
-    """None where nothing may."""
+    """Possible replacements; empty if there are none."""
 
 
 def augmented(
@@ -45,32 +45,32 @@ def augmented(
     share: float,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """`copies` new rows of each row, in their order, with what is right of it.
+    """`copies` variants of each row, in order; labels and other fields are kept.
 
     Args:
-        fields: those that hold text; every one of them changes.
-        share: probability that a word is replaced, by each of its candidates alike.
+        fields: those that hold text; all of them are varied.
+        share: probability that a word is replaced; its candidates are equally likely.
     """
     words: dict[str, dict[int, list[Word]]] = {}
     for name in fields:
         places = [place for place, row in enumerate(rows) if row.get(name) is not None]
         texts = [rows[place][name] for place in places]
         words[name] = dict(zip(places, source.words(texts), strict=True))
-    made = []
+    variants = []
     for place, row in enumerate(rows):
         for copy in range(copies):
             rng = np.random.default_rng([seed, place, copy])
             changed = {
-                name: varied(row[name], its[place], share, rng)
-                for name, its in words.items()
-                if place in its
+                name: varied(row[name], words_by_place[place], share, rng)
+                for name, words_by_place in words.items()
+                if place in words_by_place
             }
-            made.append(dict(row) | changed)
-    return made
+            variants.append(dict(row) | changed)
+    return variants
 
 
 def varied(text: str, words: Sequence[Word], share: float, rng: np.random.Generator) -> str:
-    """The text with some of its words replaced; they follow each other."""
+    """The text with some of `words`, which are in order, replaced."""
     parts, end = [], 0
     for word in words:
         if word.candidates and rng.random() < share:
@@ -80,17 +80,17 @@ def varied(text: str, words: Sequence[Word], share: float, rng: np.random.Genera
 
 
 class Candidates:
-    """What may stand for a word, as a bundle knows it: words of its vocabulary.
+    """Replacements for words, as a bundle suggests them: words of its vocabulary.
 
-    A word that is one piece has those that the model finds most probable behind a mask in its
-    place; one of several pieces, or where the model fills no masks, those whose embeddings are the
-    nearest to the mean of its pieces' by the cosine. The paper takes GloVe's for the latter.
+    A word of a single piece gets the model's most probable fillings of a mask in its place. A word
+    of several pieces, or any word if the model does not fill masks, gets the words whose embeddings
+    are nearest, by cosine, to the mean of its pieces' embeddings. The paper uses GloVe for those.
     """
 
     def __init__(self, folder: str | Path, *, count: int, fill_masks: bool) -> None:
         """Args:
-            count: of candidates for a word.
-        Raises: FormatError if the bundle cannot fill masks, and is to.
+            count: candidates per word.
+        Raises: FormatError if `fill_masks` is set and the bundle cannot fill masks.
         """
         self._count = count
         self._predictor = Predictor(folder, task="fill-mask") if fill_masks else None
@@ -102,15 +102,15 @@ class Candidates:
         self._near: dict[tuple[int, ...], tuple[str, ...]] = {}
 
     def words(self, texts: Sequence[str]) -> list[list[Word]]:
-        """The words of each text that are letters alone, in their order, with their candidates."""
+        """The words of each text that consist of letters only, in order, with their candidates."""
         pieces = pieces_of(self._tokenizer, texts)
-        found = [list(_words(text, its)) for text, its in zip(texts, pieces, strict=True)]
-        behind_masks = self._behind_masks(pieces, found)
+        words = [list(_words(text, its)) for text, its in zip(texts, pieces, strict=True)]
+        behind_masks = self._behind_masks(pieces, words)
         self._look_up(
             {
-                tuple(its.ids[list(word.pieces)].tolist())
-                for number, its in enumerate(pieces)
-                for word in found[number]
+                tuple(text_pieces.ids[list(word.pieces)].tolist())
+                for number, text_pieces in enumerate(pieces)
+                for word in words[number]
                 if (number, word.pieces) not in behind_masks
             }
         )
@@ -121,28 +121,28 @@ class Candidates:
             known = behind_masks[key] if key in behind_masks else self._near[ids]
             return Word(word.start, word.end, word.pieces, known)
 
-        return [[with_candidates(number, word) for word in its] for number, its in enumerate(found)]
+        return [[with_candidates(number, word) for word in its] for number, its in enumerate(words)]
 
     def _behind_masks(
-        self, pieces: Sequence[Pieces], found: Sequence[Sequence[Word]]
+        self, pieces: Sequence[Pieces], words: Sequence[Sequence[Word]]
     ) -> Mapping[tuple[int, tuple[int, ...]], tuple[str, ...]]:
-        """Candidates of words that are one piece, by text and pieces, where the model reaches."""
+        """Candidates for words of a single piece, by text and pieces, within the model's length."""
         if self._predictor is None:
             return {}
         room = self._predictor.max_length - 2
         asked = [
             (number, word.pieces)
-            for number, its in enumerate(found)
-            for word in its
+            for number, text_words in enumerate(words)
+            for word in text_words
             if len(word.pieces) == 1 and word.pieces[0] < room
         ]
         known: dict[tuple[int, tuple[int, ...]], tuple[str, ...]] = {}
         for start in range(0, len(asked), AT_ONCE):
-            some = asked[start : start + AT_ONCE]
-            windows = [self._masked(pieces[number].ids, its[0]) for number, its in some]
+            batch = asked[start : start + AT_ONCE]
+            windows = [self._masked(pieces[number].ids, place) for number, (place,) in batch]
             scores = np.concatenate(self._predictor.forward(windows))
-            for one, best in zip(some, self._best(torch.from_numpy(scores)), strict=True):
-                known[one] = best
+            for key, best in zip(batch, self._best(torch.from_numpy(scores)), strict=True):
+                known[key] = best
         return known
 
     def _masked(self, ids: Ids, place: int) -> Window:
@@ -158,15 +158,15 @@ class Candidates:
         )
 
     def _look_up(self, words: set[tuple[int, ...]]) -> None:
-        """Learn the nearest words of those that are not known yet."""
+        """Find the nearest words of those that are not known yet."""
         asked = sorted(words - self._near.keys())
         for start in range(0, len(asked), AT_ONCE):
-            some = asked[start : start + AT_ONCE]
-            vectors = torch.stack([self._table[list(ids)].mean(0) for ids in some])
+            batch = asked[start : start + AT_ONCE]
+            vectors = torch.stack([self._table[list(ids)].mean(0) for ids in batch])
             cosines = vectors @ self._table.mT
-            for row, ids in enumerate(some):
+            for row, ids in enumerate(batch):
                 cosines[row, list(ids)] = float("-inf")
-            self._near |= zip(some, self._best(cosines), strict=True)
+            self._near |= zip(batch, self._best(cosines), strict=True)
 
     def _best(self, scores: Float[torch.Tensor, "words vocab"]) -> list[tuple[str, ...]]:
         scores = scores.masked_fill(self._barred[: scores.shape[1]], float("-inf"))
@@ -178,7 +178,7 @@ class Candidates:
 
 
 def _surfaces(tokenizer: Tokenizer, size: int) -> list[str]:
-    """What each token of a vocabulary reads as; nothing of those that begin no word."""
+    """The text of each token of a vocabulary; empty for special ones and parts of words."""
     special, begins = set(tokenizer.special_ids.tolist()), tokenizer.begins_word
     return [
         tokenizer.inner.decode([index]).strip()
@@ -189,11 +189,11 @@ def _surfaces(tokenizer: Tokenizer, size: int) -> list[str]:
 
 
 def _words(text: str, pieces: Pieces) -> Iterator[Word]:
-    """The words of a text that are letters alone."""
+    """The words of a text that consist of letters only."""
     for word in np.unique(pieces.words[pieces.words >= 0]):
-        its = np.flatnonzero(pieces.words == word)
-        start, end = pieces.offsets[its[0], 0], pieces.offsets[its[-1], 1]
+        positions = np.flatnonzero(pieces.words == word)
+        start, end = pieces.offsets[positions[0], 0], pieces.offsets[positions[-1], 1]
         surface = text[start:end]
-        start += len(surface) - len(surface.lstrip())  # which some vocabularies count to the word
+        start += len(surface) - len(surface.lstrip())  # some vocabularies include the space
         if surface.strip().isalpha():
-            yield Word(int(start), int(end), tuple(its.tolist()))
+            yield Word(int(start), int(end), tuple(positions.tolist()))

@@ -1,8 +1,8 @@
-"""Rows to tensors: end to end, or padded; the only place where padding is made.
+"""Rows to tensors: packed end to end, or padded; padding is added nowhere else.
 
-Rows of a batch are cut into micro-batches of like length by a budget of tokens, each padded to a
-multiple of 8 (the vector width that kernels like), or laid end to end where more than the share
-`packed_from` would be padding. What a batch holds is decided before, by `data.order`.
+The rows of a batch are divided into micro-batches of similar length by a token budget. Each is
+padded to a multiple of 8 (the vector width that kernels like), or packed if the share of padding
+would reach `packed_from`. What a batch holds is decided earlier, by `data.order`.
 """
 
 import queue
@@ -35,7 +35,7 @@ def pad(
 ) -> Batch:
     """Input tensors of B rows, padded to S: the longest row, rounded up to a multiple of 8.
 
-    `attention_mask` is left out where no row is padded; ids from `segment_b_start` on are
+    `attention_mask` is omitted if no row is padded; ids from `segment_b_start` on are
     segment 1.
     """
     lengths = np.array([len(row) for row in rows])
@@ -60,7 +60,7 @@ def pad(
 def pack(
     rows: Sequence[np.ndarray], segment_b_start: Integer[np.ndarray, "rows"] | None = None
 ) -> Batch:
-    """Input tensors of B rows end to end, T tokens in all and no padding; segments as in `pad`."""
+    """Input tensors of B rows packed end to end: T tokens, no padding; segments as in `pad`."""
     lengths = np.array([len(row) for row in rows])
     offsets = offsets_of(lengths)
     token_type_ids = np.zeros(offsets[-1], dtype=np.int64)
@@ -96,9 +96,9 @@ def _starts(batch: Batch, rows: int) -> Integer[np.ndarray, "rows"]:
 
 
 def buckets(lengths: Integer[np.ndarray, "rows"], most_tokens: int) -> list[np.ndarray]:
-    """Positions of rows, shortest first, in groups that padding makes `most_tokens` at most.
+    """Positions of rows, shortest first, in groups of at most `most_tokens` tokens with padding.
 
-    A row that is longer than that is a group of its own.
+    A longer row is a group by itself.
     """
     order = np.argsort(lengths, kind="stable")
     widths = -(-lengths[order] // PAD_MULTIPLE) * PAD_MULTIPLE
@@ -111,7 +111,7 @@ def buckets(lengths: Integer[np.ndarray, "rows"], most_tokens: int) -> list[np.n
 
 
 def row_lengths(batch: Batch) -> Integer[np.ndarray, "rows"]:
-    """Real tokens of every row, padding left out."""
+    """Tokens of every row, without padding."""
     if "offsets" in batch:
         return batch["offsets"].diff().numpy()
     mask = batch.get("attention_mask")
@@ -122,11 +122,11 @@ def row_lengths(batch: Batch) -> Integer[np.ndarray, "rows"]:
 def prefetched(
     batches: Iterable[list[Batch]], *, steps: int = 2, pin_memory: bool = False
 ) -> Generator[list[Batch]]:
-    """The same batches, made by a thread up to `steps` ahead; close it to end the thread.
+    """The same batches, prepared by a thread up to `steps` ahead; close it to end the thread.
 
     Args:
-        pin_memory: lay tensors where a GPU can fetch them while it computes.
-    Raises: what making a batch raises, in its turn.
+        pin_memory: put tensors into pinned memory, from which a GPU copies while it computes.
+    Raises: whatever preparing a batch raises, when its turn comes.
     """
     ahead: queue.Queue[list[Batch] | BaseException | None] = queue.Queue(maxsize=steps)
     closed = threading.Event()
@@ -142,10 +142,10 @@ def prefetched(
 
     def make() -> None:
         try:
-            for made in batches:
+            for step in batches:
                 if pin_memory:
-                    made = [{name: one.pin_memory() for name, one in each.items()} for each in made]
-                if not put(made):
+                    step = [{name: one.pin_memory() for name, one in each.items()} for each in step]
+                if not put(step):
                     return
             put(None)
         except BaseException as error:
@@ -185,8 +185,8 @@ class RankBatches:
     rank: int = 0
     world_size: int = 1
     group_rows: int = 1
-    """Rows that follow each other and have one loss together: no rank or micro-batch divides them.
-    `groups` of a batch counts the rows of each; a global batch may end with a smaller one."""
+    """Consecutive rows that share one loss: no rank or micro-batch separates them. `groups` of a
+    batch holds the number of rows in each; the last group of a global batch may be smaller."""
 
     def __post_init__(self) -> None:
         if -(-self.global_batch_size // self.group_rows) < self.world_size:
@@ -228,11 +228,11 @@ class RankBatches:
 
 @dataclass(frozen=True)
 class PhasedBatches:
-    """Batches of one kind of rows for some steps, and of another from then on."""
+    """Batches from one source of rows for some steps, and from another after them."""
 
     first: RankBatches
     steps: int
-    """How many steps are of the first kind."""
+    """How many steps the first source serves."""
     then: RankBatches
 
     def from_step(self, step: int) -> Iterator[list[Batch]]:
@@ -244,12 +244,12 @@ class PhasedBatches:
 
 @dataclass(frozen=True)
 class ShardSource:
-    """Rows of mapped shards, with the labels of masked language modelling and of their pairs.
+    """Rows of mapped shards, with labels for masked language modelling and for pairs.
 
-    `open_shard` maps a shard by its number; it is called for every row, so it should remember.
-    `masker` draws the masks of shards that have none, from (`seed`, epoch, shard, row) alone. So
-    are the draws for what a generator puts at a masked position.
-    `packed_from` is the share of padding from which rows lie end to end; 1 always pads.
+    `open_shard` maps a shard by its number; it is called for every row, so it should cache.
+    `masker` draws the masks of shards that have none, from (`seed`, epoch, shard, row) alone. The
+    draws for what a generator puts at masked positions depend on the same numbers.
+    `packed_from` is the share of padding from which rows are packed end to end; 1 always pads.
     """
 
     open_shard: Callable[[int], ShardRows]
@@ -297,10 +297,10 @@ class ShardSource:
 
 
 def collate(windows: Sequence[Window], pad_id: int, packed_from: float = 1.0) -> Batch:
-    """Inputs of the windows' sequences, one after the other, and what is to be scored and right.
+    """Inputs of the windows' sequences, in order, with the positions to score and the labels.
 
     Args:
-        packed_from: share of padding from which sequences lie end to end; 1 always pads.
+        packed_from: share of padding from which sequences are packed; 1 always pads.
     """
     ids = [each for window in windows for each in window.ids]
     segments = np.array([each for window in windows for each in window.segment_b_start])
@@ -322,7 +322,7 @@ def collate(windows: Sequence[Window], pad_id: int, packed_from: float = 1.0) ->
 
 @dataclass(frozen=True)
 class WindowSource:
-    """Windows of a labelled set, all in memory: one shard."""
+    """Windows of a labelled set, all in memory, as one shard."""
 
     windows: Sequence[Window]
     pad_id: int

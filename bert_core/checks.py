@@ -1,4 +1,4 @@
-"""Ranges and choices of a config's fields: declared where the field is, checked by one function.
+"""Ranges and choices of a config's fields: declared with the field, checked by one function.
 
     num_layers: PositiveInt = 12
     decay: Literal["linear", "cosine"] = "linear"
@@ -6,7 +6,7 @@
     def __post_init__(self) -> None:
         check_fields(self)
 
-What depends on two fields at once is checked by the config itself, after these.
+Rules about several fields are checked by the config itself, afterwards.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from bert_core.errors import ConfigError, RaybertError
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """The numbers that a field takes; NaN is in no range."""
+    """The numbers that a field accepts; NaN is in no range."""
 
     least: float | None = None
     above: float | None = None
@@ -63,29 +63,29 @@ Port = Annotated[int, Range(least=1, most=65535)]
 
 
 def check_fields(config: Any, *, prefix: str = "", error: type[RaybertError] = ConfigError) -> None:
-    """Check every field of a dataclass whose type is an annotated `Range` or a `Literal`, or a
-    tuple of them, or one of these or None.
+    """Check every field of a dataclass whose type is an annotated `Range`, a `Literal`, a tuple of
+    either, or one of these or None.
 
     Args:
-        prefix: what a user writes before the name of a field, such as `corpus.`.
+        prefix: what a user writes before the field's name, such as `corpus.`.
     Raises: `error`, naming the first field whose value is not allowed.
     """
     kind: type = type(config)
     for name, allowed in _constraints(kind).items():
         value = getattr(config, name)
-        for each in value if isinstance(value, tuple) else (value,):
-            if each is not None and each not in allowed:
+        for item in value if isinstance(value, tuple) else (value,):
+            if item is not None and item not in allowed:
                 wanted = allowed if isinstance(allowed, Range) else one_of(allowed)
                 raise error(f"{prefix}{name}: wanted {wanted}, got {value!r}")
 
 
 def one_of(choices: Any) -> str:
-    """Names that a message lists: `one of a, b`."""
+    """`one of a, b`, as messages list choices."""
     return f"one of {', '.join(map(str, choices))}"
 
 
 def base_type(hint: Any) -> Any:
-    """The type itself, without the range that it is annotated with."""
+    """The type without the `Range` that annotates it."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 

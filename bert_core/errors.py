@@ -1,16 +1,16 @@
-"""The errors a user can cause, and mend.
+"""The errors that a user can cause, and fix.
 
-Every message names the thing, what was wanted, what came, and the way out. All of them take one
+Every message names the thing, what was wanted, what was got, and the way out. All of them take one
 string, so that they survive pickling between Ray's processes.
 """
 
 
 class RaybertError(Exception):
-    """Something the user can mend: the command line prints its message without a traceback."""
+    """Something the user can fix: the command line prints its message without a traceback."""
 
 
 class ConfigError(RaybertError, ValueError):
-    """A setting that is unknown, out of range, or does not fit another one."""
+    """A setting that is unknown, out of range, or inconsistent with another one."""
 
 
 class CorpusError(RaybertError):
@@ -22,8 +22,8 @@ class FormatError(RaybertError):
 
 
 class InputError(RaybertError, ValueError):
-    """What a caller asked a model to answer is not something that it can answer."""
+    """An input that the model cannot answer."""
 
 
 class ResourceError(RaybertError):
-    """The machine or cluster lacks what was asked for: a port, a worker, a running server."""
+    """The machine or cluster lacks what was requested: a port, a worker, a running server."""

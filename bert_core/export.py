@@ -1,6 +1,6 @@
-"""A model as an ONNX graph, which onnxruntime runs (`graph`) and other tools of that format.
+"""A model as an ONNX graph, for onnxruntime (`graph`) and other tools that read the format.
 
-Inputs, outputs and files have the names that Hugging Face's optimum gives them.
+Inputs, outputs and files are named as in Hugging Face's optimum.
 """
 
 import logging
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 Quantize = Literal["int8"]
 OPSET = 23
-"""The first with attention as one operator."""
+"""The first opset with attention as one operator."""
 MOST_BYTES = 2_000_000_000
-"""Most that the weights in a graph's file may take: the format has no files of 2 GiB."""
+"""Most bytes of weights inside a graph's file: the format is limited to less than 2 GiB."""
 TOLERANCE = 1e-4
-"""Most that a graph's scores may differ from torch's, beside scores of 1 or less."""
+"""Largest difference allowed between a graph's scores and torch's; relative for scores above 1."""
 EXAMPLE = (2, 8)
-"""Rows and tokens of what is traced: any number but 1, which torch takes for fixed."""
+"""Rows and tokens of the traced example: any numbers but 1, which torch treats as constant."""
 
 
 class Graph(nn.Module):
-    """What a graph computes: of padded rows the scores of every token, or of every row."""
+    """What a graph computes from padded rows: the scores of every token, or of every row."""
 
     def __init__(self, model: ObjectiveModel) -> None:
         super().__init__()
@@ -74,9 +74,10 @@ def export_graph(model: ObjectiveModel, path: Path, quantize: Quantize | None = 
 
     Args:
         model: on the CPU.
-        path: of the graph; weights that do not fit into its file lie beside it, in `<name>_data`.
+        path: of the graph; weights that do not fit into its file are stored next to it, in
+            `<name>_data`.
         quantize: None keeps fp32.
-    Raises: FormatError if what the model computes has no graph; ResourceError if a package is
+    Raises: FormatError if the model's computation has no graph; ResourceError if a package is
         missing.
     """
     check_installed(EXPORTING, "an export to ONNX")
@@ -85,19 +86,21 @@ def export_graph(model: ObjectiveModel, path: Path, quantize: Quantize | None = 
     graph = Graph(model).eval()
     if not graph.outputs:
         raise FormatError(
-            f"wanted a head that has an ONNX graph, got {graph.objective.name}, whose work follows "
-            "the length of every row: use the bundle as it is, or fine-tune a model for the task "
-            "without that option"
+            f"wanted a head that has an ONNX graph, got {graph.objective.name}, whose computation "
+            "depends on the length of each row: use the bundle as it is, or fine-tune a model for "
+            "the task without that option"
         )
     with _quiet():
-        made = _traced(graph)
-        made = made if quantize is None else _quantized(made)
-    onnx.save_model(made, path, save_as_external_data=_is_large(made), location=f"{path.name}_data")
+        proto = _traced(graph)
+        proto = proto if quantize is None else _quantized(proto)
+    onnx.save_model(
+        proto, path, save_as_external_data=_is_large(proto), location=f"{path.name}_data"
+    )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch and onnxruntime tell those who work on them."""
+    """Silence what torch and onnxruntime log for their own developers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -128,25 +131,25 @@ def _traced(graph: Graph) -> "ModelProto":
 
 
 def _quantized(graph: "ModelProto") -> "ModelProto":
-    """The graph with weights of matrix products in 8 bits, each output of its own scale, and what
-    they are multiplied with in 8 bits of a scale that each pass finds."""
+    """The graph with 8-bit weights in matrix products, one scale per output channel, and with
+    8-bit inputs to them, at a scale that each pass computes."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with tempfile.TemporaryDirectory() as scratch:
-        made = Path(scratch, "int8.onnx")
+        path = Path(scratch, "int8.onnx")
         quantize_dynamic(
             graph,
-            made,
+            path,
             op_types_to_quantize=["MatMul"],
             per_channel=True,
             weight_type=QuantType.QInt8,
-            # NOTE: 7 bits of them. x86 CPUs without VNNI add two products in 16 bits, where 8 by 8
-            # can overflow: what a graph costs on this machine would not be what it costs there.
+            # NOTE: uses 7 of the bits. x86 CPUs without VNNI add two products in 16 bits, where
+            # 8 by 8 can overflow: the loss of accuracy here would not be that on other machines.
             reduce_range=True,
             use_external_data_format=_is_large(graph),
         )
-        return onnx.load(made)
+        return onnx.load(path)
 
 
 def _is_large(graph: "ModelProto") -> bool:
@@ -155,18 +158,18 @@ def _is_large(graph: "ModelProto") -> bool:
 
 
 def largest_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
-    """How far two lists of scores are apart, beside scores above 1 as a share of them.
+    """The largest difference between two lists of scores; relative for scores above 1.
 
     Raises: FormatError if one has scores where the other has none.
     """
     most = 0.0
-    for mine, its in zip(ours, theirs, strict=True):
+    for mine, other in zip(ours, theirs, strict=True):
         real = np.isfinite(mine)
-        if mine.shape != its.shape or (real != np.isfinite(its)).any():
+        if mine.shape != other.shape or (real != np.isfinite(other)).any():
             raise FormatError(
                 f"wanted scores of shape {mine.shape} in the same places, the graph gave "
-                f"{its.shape}: report this, with the model"
+                f"{other.shape}: report this, with the model"
             )
-        apart = np.abs(mine[real] - its[real]) / np.maximum(1, np.abs(mine[real]))
+        apart = np.abs(mine[real] - other[real]) / np.maximum(1, np.abs(mine[real]))
         most = max(most, float(apart.max(initial=0.0)))
     return most

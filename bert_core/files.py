@@ -1,8 +1,8 @@
 """Files at a local path or a URI, through `pyarrow.fs` (`s3://`, `gs://`, …) or `fsspec`.
 
 One module, so that every stage reads and writes anywhere by the same rules: a file appears whole
-or not at all, an error names the path, and compressed files are read as what they hold. What the
-bytes mean is for others.
+or not at all, an error names the path, and compressed files are decompressed when read. The meaning
+of the bytes is left to others.
 """
 
 import errno
@@ -28,16 +28,16 @@ from bert_core.errors import ConfigError, CorpusError, RaybertError, ResourceErr
 
 CHUNK_BYTES = 1 << 20
 PIECE_BYTES = 1 << 16
-# Suffixes of compressed files, with Arrow's names for what is in them.
+# Suffixes of compressed files → Arrow's names of the compressions.
 COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 _WEB = re.compile(r"^https?://", re.IGNORECASE)
-# What pyarrow opens by itself; all else is for fsspec.
+# Schemes that pyarrow opens itself; fsspec opens all others.
 _OF_PYARROW = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _WITH_BUCKETS = ("s3", "gs", "gcs")
-_ABSENT = (404, 410)  # what a web server answers where there is no such file
+_ABSENT = (404, 410)  # HTTP statuses of a missing file
 _URI = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*://")
 _HIDDEN = re.compile(r"/[._]")
-_IN_A_URI = "/!$&'()*+,;=:@"  # what a path may hold without an escape (RFC 3986)
+_IN_A_URI = "/!$&'()*+,;=:@"  # allowed in a path without an escape (RFC 3986)
 # What the wildcards of Python's glob mean: `**/` crosses folders, `*` does not.
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _WILDCARD = re.compile(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]")
@@ -54,39 +54,39 @@ def join(base: str, *parts: str) -> str:
 
 
 def absolute(path: str) -> str:
-    """The path from the root; a URI is as it is."""
+    """The absolute path; a URI is returned unchanged."""
     return path if is_uri(path) else os.path.abspath(path)
 
 
 def _filesystem(path: str) -> tuple[fs.FileSystem, str]:
     if not is_uri(path):
         return fs.LocalFileSystem(), os.path.abspath(path)
-    with reading(path):  # some connect already here
+    with reading(path):  # some filesystems connect here
         try:
             if path.partition("://")[0].lower() in _OF_PYARROW:
                 return fs.FileSystem.from_uri(path)
             return _of_fsspec(path)
-        # What pyarrow says of a URI is a ValueError, or this.
+        # pyarrow rejects a URI with a ValueError, or with ArrowNotImplementedError.
         except (ValueError, ImportError, pa.ArrowNotImplementedError) as error:
             raise ConfigError(
                 f"{path}: wanted a path, or a URI that pyarrow opens (file, s3, gs, abfs, hdfs) "
-                "or fsspec (http, https, hf, ftp, sftp, …), with blanks written as %20, got one "
-                f"that neither does ({error}): correct it, install what it needs, or copy the "
-                "files to where they can be opened"
+                "or fsspec (http, https, hf, ftp, sftp, …), with spaces written as %20, got one "
+                f"that neither can open ({error}): correct it, install the package that it needs, "
+                "or copy the files to a place that can be opened"
             ) from error
 
 
 def _of_fsspec(path: str) -> tuple[fs.FileSystem, str]:
-    import fsspec  # here: few runs need it
+    import fsspec  # imported here: few runs need it
 
-    # A cluster may reach the web only by way of the proxy that its environment names.
+    # A cluster may reach the web only through the proxy that its environment names.
     options = {"client_kwargs": {"trust_env": True}} if _WEB.match(path) else {}
     filesystem, inner = fsspec.url_to_fs(path, **options)
     return fs.PyFileSystem(_Fsspec(filesystem)), inner if _WEB.match(path) else unquote(inner)
 
 
 class _Fsspec(fs.FSSpecHandler):
-    """Where a file cannot be asked for, this raises; pyarrow and fsspec would say it is absent."""
+    """Raises if a file's status cannot be read; pyarrow and fsspec would report it as absent."""
 
     def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
         return [self._info(path) for path in paths]
@@ -95,7 +95,7 @@ class _Fsspec(fs.FSSpecHandler):
         try:
             info = self.fs.info(path)
         except FileNotFoundError as error:
-            # NOTE: fsspec says so of a web server that refuses or does not answer, too.
+            # NOTE: fsspec also raises this if a web server refuses or does not answer.
             cause = error.__cause__
             if _WEB.match(path) and cause and getattr(cause, "status", None) not in _ABSENT:
                 raise cause from None
@@ -112,46 +112,46 @@ class _Fsspec(fs.FSSpecHandler):
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Around nothing but reads of `path`: what fails elsewhere than on this machine is told here.
+    """Wraps reads of `path`, and nothing else: failures of remote storage become ResourceError.
 
-    An absent file stays a FileNotFoundError, an error of a local disk an OSError.
+    A missing file stays a FileNotFoundError, an error of a local disk an OSError.
     Raises: ResourceError naming `path`.
     """
     try:
         yield
     except (FileNotFoundError, RaybertError):
         raise
-    except Exception as error:  # every library below fsspec has its own
+    except Exception as error:  # every library below fsspec has its own classes
         if not is_uri(path) or path.lower().startswith("file:"):
             raise
         raise ResourceError(
             f"{path}: could not be read ({type(error).__name__}: {error}): check the address, the "
-            "network and your rights there, and give the same command again"
+            "network and your permissions, then run the same command again"
         ) from error
 
 
 def local_path(path: str) -> Path | None:
-    """The path on this machine, or None where `path` lies elsewhere."""
+    """The path on this machine, or None if `path` is remote."""
     filesystem, inner = _filesystem(path)
     return Path(inner) if isinstance(filesystem, fs.LocalFileSystem) else None
 
 
 def exists(path: str) -> bool:
-    """Whether a file or folder is there."""
+    """Whether a file or folder exists."""
     filesystem, inner = _filesystem(path)
     with reading(path):
         return filesystem.get_file_info(inner).type != fs.FileType.NotFound
 
 
 def is_file(path: str) -> bool:
-    """Whether a file is there, and no folder."""
+    """Whether `path` is an existing file, not a folder."""
     filesystem, inner = _filesystem(path)
     with reading(path):
         return filesystem.get_file_info(inner).type == fs.FileType.File
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Whether `path` is `folder`, or lies in it, by their names and the links on this machine."""
+    """Whether `path` is `folder` or inside it, by their names and local symbolic links."""
     inner, outer = (_canonical(each) for each in (path, folder))
     return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
 
@@ -162,7 +162,7 @@ def _canonical(path: str) -> str:
 
 
 def size_bytes(path: str) -> int:
-    """Size of one file. Raises: FileNotFoundError; ResourceError if a server does not tell it."""
+    """Size of one file. Raises: FileNotFoundError; ResourceError if a server does not report it."""
     filesystem, inner = _filesystem(path)
     with reading(path):
         info = filesystem.get_file_info(inner)
@@ -170,16 +170,16 @@ def size_bytes(path: str) -> int:
         raise FileNotFoundError(path)
     if info.size is None:
         raise ResourceError(
-            f"{path}: wanted a server that tells how long the file is, this one does not: "
-            "download the file, and give its path here"
+            f"{path}: wanted a server that reports the size of the file, this one does not: "
+            "download the file, and give its local path"
         )
     return info.size
 
 
 def open_input(path: str) -> pa.NativeFile:
-    """Open for reading with seeks, the bytes as they are. Raises: FileNotFoundError, ResourceError.
+    """Open for reading raw bytes, with seeks. Raises: FileNotFoundError, ResourceError.
 
-    Reads of a file that lies elsewhere may fail later, too: `reading` is for them.
+    Later reads of a remote file may fail too: wrap them in `reading`.
     """
     filesystem, inner = _filesystem(path)
     with reading(path):
@@ -187,18 +187,18 @@ def open_input(path: str) -> pa.NativeFile:
 
 
 def open_stream(path: str) -> io.BufferedReader:
-    """Open for reading in order what the file holds: decompressed if it is .gz, .bz2 or .zst.
+    """Open a file's contents for sequential reading: decompressed if it is .gz, .bz2 or .zst.
 
-    Members, streams or frames in a row are read as one. Where the file was cut off just between
-    two of them nothing shows it, nor does damage within a zstd frame without a checksum.
-    Raises: FileNotFoundError, ResourceError; when it is read also CorpusError, where compressed
-        data is damaged or breaks off.
+    Consecutive members, streams or frames are read as one. If the file was cut off exactly between
+    two of them, that goes unnoticed, as does damage within a zstd frame without a checksum.
+    Raises: FileNotFoundError, ResourceError; while it is read also CorpusError, if compressed data
+        is damaged or truncated.
     """
     return io.BufferedReader(_Contents(path), CHUNK_BYTES)
 
 
 class _Contents(io.RawIOBase):
-    """What a file holds, decompressed."""
+    """A file's contents, decompressed."""
 
     def __init__(self, path: str) -> None:
         self._path, self._read_bytes = path, 0
@@ -213,7 +213,7 @@ class _Contents(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             with reading(self._path):
-                # NOTE: what Arrow read before an error in the same call is lost: small pieces.
+                # NOTE: an error loses what Arrow read before it in the same call, so read little.
                 count = self._file.readinto(memoryview(buffer)[:PIECE_BYTES])
         except OSError as error:
             if self._compression:
@@ -226,8 +226,8 @@ class _Contents(io.RawIOBase):
 
     def _damaged(self, error: str) -> CorpusError:
         return CorpusError(
-            f"{self._path}: wanted whole .{self._compression} data, after {self._read_bytes:,} "
-            f"decompressed bytes it cannot be read on ({error}): copy or download it again"
+            f"{self._path}: wanted whole .{self._compression} data, it cannot be read beyond "
+            f"{self._read_bytes:,} decompressed bytes ({error}): copy or download it again"
         )
 
     def close(self) -> None:
@@ -237,7 +237,7 @@ class _Contents(io.RawIOBase):
 
 
 def suffixes(path: str) -> tuple[str, str | None]:
-    """`("jsonl", "gz")` of `a.JSONL.gz`, `("txt", None)` of `a.txt`, `("", None)` of `a`."""
+    """`("jsonl", "gz")` for `a.JSONL.gz`, `("txt", None)` for `a.txt`, `("", None)` for `a`."""
     name = (urlsplit(path).path if _WEB.match(path) else path).rpartition("/")[2].lower()
     stem, _, last = name.rpartition(".")
     if last in COMPRESSIONS:
@@ -252,7 +252,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_contents(path: str) -> bytes:
-    """What a whole file holds. Raises: as `open_stream` does."""
+    """The whole file, decompressed. Raises: as `open_stream` does."""
     with open_stream(path) as stream:
         return stream.read()
 
@@ -264,12 +264,13 @@ def read_json(path: str) -> Any:
 
 @contextmanager
 def writing(path: str) -> Iterator[BinaryIO]:
-    """A stream to write `path` piece by piece; the file appears when the block ends, whole.
+    """A stream to write `path` piece by piece; the file appears, complete, when the block ends.
 
-    On this machine the bytes go to a neighbour, are forced to the disk and renamed. Elsewhere they
-    go to a temporary file (TMPDIR) and are copied up at the end, since an object store completes
-    what is closed. A block that raises leaves what was there before, and nothing else.
-    Raises: ResourceError if a disk is full, or the place does not take the file.
+    On this machine the bytes go to a temporary file next to it, are flushed to disk and renamed.
+    For a remote path they go to a local temporary file (TMPDIR), which is uploaded at the end,
+    since an object store completes whatever is closed. A block that raises leaves everything as it
+    was before.
+    Raises: ResourceError if a disk is full, or the destination rejects the file.
     """
     filesystem, inner = _filesystem(path)
     here = isinstance(filesystem, fs.LocalFileSystem)
@@ -292,12 +293,12 @@ def writing(path: str) -> Iterator[BinaryIO]:
             with pa.memory_map(part) as copy:
                 _send(path, copy.read_buffer())
     finally:
-        with suppress(OSError):  # it never came to be
+        with suppress(OSError):  # renamed, or never created
             os.unlink(part)
 
 
 class _Part(io.FileIO):
-    """What there is of `path` so far, in the file `part`."""
+    """The bytes of `path` written so far, in the file `part`."""
 
     def __init__(self, path: str, part: str, *, mode: int) -> None:
         super().__init__(part, "x", opener=lambda name, flags: os.open(name, flags, mode))
@@ -310,61 +311,63 @@ class _Part(io.FileIO):
 
 @contextmanager
 def _to_disk(path: str, part: str, wanted_bytes: int = 0) -> Iterator[None]:
-    """Around a step of writing `path` that makes `part` `wanted_bytes` long.
+    """Wraps a step of writing `path` that makes `part` `wanted_bytes` long.
 
     Raises: ResourceError.
     """
     try:
         yield
     except OSError as error:
-        said, way_out = str(error.strerror or error), "mend that or give another output"
+        reason, way_out = str(error.strerror or error), "fix that, or give another output"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             folder = next(folder for folder in Path(part).parents if folder.exists())
             free_bytes = shutil.disk_usage(folder).free
             free_bytes += os.stat(part).st_blocks * 512 if os.path.exists(part) else 0
-            said += f": wanted {wanted_bytes:,} bytes or more, {free_bytes:,} are free in {folder}"
+            reason += (
+                f": wanted {wanted_bytes:,} bytes or more, {free_bytes:,} are free in {folder}"
+            )
             way_out = "free some space or give another output"
             if local_path(path) is None:
-                way_out = "free some space there or name another folder in TMPDIR"
-        raise _not_written(path, said, way_out) from error
+                way_out = "free some space there or set TMPDIR to another folder"
+        raise _not_written(path, reason, way_out) from error
 
 
-def _not_written(path: str, said: str, way_out: str) -> ResourceError:
+def _not_written(path: str, reason: str, way_out: str) -> ResourceError:
     return ResourceError(
-        f"{path}: could not be written: {said}: {way_out}; what is finished stays: the same "
-        "command goes on from there"
+        f"{path}: could not be written: {reason}: {way_out}; finished work is kept: the same "
+        "command continues from there"
     )
 
 
 def _send(path: str, data: bytes | memoryview | pa.Buffer) -> None:
-    """Write a file that lies elsewhere. Raises: ResourceError."""
+    """Write a remote file. Raises: ResourceError."""
     filesystem, inner = _filesystem(path)
     try:
-        # NOTE: left to itself pyarrow compresses what is named .gz once more.
+        # NOTE: by default pyarrow would compress a file named .gz a second time.
         with filesystem.open_output_stream(inner, compression=None) as stream:
-            # NOTE: one call, which nothing in Python interrupts: what is closed is complete.
+            # NOTE: one call, which nothing in Python can interrupt: what gets closed is complete.
             stream.write(data)
-    except Exception as error:  # every library below fsspec has its own
-        way_out = "check the address, the network and your rights there, or give another output"
+    except Exception as error:  # every library below fsspec has its own classes
+        way_out = "check the address, the network and your permissions, or give another output"
         raise _not_written(path, f"{type(error).__name__}: {error}", way_out) from error
 
 
 def write_bytes(path: str, data: bytes | memoryview | pa.Buffer) -> None:
-    """Write `path` whole or not at all, as `writing` does. Raises: ResourceError."""
+    """Write `path` completely or not at all, as `writing` does. Raises: ResourceError."""
     if local_path(path) is None:
-        _send(path, data)  # without a copy on a disk
+        _send(path, data)  # without a temporary file
         return
     with writing(path) as file:
         file.write(data)
 
 
 def write_json(path: str, value: Any) -> None:
-    """Write one JSON value, indented, keys as given."""
+    """Write one JSON value, indented, keys in the given order."""
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def remove(path: str) -> None:
-    """Remove a file or a whole folder; nothing there is no error."""
+    """Remove a file or a whole folder; a missing one is no error."""
     filesystem, inner = _filesystem(path)
     kind = filesystem.get_file_info(inner).type
     if kind == fs.FileType.Directory:
@@ -374,7 +377,7 @@ def remove(path: str) -> None:
 
 
 def list_names(folder: str) -> list[str]:
-    """Names of what lies directly in `folder`, sorted; an absent folder has none."""
+    """Names of the entries directly in `folder`, sorted; empty if there is no such folder."""
     filesystem, inner = _filesystem(folder)
     selector = fs.FileSelector(inner, recursive=False, allow_not_found=True)
     with reading(folder):
@@ -382,25 +385,25 @@ def list_names(folder: str) -> list[str]:
 
 
 def find_files(pattern: str) -> list[str]:
-    """The files that a path, a folder (searched deep) or a glob names, sorted.
+    """The files that a path, a folder (searched recursively) or a glob names, sorted.
 
-    Files and folders whose name begins with `.` or `_` are passed over, as Spark does, unless the
-    pattern spells the name out. Under a URI the files found are URIs too, with escapes. An address
-    in the web (http, https) is that of one file, whatever signs are in it.
-    Raises: CorpusError if there are none; ResourceError if the place cannot be asked.
+    Files and folders whose name begins with `.` or `_` are skipped, as in Spark, unless the pattern
+    spells the name out. Under a URI the results are URIs too, with escapes. A web address (http,
+    https) is that of a single file, whatever characters it contains.
+    Raises: CorpusError if there are none; ResourceError if the storage cannot be queried.
     """
-    found = sorted(_find(pattern))
-    if not found:
+    paths = sorted(_find(pattern))
+    if not paths:
         check_bucket(pattern)
         raise CorpusError(
             f"{pattern}: wanted a file, a folder or a glob with at least one file, found none: "
             "check the spelling, or give another path"
         )
-    return found
+    return paths
 
 
 def check_bucket(path: str) -> None:
-    """Raises: CorpusError if `path` is in a bucket (`s3://`, `gs://`) that is not there."""
+    """Raises: CorpusError if `path` is in a bucket (`s3://`, `gs://`) that does not exist."""
     if path.partition("://")[0].lower() not in _WITH_BUCKETS:
         return
     filesystem, inner = _filesystem(path)
@@ -409,27 +412,28 @@ def check_bucket(path: str) -> None:
         kind = filesystem.get_file_info(bucket).type
     if kind == fs.FileType.NotFound:
         raise CorpusError(
-            f"{path}: wanted a bucket {bucket!r}, there is none, or these credentials do not show "
-            "it: check its name, the credentials and, where it is not Amazon's, AWS_ENDPOINT_URL"
+            f"{path}: wanted a bucket {bucket!r}, there is none, or these credentials have no "
+            "access to it: check its name, the credentials and, unless it is on Amazon S3, "
+            "AWS_ENDPOINT_URL"
         )
 
 
 def _find(pattern: str) -> Iterator[str]:
     spelled_out = pattern if _WEB.match(pattern) else re.split(r"[*?\[]", pattern)[0]
     if spelled_out == pattern:
-        found = _files_in(pattern)
+        paths = _files_in(pattern)
     elif is_uri(pattern):
         wanted = re.compile(_regex_of(unquote(pattern)))
         every = _files_in(spelled_out.rpartition("/")[0])
-        found = (path for path in every if wanted.fullmatch(unquote(path)))
+        paths = (path for path in every if wanted.fullmatch(unquote(path)))
     else:
         every = local_glob.iglob(pattern, recursive=True)
-        found = (path for path in every if Path(path).is_file())
-    yield from (path for path in found if not _HIDDEN.search(f"/{path}", len(spelled_out)))
+        paths = (path for path in every if Path(path).is_file())
+    yield from (path for path in paths if not _HIDDEN.search(f"/{path}", len(spelled_out)))
 
 
 def _files_in(folder: str) -> Iterator[str]:
-    """The files in `folder` and below; itself where it is a file."""
+    """The files in `folder`, recursively; `folder` itself if it is a file."""
     filesystem, inner = _filesystem(folder)
     with reading(folder):
         kind = filesystem.get_file_info(inner).type
@@ -463,7 +467,7 @@ def sha256_of(path: str) -> str:
 
 
 def fetch_folder(source: str, destination: Path) -> Path:
-    """Copy every file of `source` into the local folder `destination`, which appears whole."""
+    """Copy every file of `source` into the local folder `destination`, which appears complete."""
     partial = destination.with_name(f"{destination.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         for path in find_files(source):

@@ -1,7 +1,7 @@
-"""An ONNX graph of a model, run by onnxruntime; `export` makes them.
+"""An ONNX graph of a model, run by onnxruntime; `export` creates it.
 
-A graph scores every token or row of padded rows. What of it is asked for is picked by the very code
-that torch's scores come from (`Objective.picked`).
+A graph scores every token or row of padded rows. The requested scores are picked from these by the
+same code as torch's (`Objective.picked`).
 """
 
 from importlib.util import find_spec
@@ -18,15 +18,15 @@ from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.scores import Backend
 
 RUNNING, EXPORTING = ("onnxruntime",), ("onnx", "onnxscript", "onnxruntime")
-"""Packages that running a graph needs, and making one."""
+"""Packages needed to run a graph, and to create one."""
 TOKENS_PER_THREAD = 512
-"""Tokens of one pass for each thread: what operators hand to each other stays in its cache."""
+"""Tokens per pass and thread: what operators pass to each other then stays in the cache."""
 MOST_SCORES = 1 << 26
-"""Most scores of one pass: a head of words has one for each entry of the vocabulary, everywhere."""
+"""Most scores per pass: a masked-word head has one per vocabulary entry at every token."""
 
 
 class GraphBackend(Backend):
-    """onnxruntime on the CPU. Calls from several threads at once are allowed."""
+    """onnxruntime on the CPU. Safe to call from several threads at once."""
 
     requirements: ClassVar[tuple[str, ...]] = RUNNING
 
@@ -34,28 +34,28 @@ class GraphBackend(Backend):
         """Load the graph.
 
         Args:
-            model: what the graph computes, on `meta`.
-            threads: that compute, the caller's among them.
+            model: the model that the graph computes, on `meta`.
+            threads: threads that compute, the caller's included.
         Raises: ResourceError if onnxruntime is not installed; FormatError if it cannot run the
-            graph, or that is one of another head.
+            graph, or the graph has another head.
         """
         check_installed(RUNNING, f"{path}: an ONNX graph")
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        # NOTE: without a number onnxruntime takes all cores and binds its threads to them, in every
-        # worker the same ones. Its threads would also spin between passes, on others' cores.
+        # NOTE: by default onnxruntime takes all cores and pins its threads to them, to the same
+        # ones in every worker. Its threads would also spin between passes, on others' cores.
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.enable_mem_pattern = False  # kept for every shape there ever was
+        options.enable_mem_pattern = False  # it keeps one for every shape ever seen
         options.log_severity_level = 3
         try:
             self.session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"],
-                # What is fused there runs on one core, at a fifth of the two operators' speed.
+                # The fused operator runs on one core, at a fifth of the two operators' speed.
                 disabled_optimizers=["SkipLayerNormFusion"],
             )  # fmt: skip
-        except Exception as error:  # NOTE: of C++, each kind a class of its own
+        except Exception as error:  # NOTE: from C++, each kind with its own class
             raise FormatError(
                 f"{path}: wanted a graph that onnxruntime {onnxruntime.__version__} can run: "
                 f"{error}: export the bundle again, or install another onnxruntime"
@@ -66,8 +66,9 @@ class GraphBackend(Backend):
         self._outputs = list(self.objective.graph_outputs)
         if not self._outputs or not outputs.keys() >= set(self._outputs):
             raise FormatError(
-                f"{path}: wanted the outputs {', '.join(self._outputs)} of a graph for "
-                f"{self.name}, it has {', '.join(outputs)}: export the model for this task"
+                f"{path}: wanted a graph for {self.name} with the outputs "
+                f"{', '.join(self._outputs)}, got {', '.join(outputs)}: export the model for this "
+                "task"
             )
         width = outputs[self._outputs[0]]
         scores = width if isinstance(width, int) else 1
@@ -77,17 +78,17 @@ class GraphBackend(Backend):
         given = {name: tensor.numpy() for name, tensor in batch.items() if name in self._inputs}
         if "attention_mask" not in given:
             given["attention_mask"] = np.ones_like(given["input_ids"])
-        found = [torch.from_numpy(one) for one in self.session.run(self._outputs, given)]
-        every = found[0] if len(found) == 1 else torch.stack(found, dim=-1)
+        outputs = [torch.from_numpy(one) for one in self.session.run(self._outputs, given)]
+        every = outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1)
         return self.objective.picked(every, batch)
 
 
 def check_installed(packages: tuple[str, ...], what: str) -> None:
-    """Raises: ResourceError naming those that `what` needs and are not installed."""
+    """Raises: ResourceError naming the packages that `what` needs and that are not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise ResourceError(
-            f"{what} wants the packages {', '.join(packages)}, {', '.join(missing)} "
+            f"{what} needs the packages {', '.join(packages)}, {', '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not installed: "
             "pip install --constraint constraints.txt '.[export]'"
         )

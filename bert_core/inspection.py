@@ -1,7 +1,7 @@
-"""Inside a model: how tokens look at each other, and how a word's vector depends on its sentence.
+"""Inside a model: how tokens attend to each other, and how a word's vector depends on its sentence.
 
-All of it is read off one forward pass of one row. What heads answer is for `predictor`; how it is
-shown is for the caller.
+Everything is read from one forward pass of one row. What heads answer is left to `predictor`, how
+it is shown to the caller.
 """
 
 import re
@@ -22,19 +22,19 @@ from bert_core.tasks.feature_extraction import unit
 
 @dataclass(frozen=True)
 class Attention:
-    """How the tokens of a text, or of a pair, look at each other."""
+    """How the tokens of a text, or of a pair of texts, attend to each other."""
 
     tokens: list[str]
     """S tokens, special ones included."""
     special: Bool[np.ndarray, "seq"]
     """Which of them are special."""
     second_start: int
-    """Where the second text begins; S where there is none."""
+    """Where the second text begins; S if there is none."""
     weights: Float[np.ndarray, "layers heads seq seq"]
-    """What share of what a token takes in comes from each token: a row adds up to 1."""
+    """The share of a token's attention that goes to each token: rows sum to 1."""
 
     def habits(self) -> dict[str, Float[np.ndarray, "layers heads"]]:
-        """The share that each head gives, in the mean over tokens, to what stands where.
+        """The share of each head's attention by where it goes, averaged over tokens.
 
         Source: Clark et al. 2019, sections 3.1 and 3.2, who find heads that do little else.
         """
@@ -49,24 +49,24 @@ class Attention:
 
 @dataclass(frozen=True)
 class Use:
-    """A word where it stands in a sentence."""
+    """An occurrence of a word in a sentence."""
 
     sentence: str
     start: int
     """Its first character."""
     end: int
-    """The one after its last."""
+    """The character after its last."""
     pieces: list[str]
-    """The tokens that it is made of."""
+    """Its tokens."""
 
 
 @dataclass(frozen=True)
 class WordUses:
-    """One word wherever it stands, and its vectors there."""
+    """All occurrences of a word, and its vectors there."""
 
     uses: list[Use]
     vectors: Float[np.ndarray, "depths uses hidden"]
-    """The mean of the word's pieces: before the first layer, then after each."""
+    """The mean over the word's pieces: before the first layer, then after each layer."""
 
 
 def attention(
@@ -75,7 +75,7 @@ def attention(
     """How every layer and head of a model spreads attention over a text, or a pair of texts.
 
     Args:
-        model: in evaluation mode, or dropout takes part.
+        model: in evaluation mode, or dropout is applied.
     Raises: InputError if the text is longer than the model's positions.
     """
     first, second = ids_of(tokenizer, [text, text_pair or ""])
@@ -90,65 +90,66 @@ def attention(
 def word_uses(
     model: ObjectiveModel, tokenizer: Tokenizer, word: str, sentences: list[str]
 ) -> WordUses:
-    """The vectors of a word in each sentence, once for every time that it stands there.
+    """The vectors of a word in each sentence, one for every occurrence.
 
-    It is looked for as a word of its own, as the tokenizer divides the sentence or by what stands
-    around it, in small and capital letters.
+    Only whole words count: as the tokenizer splits the sentence, or by the characters around them.
+    Case is ignored.
     Args:
-        model: in evaluation mode, or dropout takes part.
+        model: in evaluation mode, or dropout is applied.
     Raises: InputError if a sentence lacks the word or is longer than the model's positions.
     """
     if not word.strip():
-        raise InputError(f"word: wanted a word, got {word!r}: write one that the sentences have")
+        raise InputError(f"word: wanted a word, got {word!r}: give one that the sentences contain")
     uses, vectors = [], []
     for number, sentence in enumerate(sentences):
         where = f"word_sentences[{number}]"
         (pieces,) = pieces_of(tokenizer, [sentence])
-        found = _places(word.strip(), sentence, pieces)
-        if not found:
+        places = _places(word.strip(), sentence, pieces)
+        if not places:
             raise InputError(
                 f"{where}: wanted a sentence with the word {word!r}, got {sentence[:80]!r}: "
-                "correct one of them, or take the sentence out"
+                "correct one of them, or remove the sentence"
             )
         row = joined(tokenizer, pieces.ids)
         encoded = _encoded(model, row.ids, row.segment_b_start, where)
         layers = torch.stack(encoded.layers).float().cpu().numpy()  # (depths, S, hidden)
-        for start, end, own in found:
-            uses.append(Use(sentence, start, end, _shown(tokenizer, pieces.ids[own])))
-            vectors.append(layers[:, 1 + own].mean(1))  # [CLS] is before them
+        for start, end, positions in places:
+            uses.append(Use(sentence, start, end, _shown(tokenizer, pieces.ids[positions])))
+            vectors.append(layers[:, 1 + positions].mean(1))  # [CLS] is before them
     return WordUses(uses, np.stack(vectors, axis=1))
 
 
 def cosines(vectors: Float[np.ndarray, "*more rows size"]) -> Float[np.ndarray, "*more rows rows"]:
-    """The cosine of each vector with each."""
+    """The cosine of every vector with every other."""
     scaled = unit(vectors)
     return scaled @ scaled.swapaxes(-1, -2)
 
 
 def _places(word: str, sentence: str, pieces: Pieces) -> list[tuple[int, int, np.ndarray]]:
-    """First character, the one after the last, and the pieces of a word wherever it stands."""
+    """First character, the one after the last, and the pieces of a word at each occurrence."""
     first, end = pieces.offsets.T
     places = []
     for match in re.finditer(re.escape(word), sentence, re.IGNORECASE):
-        own = np.flatnonzero((first < match.end()) & (end > match.start()))
-        if not len(own):
+        positions = np.flatnonzero((first < match.end()) & (end > match.start()))
+        if not len(positions):
             continue
         around = sentence[: match.start()][-1:] + sentence[match.end() :][:1]
-        covered = sentence[first[own[0]] : end[own[-1]]].strip()
-        shared = np.isin(pieces.words, pieces.words[own]).sum() > len(own)
-        # NOTE: Scripts without spaces have letters around a word, SentencePiece full stops in it.
+        covered = sentence[first[positions[0]] : end[positions[-1]]].strip()
+        shared = np.isin(pieces.words, pieces.words[positions]).sum() > len(positions)
+        # NOTE: in scripts without spaces a word has letters around it; SentencePiece may put a
+        # full stop into its last token.
         if not re.search(r"\w", around) or (covered == match.group() and not shared):
-            places.append((*match.span(), own))
+            places.append((*match.span(), positions))
     return places
 
 
 def _encoded(model: ObjectiveModel, ids: Ids, segment_b_start: int, where: str) -> Encoded:
-    """One row through the encoder, without padding, and all that there is to see on the way."""
+    """One row through the encoder, without padding, with all layers and attention scores."""
     most = model.encoder.config.max_length
     if len(ids) > most:
         raise InputError(
-            f"{where}: wanted at most {most} tokens with the special ones, as long as the model's "
-            f"positions go, got {len(ids)}: shorten it"
+            f"{where}: wanted at most {most} tokens including special ones, the model's maximum, "
+            f"got {len(ids)}: shorten it"
         )
     device = next(model.parameters()).device
     packed = pack([ids], np.array([segment_b_start]))
@@ -158,7 +159,7 @@ def _encoded(model: ObjectiveModel, ids: Ids, segment_b_start: int, where: str) 
 
 
 def _shown(tokenizer: Tokenizer, ids: Ids) -> list[str]:
-    """Tokens for a reader: byte-level BPE's as the characters that their bytes are."""
+    """Tokens as a reader expects them: those of byte-level BPE decoded to characters."""
     tokens = [tokenizer.vocabulary[index] for index in ids.tolist()]
     if tokenizer.kind != "bpe":
         return tokens

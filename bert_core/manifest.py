@@ -1,7 +1,7 @@
 """`manifest.json`, which every stage writes into its folder last.
 
-A folder with a manifest is complete; one without is rubbish. `digest` is over what determined the
-output, so a stage whose manifest carries the digest it would write is done.
+A folder with a manifest is complete; one without is unusable. `digest` covers everything that
+determined the output, so a stage is done if its manifest carries the digest that it would write.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from bert_core.errors import FormatError
 FORMAT_VERSION = 1
 NAME = "manifest.json"
 BUNDLE = "bundle"
-"""Where a stage that makes a bundle puts it, in its output."""
+"""Folder of the bundle within the output of a stage that makes one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +33,22 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a stage made, from what, and with which settings."""
+    """What a stage made, from which inputs and with which settings."""
 
     stage: str
-    """The stage's word: `prepare`, `pretrain`, …"""
+    """The stage's name: `prepare`, `pretrain`, …"""
     digest: str
     """sha256 over stage, config and inputs: what determines the output."""
     config: dict[str, Any]
     """The fields of the stage's config that determine its output."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """Digest of every input: of its manifest where a stage wrote it, else of its bytes."""
+    """Digest of every input: of its manifest if a stage wrote it, else of its bytes."""
     outputs: dict[str, Output] = field(default_factory=dict)
     """Every file of the folder that belongs to the result, by its path inside the folder."""
     counts: dict[str, Any] = field(default_factory=dict)
-    """What a person wants to know of the result: rows, tokens, losses, seconds."""
+    """Figures about the result for people to read: rows, tokens, losses, seconds."""
     code_version: str = ""
-    """Which code wrote it; for the record, not in the digest."""
+    """Version of the code that wrote it; informative, not in the digest."""
     format_version: int = FORMAT_VERSION
 
 
@@ -108,9 +108,9 @@ def is_complete(folder: str) -> bool:
 
 
 def folder_with(reference: str, *names: str) -> str | None:
-    """The folder that has one of these files: that which is meant, or the bundle in it.
+    """The folder that has one of these files: `reference` itself, or the bundle in it.
 
-    So the output of a stage that makes a bundle means its bundle. None where neither has one.
+    So the output of a stage that makes a bundle stands for its bundle. None if neither has one.
     """
     for folder in (reference, files.join(reference, BUNDLE)):
         if any(files.exists(files.join(folder, name)) for name in names):

@@ -1,4 +1,4 @@
-"""Inputs in, answers out: what evaluation, batch prediction, registry and server all call."""
+"""Inputs in, answers out: called by evaluation, batch prediction, the registry and the server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,9 +25,9 @@ from bert_core.tasks.shapes import Row, as_row
 
 
 class Predictor:
-    """A bundle that answers: by torch if it holds weights, by onnxruntime if it holds a graph.
+    """A bundle that answers: with torch if it holds weights, with onnxruntime if it holds a graph.
 
-    Calls from several threads at once are allowed.
+    Safe to call from several threads at once.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class Predictor:
         """Load the bundle.
 
         Args:
-            folder: the bundle's, or the bundle as it was read, which several heads can share.
-            task: name of a task of `TASKS` whose head pretraining has trained, or that needs none;
-                None takes the bundle's own, and of one that was only pretrained `fill-mask`.
-            options: of a task that needs no head, by name; others keep those they were trained for.
-            device: torch's name of it; None takes the GPU where there is one, but for a graph.
-            threads: CPU threads of the whole process, since torch has one pool, or of a graph; None
-                leaves them.
+            folder: the bundle's folder, or a bundle already read, which several heads can share.
+            task: name in `TASKS` of a task whose head pretraining has trained, or that needs none;
+                None takes the bundle's own task, or `fill-mask` if it was only pretrained.
+            options: by name, for a task without a head; others keep those they were trained with.
+            device: torch's name; None takes the GPU if there is one, except for a graph.
+            threads: CPU threads, of the whole process for torch, which has one pool, or of the
+                graph; None leaves them unchanged.
         Raises: FormatError if the bundle is damaged or was not trained for the task; ConfigError
-            if the options are not right, or a graph is to run on a GPU; ResourceError if what runs
-            it is not installed.
+            if the options are invalid, or a graph is to run on a GPU; ResourceError if a package
+            that it needs is not installed.
         """
         bundle = folder if isinstance(folder, Bundle) else load_bundle(folder)
         where = bundle.digest[:12] if isinstance(folder, Bundle) else folder
@@ -64,21 +64,21 @@ class Predictor:
                 f"{dict(options or {})}: export the model with these options"
             )
         bundle = replace(bundle, encoder_config=config)
-        lies_in = None if isinstance(folder, Bundle) else Path(folder)
-        self.backend = _backend(bundle, self.task, lies_in, device)
+        own_folder = None if isinstance(folder, Bundle) else Path(folder)
+        self.backend = _backend(bundle, self.task, own_folder, device)
         self.model = self.backend.model
-        # The model holds its own copy of the weights: theirs would double the memory.
+        # The model holds a copy of the weights: keeping the bundle's would double the memory.
         self.bundle = replace(bundle, state={})
-        # A whole number of `pad`'s steps, so that padding never passes the last position.
+        # A multiple of `pad`'s step, so that padding never exceeds the last position.
         self.max_length = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
 
     def predict(self, inputs: Any, parameters: Parameters | None = None) -> list[Any]:
         """Answer each input, in order.
 
         Args:
-            inputs: a list of what the task's `inputs` holds: objects, or texts where a text is all
-                that it needs.
-            parameters: of `task.parameters`' class; None takes the defaults.
+            inputs: a list of the task's `inputs`: objects, or plain texts if a text is all that it
+                needs.
+            parameters: an instance of `task.parameters`; None takes the defaults.
         Raises: InputError if `inputs` is not a list of at least one such input, or one is longer
             than `max_length` tokens and is not to be cut.
         """
@@ -90,8 +90,8 @@ class Predictor:
         """Each input as the task's row. Raises: InputError, as `predict` does."""
         if not isinstance(inputs, list | tuple) or not inputs:
             is_list = isinstance(inputs, list | tuple)
-            came = "an empty list" if is_list else type(inputs).__name__
-            raise InputError(f"inputs: wanted a list of at least one input, got {came}")
+            got = "an empty list" if is_list else type(inputs).__name__
+            raise InputError(f"inputs: wanted a list of at least one input, got {got}")
         shape = self.task.inputs
         return [as_row(shape, each, f"inputs[{place}]") for place, each in enumerate(inputs)]
 
@@ -105,9 +105,9 @@ class Predictor:
             longest = max(map(len, window.ids))
             if longest > self.max_length:
                 raise InputError(
-                    f"inputs[{window.row}]: wanted at most {self.max_length} tokens with the "
-                    f"special ones, as long as the model's positions go, got {longest}: set the "
-                    f"parameter {parameters.cut_by} to have it cut there, or split the text"
+                    f"inputs[{window.row}]: wanted at most {self.max_length} tokens including "
+                    f"special ones, the model's maximum, got {longest}: set the parameter "
+                    f"{parameters.cut_by} to have it cut, or split the text"
                 )
         return windows
 
@@ -127,7 +127,7 @@ class Predictor:
 
 
 def _backend(bundle: Bundle, task: Task, folder: Path | None, device: str | None) -> Backend:
-    """What the bundle holds says what runs it; a graph only where its folder is known."""
+    """torch or onnxruntime, by the contents of the bundle; a graph only if its folder is known."""
     config = bundle.encoder_config
     if bundle.graph is None or folder is None:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -135,8 +135,8 @@ def _backend(bundle: Bundle, task: Task, folder: Path | None, device: str | None
         return TorchBackend(model.to(place).eval(), packing(config, place, "fp32"))
     if device not in (None, "cpu"):
         raise ConfigError(
-            f"device: wanted cpu for {folder / bundle.graph}, which onnxruntime computes there, "
-            f"got {device}: leave it out, or give the bundle with {WEIGHTS} it was exported from"
+            f"device: wanted cpu for {folder / bundle.graph}, where onnxruntime runs it, got "
+            f"{device}: leave it unset, or give the bundle with {WEIGHTS} that it was exported from"
         )
     with torch.device("meta"):
         model = ObjectiveModel(config, [task.build_objective(config)])
@@ -148,12 +148,12 @@ def _task_of(
 ) -> Task:
     name = bundle.task.name if name is None and bundle.task is not None else name
     if name is not None and name in TASKS and TASKS[name].headless:
-        own = bundle.task.record["options"] if bundle.task and bundle.task.name == name else {}
-        return TASKS[name](options=TASKS[name].options_of(own | dict(options)))
+        saved = bundle.task.record["options"] if bundle.task and bundle.task.name == name else {}
+        return TASKS[name](options=TASKS[name].options_of(saved | dict(options)))
     if options:
         raise ConfigError(
             f"options: wanted none, since a model for {name or FillMask.name} keeps those that it "
-            f"was trained for, got {', '.join(options)}: leave them out"
+            f"was trained with, got {', '.join(options)}: leave them out"
         )
     if bundle.task is not None and name == bundle.task.name:
         return bundle.task
@@ -162,13 +162,13 @@ def _task_of(
     if bundle.task is None and (name or FillMask.name) in able:
         return TASKS[name or FillMask.name]([]).adapted(bundle.state)
     able += [one for one, kind in TASKS.items() if kind.headless]
-    came = "only pretrained (or for a task that is not known here)"
+    got = "only pretrained (or for a task that is unknown here)"
     if bundle.task is not None:
-        came = f"for {bundle.task.name}"
+        got = f"for {bundle.task.name}"
     ways = [f"ask for {one}" for one in able]
-    if (name or FillMask.name) == FillMask.name:  # which the model beside was trained for
+    if (name or FillMask.name) == FillMask.name:  # which the submodel was trained for
         ways += [f"give {path}" for path in bundle.submodels.values()]
     raise FormatError(
-        f"{folder}: wanted a bundle for {name or 'a task'}, this one is {came}: fine-tune it first "
+        f"{folder}: wanted a bundle for {name or 'a task'}, this one is {got}: fine-tune it first "
         f"with `raybert finetune`{''.join(f', or {way}' for way in ways)}"
     )

@@ -1,4 +1,4 @@
-"""What messages share: near names, and values in short."""
+"""Parts that messages share: similar names, and shortened values."""
 
 import difflib
 import json
@@ -9,13 +9,13 @@ SHOWN_CHARACTERS = 80
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean …?)`, or nothing where no known word is like `word`."""
+    """` (did you mean …?)`, or nothing if no known word resembles `word`."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def shortened(text: str, characters: int = SHOWN_CHARACTERS) -> str:
-    """The text, or its beginning and `…`: at most so many characters in all."""
+    """The text, or its beginning and `…`: at most `characters` in total."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 

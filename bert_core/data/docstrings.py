@@ -1,4 +1,4 @@
-"""Docstrings of Python sources: real technical prose that every machine with raybert has."""
+"""Docstrings of Python sources: real technical prose, present wherever raybert is installed."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ _SPACE = re.compile(r"\s+")
 def docstrings_of(source: bytes) -> list[str]:
     """The docstrings of a module, its classes and its functions, in the order of the file.
 
-    The source is parsed, never run; one that cannot be parsed has none.
+    The source is parsed, never run; if it cannot be parsed, the list is empty.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's code
@@ -19,14 +19,14 @@ def docstrings_of(source: bytes) -> list[str]:
             tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: deep nesting
             return []
-    found = (ast.get_docstring(place) for place in _places(tree))
-    return [docstring for docstring in found if docstring and docstring.strip()]
+    docstrings = (ast.get_docstring(place) for place in _places(tree))
+    return [docstring for docstring in docstrings if docstring and docstring.strip()]
 
 
 def _places(
     node: ast.AST,
 ) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Modules, classes and functions at or under a statement. Expressions are not looked into."""
+    """Modules, classes and functions at or under a statement. Expressions are not searched."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield node
     for block in ("body", "orelse", "handlers", "finalbody", "cases"):
@@ -35,7 +35,7 @@ def _places(
 
 
 def normalised(docstring: str) -> str:
-    """What two docstrings share that count as duplicates: the words, not case or white space."""
+    """The form in which duplicates are equal: the words, without case or white space."""
     return _SPACE.sub(" ", docstring).strip().lower()
 
 

@@ -1,7 +1,7 @@
 """Documents: clean text, an id that does not depend on a path, sentence boundaries.
 
-Where documents come from is for `pipelines.corpus`, what is made of sentences for `pairs`. How well
-the boundaries are found, and how fast: `benchmarks.sentences`.
+Where documents come from is left to `pipelines.corpus`, what sentences become to `pairs`. Accuracy
+and speed of the boundaries: `benchmarks.sentences`.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ _BYTE_ORDER_MARK = "\ufeff".encode()
 def clean(text: str) -> str:
     """`text` with line feeds only, without control characters, trailing and outer white space.
 
-    Halves of surrogate pairs, which JSON can hold and UTF-8 cannot, go too.
+    Lone surrogates, which JSON can hold and UTF-8 cannot, are removed too.
     """
-    data = text.encode("utf-8", "ignore")  # bytes: their `translate` deletes many kinds at once
+    data = text.encode("utf-8", "ignore")  # bytes, whose `translate` deletes many kinds at once
     data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     data = data.translate(None, _CONTROL).replace(_BYTE_ORDER_MARK, b"")
     if b" \n" in data or b"\t\n" in data:
@@ -28,12 +28,12 @@ def clean(text: str) -> str:
 
 
 def document_digest(cleaned: str) -> bytes:
-    """sha256 of the cleaned text, 32 bytes: the id but for the ordinal among equal texts."""
+    """sha256 of the cleaned text, 32 bytes: the id, except for the ordinal among equal texts."""
     return hashlib.sha256(cleaned.encode()).digest()
 
 
 def document_fraction(digest: bytes, seed: int, purpose: str) -> float:
-    """A number in [0, 1) that depends on the document, the seed and what it is drawn for."""
+    """A number in [0, 1) that depends on the document, the seed and the purpose."""
     hashed = hashlib.sha256(f"{purpose}:{seed}:".encode() + digest).digest()
     return int.from_bytes(hashed[:8], "big") / 2**64
 
@@ -44,14 +44,14 @@ def split_sentences(text: str) -> list[str]:
     A blank line always ends a sentence; a line break does so unless the line is visibly wrapped:
     the next one begins in lower case, or this one is as long as lines of wrapped prose are.
 
-    `.`, `!`, `?` and `…`, with the quotes and brackets that they close, end one before white space
-    and a capital, a digit or an opening quote or bracket, but not after a title, an initial or a
-    number that opens an item; after "etc.", "p.m." or "U.S." only before a word that often begins
-    a sentence. Before lower case they do after a plain word (`It works. try it`), not after
+    `.`, `!`, `?` and `…`, with any closing quotes and brackets, end a sentence before white space
+    and a capital, a digit or an opening quote or bracket; not after a title, an initial or the
+    number of a list item; after "etc.", "p.m." or "U.S." only before a word that often begins a
+    sentence. Before lower case they end one after a plain word (`It works. try it`), not after
     quotes (`"What?" he said`) or dots (`wait ... then go`). Scripts without white space between
-    sentences are left whole.
+    sentences are not split.
 
-    The words known are English: elsewhere a boundary may be missed or be one too many.
+    The word lists are English: in other languages boundaries may be missing or superfluous.
     """
     unwrapped = _WRAPPED.sub(" ", text).replace("\t", " ")
     return list(filter(None, map(str.strip, _BREAK.sub("\n", unwrapped).split("\n"))))
@@ -64,14 +64,14 @@ _TITLES = """
 _AMBIGUOUS = """
     jr sr st mt ft ave blvd rd inc ltd co corp bros dept univ assn ca cent ed eds al etc a.m p.m
     jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat sun
-"""  # end one before an opener only, as an initial does
+"""  # end one only before an opener, like initials
 _OPENERS = """
     the this that these those there a an i he she it we you they my his her its our your their
     in on at by to for from with of as if when while after before since but and or so yet not
     what who how why where which however although though because please thanks no yes let
     is are was were do does did have has had can could will would should
 """
-_NUMBERED = "no nos art para sec sect p c l"  # end none before a number
+_NUMBERED = "no nos art para sec sect p c l"  # do not end one before a number
 _SAID = "said says asked cried replied answered exclaimed inquired demanded shouted"
 _UPPER = "A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я"
 _OPENING = r"\"'“‘«¿¡(\[<*_~$£€#@\-"
@@ -83,7 +83,7 @@ def _any(words: str, *cases: Callable[[str], str]) -> str:
 
 
 def _after(words: str, *cases: Callable[[str], str]) -> str:
-    """Behind any of `words`, a full stop and a space; a lookbehind has one width, hence groups."""
+    """After any of `words`, a full stop and a space; grouped, as a lookbehind has a fixed width."""
     groups = groupby(sorted(words.split(), key=len), key=len)
     return "|".join(rf"(?<=\b(?:{_any(' '.join(group), *cases)})\.[ ])" for _, group in groups)
 
@@ -97,8 +97,8 @@ _WRAPPED = re.compile(
     re.VERBOSE,
 )
 # The white space between two sentences.
-# NOTE: it begins with a literal, by which `re` searches several times faster than by a lookbehind,
-# and nothing in it repeats over what an earlier try went over, or a long run takes quadratic time.
+# NOTE: it begins with a literal, which `re` finds several times faster than a lookbehind, and no
+# repetition covers what an earlier attempt covered, or a long run would take quadratic time.
 _BREAK = re.compile(
     rf"""[ ](?<=[^a-z,;\ ][ ])  # most spaces need no further look
     (?: {"|".join(f"(?<=[.!?…][{_CLOSING}]{{{count}}}[ ])" for count in range(4))} )

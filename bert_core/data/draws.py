@@ -1,7 +1,7 @@
 """Random numbers by key: what is drawn for a place in a row is a function of the row's key.
 
-So a mask depends neither on the rows that are masked beside it nor on who masks them: the same in
-a shard and at training time, in any batch, on any number of workers.
+So a mask depends neither on the rows that are masked with it nor on the process that masks them: it
+is the same in a shard and at training time, in any batch, on any number of workers.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Integer, UInt64
 
-# What numbers are drawn for; each purpose has numbers of its own at every place.
+# What numbers are drawn for; each purpose has separate numbers at every place.
 ORDER, LENGTH, FATE, REPLACEMENT = PURPOSES = range(4)
-GUESS = 1  # joins the key of a row for what a generator puts there
+GUESS = 1  # added to a row's key for what a generator puts there
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -25,9 +25,9 @@ def _mix(state: UInt64[np.ndarray, "*any"]) -> UInt64[np.ndarray, "*any"]:
 
 
 def row_keys(*parts: int | Integer[np.ndarray, "rows"]) -> UInt64[np.ndarray, "rows"]:
-    """A key for every row, from numbers that tell it from all others: a seed, its epoch, ….
+    """A key for every row, from numbers that identify it: a seed, its epoch, ….
 
-    Parts that are one number hold for all rows; at least one is an array.
+    Parts that are a single number apply to all rows; at least one part is an array.
     """
     keys = np.zeros(1, dtype=np.uint64)
     for part in parts:
@@ -37,7 +37,7 @@ def row_keys(*parts: int | Integer[np.ndarray, "rows"]) -> UInt64[np.ndarray, "r
 
 @dataclass(frozen=True)
 class Draws:
-    """Uniform numbers for the places of rows with these keys: SplitMix64, entered anywhere."""
+    """Uniform numbers for the places of rows with these keys: SplitMix64 with random access."""
 
     keys: UInt64[np.ndarray, "rows"]
 

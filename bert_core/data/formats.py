@@ -1,4 +1,4 @@
-"""Bytes to documents, and to the objects of JSONL. Pure: no files here."""
+"""Bytes to documents, and to JSONL objects. Pure: no files here."""
 
 import codecs
 import json
@@ -22,7 +22,7 @@ BOUNDARIES: dict[Boundary, re.Pattern[bytes]] = {
 
 
 def decode_utf8(data: bytes, source: str, offset: int = 0) -> str:
-    """Raises: CorpusError naming `source` and the byte if `data`, at its `offset`, is no UTF-8."""
+    """Raises: CorpusError naming `source` and the byte if `data`, at `offset`, is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -33,7 +33,7 @@ def decode_utf8(data: bytes, source: str, offset: int = 0) -> str:
 
 
 def damaged(path: str, kind: str, error: Exception) -> CorpusError:
-    """What to tell of a file that cannot be read to its end."""
+    """The error for a file that cannot be read to its end."""
     return CorpusError(f"{path}: wanted a whole {kind}, it cannot be read ({error}): copy it again")
 
 
@@ -42,8 +42,8 @@ def text_documents(
 ) -> Iterator[str | None]:
     """The documents of a text file, or of a part of it that begins at byte `offset`.
 
-    Where `errors` is "skip", None stands for a document that is no UTF-8.
-    Raises: CorpusError naming the byte where it is "fail".
+    If `errors` is "skip", None stands for a document that is not UTF-8.
+    Raises: CorpusError naming the byte if it is "fail".
     """
     for piece_offset, piece in text_pieces(data, boundary):
         try:
@@ -55,7 +55,7 @@ def text_documents(
 
 
 def text_pieces(data: bytes, boundary: Boundary) -> Iterator[tuple[int, bytes]]:
-    """The documents of a text file as they lie, with what divides them, and the byte of each."""
+    """The documents of a text file, unchanged and with separators, and the byte offset of each."""
     pieces = [data] if boundary == "file" else _split(data, BOUNDARIES[boundary])
     return _with_offsets(pieces, data)
 
@@ -76,10 +76,10 @@ def _with_offsets(pieces: list[bytes], data: bytes) -> Iterator[tuple[int, bytes
 def jsonl_rows(
     data: bytes, source: str, offset: int = 0, errors: Errors = "fail"
 ) -> Iterator[dict | None]:
-    """One JSON object a line; empty lines and a byte order mark are passed over.
+    """One JSON object per line; empty lines and a byte order mark are skipped.
 
-    Where `errors` is "skip", None stands for a line that is no object.
-    Raises: CorpusError naming the byte where such a line begins where it is "fail".
+    If `errors` is "skip", None stands for a line that is not an object.
+    Raises: CorpusError naming the byte at which such a line begins if it is "fail".
     """
     for line in data.splitlines(keepends=True):
         if line.removeprefix(codecs.BOM_UTF8).strip():
@@ -98,29 +98,29 @@ def _json_object(line: bytes, source: str, offset: int) -> dict:
         row = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise CorpusError(
-            f"{source}: wanted one JSON object a line, the line at byte {offset:,} "
-            f"is not JSON ({error}): correct the line, or take it out"
+            f"{source}: wanted one JSON object per line, the line at byte {offset:,} "
+            f"is not JSON ({error}): correct or remove the line"
         ) from error
     if not isinstance(row, dict):
         raise CorpusError(
-            f"{source}: wanted one JSON object a line, the line at byte {offset:,} holds "
-            f"a {type(row).__name__}: correct the line, or take it out"
+            f"{source}: wanted one JSON object per line, the line at byte {offset:,} holds "
+            f"a {type(row).__name__}: correct or remove the line"
         )
     return row
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises: JSONDecodeError if a name is there twice, of which `json` would keep the last."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    """Raises: JSONDecodeError if a name occurs twice, of which `json` would keep the last."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise json.JSONDecodeError(f"the name {twice!r} is there twice", "", 0)
-    return made
+        raise json.JSONDecodeError(f"the name {twice!r} occurs twice", "", 0)
+    return fields
 
 
 def column_of(row: dict, column: str, source: str) -> str:
-    """The text in `column`. Raises: CorpusError listing the columns there are."""
+    """The text in `column`. Raises: CorpusError listing the row's columns."""
     if not isinstance(row.get(column), str):
         raise CorpusError(
             f"{source}: wanted text in the column {column!r}, "

@@ -1,8 +1,8 @@
-"""Between the two passes of preparation: what a block of the corpus holds, encoded, by shard.
+"""Between the two passes of preparation: the contents of a block of the corpus, encoded, by shard.
 
-A fragment is an Arrow IPC file of parts; a part is a record batch for every shard, in order. So a
-block of any size is encoded in bounded memory, and a shard reads its own batches and nothing else.
-An empty batch at the end carries what was counted.
+A fragment is an Arrow IPC file of parts; a part is one record batch per shard, in order. So a block
+of any size is encoded in bounded memory, and a shard reads only its own batches. An empty batch at
+the end carries the counts.
 """
 
 import json
@@ -25,7 +25,7 @@ from bert_core.data.ragged import offsets_of
 @dataclass(frozen=True)
 class FragmentPart:
     """Encoded documents: their digests, how often each counts, which shard each belongs to, and
-    their sentences, a list<list<ids>> that has a list for every document."""
+    their sentences, a list<list<ids>> with one list per document."""
 
     digests: list[bytes]
     copies: Integer[np.ndarray, "documents"]
@@ -40,7 +40,7 @@ def write_fragment(
     counts: Counter[str],
     id_type: pa.DataType,
 ) -> None:
-    """Write the parts as they come; `counts` is read when they have ended."""
+    """Write the parts as they arrive; `counts` is read after the last one."""
     schema = pa.schema(
         {
             "digest": pa.binary(32),
@@ -75,7 +75,7 @@ def read_counts(path: str) -> Counter[str]:
 
 
 def read_shard(paths: Sequence[str], shard: int, shards: int) -> pa.Table:
-    """The documents of one shard in all fragments, by digest."""
+    """The documents of one shard in all fragments, sorted by digest."""
     batches = []
     for path in paths:
         with files.open_input(path) as file:
@@ -91,11 +91,11 @@ def read_shard(paths: Sequence[str], shard: int, shards: int) -> pa.Table:
 def as_documents(
     own: pa.Table, borrowed: Sequence[pa.Table] = (), unique: bool = False
 ) -> Documents:
-    """The documents of a shard as `pairs` takes them, each as often as its copies say.
+    """The documents of a shard in the form that `pairs` takes, each repeated by its copies.
 
     Args:
-        borrowed: documents of other shards, that random sentences may come from.
-        unique: of documents with one text only the first that has copies counts.
+        borrowed: documents of other shards, from which random sentences may come.
+        unique: of documents with the same text, use only the first that has copies.
     """
     digests = own.column("digest").to_pylist()
     copies = own.column("copies").to_numpy().astype(np.int64)

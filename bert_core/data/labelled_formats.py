@@ -1,7 +1,8 @@
 """Bytes to labelled records, in the formats in which authors publish their sets. Pure: no files.
 
-A record has the columns of its source under their own names; `LabelledFormat.columns` says which
-of them hold the fields of a task. What a task makes of records is for `bert_core.tasks.shapes`.
+A record has the columns of its source under their original names; `LabelledFormat.columns` says
+which of them hold the fields of a task. What tasks make of records is left to
+`bert_core.tasks.shapes`.
 """
 
 import json
@@ -26,10 +27,10 @@ class LabelledFormat:
     """How to read one kind of file."""
 
     read: Reader
-    """Bytes and their source's name → records; None stands for a line that is broken where the set
-    is published with such. Raises: CorpusError naming the line."""
+    """Bytes and their source's name → records; None stands for a broken line, in sets that are
+    published with such lines. Raises: CorpusError naming the line."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Field of the task → the column that holds it, where that has another name."""
+    """Field of the task → the column that holds it, if that has another name."""
     source: str
     """Who publishes it."""
 
@@ -39,31 +40,32 @@ def labelled_records(
 ) -> tuple[Sequence[Record | None], dict[str, str]]:
     """The records of a file (None for a broken line), and which columns hold a task's fields.
 
-    Sets are also published as Parquet, by the columns' own names: such a file is read as what it
-    is, whatever `name` says.
+    Sets are also published as Parquet, with the original column names: such a file is read as
+    Parquet, whatever `name` says.
 
     Args:
-        data: decompressed, where `source` ends in .gz, .bz2 or .zst.
-        name: of `FORMATS`; None takes a table, told apart by the ending of `source`.
-    Raises: ConfigError for an unknown name; CorpusError naming the line that is not right.
+        data: decompressed, if `source` ends in .gz, .bz2 or .zst.
+        name: of `FORMATS`; None reads a table, of the kind that the suffix of `source` names.
+    Raises: ConfigError for an unknown name; CorpusError naming the bad line.
     """
     if name is None:
         return table_rows(data, source), {}
     if name not in FORMATS:
         raise ConfigError(f"format: wanted one of {', '.join(FORMATS)}, got {name!r}")
-    found = FORMATS[name]
+    labelled_format = FORMATS[name]
+    columns = labelled_format.columns
     if data.startswith(_PARQUET):
         records = parquet_rows(data, source)
-        there = records[0] if records else {}
-        return records, {name: each for name, each in found.columns.items() if each in there}
-    return found.read(data, source), dict(found.columns)
+        first = records[0] if records else {}
+        return records, {name: column for name, column in columns.items() if column in first}
+    return labelled_format.read(data, source), dict(columns)
 
 
 def _tsv(*names: str, errors: Errors = "fail") -> Reader:
-    """Reader of tab-separated lines with literal quotes, whose header is `names` or its first line.
+    """Reader of tab-separated lines with literal quotes; the header is `names` or the first line.
 
-    A first line that begins with `index` is a header whatever `names` are: GLUE's test files have
-    one. Where `errors` is "skip", None stands for a line with another number of columns.
+    A first line that begins with `index` is always a header: GLUE's test files have one. If
+    `errors` is "skip", None stands for a line with a different number of columns.
     """
 
     def read(data: bytes, source: str) -> list[Record | None]:
@@ -78,15 +80,15 @@ def _tsv(*names: str, errors: Errors = "fail") -> Reader:
         check_header(header, source)
         records: list[Record | None] = []
         for number, row in rows:
-            # Files without a header may have more columns than anyone named.
+            # Files without a header may have more columns than are named.
             if len(row) >= len(header) if named else len(row) == len(header):
                 records.append(dict(zip(header, row, strict=False)))
             elif errors == "skip":
                 records.append(None)
             else:
                 raise CorpusError(
-                    f"{source}, line {number}: wanted {len(header)} columns divided by tabs "
-                    f"({', '.join(header)}), got {len(row)}: correct the line, or take it out"
+                    f"{source}, line {number}: wanted {len(header)} columns separated by tabs "
+                    f"({', '.join(header)}), got {len(row)}: correct or remove the line"
                 )
         return records
 
@@ -94,7 +96,7 @@ def _tsv(*names: str, errors: Errors = "fail") -> Reader:
 
 
 def _conll(data: bytes, source: str) -> list[Record]:
-    """Sentences between blank lines, a token a line; columns `0`, `1`, … and `-1`, the last."""
+    """Sentences between blank lines, one token per line; columns `0`, `1`, … and `-1`, the last."""
     records = []
     for rows in _sentences(data, source, ends=lambda line: line.startswith("-DOCSTART-")):
         columns = list(zip(*rows, strict=True))
@@ -104,7 +106,7 @@ def _conll(data: bytes, source: str) -> list[Record]:
 
 
 def _conllu(data: bytes, source: str) -> list[Record]:
-    """Sentences of CoNLL-U by the names of its columns, without ranges (`1-2`) and `8.1`."""
+    """Sentences of CoNLL-U by column name, without ranges (`1-2`) and empty nodes (`8.1`)."""
     records = []
     for rows in _sentences(
         data, source, passes=lambda line: line.startswith("#"), columns=len(CONLLU_COLUMNS)
@@ -126,12 +128,12 @@ def _sentences(
     ends: Callable[[str], bool] = lambda _: False,
     columns: int | None = None,
 ) -> Iterator[list[list[str]]]:
-    """Rows between blank lines, all of the file with as many columns as its first one.
+    """Rows between blank lines; all rows of the file have as many columns as the first one.
 
     Args:
-        passes: whether a line is no row.
-        ends: whether a line ends a sentence as a blank one does.
-        columns: how many there are, where the first one does not say.
+        passes: whether a line is to be skipped.
+        ends: whether a line ends a sentence like a blank one.
+        columns: how many columns rows have; None takes the first row's number.
     """
     rows: list[list[str]] = []
     text = decode_utf8(data, source).removeprefix("\ufeff")
@@ -146,8 +148,7 @@ def _sentences(
             if len(row) != columns:
                 raise CorpusError(
                     f"{source}, line {number}: wanted {columns} columns, got "
-                    f"{len(row)} ({line.strip()[:80]!r}): correct the line, or take its sentence "
-                    "out"
+                    f"{len(row)} ({line.strip()[:80]!r}): correct the line, or remove its sentence"
                 )
             rows.append(row)
 
@@ -163,7 +164,7 @@ def _squad(data: bytes, source: str) -> list[Record]:
                         "id": question["id"],
                         "question": question["question"],
                         "context": paragraph["context"],
-                        # Without the key nobody said whether there is one: a test set.
+                        # Without the key it is unknown whether there is one: a test set.
                         "answers": question.get(
                             "answers", [] if question.get("is_impossible") else None
                         ),
@@ -173,7 +174,7 @@ def _squad(data: bytes, source: str) -> list[Record]:
     except (KeyError, TypeError) as error:
         raise CorpusError(
             f"{source}: wanted SQuAD's data → paragraphs → qas, at question {len(records) + 1} "
-            f"there is no {error}: give a file as SQuAD publishes it"
+            f"there is no {error}: give a file as published by SQuAD"
         ) from error
     return records
 
@@ -222,7 +223,7 @@ FORMATS: dict[str, LabelledFormat] = {
     "sst2": LabelledFormat(read=_tsv(), columns=_ONE, source=_GLUE),
     "mrpc": LabelledFormat(read=_tsv(), columns=_MSR, source="Microsoft Research, GLUE"),
     "stsb": LabelledFormat(read=_tsv(), columns=_TWO, source=_GLUE),
-    # NOTE: some of its questions hold a line break, which makes two broken lines of one row.
+    # NOTE: some of its questions contain a line break, which turns one row into two broken lines.
     "qqp": LabelledFormat(read=_tsv(errors="skip"), columns=_QUORA, source=_GLUE),
     "mnli": LabelledFormat(read=_tsv(), columns=_TWO | {"label": "gold_label"}, source=_GLUE),
     "qnli": LabelledFormat(

@@ -1,8 +1,8 @@
 """Which positions are predicted, and what the model sees there.
 
 A strategy chooses positions, in groups (`STRATEGIES`); `corrupt` puts [MASK], a random token or the
-token itself there, by one draw a group; `Masker` does both. All work on many rows at once, and what
-is drawn follows from a row's key alone, whether masks are made with the shard or at training time.
+token itself there, with one draw per group; `Masker` does both. All work on many rows at once, and
+draws depend on a row's key alone, whether masks are made with the shard or at training time.
 """
 
 from collections.abc import Callable
@@ -26,21 +26,22 @@ Strategy = Literal["token", "whole_word", "ngram", "span"]
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """How much is predicted. Defaults: Devlin et al. 2019, section 3.1; google-research/bert."""
+    """What is predicted, and what is shown there. Defaults: Devlin et al. 2019, section 3.1;
+    google-research/bert."""
 
     strategy: Strategy = "token"
-    """How positions are chosen: each `token` on its own, a `whole_word` together, an `ngram` of up
-    to 3 words (ALBERT), a `span` of up to 10 words that shares one fate (SpanBERT)."""
+    """How positions are chosen: each `token` separately, the pieces of a `whole_word` together, an
+    `ngram` of up to 3 words (ALBERT), a `span` of up to 10 words with one fate (SpanBERT)."""
     masked_lm_prob: Annotated[float, Range(above=0, below=1)] = 0.15
-    """Share of a row's ids that are predicted, special tokens counted in."""
+    """Share of a row's tokens to predict, of its length with special tokens."""
     max_predictions_per_seq: PositiveInt = 20
-    """Most positions predicted in a row; some 0.15 × max_length."""
+    """Most positions predicted per row; about 0.15 × max_length."""
     mask_share: Share = MASK_SHARE
-    """Share of the predicted positions that show [MASK]; 1 where a generator fills them (`rtd`)."""
+    """Share of the predicted positions that show [MASK]; 1 if a generator fills them (`rtd`)."""
     random_share: Share = RANDOM_SHARE
-    """Share that shows a random token; the rest show their own."""
+    """Share of the predicted positions that show a random token; the rest keep their token."""
     dynamic: bool = False
-    """Draw masks anew in every epoch, at training time (RoBERTa); shards then have none."""
+    """Draw new masks in every epoch, at training time (RoBERTa); shards then have none."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -53,7 +54,7 @@ class MaskingConfig:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Flat `positions` to predict, ascending; those of one of the `groups` get one draw."""
+    """Flat `positions` to predict, ascending; those of the same group in `groups` share a draw."""
 
     positions: Integer[np.ndarray, "picked"]
     groups: Integer[np.ndarray, "picked"]
@@ -71,7 +72,7 @@ class Masked:
 def budgets(
     offsets: Integer[np.ndarray, "rows_1"], config: MaskingConfig
 ) -> Integer[np.ndarray, "rows"]:
-    """Positions to predict in each row: the share of its length, 1 to the maximum."""
+    """Positions to predict per row: the share of its length, from 1 to the maximum."""
     wanted = np.rint(np.diff(offsets) * config.masked_lm_prob).astype(np.int64)
     return np.clip(wanted, 1, config.max_predictions_per_seq)
 
@@ -79,9 +80,9 @@ def budgets(
 def number_words(
     maskable: Bool[np.ndarray, "tokens"], begins_word: Bool[np.ndarray, "tokens"]
 ) -> Integer[np.ndarray, "tokens"]:
-    """Which word each token belongs to, counted through all rows; SPECIAL where none.
+    """Which word each token belongs to, counted through all rows; SPECIAL if none.
 
-    What follows a special token begins a word too: a row may be cut inside one.
+    A token after a special one begins a word too: a row may be cut inside a word.
     """
     after_special = np.concatenate([[True], ~maskable[:-1]]) if len(maskable) else maskable
     starts = maskable & (begins_word | after_special)
@@ -94,13 +95,13 @@ def choose_tokens(
     budgets: Integer[np.ndarray, "rows"],
     draws: Draws,
 ) -> Chosen:
-    """Pick each row's budget of tokens, every set of them as likely as another.
+    """Pick each row's budget of tokens, every set of them equally likely.
 
-    Fewer come back from a row that has fewer maskable positions.
+    A row with fewer maskable positions gets fewer.
     Source: R. Floyd's sampling without replacement (Bentley and Floyd 1987), all rows at once.
     """
     candidates = np.flatnonzero(words != SPECIAL)
-    first_of_row = np.searchsorted(candidates, offsets)  # and one behind the last
+    first_of_row = np.searchsorted(candidates, offsets)  # and one past the last
     sizes = np.diff(first_of_row)
     wanted = np.minimum(sizes, budgets)
     taken = np.zeros(len(candidates), dtype=bool)
@@ -128,16 +129,16 @@ def choose_runs(
 
     A row's words are tried in random order as the first of a run, whose length in words is drawn
     from `length_shares` (entry n - 1: the share of length n). A run ends before a special token
-    and before a word that is taken; it is shortened to the whole words that the budget still
-    holds, and left out where it holds none, so fewer than the budget may come back, never more.
+    and before a word that is taken; it is shortened to the whole words that fit into the rest of
+    the budget, and skipped if none fits, so fewer than the budget may come back, never more.
 
     Args:
-        one_draw: the positions of a run are one group; else each is its own.
+        one_draw: the positions of a run form one group; otherwise each is its own group.
     """
     longest = len(length_shares)
     starts = np.flatnonzero((words != SPECIAL) & (np.diff(words, prepend=SPECIAL - 1) != 0))
     total = len(starts)
-    # Where each word ends, and the first word after it that does not follow on directly.
+    # Where each word ends, and the first word after it that is not directly adjacent.
     is_last = np.append(words[1:] != words[:-1], True) if len(words) else np.zeros(0, bool)
     ends = np.flatnonzero((words != SPECIAL) & is_last) + 1
     breaks = np.flatnonzero(np.append(ends[:-1] != starts[1:], True)) + 1 if total else starts
@@ -152,7 +153,7 @@ def choose_runs(
     next_try = np.searchsorted(row_of_word, np.arange(len(budgets)))
     last_try = np.searchsorted(row_of_word, np.arange(len(budgets)), side="right")
     left = budgets.copy()
-    # One entry behind the end, which is never free: a run that looks past the last word stops.
+    # Entries past the end, which are never free: a run that looks past the last word stops.
     taken = np.zeros(total + longest, dtype=bool)
     taken[total:] = True
     run_of_word = np.full(total, -1, dtype=np.int64)
@@ -165,8 +166,8 @@ def choose_runs(
             going &= (end < wanted) & ~taken[end]
             going &= ends[np.minimum(end, total - 1)] - starts[first] <= left[active]
             end += going
-        found = end > first
-        rows, first, run_words = active[found], first[found], (end - first)[found]
+        has_words = end > first
+        rows, first, run_words = active[has_words], first[has_words], (end - first)[has_words]
         left[rows] -= ends[first + run_words - 1] - starts[first]
         chosen = ragged_ranges(first, run_words)
         taken[chosen] = True
@@ -210,10 +211,10 @@ def corrupt(
     mask_share: Share = MASK_SHARE,
     random_share: Share = RANDOM_SHARE,
 ) -> Masked:
-    """Put [MASK] at 80 % of the groups, random ordinary tokens at 10 %, leave 10 %.
+    """Put [MASK] at 80 % of the groups, random ordinary tokens at 10 %, leave 10 % (the defaults).
 
     Args:
-        replacement_ids: what each random token is drawn from; never special tokens.
+        replacement_ids: what random tokens are drawn from; never special tokens.
     Source: Devlin et al. 2019, section 3.1; Joshi et al. 2020, section 3.1, for spans as groups.
     """
     positions = chosen.positions
@@ -232,18 +233,18 @@ def corrupt(
 
 
 def span_lengths(positions: Integer[np.ndarray, "picked"]) -> Integer[np.ndarray, "spans"]:
-    """How many of these places, which ascend, make up each span: those without a gap.
+    """How many of these ascending positions make up each span: those without a gap.
 
-    Spans that were drawn side by side are one, as in SpanBERT's code, so that what stands beside a
-    span is never predicted itself (Joshi et al. 2020, section 3.2); rows are apart by what begins
-    and ends them.
+    Adjacent spans count as one, as in SpanBERT's code, so that the neighbours of a span are never
+    predicted themselves (Joshi et al. 2020, section 3.2); special tokens at their ends keep rows
+    apart.
     """
     begins = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
     return np.diff(np.append(begins, len(positions)))
 
 
 class Masker:
-    """Masks rows as a config says; what is drawn is a function of each row's key."""
+    """Masks rows by a config; draws are a function of each row's key."""
 
     def __init__(
         self,
@@ -267,11 +268,11 @@ class Masker:
         begins_word: Bool[np.ndarray, "tokens"],
         keys: UInt64[np.ndarray, "rows"],
     ) -> Masked:
-        """Choose positions of every row and corrupt them.
+        """Choose positions in every row and corrupt them.
 
         Args:
             begins_word: whether a token is the first piece of a word.
-            keys: what tells a row from all others, from `draws.row_keys`.
+            keys: what identifies each row, from `draws.row_keys`.
         """
         draws = Draws(keys)
         words = number_words(~self._is_special[input_ids], begins_word)

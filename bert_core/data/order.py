@@ -1,8 +1,8 @@
 """The global order of training: which sample comes when, whatever the number of workers.
 
 A function of (seed, epoch) alone: the shards are permuted, and rows are permuted within windows of
-`window` shards, so that a node needs only the shards of the window it is in. Samples are counted
-through the epochs without a gap, so a global batch is a slice and no row is ever left out.
+`window` shards, so that a node needs only the shards of its current window. Samples are counted
+across epochs without a gap, so a global batch is a slice and no row is ever left out.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from bert_core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Samples:
-    """Rows to train on: which shard, which row of it, in which epoch."""
+    """Rows to train on: the shard, the row in it, and the epoch."""
 
     shards: Integer[np.ndarray, "samples"]
     rows: Integer[np.ndarray, "samples"]
@@ -82,7 +82,7 @@ class GlobalOrder:
 
 
 def part_of_rank(count: int, rank: int, world_size: int) -> slice:
-    """Which part of `count` things in order rank `rank` of `world_size` takes."""
+    """The part of `count` ordered items that rank `rank` of `world_size` takes."""
     return slice(count * rank // world_size, count * (rank + 1) // world_size)
 
 
@@ -90,10 +90,10 @@ def balanced_part(
     tokens: Integer[np.ndarray, "samples"], rank: int, world_size: int
 ) -> Integer[np.ndarray, "part"]:
     """Which samples of a global batch a rank takes, ascending: about as many tokens as any other,
-    as all wait for the slowest.
+    since all ranks wait for the slowest.
 
-    The longest come first and are dealt out to and fro, so that the parts' counts differ by one at
-    most.
+    The longest are dealt first, back and forth, so that the numbers of samples differ by at most
+    one.
     """
     order = np.argsort(-tokens, kind="stable")
     turn, seat = np.divmod(np.arange(len(order)), world_size)

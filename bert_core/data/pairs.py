@@ -1,7 +1,7 @@
 """Documents to rows of segments: next-sentence pairs, sentence-order pairs, full sentences.
 
 A segment is a run of adjacent sentences of one document, so it is two positions in the flat ids of
-its shard: nothing is copied until `assemble`. Masking comes after, in `masking`.
+its shard: nothing is copied until `assemble`. Masking comes later, in `masking`.
 """
 
 from array import array
@@ -29,7 +29,7 @@ LABELS: dict[Kind, str | None] = {
     "full_sentences": None,
     "doc_sentences": None,
 }
-"""The column of its rows' labels, if a kind has any."""
+"""The column of a kind's labels, if it has any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +37,15 @@ class PairsConfig:
     """How sentences become rows. Defaults: google-research/bert, create_pretraining_data.py."""
 
     kind: Kind = "nsp"
-    """`nsp`: two segments, is B next or random (BERT); `sop`: are they in order (ALBERT);
-    `full_sentences` fill a row, also from the next document (RoBERTa), `doc_sentences` not
-    (SpanBERT)."""
+    """`nsp`: two segments, the second is next or random (BERT); `sop`: two segments, in order or
+    swapped (ALBERT); `full_sentences`: rows filled with sentences, across documents (RoBERTa);
+    `doc_sentences`: the same within one document (SpanBERT)."""
     max_length: Annotated[int, Range(least=8, most=65_535)] = 128
-    """Most ids of a row, special tokens included."""
+    """Most tokens per row, special ones included."""
     short_seq_prob: Share = 0.1
-    """Share of pairs that aim at a random shorter length, so that both kinds are seen."""
+    """Share of pairs that aim at a random shorter length, so that training sees both."""
     dupe_factor: PositiveInt = 10
-    """How many times every document is made into rows, and masked, anew."""
+    """How many times every document is made into rows, with new random choices each time."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -60,9 +60,9 @@ class PairsConfig:
 class Documents:
     """Encoded documents, flat: ids of sentences one after the other, no sentence empty.
 
-    `sentence_offsets` (sentences + 1) cuts `input_ids`; `document_offsets` (documents + 1) cuts the
-    sentences; equal `digests` are adjacent among the first `own`. Documents from `own` on are
-    borrowed: random sentences may come from them, no row begins in them.
+    `sentence_offsets` (sentences + 1) divides `input_ids`; `document_offsets` (documents + 1)
+    divides the sentences; equal `digests` are adjacent among the first `own`. Documents from `own`
+    on are borrowed: random sentences may come from them, but no row begins in them.
     """
 
     input_ids: Integer[np.ndarray, "tokens"]
@@ -74,9 +74,9 @@ class Documents:
 
 @dataclass(frozen=True)
 class Segments:
-    """Segments as half-open ranges of the flat ids; `row_offsets` (rows + 1) cuts them into rows.
+    """Segments as half-open ranges of the flat ids; `row_offsets` (rows + 1) divides them by row.
 
-    `labels`, of rows, are what `LABELS` says; empty where it says nothing.
+    `labels` has the column that `LABELS` names, one per row; empty if it names none.
     """
 
     starts: Integer[np.ndarray, "segments"]
@@ -86,7 +86,7 @@ class Segments:
 
     @classmethod
     def concatenate(cls, several: "list[Segments]") -> "Segments":
-        """All rows of `several`, in their order."""
+        """All rows of `several`, in order."""
         counts = np.concatenate([np.diff(each.row_offsets) for each in several])
         return cls(
             np.concatenate([each.starts for each in several]),
@@ -113,10 +113,10 @@ class Segments:
 
 @dataclass(frozen=True)
 class FlatRows:
-    """`[CLS] segment [SEP] segment [SEP] …` of every row, flat; `offsets` (rows + 1) cuts them.
+    """`[CLS] segment [SEP] segment [SEP] …` of every row, flat; `offsets` (rows + 1) divides them.
 
-    `segment_b_start` counts from the row's beginning: the second segment of a pair; in other rows,
-    which have type 0 throughout, their length.
+    `segment_b_start` counts from the row's beginning: to the second segment of a pair; in other
+    rows, which have type 0 throughout, it is their length.
     """
 
     input_ids: Integer[np.ndarray, "tokens"]
@@ -134,7 +134,7 @@ def make_rows(
 
     Args:
         word_start: whether an id begins a word.
-    Raises: CorpusError if `kind` is "nsp" and all documents have one text.
+    Raises: CorpusError if `kind` is "nsp" and all documents have the same text.
     """
     return ROWS[config.kind](documents, word_start, config, rng)
 
@@ -149,11 +149,11 @@ def _pairs(
 ) -> Segments:
     """Pair every own document's sentences once.
 
-    For every pair a fair coin says whether B is what follows A or, with `random_next`, comes from a
-    document with another text; else A and B change places. A chunk that is one sentence takes the
-    next one in as well or, at the end of its document, is cut at a word, so that either label stays
-    possible; one that is a single word is left out. A chunk's sentences that a random B displaces
-    are put back.
+    For every pair a fair coin decides whether B follows A or, with `random_next`, comes from a
+    document with a different text; without it, whether A and B are swapped. A chunk of one sentence
+    takes the next one in as well or, at the end of its document, is cut at a word, so that either
+    label stays possible; a chunk of a single word is left out. The sentences of a chunk that a
+    random B replaces are put back.
 
     Source: Devlin et al. 2019, section 3.1 and appendix A.2; google-research/bert
     create_instances_from_document, which makes every one-sentence chunk random; Lan et al. 2020,
@@ -174,7 +174,7 @@ def _pairs(
 
 
 def _uniform(rng: np.random.Generator) -> Callable[[], float]:
-    """`rng.random`, a few thousand numbers at a time: a tenth of the time of a call for each."""
+    """`rng.random`, a few thousand numbers at a time: a tenth of the time of single calls."""
 
     def endless() -> Iterator[float]:
         while True:
@@ -185,7 +185,7 @@ def _uniform(rng: np.random.Generator) -> Callable[[], float]:
 
 @dataclass
 class _Pairing:
-    """The walk through documents that draws pairs, on Python's integers."""
+    """The walk through documents that draws pairs, on Python integers."""
 
     documents: Documents
     word_start: np.ndarray
@@ -247,7 +247,7 @@ class _Pairing:
 
 
 def _runs_of_equal_digests(documents: Documents) -> list[tuple[int, int]]:
-    """For each own document the half-open run of own documents with its text."""
+    """For each own document, the half-open run of own documents with the same text."""
     runs: list[tuple[int, int]] = []
     start = 0
     for index in range(1, documents.own + 1):
@@ -267,11 +267,11 @@ def _cut_at_a_word(
 def _truncate(
     ranges: Integer[np.ndarray, "pairs 4"], budget: int, rng: np.random.Generator
 ) -> Integer[np.ndarray, "pairs 4"]:
-    """Take ids from the longer segment until both fit, each from a random end."""
+    """Remove ids from the longer segment until both fit, each from a random end."""
     lengths = ranges[:, 1::2] - ranges[:, ::2]
     a, b = lengths.T
     excess = np.maximum(a + b - budget, 0)
-    # The longer side loses ids until both are equal; then they lose in turn, B first.
+    # The longer side loses ids until both are equal; then they lose alternately, B first.
     from_longer = np.minimum(excess, np.abs(a - b))
     rest = excess - from_longer
     lost = np.stack(
@@ -298,8 +298,8 @@ def _full_sentences(
 ) -> Segments:
     """Fill every row with sentences in order, documents in random order.
 
-    With `cross_documents` a row goes on in the next document, after a [SEP]. A sentence that no
-    row holds is cut; no id is lost.
+    With `cross_documents` a row continues in the next document, after a [SEP]. A sentence longer
+    than a row is cut; no id is lost.
     Source: Liu et al. 2019, section 4.2, FULL-SENTENCES and DOC-SENTENCES, the single segments of
     Joshi et al. 2020, section 3.3.
     """
@@ -312,8 +312,8 @@ def _full_sentences(
     document = np.repeat(np.repeat(np.arange(len(order)), counts), parts)
     starts = ragged_ranges(np.zeros_like(parts), parts) * longest + np.repeat(starts, parts)
     ends = np.minimum(starts + longest, np.repeat(ends, parts))
-    # Ids, and a [SEP] for every document before: a row from one piece to another is as long as
-    # the difference, and two.
+    # Ids, plus a [SEP] for every document before: the length of a row from one piece to another is
+    # the difference, plus two.
     total = np.cumsum(ends - starts)
     begins, stops = (total - (ends - starts) + document), (total + document)
     last_of_document = np.searchsorted(document, document, side="right")
@@ -333,12 +333,12 @@ def _full_sentences(
 
 
 def _greedy_rows(begins: list[int], stops: list[int], limits: list[int], longest: int) -> list[int]:
-    """Where rows begin, each as many pieces as `longest` holds, none at or behind its limit."""
-    found, at = [], 0
+    """Where rows begin; each takes the pieces that fit into `longest` and are before its limit."""
+    row_starts, at = [], 0
     while at < len(begins):
-        found.append(at)
+        row_starts.append(at)
         at = bisect_right(stops, begins[at] + longest, at + 1, limits[at])
-    return found
+    return row_starts
 
 
 ROWS: dict[Kind, Callable[..., Segments]] = {
@@ -352,13 +352,13 @@ ROWS: dict[Kind, Callable[..., Segments]] = {
 def assemble(
     input_ids: Integer[np.ndarray, "tokens"], segments: Segments, *, cls_id: int, sep_id: int
 ) -> FlatRows:
-    """Lay every row out as `[CLS]` and its segments, each with `[SEP]` after it."""
+    """Lay every row out as `[CLS]` and its segments, each followed by `[SEP]`."""
     lengths = segments.ends - segments.starts
     offsets = offsets_of(segments.lengths())
     first = segments.row_offsets[:-1]
     is_first = np.zeros(len(lengths), dtype=np.int64)
     is_first[first] = 1
-    # Every segment takes its ids and a [SEP], the first of a row [CLS] before them.
+    # Every segment takes its ids and a [SEP], the first of a row also a [CLS] before them.
     seps = np.cumsum(lengths + 1 + is_first) - 1
     rows = np.empty(offsets[-1], dtype=input_ids.dtype)
     rows[offsets[:-1]] = cls_id

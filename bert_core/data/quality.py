@@ -1,8 +1,8 @@
-"""Which documents of a corpus are left out, and why: length, language, likeness, contamination.
+"""Which documents of a corpus are dropped, and why: length, language, similarity, contamination.
 
 Functions of text; `pipelines.prepare` calls them, drops exact duplicates (it has the digests) and
-counts. A word is white-space separated where words are counted, a run of letters and digits in
-lower case where texts are compared: in a script without spaces that is a phrase.
+counts. Where words are counted, they are separated by white space; where texts are compared, they
+are runs of letters and digits in lower case: in a script without spaces, phrases.
 """
 
 import math
@@ -28,12 +28,12 @@ PERMUTATIONS = 128  # an estimate's standard deviation is at most 0.5 / √128 =
 SHINGLE_WORDS = 5
 SHORTEST_ROW_WORDS = 8
 LANGUAGE_CHARACTERS = 2000  # py3langid reads some 2 MB/s; a paragraph is enough for it
-ALONE = -1  # in buckets: no other document is in it
+ALONE = -1  # in place of a bucket that no other document is in
 
 DropReason = Literal["too_short", "too_long", "other_language"]
 OnContamination = Literal["report", "drop"]
 EvaluationRow = tuple[str, int]
-"""Its source, and its number there."""
+"""The row's source, and its number there."""
 
 _WORD = re.compile(r"\w+")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, bits without a pattern: 2^64 / golden ratio
@@ -41,36 +41,36 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, bits without a pattern: 2^64
 
 @dataclass(frozen=True, kw_only=True)
 class QualityConfig:
-    """Which documents are left out; none by default."""
+    """Which documents are dropped; none by default."""
 
     min_words: NonNegativeInt = 0
-    """A document with fewer words is left out."""
+    """Drop documents with fewer words."""
     max_words: PositiveInt | None = None
-    """A document with more words is left out."""
+    """Drop documents with more words; no limit by default."""
     languages: tuple[str, ...] = ()
-    """ISO 639-1 codes of the languages to keep, as py3langid tells them; empty: all. Unsure below
-    some five words."""
+    """ISO 639-1 codes of the languages to keep, as detected by py3langid; all by default.
+    Unreliable below about five words."""
     min_language_probability: Share = 0.0
-    """A document is left out, too, if py3langid gives its language a lower probability."""
+    """Also drop a document if py3langid gives its language a lower probability."""
     exact_duplicates: bool = False
-    """Keep one of the documents that have the same text."""
+    """Of documents with the same text, keep only one."""
     near_duplicates: PositiveShare | None = None
-    """Jaccard similarity of word 5-grams from which two documents count as the same, such as 0.8;
+    """Jaccard similarity of word 5-grams from which two documents count as duplicates, such as 0.8;
     one of them is kept."""
     contamination: tuple[str, ...] = field(default=(), metadata={"input": True})
     """Evaluation sets whose rows are looked for in the documents."""
     contamination_ngram: PositiveInt = 13
-    """Words in a row that a document must share with an evaluation row. Brown et al. 2020,
+    """Consecutive words that a document must share with an evaluation row. Brown et al. 2020,
     appendix C."""
     on_contamination: OnContamination = "report"
-    """What happens to a document that shares them: `report` counts it, `drop` leaves it out."""
+    """What to do with a document that shares them: `report` counts it, `drop` drops it."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.max_words is not None and self.max_words < self.min_words:
             raise ConfigError(
                 f"max_words: wanted at least min_words = {self.min_words}, got {self.max_words}: "
-                "leave it out to keep long documents"
+                "leave it unset to keep long documents"
             )
         if self.languages and (unknown := set(self.languages) - set(_identifier().labels)):
             raise ConfigError(
@@ -92,7 +92,7 @@ def _identifier() -> "LanguageIdentifier":
 
 
 def drop_reason(text: str, config: QualityConfig) -> DropReason | None:
-    """Why a document is left out whatever the others are; None if it is not.
+    """Why a document is dropped regardless of the others; None if it is kept.
 
     Its language is that of the 2,000 characters in its middle: its ends may be boilerplate.
     """
@@ -130,7 +130,7 @@ def _gram_hashes(hashed: UInt64[np.ndarray, "words"], length: int) -> UInt64[np.
 
 @cache
 def _permutations() -> UInt32[np.ndarray, "2 permutations"]:
-    from datasketch import MinHash  # half a second, of scipy
+    from datasketch import MinHash  # half a second, for scipy
 
     return MinHash(num_perm=PERMUTATIONS, seed=1, scheme="affine32").permutations
 
@@ -138,8 +138,8 @@ def _permutations() -> UInt32[np.ndarray, "2 permutations"]:
 def signatures(texts: Sequence[str]) -> UInt32[np.ndarray, "texts permutations"]:
     """MinHash of the set of word 5-grams of each text.
 
-    A text of fewer than 5 words is one gram; texts without a word have the same. The share of
-    positions where two rows are equal estimates the texts' Jaccard similarity.
+    A text of fewer than 5 words is one gram; all texts without a word have the same one. The share
+    of positions where two rows are equal estimates the texts' Jaccard similarity.
 
     Source: a row is the `hashvalues` of datasketch's MinHash (seed 1, affine32) of its gram hashes;
     here a whole block is permuted at once, in a tenth of the time.
@@ -150,7 +150,7 @@ def signatures(texts: Sequence[str]) -> UInt32[np.ndarray, "texts permutations"]
     rows = [_hashed(words + missing[len(words) :]) for words in map(_words, texts)]
     sizes = np.array([len(row) for row in rows])
     grams = sizes - SHINGLE_WORDS + 1
-    picked = ragged_ranges(starts_of(sizes), grams)  # those that lie within one text
+    picked = ragged_ranges(starts_of(sizes), grams)  # those within one text
     hashes = _gram_hashes(np.concatenate(rows), SHINGLE_WORDS)[picked]
     mixed = _finalised((hashes >> np.uint64(32)).astype(np.uint32))
     minima = np.empty((PERMUTATIONS, len(texts)), dtype=np.uint32)
@@ -160,7 +160,7 @@ def signatures(texts: Sequence[str]) -> UInt32[np.ndarray, "texts permutations"]
 
 
 def _finalised(hashes: UInt32[np.ndarray, "grams"]) -> UInt32[np.ndarray, "grams"]:
-    """MurmurHash3's finalizer for 32 bits, by which datasketch mixes what it permutes."""
+    """MurmurHash3's 32-bit finalizer, with which datasketch mixes hashes before permuting."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         hashes = (hashes ^ (hashes >> np.uint32(shift))) * np.uint32(factor)
     return hashes ^ (hashes >> np.uint32(16))
@@ -171,14 +171,14 @@ def near_duplicates(
     signatures: UInt32[np.ndarray, "texts permutations"],
     threshold: float,
 ) -> Integer[np.ndarray, "dropped"]:
-    """Positions of the documents to leave out, ascending; a function of the set of documents.
+    """Positions of the documents to drop, ascending; a function of the set of documents.
 
-    In the order of their digests, each is compared with those kept so far and left out if its
-    estimated similarity with one of them is `threshold` or more. Exact duplicates are that, too.
+    In the order of their digests, each is compared with those kept so far and dropped if its
+    estimated similarity with one of them is `threshold` or more. That includes exact duplicates.
 
     Candidates share a band of the signature. There is one band more than positions in which two
-    documents above the threshold may differ, so none of those is missed; a low threshold makes
-    bands short, and many candidates.
+    documents above the threshold may differ, so none of those is missed; a low threshold means
+    short bands, and many candidates.
     """
     permutations = signatures.shape[1]
     agreeing = math.ceil(threshold * permutations)
@@ -186,25 +186,25 @@ def near_duplicates(
     sizes = np.bincount(buckets[buckets != ALONE])
     starts = starts_of(sizes)
     kept_in = np.zeros(len(sizes), dtype=np.int64)
-    kept = np.zeros(sizes.sum(), dtype=np.int64)  # of every bucket, from its start on
+    kept = np.zeros(sizes.sum(), dtype=np.int64)  # per bucket, from its start on
     dropped = []
     candidates = np.flatnonzero((buckets != ALONE).any(axis=1)).tolist()
     for document in sorted(candidates, key=digests.__getitem__):
-        own = buckets[document][buckets[document] != ALONE]
-        rivals = np.unique(kept[ragged_ranges(starts[own], kept_in[own])])
+        shared = buckets[document][buckets[document] != ALONE]
+        rivals = np.unique(kept[ragged_ranges(starts[shared], kept_in[shared])])
         equal = np.count_nonzero(signatures[rivals] == signatures[document], axis=1)
         if equal.max(initial=0) >= agreeing:
             dropped.append(document)
         else:
-            kept[starts[own] + kept_in[own]] = document
-            kept_in[own] += 1
+            kept[starts[shared] + kept_in[shared]] = document
+            kept_in[shared] += 1
     return np.sort(np.array(dropped, dtype=np.int64))
 
 
 def _buckets(
     signatures: UInt32[np.ndarray, "texts permutations"], bands: int
 ) -> Int32[np.ndarray, "texts bands"]:
-    """Which bucket a document is in by each band, numbered through the bands; ALONE if alone."""
+    """Each document's bucket in each band, numbered through all bands, or ALONE."""
     buckets = np.full((len(signatures), bands), ALONE, dtype=np.int32)
     first = 0
     for band, columns in enumerate(np.array_split(signatures, bands, axis=1)):
@@ -219,14 +219,14 @@ def _buckets(
 
 
 class EvaluationGrams:
-    """Word n-grams of evaluation rows, to be looked for in documents.
+    """Word n-grams of evaluation rows, to look for in documents.
 
-    A row of fewer than `ngram` words is one gram of its own length; one of fewer than 8 words (or
+    A row of fewer than `ngram` words is a single, shorter gram; one of fewer than 8 words (or
     `ngram`, if that is less) is not looked for, since anybody may have written it.
     """
 
     def __init__(self, rows: Iterable[tuple[str, int, str]], ngram: int) -> None:
-        """Rows are (source, number, text); one that has several texts comes several times."""
+        """Rows are (source, number, text); a row with several texts is given several times."""
         self.ngram = ngram
         self.looked_for: Counter[str] = Counter()  # texts by source
         self.too_short: Counter[str] = Counter()
@@ -248,21 +248,21 @@ class EvaluationGrams:
         row_sizes = np.array(sizes, dtype=np.int64)
         gram_words = np.minimum(row_sizes, ngram)
         grams = row_sizes - gram_words + 1
-        # Every gram is found by its first words, whatever its length, and then compared whole.
+        # Grams of any length are found by their first words, and then compared whole.
         picked = ragged_ranges(starts_of(row_sizes), grams)
         heads = _gram_hashes(_hashed(words), self._head_words)[picked]
         self._gram_words: list[int] = gram_words.tolist()
         order = np.argsort(heads, kind="stable")
         self._heads = heads[order]
         self._owners = np.repeat(np.arange(len(grams), dtype=np.int32), grams)[order]
-        # Nine in ten heads of a document are told not to be there without a search.
+        # This table rules out nine in ten of a document's heads without a search.
         bits = max(1, (8 * len(heads)).bit_length())
         self._shift = np.uint64(64 - bits)
         self._may_be_there = np.zeros(2**bits, dtype=bool)
         self._may_be_there[self._heads >> self._shift] = True
 
     def overlaps(self, text: str) -> list[EvaluationRow]:
-        """The rows of which a gram is in `text`, each once, in the order they were given."""
+        """The rows with a gram in `text`, each once, in the order in which they were given."""
         words = _words(text)
         heads = _gram_hashes(_hashed(words), self._head_words)
         positions = np.flatnonzero(self._may_be_there[heads >> self._shift])
@@ -270,9 +270,9 @@ class EvaluationGrams:
         hits = np.searchsorted(self._heads, heads[positions], side="right") - first
         starts = np.repeat(positions, hits).tolist()
         owners = self._owners[ragged_ranges(first, hits)].tolist()
-        found: set[int] = set()
+        matches: set[int] = set()
         for start, owner in zip(starts, owners, strict=True):
             gram = words[start : start + self._gram_words[owner]]
             if len(gram) == self._gram_words[owner] and f" {' '.join(gram)} " in self._texts[owner]:
-                found.add(owner)
-        return list(dict.fromkeys(self._rows[owner] for owner in sorted(found)))
+                matches.add(owner)
+        return list(dict.fromkeys(self._rows[owner] for owner in sorted(matches)))

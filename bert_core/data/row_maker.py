@@ -1,7 +1,7 @@
 """A shard's documents to its finished rows: paired, permuted, laid out, masked.
 
-Everything that is drawn follows from (seed, shard); what a row costs in memory while it is masked
-is paid for a slice of rows at a time.
+All draws depend on (seed, shard). Rows are masked in slices, which bounds the memory that masking
+takes.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
 from bert_core.data.tokenizer import Tokenizer
 
-SLICE_TOKENS = 1 << 18  # masking takes some 60 bytes a token
+SLICE_TOKENS = 1 << 18  # masking takes about 60 bytes per token
 
 
 class RowMaker:
@@ -37,7 +37,7 @@ class RowMaker:
     def __call__(
         self, documents: Documents, seed: int, shard: int
     ) -> tuple[ShardRows, Counter[str]]:
-        """The rows of a shard, every document `dupe_factor` times, and what there is to count.
+        """The rows of a shard, every document `dupe_factor` times, and counts of them.
 
         Duplicate d is paired with the generator of (seed, shard, d), all rows are permuted with
         that of (seed, shard, `dupe_factor`), and a row is masked by the key (seed, shard, row).
@@ -87,7 +87,7 @@ class RowMaker:
     def _mask(self, rows: ShardRows, seed: int, shard: int) -> tuple[ShardRows, Counter[str]]:
         counts: Counter[str] = Counter()
         positions, labels = [np.zeros(0, np.uint16)], [np.zeros(0, rows.input_ids.dtype)]
-        picked = np.zeros(len(rows) + 1, dtype=np.int64)  # how many a row has
+        picked = np.zeros(len(rows) + 1, dtype=np.int64)  # how many each row has
         for first, last in _slices(rows.offsets):
             start, end = rows.offsets[first], rows.offsets[last]
             offsets = rows.offsets[first : last + 1] - start
@@ -115,6 +115,6 @@ class RowMaker:
 
 
 def _slices(offsets: Integer[np.ndarray, "rows_1"]) -> list[tuple[int, int]]:
-    """Runs of rows of some `SLICE_TOKENS` tokens each."""
+    """Runs of rows of about `SLICE_TOKENS` tokens each."""
     cuts = np.searchsorted(offsets, np.arange(0, offsets[-1], SLICE_TOKENS))
     return list(pairwise(np.unique([*cuts, len(offsets) - 1]).tolist()))

@@ -1,6 +1,6 @@
 """The contract between prepare and pretrain: Arrow IPC files of rows that are ready to train on.
 
-One record batch a shard, uncompressed, so that a mapped file is the arrays themselves. Columns and
+One uncompressed record batch per shard, so that a mapped file is the arrays themselves. Columns and
 dtypes are in docs/formats.md. The order in which rows are trained on is in `order`.
 """
 
@@ -31,11 +31,11 @@ def _none() -> Integer[np.ndarray, "0"]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRows:
-    """The rows of a shard. Flat columns are cut by their offsets (rows + 1).
+    """The rows of a shard. Flat columns are divided by their offsets (rows + 1).
 
-    Where masks are static, `input_ids` are what the model sees and `masked_positions` count from
-    the row's beginning. Where masks are drawn at training time there are none, and `begins_word`
-    has a bit for every token, lowest first: is it the first piece of a word.
+    If masks are static, `input_ids` are what the model sees and `masked_positions` count from the
+    row's beginning. If masks are drawn at training time there are none, and `begins_word` has one
+    bit per token, lowest first: whether it is the first piece of a word.
     `labels` are the columns in `LABELS` that these rows have, one or none.
     """
 
@@ -76,7 +76,7 @@ class ShardRows:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRow:
-    """One row, as `ShardRows` describes its columns; `begins_word` is a bool for every token."""
+    """One row, with the columns of `ShardRows`; `begins_word` has one bool per token."""
 
     input_ids: Integer[np.ndarray, "tokens"]
     segment_b_start: int
@@ -88,7 +88,7 @@ class ShardRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardInfo:
-    """A shard's line in the manifest."""
+    """A shard's entry in the manifest."""
 
     name: str
     split: str
@@ -105,7 +105,7 @@ def shard_name(split: str, index: int, count: int) -> str:
 def write_shard(
     sink: BinaryIO | BytesIO, rows: ShardRows, *, id_type: pa.DataType, metadata: dict[str, str]
 ) -> None:
-    """Write the shard's file, without another copy of its rows. The same rows, the same bytes."""
+    """Write the shard's file without copying its rows. The same rows give the same bytes."""
     columns = {
         "input_ids": _lists(rows.input_ids, rows.offsets, id_type),
         "segment_b_start": pa.array(rows.segment_b_start, pa.uint16()),
@@ -138,7 +138,7 @@ def open_shard(path: str | Path, info: ShardInfo | None = None) -> ShardRows:
     """Map a shard; nothing is copied until rows are taken.
 
     Args:
-        info: its line in the manifest, which size and sha256 are then checked against.
+        info: its entry in the manifest, against which size and sha256 are then checked.
     Raises: FormatError naming the shard if it is missing, truncated, changed or not a shard.
     """
     path = Path(path)
@@ -154,11 +154,11 @@ def open_shard(path: str | Path, info: ShardInfo | None = None) -> ShardRows:
     except ValueError as error:  # ArrowInvalid is one
         raise FormatError(
             f"{path}: wanted an Arrow IPC file with one record batch, cannot be read ({error}): "
-            f"the shard is truncated or is no shard; {WAY_OUT}"
+            f"the file is truncated or not a shard; {WAY_OUT}"
         ) from error
     if metadata.get(b"format") != FORMAT.encode():
         raise FormatError(
-            f"{path}: wanted an Arrow file of format {FORMAT}, this is another one; {WAY_OUT}"
+            f"{path}: wanted an Arrow file of format {FORMAT}, this has another one; {WAY_OUT}"
         )
     version = int(metadata[b"format_version"])
     if version > FORMAT_VERSION:
@@ -214,7 +214,7 @@ def _check_sha256(path: str, sha256: str, info: ShardInfo) -> None:
 
 @dataclass(frozen=True)
 class ShardSet:
-    """The finished output of `raybert prepare`: where it lies and what its manifest says."""
+    """The finished output of `raybert prepare`: its location and what its manifest says."""
 
     folder: str
     manifest: Manifest
@@ -227,7 +227,7 @@ class ShardSet:
     label: str | None
     """The column of labels that the rows have."""
     masker: Masker | None
-    """What draws the masks at training time, where the shards have none."""
+    """Draws the masks at training time, if the shards have none."""
 
     @classmethod
     def read(cls, folder: str) -> "ShardSet":
@@ -261,11 +261,11 @@ class ShardSet:
         return [shard for shard in self.shards if shard.split == name]
 
     def check_size(self, info: ShardInfo) -> None:
-        """Raises: FormatError naming a shard that is missing or of another size. Reads nothing."""
+        """Raises: FormatError naming a shard that is missing or of another size. Reads no data."""
         _check_size(files.join(self.folder, info.name), info)
 
     def open(self, info: ShardInfo, cache: Path) -> ShardRows:
-        """Map a shard where it lies, or a verified copy of it in `cache` if it lies elsewhere."""
+        """Map a shard in place, or a verified copy of it in `cache` if it is remote."""
         path = files.join(self.folder, info.name)
         local = files.local_path(path)
         if local:
@@ -273,7 +273,7 @@ class ShardSet:
         copy = _cached(path, info, cache)
         try:
             return open_shard(copy, info)
-        except FormatError:  # the copy was damaged here, the shard was whole when it was fetched
+        except FormatError:  # the copy was damaged after it was fetched and verified
             copy.unlink(missing_ok=True)
             return open_shard(_cached(path, info, cache), info)
 
@@ -297,9 +297,9 @@ def _masker(counts: dict[str, Any]) -> Masker:
 
 
 def _cached(path: str, info: ShardInfo, cache: Path) -> Path:
-    """A local copy of the shard at `path`; the cache keeps the shards that were used last.
+    """A local copy of the shard at `path`; the cache keeps the most recently used shards.
 
-    Raises: FormatError naming `path` if what lies there is not the shard of the manifest.
+    Raises: FormatError naming `path` if the file is not the shard of the manifest.
     """
     copy = cache / f"{info.sha256[:16]}-{info.name}"
     if not copy.is_file():
@@ -317,7 +317,7 @@ CACHE_BYTES = 16 << 30
 
 
 def _make_room(cache: Path, size_bytes: int) -> None:
-    # A removed file that is mapped somewhere stays readable there until it is unmapped.
+    # A removed file that a process has mapped stays readable there until it is unmapped.
     oldest_first = sorted(cache.glob("*.arrow"), key=lambda path: path.stat().st_mtime)
     used = sum(path.stat().st_size for path in oldest_first)
     for path in oldest_first:

@@ -4,6 +4,6 @@ from typing import Final
 
 TRAIN: Final = "train"
 SELECTION: Final = "selection"
-"""Training rows that are kept out, to choose the weights by."""
+"""Training rows that are kept out, to choose weights by."""
 HELD_OUT: Final = "held_out"
-"""Rows that neither train nor select, to measure on."""
+"""Rows for measurement, used neither to train nor to select."""

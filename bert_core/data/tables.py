@@ -1,4 +1,4 @@
-"""Bytes to rows of tables: CSV and TSV row by row, JSONL and Parquet whole. Pure: no files here."""
+"""Bytes to table rows: CSV and TSV row by row, JSONL and Parquet at once. Pure: no files here."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ from bert_core.errors import CorpusError
 
 Stream = io.BytesIO | io.BufferedReader
 LONGEST_ROW = 1 << 24
-"""Characters: a longer row of a CSV is taken for one with a quote that is not closed."""
+"""Characters: a longer row of a CSV file is assumed to have an unclosed quote."""
 DIVIDERS = {"csv": ",", "tsv": "\t"}
 _OTHER_DIVIDERS = ",;\t|"
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
@@ -31,9 +31,9 @@ class TextRow:
     line: int
     """The number of its first line, from 1."""
     lines: tuple[str, ...]
-    """As it is written, with line ends; bytes that are not UTF-8 as `surrogateescape` has them."""
+    """As written, with line ends; bytes that are not UTF-8 are kept by `surrogateescape`."""
     cells: list[str]
-    """None of a blank line, nor of lines that cannot be told apart as rows."""
+    """Empty for a blank line, and for lines that cannot be parsed as a row."""
     fault: str | None = None
     """What is wrong with it, and the way out."""
 
@@ -45,7 +45,7 @@ class TextRow:
 class TextTable:
     """A CSV or TSV file as a stream of rows. Memory is bounded by its longest row.
 
-    CSV is that of RFC 4180: cells with commas, quotes or line breaks are in quotes. TSV is GLUE's:
+    CSV follows RFC 4180: cells with commas, quotes or line breaks are in quotes. TSV follows GLUE:
     quotes are literal, so no cell holds a tab or a line break.
     """
 
@@ -55,12 +55,12 @@ class TextTable:
         """Read the header, which is the first line that is not blank.
 
         Args:
-            source: names the file; its ending tells CSV from TSV.
-            columns: what the header says, where the stream begins behind it.
+            source: names the file; its suffix distinguishes CSV from TSV.
+            columns: the header's names, if the stream begins after it.
             line: the number of the stream's first line.
         Raises: CorpusError if the header cannot be read or has a name twice.
         """
-        csv.field_size_limit(2**31 - 1)  # else 131,072, which is below what a long passage has
+        csv.field_size_limit(2**31 - 1)  # the default, 131,072, is too short for long passages
         self._source, self._suffix = source, files.suffixes(source)[0]
         self._divider = DIVIDERS[self._suffix]
         self._lines = _Lines(stream, line)
@@ -76,11 +76,11 @@ class TextTable:
 
     @property
     def next_line(self) -> int:
-        """The number of the line after those that were read."""
+        """The number of the line after those read so far."""
         return self._lines.next_line
 
     def rows(self) -> Iterator[TextRow]:
-        """The rows behind the header, those with a fault and blank lines too.
+        """The rows after the header, faulty and blank ones included.
 
         Every line of the file is in one of them.
         """
@@ -111,7 +111,7 @@ class TextTable:
             if divider == other:
                 way_out = f"name the file .{suffix}"
         return (
-            f"wanted names of columns, divided by {ours[self._suffix]}, got none of these but "
+            f"wanted names of columns separated by {ours[self._suffix]}, got none of these but "
             f"{other!r}: {way_out}"
         )
 
@@ -131,20 +131,20 @@ class TextTable:
         return TextRow(first, tuple(lines.of_row), cells, fault)
 
     def _unreadable(self, error: str) -> str:
-        said = "a quote opens here that is not closed" if "end of data" in error else error
+        reason = "a quote opens here that is not closed" if "end of data" in error else error
         return (
-            f"wanted a row of .{self._suffix}, it cannot be read ({said}): quote cells that hold "
-            "commas, quotes or line breaks, and write a quote within them twice"
+            f"wanted a row of .{self._suffix}, it cannot be read ({reason}): quote cells that "
+            "hold commas, quotes or line breaks, and double the quotes inside them"
         )
 
     def _other_cells(self, cells: Sequence[str]) -> str | None:
         if not cells or not self.columns or len(cells) == len(self.columns):
             return None
         way_out = (
-            "quote cells that hold commas, and leave empty what has no value"
+            "quote cells that hold commas, and leave cells without a value empty"
             if self._suffix == "csv"
-            else "correct the line; where a cell has to hold a tab or a line break, which .tsv "
-            "cannot, write the table as .csv"
+            else "correct the line; if a cell must contain a tab or a line break, which .tsv does "
+            "not allow, write the table as .csv"
         )
         return (
             f"wanted {len(self.columns)} cells, as many as the header has columns, "
@@ -153,7 +153,7 @@ class TextTable:
 
 
 class _Lines:
-    """The lines of a file, counted, and those that the row at hand has."""
+    """The lines of a file, counted, and those of the current row."""
 
     def __init__(self, stream: Stream, line: int) -> None:
         self._lines = io.TextIOWrapper(
@@ -181,7 +181,7 @@ def _not_utf8(lines: Sequence[str]) -> str | None:
         try:
             line.encode()
         except UnicodeEncodeError as error:
-            byte = ord(line[error.start]) - 0xDC00  # as `surrogateescape` has it
+            byte = ord(line[error.start]) - 0xDC00  # as `surrogateescape` encodes it
             return (
                 f"wanted UTF-8, byte 0x{byte:02x} is not: convert the file with iconv, or leave it "
                 "out"
@@ -190,20 +190,20 @@ def _not_utf8(lines: Sequence[str]) -> str | None:
 
 
 def check_header(names: Sequence[str], source: str) -> None:
-    """Raises: CorpusError if a name is there twice: one of its columns would be lost."""
+    """Raises: CorpusError if a name occurs twice: one of its columns would be lost."""
     twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
     if twice is not None:
         raise CorpusError(
-            f"{source}: wanted each column once, got {twice!r} {names.count(twice)} times: write "
-            "the file again with names of their own"
+            f"{source}: wanted each column once, got {twice!r} {names.count(twice)} times: give "
+            "the columns different names"
         )
 
 
 class ClassLabel(int):
-    """The number of a class in a Hugging Face data set, which knows the class's name."""
+    """The number of a class in a Hugging Face data set, with the class's name."""
 
     name: str | None
-    """None of a number that is none of theirs; a negative one says that the row has no label."""
+    """None for a number without a class; a negative one means that the row has no label."""
 
     def __new__(cls, number: int, names: Sequence[str]) -> "ClassLabel":
         label = super().__new__(cls, number)
@@ -214,7 +214,7 @@ class ClassLabel(int):
 def with_classes(
     rows: Sequence[dict[str, Any]], classes: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """The rows with numbers of classes, and lists of them, as `ClassLabel`; names are as they are.
+    """The rows with class numbers, and lists of them, as `ClassLabel`; class names are unchanged.
 
     Args:
         classes: column → names of its classes.
@@ -229,19 +229,19 @@ def _as_class(value: Any, names: Sequence[str]) -> Any:
     if isinstance(value, list):
         return [_as_class(each, names) for each in value]
     if isinstance(value, str) and value not in names and _NUMBER.fullmatch(value):
-        return ClassLabel(int(value), names)  # as a table of text has them
+        return ClassLabel(int(value), names)  # as a table of text stores numbers
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return ClassLabel(value, names) if is_number else value
 
 
 def _classes_of(schema: pa.Schema) -> dict[str, list[str]]:
-    """Column → names of its classes, as the `datasets` library writes them beside a schema."""
+    """Column → names of its classes, as the `datasets` library stores them with a schema."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        found = {name: _names_of(feature) for name, feature in features.items()}
+        classes = {name: _names_of(feature) for name, feature in features.items()}
     except (AttributeError, KeyError, TypeError, ValueError):  # none, or of another shape
         return {}
-    return {name: names for name, names in found.items() if names and name in schema.names}
+    return {name: names for name, names in classes.items() if names and name in schema.names}
 
 
 def _names_of(feature: Any) -> list[str] | None:
@@ -254,11 +254,11 @@ def _names_of(feature: Any) -> list[str] | None:
 
 
 def table_rows(data: bytes, source: str) -> list[dict]:
-    """Rows of a CSV, TSV, JSONL or Parquet file, told apart by its name, values by column.
+    """Rows of a CSV, TSV, JSONL or Parquet file, by the suffix of its name; values by column.
 
     Args:
-        data: decompressed, where `source` ends in .gz, .bz2 or .zst.
-    Raises: CorpusError naming the file, and the row that is not right.
+        data: decompressed, if `source` ends in .gz, .bz2 or .zst.
+    Raises: CorpusError naming the file, and the bad row.
     """
     suffix, _ = files.suffixes(source)
     if suffix in ("jsonl", "ndjson"):
@@ -281,7 +281,7 @@ def table_rows(data: bytes, source: str) -> list[dict]:
 
 
 def parquet_rows(data: bytes, source: str) -> list[dict]:
-    """Rows of a Parquet file; numbers of classes, where it has their names, as `ClassLabel`.
+    """Rows of a Parquet file; class numbers become `ClassLabel` if it has the names.
 
     Raises: CorpusError naming the file.
     """

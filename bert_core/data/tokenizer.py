@@ -1,6 +1,6 @@
 """Text to ids: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's Unigram, any `tokenizer.json`.
 
-How a vocabulary is trained is for `data.vocabulary`.
+Training a vocabulary is left to `data.vocabulary`.
 """
 
 import hashlib
@@ -21,22 +21,22 @@ from bert_core.errors import FormatError
 from bert_core.manifest import folder_with
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# The same five in RoBERTa's files; ALBERT's have some of each.
+# The same five in RoBERTa's files; ALBERT's mix both.
 OTHER_NAMES = {PAD: "<pad>", UNK: "<unk>", CLS: "<s>", SEP: "</s>", MASK: "<mask>"}
 CONTINUATION = "##"
-# What a token that begins a word begins with: byte-level BPE's space, Unigram's.
+# Prefixes of tokens that begin a word: the space of byte-level BPE, and of Unigram.
 BYTE_SPACE, SPACE = "Ġ", "▁"
 MAX_CHARACTERS_PER_WORD = 100
 Kind = Literal["wordpiece", "bpe", "unigram"]
-# What other folders of encoders hold in place of ours.
+# Vocabulary files of other layouts, which are not read.
 OTHER_FILES = ("vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` with the names, files and digest that raybert's stages meet on."""
+    """A `tokenizers.Tokenizer` with the names, files and digest that raybert's stages share."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        # Truncation and padding are arguments here, never state that a file brings along.
+        # Truncation and padding are arguments here, never state loaded from a file.
         inner.no_truncation()
         inner.no_padding()
         self.inner = inner
@@ -45,7 +45,7 @@ class Tokenizer:
         if max(ids.values()) >= len(ids):
             raise FormatError(
                 f"tokenizer: wanted ids without a gap, {len(ids):,} tokens have ids up to "
-                f"{max(ids.values()):,}: name the unused ids in its tokenizer.json"
+                f"{max(ids.values()):,}: add tokens for the unused ids to its tokenizer.json"
             )
 
     @classmethod
@@ -60,18 +60,18 @@ class Tokenizer:
         """BERT's WordPiece over `vocabulary`, whose order gives the ids.
 
         Args:
-            strip_accents: None strips them where text is lower-cased.
-            chinese_characters: whether each is a word of its own.
+            strip_accents: None strips them if text is lower-cased.
+            chinese_characters: whether each is a separate word.
 
-        Raises: FormatError if a special token is missing or a token stands twice.
+        Raises: FormatError if a special token is missing or a token occurs twice.
         """
         ids = {token: index for index, token in enumerate(vocabulary)}
         _special_tokens(ids)
         if len(ids) < len(vocabulary):
             twice = next(token for index, token in enumerate(vocabulary) if ids[token] != index)
             raise FormatError(
-                f"tokenizer: wanted every token of the vocabulary once, {twice!r} stands there "
-                "twice: take the later one out"
+                f"tokenizer: wanted every token of the vocabulary once, {twice!r} occurs twice: "
+                "remove the later one"
             )
         inner = tokenizers.Tokenizer(
             models.WordPiece(
@@ -111,7 +111,7 @@ class Tokenizer:
 
     @classmethod
     def from_pieces(cls, pieces: Sequence[tuple[str, float]], *, lowercase: bool) -> "Tokenizer":
-        """ALBERT's Unigram over pieces with the logarithms of their probabilities, in id order."""
+        """ALBERT's Unigram over pieces with their log probabilities, in id order."""
         ids = {token: index for index, (token, _) in enumerate(pieces)}
         special = _special_tokens(ids)
         inner = tokenizers.Tokenizer(models.Unigram(list(pieces), ids[special[UNK]], False))
@@ -130,10 +130,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """Read `tokenizer.json`, or `vocab.txt` where that is all there is, at a path or a URI.
+        """Read `tokenizer.json`, or else `vocab.txt`, at a path or a URI.
 
-        Of a stage's output that has a bundle in it, they are the bundle's.
-        Raises: FormatError if neither is there or the file cannot be read.
+        In the output of a stage that makes a bundle, they are the bundle's.
+        Raises: FormatError if there is neither or the file cannot be read.
         """
         folder = folder_with(str(folder), "tokenizer.json", "vocab.txt") or str(folder)
         path = files.join(folder, "tokenizer.json")
@@ -154,12 +154,12 @@ class Tokenizer:
         for name in OTHER_FILES:
             if files.exists(files.join(str(folder), name)):
                 raise FormatError(
-                    f"{folder}: wanted tokenizer.json or vocab.txt, found only {name}: write the "
+                    f"{folder}: wanted tokenizer.json or vocab.txt, found only {name}: create the "
                     "first with transformers, AutoTokenizer.from_pretrained(folder)"
                     ".save_pretrained(folder)"
                 )
         raise FormatError(
-            f"{folder}: wanted tokenizer.json or vocab.txt, neither is there: "
+            f"{folder}: wanted tokenizer.json or vocab.txt, found neither: "
             "give a folder that `raybert vocab` wrote, or one in Hugging Face layout"
         )
 
@@ -167,12 +167,12 @@ class Tokenizer:
         """The files that transformers' AutoTokenizer reads, by name.
 
         Args:
-            segments: whether the model tells two segments apart.
+            segments: whether the model distinguishes two segments.
         """
         names = {"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK}
         special = {f"{name}_token": self._special[one] for name, one in names.items()}
         settings: dict[str, Any] = {"model_max_length": model_max_length, **special}
-        listed = {"tokenizer.json": self.inner.to_str(pretty=False).encode()}
+        contents = {"tokenizer.json": self.inner.to_str(pretty=False).encode()}
         if not segments:
             settings["model_input_names"] = ["input_ids", "attention_mask"]
         normalizer = self.inner.normalizer
@@ -184,13 +184,13 @@ class Tokenizer:
                 "tokenize_chinese_chars": normalizer.handle_chinese_chars,
             }
         else:
-            # The class that takes `tokenizer.json` as it is; others build their own from its parts.
+            # This class uses `tokenizer.json` unchanged; others rebuild a tokenizer from its parts.
             settings["tokenizer_class"] = "PreTrainedTokenizerFast"
             if segments:
                 settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         if self.kind == "wordpiece":
-            listed["vocab.txt"] = "".join(f"{token}\n" for token in self.vocabulary).encode()
-        return listed | {
+            contents["vocab.txt"] = "".join(f"{token}\n" for token in self.vocabulary).encode()
+        return contents | {
             "tokenizer_config.json": json.dumps(settings, indent=2).encode(),
             "special_tokens_map.json": json.dumps(special, indent=2).encode(),
         }
@@ -203,10 +203,10 @@ class Tokenizer:
             files.write_bytes(files.join(str(folder), name), data)
 
     def check_casing(self, source: str) -> None:
-        """See that the vocabulary has the casing that text will have when it is looked up.
+        """Check that the vocabulary has the casing of the text that is looked up in it.
 
-        Raises: FormatError naming `source` if text is lower-cased and entries have capitals, which
-            would never be found, or text is not and no entry has one, though some have letters.
+        Raises: FormatError naming `source` if text is lower-cased but entries have capitals, which
+            could never match, or text is not and no entry has one, though some have letters.
         """
         if self.kind == "bpe":
             return  # its alphabet of bytes has capitals whatever the text
@@ -215,8 +215,8 @@ class Tokenizer:
         capitals = sum(token != token.lower() for token in entries)
         lowers = self.lowercase
         way_out = (
-            "set lowercase in its tokenizer.json (do_lower_case in tokenizer_config.json where "
-            "there is a vocab.txt alone), or give a vocabulary of the other casing"
+            "set lowercase in its tokenizer.json (do_lower_case in tokenizer_config.json if there "
+            "is only a vocab.txt), or give a vocabulary of the other casing"
         )
         if lowers and capitals > max(10, 0.01 * len(entries)):
             raise FormatError(
@@ -255,9 +255,9 @@ class Tokenizer:
 
     @cached_property
     def begins_word(self) -> np.ndarray:
-        """For every id whether its token begins a word, bool, (V,).
+        """For every id, whether its token begins a word; bool, (V,).
 
-        Of WordPiece every token but a continuation; of the others one with its space.
+        In WordPiece every token except continuations; in the others those with a space.
         """
         if self.kind == "wordpiece":
             return np.array([not token.startswith(CONTINUATION) for token in self.vocabulary])
@@ -310,7 +310,7 @@ class Tokenizer:
 
     @property
     def mask_token(self) -> str:
-        """What stands for a word that is to be found: `[MASK]`, or `<mask>`."""
+        """The mark for a word to predict: `[MASK]`, or `<mask>`."""
         return self._special[MASK]
 
     @cached_property
@@ -325,12 +325,12 @@ class Tokenizer:
 
     def _id(self, token: str) -> int:
         index = self.inner.token_to_id(self._special[token])
-        assert index is not None  # __init__ looked
+        assert index is not None  # checked in __init__
         return index
 
     @cached_property
     def separators(self) -> int:
-        """Separators between the two texts of a pair: one of BERT, two of RoBERTa."""
+        """Separators between the two texts of a pair: one in BERT, two in RoBERTa."""
         return max(1, self.inner.num_special_tokens_to_add(is_pair=True) - 2)
 
     @cached_property
@@ -340,19 +340,19 @@ class Tokenizer:
         return processor is None or 1 in self.inner.encode("a", "a").type_ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
-        """The library's encoding of each text: ids without special tokens, and no offsets."""
+        """The library's encoding of each text: ids without special tokens or offsets."""
         texts = list(texts)
         try:
             return self.inner.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError:  # NOTE: so says the library of half a surrogate pair, which JSON can hold
+        except TypeError:  # NOTE: raised for a lone surrogate, which JSON can hold
             whole = [text.encode(errors="ignore").decode() for text in texts]
             return self.inner.encode_batch_fast(whole, add_special_tokens=False)
 
     def encode(self, texts: Sequence[str], max_length: int | None) -> list[np.ndarray]:
-        """Ids of `[CLS] text [SEP]`, uint32, one array a text.
+        """Ids of `[CLS] text [SEP]`, uint32, one array per text.
 
         Args:
-            max_length: ids in all that a text is cut to; None keeps it whole.
+            max_length: total ids that a text is cut to; None keeps it whole.
         """
         keep = None if max_length is None else max_length - 2
         encodings = self.encode_batch(texts)
@@ -360,7 +360,7 @@ class Tokenizer:
         return [np.array(head + e.ids[:keep] + tail, dtype=np.uint32) for e in encodings]
 
     def encode_column(self, texts: pa.StringArray) -> pa.ListArray:
-        """Ids without special tokens, a list a text. Nulls count as empty."""
+        """Ids without special tokens, one list per text. Nulls count as empty."""
         if self._bulk is not None:
             flat, counts = self._bulk.encode(texts)
         else:
@@ -378,31 +378,32 @@ class Tokenizer:
 
 
 def _special_tokens(vocabulary: Mapping[str, int]) -> dict[str, str]:
-    """BERT's name → the name in this vocabulary, of the five special tokens.
+    """BERT's name → the name in this vocabulary, for the five special tokens.
 
-    Raises: FormatError if one has neither of its names there.
+    Raises: FormatError if the vocabulary has neither name of one of them.
     """
     named = {
-        one: next((name for name in (one, OTHER_NAMES[one]) if name in vocabulary), None)
-        for one in SPECIAL_TOKENS
+        token: next((name for name in (token, OTHER_NAMES[token]) if name in vocabulary), None)
+        for token in SPECIAL_TOKENS
     }
     missing = [one for one, name in named.items() if name is None]
     if missing:
         raise FormatError(
             f"tokenizer: wanted the special tokens {', '.join(SPECIAL_TOKENS)} (or "
             f"{', '.join(OTHER_NAMES.values())}), {', '.join(missing)} is not in the vocabulary: "
-            "train it with `raybert vocab`, or give the folder of a tokenizer of an encoder"
+            "train it with `raybert vocab`, or give the folder of an encoder's tokenizer"
         )
     return {one: name for one, name in named.items() if name is not None}
 
 
 def _lines(path: str) -> list[str]:
-    # NOTE: str.splitlines would cut at U+2028 and other characters that a token may be.
+    # NOTE: str.splitlines would split at U+2028 and other characters that may be tokens.
     try:
         text = files.read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(
-            f"{path}: wanted UTF-8 with a token a line, byte {error.start:,} is not: copy it again"
+            f"{path}: wanted UTF-8 with one token per line, byte {error.start:,} is not: copy it "
+            "again"
         ) from error
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
@@ -410,7 +411,7 @@ def _lines(path: str) -> list[str]:
 def bert_normalizer(
     lowercase: bool, strip_accents: bool | None = None, chinese_characters: bool = True
 ) -> normalizers.Normalizer:
-    """BERT's own: clean, apart around CJK characters, lower-cased without accents or neither."""
+    """BERT's: clean text, CJK characters set apart, lower-cased without accents or neither."""
     return normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=chinese_characters,
@@ -420,7 +421,7 @@ def bert_normalizer(
 
 
 def unigram_normalizer(lowercase: bool) -> normalizers.Normalizer:
-    """ALBERT's own: plain quotes, compatibility forms, without accents, lower-cased or not."""
+    """ALBERT's: plain quotes, compatibility forms, no accents, lower-cased or not."""
     steps = [
         normalizers.Replace("``", '"'),
         normalizers.Replace("''", '"'),
@@ -431,7 +432,7 @@ def unigram_normalizer(lowercase: bool) -> normalizers.Normalizer:
 
 
 def _normalizer_settings(folder: str) -> dict[str, Any]:
-    """What `tokenizer_config.json` says of how text is made ready, under our names."""
+    """The normalizer's settings in `tokenizer_config.json`, under our names."""
     path = files.join(folder, "tokenizer_config.json")
     settings = files.read_json(path) if files.exists(path) else {}
     return {

@@ -1,6 +1,6 @@
 """Text to a vocabulary, the same bytes in every process: WordPiece, byte-level BPE, Unigram.
 
-Which documents it is trained on is for `pipelines.vocab`.
+Which documents it is trained on is left to `pipelines.vocab`.
 """
 
 import json
@@ -27,12 +27,12 @@ from bert_core.data.tokenizer import (
 from bert_core.errors import ConfigError, CorpusError
 
 CLS, SEP, MASK = SPECIAL_TOKENS[2:]
-# In the order of the published files: fairseq's, and SentencePiece's as ALBERT has them.
+# In the order of the published files: fairseq's, and ALBERT's from SentencePiece.
 BPE_SPECIAL = tuple(OTHER_NAMES[one] for one in (CLS, PAD, SEP, UNK, MASK))
 UNIGRAM_SPECIAL = (OTHER_NAMES[PAD], OTHER_NAMES[UNK], CLS, SEP, MASK)
 LONGEST_PIECE = 16
 LIMIT_ALPHABET = 1000
-"""Most characters kept, the most frequent ones; words with others are unknown."""
+"""How many characters are kept, the most frequent ones; words with others are unknown."""
 ROUNDS = 2
 
 
@@ -88,7 +88,7 @@ def _train_bpe(
     )
     trained.train_from_iterator(texts, trainer)
     merges = [tuple(pair) for pair in json.loads(trained.to_str())["model"]["merges"]]
-    # Two merges may give one token: it has the place of the first.
+    # Two merges may give the same token: it has the position of the first.
     vocabulary = dict.fromkeys([*BPE_SPECIAL, *alphabet, *("".join(pair) for pair in merges)])
     return Tokenizer.from_merges(list(vocabulary), merges, lowercase=lowercase)
 
@@ -98,9 +98,9 @@ def _train_unigram(
 ) -> Tokenizer:
     """ALBERT's Unigram (Kudo 2018): special tokens, characters, the rest, each by code points.
 
-    The trainer of `tokenizers` gives the same pieces in every process, but scores that differ in
-    their last digits with the order in which its threads add. So they are made again, from whole
-    numbers: counts of the pieces as parts of words, then twice of the best segmentation by them.
+    The trainer of `tokenizers` gives the same pieces in every process, but scores whose last digits
+    depend on the order in which its threads add. So they are recomputed from integers: from counts
+    of the pieces as parts of words, then twice from counts in the best segmentation by these.
     """
     normalizer = unigram_normalizer(lowercase)
     words: Counter[str] = Counter()
@@ -138,9 +138,9 @@ def _train_unigram(
         for text in texts
     )
     trained.train_from_iterator(known, trainer)
-    found = set(trained.get_vocab()) - set(UNIGRAM_SPECIAL)
-    pieces = sorted(found, key=lambda piece: (len(piece) > 1, piece))
-    counts = _parts(words, found)
+    ordinary = set(trained.get_vocab()) - set(UNIGRAM_SPECIAL)
+    pieces = sorted(ordinary, key=lambda piece: (len(piece) > 1, piece))
+    counts = _parts(words, ordinary)
     for _ in range(ROUNDS):
         model = Tokenizer.from_pieces(_scored(pieces, counts), lowercase=lowercase)
         counts = _segments(words, model)
@@ -175,7 +175,7 @@ def _segments(words: Counter[str], model: Tokenizer) -> Counter[str]:
 def _scored(pieces: Sequence[str], counts: Counter[str]) -> list[tuple[str, float]]:
     """Pieces with the logarithm of their share; one that was never used counts half.
 
-    Six decimals: more of them do not come back from a file as they were.
+    Rounded to six decimals: more do not survive being written to a file and read back.
     """
     total = sum(counts[piece] for piece in pieces)
     scored = [(piece, round(math.log(max(counts[piece], 0.5) / total), 6)) for piece in pieces]
@@ -207,7 +207,8 @@ def train_vocabulary(
         texts: what to count words in; read twice.
         vocab_size: most tokens, specials included. A small corpus gives fewer.
         min_frequency: a pair of pieces seen less often is not merged.
-        limit_alphabet: most characters kept, the most frequent ones; words with others are unknown.
+        limit_alphabet: how many characters are kept, the most frequent ones; words with others are
+            unknown.
     Raises: CorpusError if there is no text; ConfigError if `vocab_size` cannot hold the alphabet.
     Source: Schuster and Nakajima 2012, as in `tokenizers`' WordPieceTrainer, which merges by count.
     """
@@ -237,8 +238,8 @@ def train_vocabulary(
             f"corpus), got {vocab_size}: raise vocab_size, or lower limit_alphabet"
         )
     # NOTE: the trainer numbers `##c` pieces in the order of a randomly seeded hash map and breaks
-    # ties between equally frequent pairs by those numbers. Given here as special tokens they are
-    # numbered by us, so the merges too are the same in every process.
+    # ties between equally frequent pairs by those numbers. Passed as special tokens, they are
+    # numbered by us, so the merges are the same in every process too.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,

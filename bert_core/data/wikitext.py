@@ -1,7 +1,7 @@
 """Articles of a Wikipedia dump (`pages-articles.xml`) as plain text. Pure: no files here.
 
-mwparserfromhell reads the markup. Where brackets or tags are not closed it takes quadratic time, so
-a stack first cuts out, in linear time, what holds no prose and every mark that has no partner.
+mwparserfromhell parses the markup. It takes quadratic time if brackets or tags are not closed, so a
+stack first cuts out, in linear time, whatever holds no prose and every unmatched mark.
 """
 
 import re
@@ -15,10 +15,10 @@ from mwparserfromhell.nodes import ExternalLink, HTMLEntity, Tag, Text, Wikilink
 
 from bert_core.errors import CorpusError
 
-# Where a page ends, so that a dump can be cut between two.
+# The end of a page, so that a dump can be split between pages.
 PAGE_END = re.compile(rb"</page>\s*")
 
-# Sections of the English Wikipedia that only list and refer; those below them go with them.
+# Sections of the English Wikipedia that only list and cite; their subsections go with them.
 SECTIONS_WITHOUT_PROSE = frozenset(
     [
         *("references", "notes", "notes and references", "references and notes", "footnotes"),
@@ -34,16 +34,17 @@ _TITLE = re.compile(rb"<title>(.*?)</title>")
 def dump_pages(data: bytes, source: str, offset: int = 0) -> Iterator[tuple[str, str]]:
     """Title and wikitext of every article in `data`, a part of a dump from byte `offset` on.
 
-    Pages of other namespaces, redirects, and what is not wikitext or has no text are passed over;
-    so is what lies outside of whole `<page>` elements. Of several revisions the last one counts.
-    Raises: CorpusError naming `source`, the byte and the title where a page is not well-formed.
+    Pages of other namespaces, redirects, and pages that are not wikitext or have no text are
+    skipped; so is everything outside complete `<page>` elements. Of several revisions the last one
+    counts.
+    Raises: CorpusError naming `source`, the byte and the title if a page is not well-formed.
     """
     end = 0
     while (start := data.find(_PAGE, end)) >= 0:
         end = data.find(_END_OF_PAGE, start) + len(_END_OF_PAGE)
         if end < len(_END_OF_PAGE):
             return
-        # A page has no DTD, so that no entities can be declared in it.
+        # A page has no DTD, so it cannot declare entities.
         try:
             page = ET.fromstring(data[start:end])
         except ET.ParseError as error:
@@ -51,8 +52,8 @@ def dump_pages(data: bytes, source: str, offset: int = 0) -> Iterator[tuple[str,
             name = f" ({title[1].decode('utf-8', 'replace')})" if title else ""
             raise CorpusError(
                 f"{source}: wanted pages of well-formed XML, the one at byte "
-                f"{offset + start:,}{name} is not ({error}): download the dump again, or take "
-                "the page out"
+                f"{offset + start:,}{name} is not ({error}): download the dump again, or remove "
+                "the page"
             ) from error
         yield from _article(page)
 
@@ -73,7 +74,7 @@ _QUOTES = re.compile(r"'{2,}")
 _HEADING = re.compile(r"^(={1,6})([^\n]+)\1[ \t]*$", re.MULTILINE)
 _LIST_MARKER = re.compile(r"^(?:[*#:;]+|-{4,})[ \t]*", re.MULTILINE)
 _EQUALS_SIGNS = re.compile(r"^=+", re.MULTILINE)
-# Stands where something was cut out. Like NUL, at which the parser stops, taken out of the input.
+# Marks where something was cut out. Removed from the input, like NUL, at which the parser stops.
 _GAP = "\ufffc"
 _NO_TEXT = re.compile(f"[\x00{_GAP}]")
 
@@ -81,16 +82,16 @@ _NO_TEXT = re.compile(f"[\x00{_GAP}]")
 def article_text(title: str, wikitext: str) -> str:
     """The prose of an article: its title, then paragraphs and headings with blank lines between.
 
-    Templates, tables, references, images, formulas and code are left out, and so are headings that
-    nothing stands under; lists keep their lines. Empty if there is no prose at all. What templates
-    would show (measures, words in other scripts) is missing, as it is in any text without them.
+    Templates, tables, references, images, formulas and code are left out, and so are headings
+    without text under them; lists keep their lines. Empty if there is no prose at all. What
+    templates would show (measures, words in other scripts) is missing, as in any text without them.
     """
     text = _COMMENT.sub("", _NO_TEXT.sub("", wikitext))
     text = _QUOTES.sub(_apostrophes, _MAGIC_WORD.sub("", text))
-    # Of each section: the signs of its heading, the heading, what stands under it.
+    # Per section: the signs of its heading, the heading, the text under it.
     lead, *others = _HEADING.split(text)
     blocks = [_plain(lead)]
-    headings: list[tuple[int, str]] = []  # nothing stands under them so far
+    headings: list[tuple[int, str]] = []  # no text under them so far
     left_out = 7  # the level of the section that is left out
     for signs, heading, body in zip(others[::3], others[1::3], others[2::3], strict=True):
         level, heading = len(signs), " ".join(_plain(heading).split())
@@ -108,7 +109,7 @@ def article_text(title: str, wikitext: str) -> str:
 
 
 def _apostrophes(quotes: re.Match[str]) -> str:
-    """What is shown of two or more in a row: those beyond italic (2), bold (3) or both (5)."""
+    """What is shown of two or more in a row: any beyond italic (2), bold (3) or both (5)."""
     count = len(quotes[0])
     return "'" * (count - 5 if count > 5 else count == 4)
 
@@ -116,17 +117,17 @@ def _apostrophes(quotes: re.Match[str]) -> str:
 def _plain(wikitext: str) -> str:
     pieces: list[str] = []
     text = _LIST_MARKER.sub("", _cut_out(wikitext))
-    # NOTE: of a line like "=a=b=c…" with 50,000 signs the parser dies by a segmentation fault.
+    # NOTE: a line like "=a=b=c…" with 50,000 signs makes the parser crash (segmentation fault).
     text = _EQUALS_SIGNS.sub(lambda match: "&#61;" * len(match[0]), text)
     _read(mwparserfromhell.parse(text, skip_style_tags=True).nodes, pieces)
     return _tidied("".join(pieces))
 
 
-# Tags in which there is no wikitext, but for <nowiki> nor anything to read.
+# Tags whose content is not wikitext, and except in <nowiki> not prose either.
 _LITERAL = ["ce", "chem", "graph", "hiero", "maplink", "math", "nowiki", "pre", "score", "source"]
 _LITERAL += ["syntaxhighlight", "timeline"]
 _LITERAL_END = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in _LITERAL}
-# Brackets and tags that are cut out with all that is in them.
+# Brackets and tags that are cut out with everything in them.
 _CUT_OUT = {"{{", "{|", "gallery", "imagemap", "includeonly", "inputbox", "ref", "references"}
 _CUT_OUT |= {"table", *_LITERAL_END} - {"nowiki"}
 _LINE_BREAKS = {"br", "dd", "dt", "hr", "li", "p"}  # need not be closed
@@ -139,13 +140,13 @@ _MARK = re.compile(
     """,
     re.VERBOSE | re.MULTILINE | re.IGNORECASE,
 )
-_MAX_DEPTH = 30  # the parser leaves as it is what is nested deeper than 40
+_MAX_DEPTH = 30  # the parser does not parse what is nested deeper than 40
 
 
 class _Kept:
     """The text that is kept, and the marks in it that are open.
 
-    A gap stands for each mark that is dropped, lest its neighbours make a new one.
+    A gap replaces each dropped mark, lest its neighbours form a new one.
     """
 
     def __init__(self) -> None:
@@ -161,7 +162,7 @@ class _Kept:
         self.pieces.append(_GAP if too_deep else mark)
 
     def closes(self, kind: str, mark: str) -> None:
-        """What was opened since then has no partner; nor has `mark` if none of its kind is open."""
+        """Close the last mark of `kind`, dropping those opened since; without one, drop `mark`."""
         if not self._depths[kind]:
             self.pieces.append(_GAP)
             return
@@ -186,12 +187,12 @@ class _Kept:
 
 
 def _cut_out(wikitext: str) -> str:
-    """`wikitext` without templates, tables, references, …, nor marks that nothing closes or opens.
+    """`wikitext` without templates, tables, references, …, and without unmatched marks.
 
-    Where marks overlap (`[[ {{ ]] }}`) the first that closes counts.
+    If marks overlap (`[[ {{ ]] }}`) the first to close counts.
     """
     kept, position = _Kept(), 0
-    endless: set[str] = set()  # tags that nothing closes from here on
+    endless: set[str] = set()  # tags that are not closed from here on
     while match := _MARK.search(wikitext, position):
         kept.pieces.append(wikitext[position : match.start()])
         mark, position = match[0], match.end()
@@ -223,7 +224,7 @@ def _cut_out(wikitext: str) -> str:
     return "".join([*kept.pieces, wikitext[position:]])
 
 
-# Links that show nothing: to what namespace, to what file, to what language.
+# Links that show nothing, by namespace, by file, by language.
 _HIDDEN_NAMESPACES = frozenset(["category", "file", "image"])
 _FILE = re.compile(r":.*\.(?:gif|jpe?g|oga|ogg|ogv|pdf|png|svg|tiff?|webm|webp)\Z", re.IGNORECASE)
 _LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple):")
@@ -231,7 +232,7 @@ _BLOCKS = frozenset(["blockquote", "center", "div", "dl", "ol", "poem", "ul"])
 
 
 def _read(nodes: Sequence[Any], pieces: list[str]) -> None:
-    """Append what `nodes` show to `pieces`."""
+    """Append the text that `nodes` show to `pieces`."""
     for node in nodes:
         if isinstance(node, Text):
             pieces.append(str(node))
@@ -263,7 +264,7 @@ def _read_link(link: Wikilink, pieces: list[str]) -> None:
         pieces.append(target.removeprefix(":"))
 
 
-# NOTE: possessive (`++`) where a long run that fails would be tried again from each of its signs.
+# NOTE: possessive (`++`), or a long run that fails would be retried from each of its characters.
 _EMPTY_BRACKETS = re.compile(rf"[(\[]([\s,;:/{_GAP}]*+)[)\]]")
 _AFTER_BRACKET = re.compile(rf"\(([\s,;:{_GAP}]++)")
 _BEFORE_BRACKET = re.compile(rf"(?<![\s,;:{_GAP}])([\s,;:{_GAP}]++)\)")
@@ -282,14 +283,14 @@ def _tidied(text: str) -> str:
     lines = []
     for line in text.split("\n"):
         shown = " ".join(line.replace(_GAP, "").split())
-        # Neither cells of a table that was not closed, nor lines of nothing but gaps.
+        # Skip cells of an unclosed table, and lines of nothing but gaps.
         if not shown.startswith("|") and (shown or _GAP not in line):
             lines.append(shown)
     return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip()
 
 
 def _at_gaps(pattern: re.Pattern[str], instead: str, text: str) -> str:
-    """`text` with `instead` for each match in which there is a gap."""
+    """`text` with `instead` for each match that contains a gap."""
     if _GAP not in text:
         return text
     return pattern.sub(lambda match: match.expand(instead) if _GAP in match[0] else match[0], text)

@@ -1,4 +1,4 @@
-"""What goes through an encoder as one: texts joined by special tokens, with what is to be read off.
+"""What passes through an encoder as one: texts joined by special tokens, and what to score.
 
 A task makes windows of its rows; `bert_core.batches` lays them out as tensors.
 """
@@ -22,16 +22,16 @@ class Window:
     row: int
     """Which of the encoded rows it belongs to, from 0."""
     ids: tuple[Ids, ...]
-    """Its sequences, special tokens included: one, or one a choice."""
+    """Its sequences, special tokens included: one, or one per choice."""
     segment_b_start: tuple[int, ...]
-    """Where segment 1 begins in each; its length where there is none."""
+    """Where segment 1 begins in each; the sequence's length if there is none."""
     positions: Mapping[str, Int[np.ndarray, "_"]] = field(default_factory=dict)
-    """Entry of the batch → which tokens of the only sequence are scored, ascending; of several
-    sequences one token each."""
+    """Entry of the batch → which tokens of a single sequence are scored, ascending; of several
+    sequences, one token each."""
     labels: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Entry of the batch → what is right, (items, …); nothing where that is not known."""
+    """Entry of the batch → the right labels, (items, …); empty if they are unknown."""
     origin: Any = None
-    """What the task needs to read an answer off the scores, such as the characters of tokens."""
+    """What the task needs to turn scores into an answer, such as the characters of tokens."""
     is_cut: bool = False
     """Whether the row has more than its windows hold."""
 
@@ -42,7 +42,7 @@ class Window:
 
     @property
     def is_unlabelled(self) -> bool:
-        """Whether labels are wanted of it and it has none, so that nothing is learned from it."""
+        """Whether it should have labels but has none, so that nothing is learned from it."""
         return bool(self.labels) and not any(map(len, self.labels.values()))
 
 
@@ -52,9 +52,9 @@ class Pieces:
 
     ids: Ids
     offsets: Int[np.ndarray, "pieces 2"]
-    """Characters of the text that each stands for: the first, and the one after the last."""
+    """Range of characters that each covers: the first, and the one after the last."""
     words: Int[np.ndarray, "pieces"]
-    """Which word of the text each belongs to, as the tokenizer divides it; -1 of a special one."""
+    """Which word of the text each belongs to, as the tokenizer splits it; -1 for special ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class Joined:
 
     ids: Ids
     segment_b_start: int
-    """Where segment 1 begins; the length where there is none."""
+    """Where segment 1 begins; the length if there is none."""
     second_start: int
-    """Where the second text begins; the length where there is none. The first begins at 1."""
+    """Where the second text begins; the length if there is none. The first begins at 1."""
     is_cut: bool = False
-    """Whether the texts have more."""
+    """Whether the texts were cut."""
 
 
 def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
@@ -77,7 +77,7 @@ def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
 
 
 def pieces_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Pieces]:
-    """Each text in pieces that know where they come from."""
+    """Each text in pieces, with their characters and words."""
     return [
         Pieces(
             np.array(encoding.ids, dtype=np.uint32),
@@ -91,11 +91,11 @@ def pieces_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Pieces]:
 def joined(
     tokenizer: Tokenizer, first: Ids, second: Ids | None = None, max_length: int | None = None
 ) -> Joined:
-    """`[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]` as the tokenizer's model has it.
+    """`[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]` in its model's form.
 
     Args:
-        max_length: ids in all. Of a pair the longer text is cut first, and where both are cut an
-            odd place goes to the longer, as tokenizers' `longest_first` does.
+        max_length: total ids. Of a pair the longer text is cut first; if both are cut, the longer
+            one gets the odd place, as in tokenizers' `longest_first`.
     """
     head, tail = [tokenizer.cls_id], [tokenizer.sep_id]
     if second is None:
@@ -115,7 +115,7 @@ def joined(
 
 
 def _fitted(first: int, second: int, room: int) -> tuple[int, int]:
-    """How much of two texts to keep."""
+    """How many ids to keep of two texts."""
     if first + second <= room:
         return first, second
     short, long = sorted((first, second))
@@ -132,23 +132,23 @@ def cut_rows(windows: Sequence[Window]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Part of a long text's pieces."""
+    """A part of a long text's pieces."""
 
     first: int
     end: int
     own_first: int
-    """The pieces from here to `own_end` are further from its ends than from those of any other."""
+    """The pieces from here to `own_end` are farther from its ends than from those of any other."""
     own_end: int
 
     def holds(self, first: int, last: int) -> bool:
-        """Whether it has the pieces from one to another."""
+        """Whether it has the pieces from `first` to `last`, both included."""
         return self.first <= first and last < self.end
 
 
 def slices(pieces: int, room: int, stride: int) -> list[Slice]:
-    """Slices of at most `room` pieces, of which two that follow each other share `stride`.
+    """Slices of at most `room` pieces; adjacent ones share `stride` pieces.
 
-    Every piece is some slice's own, once. Raises: ValueError unless `stride` is below `room`.
+    Every piece is owned by exactly one slice. Raises: ValueError unless `stride` is below `room`.
     """
     if not 0 <= stride < room:
         raise ValueError(f"stride: wanted at least 0 and below {room} pieces, got {stride}")

@@ -1,8 +1,8 @@
 """Bulk WordPiece: columns of text to ids, many times as fast as text by text.
 
-A language's words repeat. A column is cut into words where BERT cuts too, at ASCII white space and
-punctuation; equal words are found by Arrow, each is encoded once by `tokenizers`, and the ids are
-gathered. What cannot be cut so is encoded as it stands.
+Words repeat. A column is split into words where BERT splits too, at ASCII white space and
+punctuation; Arrow finds equal words, `tokenizers` encodes each once, and the ids are gathered. Text
+that cannot be split this way is encoded whole.
 """
 
 import string
@@ -15,7 +15,7 @@ import tokenizers
 from jaxtyping import Bool, Integer, UInt8
 from tokenizers import models, normalizers, pre_tokenizers
 
-SLICE_BYTES = 4 << 20  # of text; working memory is some ten times as much
+SLICE_BYTES = 4 << 20  # of text; working memory is about ten times as much
 MOST_KNOWN_WORDS = 1 << 18
 WORDS_PER_TEXT = 256
 WORD, SPACE, PUNCTUATION = 0, 1, 2
@@ -29,13 +29,13 @@ _KIND[list(_MARKS.encode())] = PUNCTUATION
 class BulkWordPiece:
     """Encodes columns with BERT's normalizer, pre-tokenizer and WordPiece, exactly as they do.
 
-    Why cutting first changes nothing: both rules before WordPiece look at one character at a time,
-    but for NFD, which moves only marks, and never over an ASCII character; ASCII white space and
-    punctuation always end a word. Added tokens, which are looked for in the raw text, are the
-    exception: rows that hold one are encoded whole.
+    Why splitting first changes nothing: both steps before WordPiece look at one character at a
+    time, except NFD, which moves only marks, and never across an ASCII character; ASCII white space
+    and punctuation always end a word. Added tokens, which are looked for in the raw text, are the
+    exception: rows that contain one are encoded whole.
     """
 
-    # A word's number n is its place here; its ids are _ids[_bounds[n] : _bounds[n + 1]].
+    # A word's number n is its index in _known; its ids are _ids[_bounds[n] : _bounds[n + 1]].
     _known: pa.BinaryArray
     _ids: np.ndarray
     _bounds: np.ndarray
@@ -47,13 +47,13 @@ class BulkWordPiece:
         self._inner = inner
         self._lowercase = inner.normalizer.lowercase
         self._added = [token.content for token in inner.get_added_tokens_decoder().values()]
-        # Words that have an entry of their own and that no rule changes.
+        # Words with a vocabulary entry that normalization does not change.
         self._entries = {
             token: number
             for token, number in inner.get_vocab(with_added_tokens=False).items()
             if _is_plain(token, self._lowercase, inner.model.max_input_chars_per_word)
         }
-        # No word holds it: as a word it is an entry, and no character turns into it.
+        # No other word contains it: by itself it is an entry, and no character turns into it.
         self._separator = next((mark for mark in ",.!-" if mark in self._entries), None)
         self._known = pa.array([], pa.binary())
         self._ids = np.empty(0, dtype=np.uint32)
@@ -87,7 +87,7 @@ class BulkWordPiece:
         holds = np.zeros(len(texts), dtype=bool)
         data = _buffers(texts)[0].tobytes()
         for token in self._added:
-            if token.encode() not in data:  # as a rule: a tenth of the time of looking row by row
+            if token.encode() not in data:  # usually: a tenth of the time of a search by row
                 continue
             holds |= pc.match_substring(texts, token).to_numpy(zero_copy_only=False)
         return holds
@@ -95,16 +95,16 @@ class BulkWordPiece:
     def _with_whole_rows(
         self, texts: pa.StringArray, whole: np.ndarray, ids: np.ndarray, counts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Put the rows in that were left out as empty."""
+        """Insert the ids of the whole rows, which were encoded as empty."""
         rows = np.flatnonzero(whole)
         lists = self._encode_texts(texts.take(pa.array(rows)).to_pylist())
         places = np.cumsum(counts)[rows]  # an empty row's ids would end, and begin, here
         pieces = np.split(ids, places)
         merged = [pieces[0]]
-        for some, following in zip(lists, pieces[1:], strict=True):
-            merged += [np.array(some, dtype=np.uint32), following]
+        for row_ids, following in zip(lists, pieces[1:], strict=True):
+            merged += [np.array(row_ids, dtype=np.uint32), following]
         counts = counts.copy()
-        counts[rows] = [len(some) for some in lists]
+        counts[rows] = [len(row_ids) for row_ids in lists]
         return np.concatenate(merged), counts
 
     def _encode_words(self, texts: pa.StringArray) -> tuple[np.ndarray, np.ndarray]:
@@ -120,20 +120,20 @@ class BulkWordPiece:
         return ids, np.diff(ids_before_word[words_before_row])
 
     def _numbers(self, words: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each word's number, and the ids and bounds that numbers point into.
+        """Each word's number, and the ids and bounds that the numbers index.
 
-        Words that are new are encoded, and known from then on while there is room.
+        New words are encoded, and known from then on as long as there is room.
         """
-        found = pc.index_in(words, value_set=self._known)
+        indices = pc.index_in(words, value_set=self._known)
         ids, bounds = self._ids, self._bounds
-        if not found.null_count:
-            return found.to_numpy(), ids, bounds
-        missing = found.is_null()
+        if not indices.null_count:
+            return indices.to_numpy(), ids, bounds
+        missing = indices.is_null()
         new = words.filter(missing).dictionary_encode()
         new_ids, counts = self._encode_new(new.dictionary.cast(pa.string(), safe=False).to_pylist())
         ids = np.concatenate([ids, new_ids])
         bounds = np.concatenate([bounds, bounds[-1] + np.cumsum(counts)])
-        number = found.fill_null(0).to_numpy().copy()
+        number = indices.fill_null(0).to_numpy().copy()
         number[missing.to_numpy(zero_copy_only=False)] = len(self._known) + new.indices.to_numpy()
         if len(self._known) + len(new.dictionary) <= MOST_KNOWN_WORDS:
             self._known = pa.concat_arrays([self._known, new.dictionary])
@@ -141,7 +141,7 @@ class BulkWordPiece:
         return number, ids, bounds
 
     def _encode_new(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Flat ids of words, and how many each has."""
+        """Flat ids of words, and how many ids each has."""
         single = [self._entries.get(word, -1) for word in words]
         others = [word for word, number in zip(words, single, strict=True) if number < 0]
         ids_of_others, counts_of_others = self._encode_joined(others)
@@ -153,7 +153,7 @@ class BulkWordPiece:
         return ids.astype(np.uint32), counts
 
     def _encode_joined(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The same of words that are no entries, many at once as one text: half the time."""
+        """The same for words that are not entries, many joined into one text: half the time."""
         if self._separator is not None:
             joined = [
                 "".join(
@@ -186,7 +186,7 @@ def _is_plain(token: str, lowercase: bool, most_characters: int) -> bool:
 
 
 def supports(inner: tokenizers.Tokenizer) -> bool:
-    """Whether the tokenizer is of the kind that may be cut at words first."""
+    """Whether text may be split into words before this tokenizer encodes them."""
     return (
         isinstance(inner.normalizer, normalizers.BertNormalizer)
         and isinstance(inner.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
@@ -199,7 +199,7 @@ def supports(inner: tokenizers.Tokenizer) -> bool:
 
 
 def _slices(texts: pa.StringArray) -> list[tuple[int, int]]:
-    """Runs of rows with some `SLICE_BYTES` of text each."""
+    """Runs of rows with about `SLICE_BYTES` of text each."""
     _, offsets = _buffers(texts)
     cuts = np.searchsorted(offsets, np.arange(SLICE_BYTES, int(offsets[-1]), SLICE_BYTES))
     bounds = np.unique(np.concatenate([[0], cuts, [len(texts)]]))
@@ -218,7 +218,7 @@ def _buffers(texts: pa.StringArray) -> tuple[UInt8[np.ndarray, "bytes"], np.ndar
 def _cut(
     data: UInt8[np.ndarray, "bytes"], row_offsets: np.ndarray
 ) -> tuple[pa.BinaryArray, np.ndarray]:
-    """The words of all rows, and how many there are before each row and at the end."""
+    """The words of all rows, and how many come before each row and before the end."""
     kind = _KIND[data]
     starts = kind == PUNCTUATION
     follows = np.empty(len(data), dtype=bool)  # a word byte that a word byte precedes

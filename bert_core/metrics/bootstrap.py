@@ -1,4 +1,4 @@
-"""How far metrics would differ on other rows of the same kind: rows drawn anew, with return.
+"""How much metrics would vary on other rows of the same kind: rows resampled with replacement.
 
 Source: Efron and Tibshirani 1993, chapter 13 (percentile intervals).
 """
@@ -28,7 +28,7 @@ def intervals(
     """The interval that holds the middle `confidence` of each metric, over `samples` draws.
 
     Args:
-        metrics: of columns with an entry a row.
+        metrics: computed from columns with one entry per row.
     """
     drawn: dict[str, list[float]] = {}
     for rows in _draws(columns, samples, seed):
@@ -43,7 +43,7 @@ def intervals(
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a metric of a new model compares with an old one's on the same rows."""
+    """How a metric of a new model compares with the old model's on the same rows."""
 
     not_worse: bool
     metric: str
@@ -71,27 +71,28 @@ def not_worse(
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> Verdict:
-    """Whether a model is not worse than another: worse is where the whole interval is below zero.
+    """Whether a model is not worse than another: it is worse if the whole interval is below zero.
 
-    So a difference that these rows cannot tell from zero counts as not worse: few rows let more
-    pass than many.
+    So a difference that these rows cannot distinguish from zero counts as not worse: few rows let
+    more models pass than many.
 
     Args:
-        metric: name of the one that decides; higher is better.
-        metrics: of columns with an entry a row.
+        metric: name of the metric that decides; higher is better.
+        metrics: computed from columns with one entry per row.
         new: columns of the new model.
-        old: those of the other model on the same rows, in the same order.
-    Raises: ConfigError if there are no rows, or not as many of one as of the other.
+        old: columns of the other model on the same rows, in the same order.
+    Raises: ConfigError if there are no rows, if the models have different numbers of them, or if a
+        model lacks the metric.
     """
     counts = {len(column) for columns in (new, old) for column in columns.values()}
     if len(counts) != 1 or not max(counts):
         raise ConfigError(
-            f"wanted answers of both models on the same rows, got {sorted(counts)} of them: "
+            f"wanted answers of both models on the same rows, got {sorted(counts)} rows: "
             "score both on one set of rows"
         )
 
     def difference(rows: np.ndarray) -> float | None:
-        """None of rows that do not have the metric, such as those of a rare kind of row."""
+        """None if the rows lack the metric, as when none of a rare kind is drawn."""
         ours, theirs = metrics(_taken(new, rows)), metrics(_taken(old, rows))
         return ours[metric] - theirs[metric] if metric in ours and metric in theirs else None
 
@@ -99,8 +100,8 @@ def not_worse(
     whole = difference(np.arange(rows))
     if whole is None:
         raise ConfigError(
-            f"metric: wanted one that both models have on these rows, got {metric!r}: evaluate by "
-            "another"
+            f"metric: wanted one that both models have on these rows, got {metric!r}: compare by "
+            "another one"
         )
     drawn = [difference(some) for some in _draws(new, samples, seed)]
     differences = [one for one in drawn if one is not None]

@@ -1,8 +1,9 @@
-"""Whether probabilities are what they say: of what is given 0.8, is eight in ten right? Pure.
+"""Whether probabilities mean what they say: of answers given 0.8, are eight in ten right? Pure.
 
-Source: Guo et al. 2017, section 2: what is given a probability falls into bins of equal width, each
-without its lower end, and their gaps count by their share of all. The sum of squared differences is
-Brier's (1950), of the answer alone: other labels' probabilities do not enter.
+Source: Guo et al. 2017, section 2: answers are sorted by probability into bins of equal width, each
+without its lower end, and the bins' gaps are weighted by their share of all answers. The mean
+squared difference is Brier's (1950), of the answer alone: probabilities of other labels do not
+enter.
 """
 
 from dataclasses import dataclass
@@ -11,34 +12,34 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 BINS = 15
-"""As there."""
+"""As in the source."""
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """What was said and what came, bin by bin."""
+    """Predicted probabilities and actual shares, bin by bin."""
 
     edges: Float[np.ndarray, "edges"]
     """From 0 to 1, one more than there are bins."""
     counts: Int[np.ndarray, "bins"]
-    """How many fell into each bin."""
+    """How many answers fell into each bin."""
     confidence: Float[np.ndarray, "bins"]
-    """The mean probability in each; NaN in one that is empty."""
+    """The mean probability in each bin; NaN if it is empty."""
     accuracy: Float[np.ndarray, "bins"]
-    """The share that is right in each; NaN in one that is empty."""
+    """The share of right answers in each bin; NaN if it is empty."""
     brier_score: float
     """Mean of (probability − 1 or 0)² over all."""
 
     @property
     def expected_calibration_error(self) -> float:
-        """Mean over all of the gap, between probability and share, of their bins."""
+        """Mean over all answers of the gap, between probability and share, of their bins."""
         filled = self.counts > 0
         gaps = np.abs(self.confidence - self.accuracy)[filled]
         return float((gaps * self.counts[filled]).sum() / self.counts.sum())
 
     @property
     def table(self) -> list[dict[str, float]]:
-        """A bin that is not empty each: `above` and `up_to`, `count`, `confidence`, `accuracy`."""
+        """One entry per non-empty bin: `above` and `up_to`, `count`, `confidence`, `accuracy`."""
         return [
             {
                 "above": float(self.edges[place]),
@@ -54,11 +55,11 @@ class Reliability:
 def reliability(
     confidence: Float[np.ndarray, "claims"], right: Bool[np.ndarray, "claims"], bins: int = BINS
 ) -> Reliability:
-    """How well probabilities of at least one thing fit what came.
+    """How well the probabilities of at least one answer fit the outcomes.
 
     Args:
         confidence: from 0 to 1; 0 falls into the first bin.
-        right: whether each came true.
+        right: whether each answer is right.
     """
     edges = np.linspace(0.0, 1.0, bins + 1)
     place = np.digitize(confidence, edges[1:-1], right=True)

@@ -1,4 +1,4 @@
-"""How good chosen labels are: pure functions of label ids.
+"""How good predicted labels are: pure functions of label ids.
 
 In NumPy, since a bootstrap calls them thousands of times: scikit-learn 1.9 spends longer checking
 its arguments than counting, and an evaluation of 401 rows took 18 s instead of 2.
@@ -18,15 +18,15 @@ def single_label_metrics(
     num_labels: int,
     out_of_scope: int | None = None,
 ) -> dict[str, float]:
-    """`accuracy`, `macro_f1` and `matthews`; of two labels also `f1`, that of the second.
+    """`accuracy`, `macro_f1` and `matthews`; with two labels also `f1`, that of the second.
 
-    `macro_f1` is over the labels that occur in either array; one that is never predicted counts 0.
-    `matthews` is 0 where all rows have one label (Gorodkin 2004 for more than two labels).
+    `macro_f1` is over the labels that occur in either array; one that is never predicted counts as
+    0. `matthews` is 0 if all rows have one label (Gorodkin 2004 for more than two labels).
 
     Args:
-        out_of_scope: id of the label of rows that belong to no other; adds `in_scope_accuracy`,
+        out_of_scope: id of the label for rows that belong to no other; adds `in_scope_accuracy`,
             over the rows of other labels, and `out_of_scope_recall` (Larson et al. 2019, section
-            4.2), each where there are such rows.
+            4.2), each if there are such rows.
     """
     ids, places = np.unique(np.concatenate([predicted, labels]), return_inverse=True)
     given, wanted = (np.bincount(part, minlength=len(ids)) for part in np.split(places, 2))
@@ -51,9 +51,9 @@ def single_label_metrics(
 def multi_label_metrics(
     predicted: Int[np.ndarray, "rows labels"], labels: Int[np.ndarray, "rows labels"]
 ) -> dict[str, float]:
-    """`accuracy` (rows with exactly their labels), `micro_f1` and `macro_f1` of 0 and 1 a label.
+    """`accuracy` (rows with exactly their labels), `micro_f1` and `macro_f1` of 0 or 1 per label.
 
-    A label that is neither predicted nor right counts 0 in `macro_f1`.
+    A label that is neither predicted nor right counts as 0 in `macro_f1`.
     """
     right, given, wanted = (
         (table > 0).sum(axis=0) for table in (predicted * labels, predicted, labels)
@@ -72,12 +72,12 @@ def by_label(
 ) -> dict[str, dict[str, float]]:
     """`precision`, `recall`, `f1` and `support` (rows that have it) of each label by itself.
 
-    What has nothing to divide by is 0.
+    A ratio with nothing to divide by is 0.
 
     Args:
-        predicted: a label's id a row, or 0 and 1 a label; so are `labels`.
+        predicted: one label id per row, or 0 or 1 per label; so are `labels`.
     """
-    found = {}
+    metrics = {}
     for index, name in enumerate(names):
         is_given, is_wanted = (
             ids == index if ids.ndim == 1 else ids[:, index] > 0 for ids in (predicted, labels)
@@ -85,23 +85,23 @@ def by_label(
         right, given, wanted = (
             int(rows.sum()) for rows in (is_given & is_wanted, is_given, is_wanted)
         )
-        found[name] = {
+        metrics[name] = {
             "precision": right / given if given else 0.0,
             "recall": right / wanted if wanted else 0.0,
             "f1": float(_f1(right, given, wanted)),
             "support": wanted,
         }
-    return found
+    return metrics
 
 
 def _f1(right: Any, given: Any, wanted: Any) -> Any:
-    """Of numbers of rows, or arrays of them: those given a label rightly, those given it, and those
-    that have it. 0 where there are none."""
+    """F1 from numbers of rows, or arrays of them: those given a label rightly, those given it, and
+    those that have it. 0 if there are none."""
     return 2 * right / np.maximum(given + wanted, 1)
 
 
 def _matthews(right: np.ndarray, given: np.ndarray, wanted: np.ndarray) -> float:
-    """Gorodkin 2004, equation 8, of the same counts of each label."""
+    """Gorodkin 2004, equation 8, from the same counts per label."""
     right, given, wanted = (counts.astype(float) for counts in (right, given, wanted))
     rows = wanted.sum()
     below = (rows**2 - given @ given) * (rows**2 - wanted @ wanted)
@@ -111,5 +111,5 @@ def _matthews(right: np.ndarray, given: np.ndarray, wanted: np.ndarray) -> float
 def wrong_labels(
     predicted: Int[np.ndarray, "rows *labels"], labels: Int[np.ndarray, "rows *labels"]
 ) -> Int[np.ndarray, "rows"]:
-    """How many labels of each row are wrong; where a row has one, 1 or 0."""
+    """How many labels of each row are wrong; 0 or 1 if rows have one label each."""
     return (predicted != labels).reshape(len(labels), -1).sum(axis=1)

@@ -1,10 +1,10 @@
-"""Entities in tags, tags of entities, and how many entities are right. Pure functions.
+"""Entities from tags, tags from entities, and how many entities are right. Pure functions.
 
 Entities are read as conlleval reads them (Tjong Kim Sang and Buchholz 2000): one begins at a `B`,
-or where the type differs from the one before; so an `I` without a `B` begins one too, and nothing
-is lost of tags that break their scheme. `E`, `S`, `L` and `U`, which conlleval lacks, end one.
-Tags of every scheme are read by this one rule, so a scheme that is recognised wrongly, or that
-several fit, changes no entity.
+or where the type differs from the previous one; so an `I` without a `B` begins one too, and nothing
+is lost from tags that break their scheme. `E`, `S`, `L` and `U`, which conlleval lacks, end one.
+All schemes are read by this one rule, so no entity changes if a scheme is recognised wrongly or
+several fit.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +14,12 @@ import numpy as np
 
 OUTSIDE = "O"
 Scheme = Literal["BIO", "IOB1", "BIOES", "BILOU"]
-"""How tags say which words are an entity.
+"""How tags mark the words of an entity.
 
 BIO (also IOB2): `B-` on the first word, `I-` on the others. IOB1, as CoNLL-2003 is published: `I-`
-on all, but `B-` on the first where another entity of the type ends right before it. BIOES (also
-IOBES): BIO with `E-` on the last word of several, and `S-` on a single one. BILOU: the same with
-`L-` and `U-`.
+on all, except `B-` on the first if another entity of the same type ends right before it. BIOES
+(also IOBES): BIO with `E-` on the last of several words, and `S-` on a single one. BILOU: the same
+with `L-` and `U-`.
 """
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 PREFIXES = ("B-", "I-", "E-", "S-", "L-", "U-")
@@ -35,34 +35,34 @@ class Entity(NamedTuple):
 
 
 def is_of_entity(tag: str) -> bool:
-    """Whether a tag is one of some scheme: `O`, or a prefix and a type."""
+    """Whether a tag belongs to any of the schemes: `O`, or a prefix and a type."""
     return tag == OUTSIDE or (tag[:2] in PREFIXES and len(tag) > 2)
 
 
 def type_of(tag: str) -> str:
-    """The type in a tag of an entity; empty of `O`."""
+    """The type in a tag of an entity; empty for `O`."""
     return tag.partition("-")[2]
 
 
 def entities_of(tags: Sequence[str]) -> list[Entity]:
     """The entities in the tags of a sentence, ascending, whatever the scheme."""
-    found: list[Entity] = []
+    entities: list[Entity] = []
     open_type, first, ended = None, 0, True
     for place, tag in enumerate([*tags, OUTSIDE]):
         prefix, _, kind = tag.partition("-")
         inside = prefix != OUTSIDE and bool(tag)
         begins = inside and (prefix in "BSU" or kind != open_type or ended)
         if open_type is not None and (begins or not inside):
-            found.append(Entity(open_type, first, place))
+            entities.append(Entity(open_type, first, place))
             open_type = None
         if begins:
             open_type, first = kind, place
         ended = prefix in "ESLU"
-    return found
+    return entities
 
 
 def tags_of(entities: Iterable[Entity], words: int, scheme: Scheme) -> list[str]:
-    """The tags of a sentence of so many words, in a scheme: the inverse of `entities_of`.
+    """The tags of a sentence of `words` words in a scheme: the inverse of `entities_of`.
 
     Args:
         entities: ascending, none within another.
@@ -85,7 +85,7 @@ def tags_of(entities: Iterable[Entity], words: int, scheme: Scheme) -> list[str]
 
 
 def breaks(tags: Sequence[str], scheme: Scheme) -> int:
-    """How many tags of a sentence are others than the scheme has for its entities."""
+    """How many tags of a sentence differ from those that the scheme has for its entities."""
     written = tags_of(entities_of(tags), len(tags), scheme)
     return sum(tag != other for tag, other in zip(tags, written, strict=True))
 
@@ -96,8 +96,8 @@ def recognised(
     """The scheme that the fewest tags break, and how many do.
 
     Args:
-        usual: taken where several fit equally well, if it is among them; else the first in the
-            order of `SCHEMES` is.
+        usual: preferred among schemes that fit equally well; otherwise the first of them in the
+            order of `SCHEMES` is taken.
     """
     sentences = list(sentences)
     counts = {scheme: sum(breaks(tags, scheme) for tags in sentences) for scheme in SCHEMES}
@@ -106,10 +106,10 @@ def recognised(
 
 
 def entity_metrics(counts: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """`precision`, `recall` and `f1` of the counts of all rows added (conlleval's overall).
+    """`precision`, `recall` and `f1` from the counts summed over all rows (conlleval's overall).
 
     Args:
-        counts: `correct`, `predicted` and `wanted` entities of each row.
+        counts: `correct`, `predicted` and `wanted` entities per row.
     """
     correct, predicted, wanted = (
         int(counts[name].sum()) for name in ("correct", "predicted", "wanted")

@@ -1,6 +1,6 @@
-"""GLUE: its sets, what counts of each, the score over all, and the files that its server takes.
+"""GLUE: its sets, the metrics that count, the overall score, and the files that its server accepts.
 
-Source: Wang et al. 2019, and gluebenchmark.com (which files a submission has, and what they hold).
+Source: Wang et al. 2019, and gluebenchmark.com (the files of a submission and their contents).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bert_core.errors import ConfigError
 
 LIKENESS = (0.0, 5.0)
-"""Least and highest of STS-B's numbers."""
+"""Lowest and highest of STS-B's numbers."""
 _YES_NO = ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 _THREE = ("entailment", "neutral", "contradiction")
@@ -17,22 +17,22 @@ _THREE = ("entailment", "neutral", "contradiction")
 
 @dataclass(frozen=True, kw_only=True)
 class GlueSet:
-    """A test set, and a file of a submission."""
+    """A test set, and its file in a submission."""
 
     file: str
-    """Its name in a submission."""
+    """The file's name."""
     format: str
     """Its name in `labelled_formats.FORMATS`."""
     rows: int
     """Rows of the test set as it is published."""
     filler: str
-    """What stands for every row where no model answers: the most usual label."""
+    """The answer for every row if there is no model: the most frequent label."""
     labels: tuple[str, ...] = ()
-    """Its labels as they are published; none where a row has a number."""
+    """Its labels as published; empty if rows have numbers."""
     metrics: tuple[str, ...] = ()
-    """What counts of it, by our names; nothing of the diagnostic set, which has no share in it."""
+    """The metrics that count, by our names; none for the diagnostic set, which is not scored."""
     task: str | None = None
-    """Of which task it is a part, where that has more than one set."""
+    """The task that it belongs to, if that has more than one set."""
 
 
 SETS: dict[str, GlueSet] = {
@@ -84,28 +84,27 @@ SCORED_TASKS = [name for name, one in SETS.items() if one.task is None]
 
 
 def task_scores(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The score of each task: the mean of its metrics, of MNLI over both its sets.
+    """The score of each task: the mean of its metrics; for MNLI, over both of its sets.
 
     Args:
         metrics: name of a set → its metrics.
-    Returns: the tasks all of whose sets are among them. Their mean, where all nine are there, is
-        GLUE's score.
-    Raises: ConfigError if a set has not the metrics that count of it.
+    Returns: the tasks all of whose sets are given. The mean of all nine is GLUE's score.
+    Raises: ConfigError if a set lacks a metric that counts.
     """
     values: dict[str, list[float]] = {}
-    for name, one in SETS.items():
-        if not one.metrics:
+    for name, glue_set in SETS.items():
+        if not glue_set.metrics:
             continue
-        for metric in one.metrics if name in metrics else ():
+        for metric in glue_set.metrics if name in metrics else ():
             if metric not in metrics[name]:
                 raise ConfigError(
-                    f"{name}: wanted {' and '.join(one.metrics)}, got "
-                    f"{', '.join(metrics[name]) or 'none'}: measure a model of this set's task"
+                    f"{name}: wanted {' and '.join(glue_set.metrics)}, got "
+                    f"{', '.join(metrics[name]) or 'none'}: evaluate a model for this set's task"
                 )
-            values.setdefault(one.task or name, []).append(metrics[name][metric])
+            values.setdefault(glue_set.task or name, []).append(metrics[name][metric])
     wanted = dict.fromkeys(SCORED_TASKS, 0)
-    for name, one in SETS.items():
-        wanted[one.task or name] += len(one.metrics)
+    for name, glue_set in SETS.items():
+        wanted[glue_set.task or name] += len(glue_set.metrics)
     return {
         task: sum(values[task]) / count
         for task, count in wanted.items()
@@ -114,11 +113,11 @@ def task_scores(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def submission_lines(answers: Sequence[str | float]) -> str:
-    """What a file of a submission holds: a header, then a row's number from 0 and its answer.
+    """A file of a submission: a header, then each row's number, from 0, and its answer.
 
     Args:
-        answers: labels as they are published, or numbers, which are cut to STS-B's scale and have
-            three decimals.
+        answers: labels as published, or numbers, which are clipped to STS-B's scale and written
+            with three decimals.
     """
     low, high = LIKENESS
     shown = (

@@ -1,4 +1,4 @@
-"""What a language model has to beat."""
+"""Metrics of masked language models, and the baseline that they have to beat."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ Labels = Iterable[Integer[np.ndarray, "_"]]
 def unigram_baseline(train: Labels, held_out: Labels, vocab_size: int) -> tuple[float, float]:
     """Predict `held_out` ids by their frequency in `train`: mean loss in nats, and accuracy.
 
-    Every id counts one more than it was seen, so that none is impossible (Laplace).
+    Every id counts once more than it was seen, so that none is impossible (Laplace).
     """
     seen = np.ones(vocab_size)
     for ids in train:
@@ -30,14 +30,14 @@ def masked_word_metrics(
     masks: Integer[np.ndarray, "rows"],
     asked: Integer[np.ndarray, "rows"],
 ) -> dict[str, float]:
-    """`accuracy` over the masks of all rows, where one that was cut off counts as wrong, and
-    `perplexity` over those that were asked.
+    """`accuracy` over the masks of all rows, where a mask that was cut off counts as wrong, and
+    `perplexity` over the others.
 
     Args:
-        right: masks of each row whose best candidate is the word.
-        log_shares: sum over a row's masks of the logarithm of the share that the word was given.
-        masks: how many a row has.
-        asked: how many of them are not cut off.
+        right: per row, masks whose best candidate is the word.
+        log_shares: per row, the sum over its masks of the log probability given to the word.
+        masks: masks per row.
+        asked: masks per row that were not cut off.
     """
     loss = -log_shares.sum() / asked.sum() if asked.any() else 700.0
     return {

@@ -1,4 +1,4 @@
-"""How good predicted numbers are, by scipy. Pure functions."""
+"""How good predicted numbers are, with scipy. Pure functions."""
 
 import numpy as np
 from jaxtyping import Float
@@ -9,7 +9,7 @@ def correlations(
 ) -> dict[str, float]:
     """`pearson`, `spearman`, their mean `correlation` (GLUE's for STS-B) and `mse`.
 
-    Where either side is one number throughout, which has no correlation, they are 0.
+    The correlations are 0 if either side is constant, where they are undefined.
     """
     from scipy.stats import pearsonr, spearmanr
 

@@ -1,4 +1,4 @@
-"""How well vectors find what is right for a query among all passages of a set. Pure functions."""
+"""How well vectors find a query's right passages among all passages of a set. Pure functions."""
 
 from collections.abc import Mapping
 
@@ -14,28 +14,27 @@ def ranks_of(
     passages: Float[np.ndarray, "passages size"],
     right: Int[np.ndarray, "rows"],
 ) -> Float[np.ndarray, "rows"]:
-    """The rank of a query's right passage among all by their product, 1 the best.
+    """The rank of each query's right passage among all passages by dot product; 1 is the best.
 
-    Passages of equal products share the mean of their ranks, so nothing is won by vectors that are
-    all alike.
+    Passages with equal products share the mean of their ranks, so identical vectors gain nothing.
     """
     ranks = np.empty(len(queries))
     for start in range(0, len(queries), QUERIES_AT_ONCE):
-        some = slice(start, start + QUERIES_AT_ONCE)
-        products = queries[some] @ passages.T
-        wanted = np.take_along_axis(products, right[some, None], axis=1)
+        batch = slice(start, start + QUERIES_AT_ONCE)
+        products = queries[batch] @ passages.T
+        wanted = np.take_along_axis(products, right[batch, None], axis=1)
         better, equal = (products > wanted).sum(1), (products == wanted).sum(1)
-        ranks[some] = better + (equal + 1) / 2
+        ranks[batch] = better + (equal + 1) / 2
     return ranks
 
 
 def retrieval_columns(
     ranks: Float[np.ndarray, "rows"], query: Int[np.ndarray, "rows"]
 ) -> dict[str, np.ndarray]:
-    """What `retrieval_metrics` needs of each row, a query with one passage that is right for it.
+    """What `retrieval_metrics` needs per row, which is a query with one of its right passages.
 
     Args:
-        query: equal numbers where rows have one query, for which several passages are right.
+        query: equal numbers for rows with the same query, which has several right passages.
     """
     _, places, counts = np.unique(query, return_inverse=True, return_counts=True)
     best = np.full(len(counts), np.inf)
@@ -44,10 +43,10 @@ def retrieval_columns(
 
 
 def retrieval_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str, float]:
-    """`mrr` and `recall_at_…`, means over queries.
+    """`mrr` and `recall_at_…`, averaged over queries.
 
-    The reciprocal rank is that of the best passage that is right (Voorhees 1999); recall at k is
-    the share of a query's right passages that are among the first k (Manning et al. 2008, 8.3).
+    The reciprocal rank is that of the best right passage (Voorhees 1999); recall at k is the share
+    of a query's right passages that are among the first k (Manning et al. 2008, 8.3).
     """
     weight = columns["weight"] / columns["weight"].sum()
     return {

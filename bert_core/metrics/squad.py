@@ -1,6 +1,6 @@
 """SQuAD's exact match and F1, by its own rules (Rajpurkar et al. 2016, section 6.1; 2018).
 
-Text is compared in lower case, without punctuation, the articles a, an and the, and with single
+Text is compared in lower case, without punctuation or the articles a, an and the, and with single
 spaces. Pure functions.
 """
 
@@ -17,24 +17,24 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalized(text: str) -> str:
-    """An answer as answers are compared."""
+    """An answer in the form in which answers are compared."""
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def exact_match(answer: str, wanted: Sequence[str], *, no_answer: bool = False) -> float:
-    """1 where the answer is one of those wanted; no answer is the empty text.
+    """1 if the answer is one of those wanted; no answer is the empty text.
 
     Args:
-        no_answer: by the rules of 2.0, where what is an article alone is wanted by nobody.
+        no_answer: follow the rules of 2.0, which ignore a wanted answer that is only an article.
     """
     return max(float(normalized(answer) == one) for one in _compared(wanted, no_answer))
 
 
 def token_f1(answer: str, wanted: Sequence[str], *, no_answer: bool = False) -> float:
-    """The best F1 of the words of the answer and of one wanted; `no_answer` as in `exact_match`.
+    """The best F1 of the answer's words with those of one wanted; `no_answer` as in `exact_match`.
 
-    Without words it is 0, but where no answer is right: of that, no words are equal to none.
+    An answer without words scores 0, except where no answer is right: there it scores 1.
     """
     words = normalized(answer).split()
     compared = _compared(wanted, no_answer)
@@ -44,7 +44,7 @@ def token_f1(answer: str, wanted: Sequence[str], *, no_answer: bool = False) -> 
 
 
 def _compared(wanted: Sequence[str], no_answer: bool) -> list[str]:
-    """The answers wanted, as answers are compared; the empty one where there is none."""
+    """The answers wanted, in the form compared; a single empty one if there are none."""
     every = [normalized(one) for one in wanted]
     return [one for one in every if one or not no_answer] or [""]
 
@@ -55,15 +55,15 @@ def _f1(predicted: list[str], wanted: list[str]) -> float:
 
 
 def squad_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str, float]:
-    """`exact_match` and `f1` of all rows; with questions that have no answer also of each kind.
+    """`exact_match` and `f1` over all rows; with unanswerable questions also for each kind.
 
-    There, `best_f1` and `best_exact_match` are those at the best threshold on these rows: a
-    question counts as unanswerable where the answer's advantage over none is not above it.
+    Then `best_f1` and `best_exact_match` are those at the best threshold on these rows: a question
+    counts as unanswerable if the answer's advantage over no answer is not above it.
 
     Args:
         columns: `exact_match` and `f1` of the answer as given, and `has_answer`; from a model that
-            may give none also `answered_exact_match` and `answered_f1` of the best answer that is
-            not empty, and `advantage` of it over no answer.
+            may give none also `answered_exact_match` and `answered_f1` of the best non-empty
+            answer, and its `advantage` over no answer.
     """
     has = columns["has_answer"] > 0
     metrics = {name: float(columns[name].mean()) for name in ("exact_match", "f1")}
@@ -80,11 +80,11 @@ def squad_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str,
 
 
 def _at_best_threshold(advantage: np.ndarray, score: np.ndarray, has: np.ndarray) -> float:
-    """The best mean where the rows of most advantage, any number of them, are answered."""
+    """The best mean if the rows with the most advantage, any number of them, are answered."""
     order = np.argsort(-advantage, kind="stable")
     gains = np.where(has, score, -1.0)[order]
     sums = (~has).sum() + np.concatenate([[0.0], np.cumsum(gains)])
-    # Rows of one advantage are on one side of any threshold.
+    # Rows with equal advantage are on the same side of any threshold.
     ranked = advantage[order]
     possible = np.concatenate([[True], ranked[1:] != ranked[:-1], [True]])
     return float(sums[possible].max() / len(score))

@@ -536,7 +536,7 @@ def other_family(folder: Path) -> None:
     [
         (truncate_weights, "cannot be read: .*copy or write the bundle again"),
         (empty_weights, "cannot be read: .*copy or write the bundle again"),
-        (drop_vocabulary, "wanted tokenizer.json or vocab.txt, neither is there"),
+        (drop_vocabulary, "wanted tokenizer.json or vocab.txt, found neither"),
         (break_config, r"config\.json: wanted JSON, it cannot be read"),
         (list_config, r"config\.json: wanted a JSON object, got list"),
         (other_family, "model_type = 'llama': wanted one of the families bert, roberta"),

@@ -260,12 +260,12 @@ def test_what_has_no_graph_is_refused_with_the_way_out(tmp_path: Path) -> None:
 
 
 def test_a_graph_for_another_task_is_refused(classifier: Path) -> None:
-    with pytest.raises(FormatError, match=r"wanted the outputs last_hidden_state.*it has logits"):
+    with pytest.raises(FormatError, match=r"with the outputs last_hidden_state.*, got logits"):
         Predictor(classifier / "graph", task="feature-extraction")
 
 
 def test_a_graph_is_not_for_a_gpu_and_not_to_be_trained(classifier: Path) -> None:
-    with pytest.raises(ConfigError, match=r"device: wanted cpu for .*got cuda: leave it out"):
+    with pytest.raises(ConfigError, match=r"device: wanted cpu for .*got cuda: leave it unset"):
         Predictor(classifier / "graph", device="cuda")
     with pytest.raises(FormatError, match=r"wanted a bundle with model.safetensors, this one"):
         build_model(load_bundle(classifier / "graph"), [])

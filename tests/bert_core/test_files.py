@@ -266,8 +266,8 @@ def test_a_full_disk_is_named_with_what_was_wanted_and_what_is_free(
     files.write_bytes(f"{disk}/old.bin", bytes(1 << 19))
     said = (
         rf"^{disk}/new\.bin: could not be written: No space left on device: wanted 2,000,000 bytes "
-        rf"or more, 524,288 are free in {disk}: free some space or give another output; what is "
-        "finished stays: the same command goes on from there$"
+        rf"or more, 524,288 are free in {disk}: free some space or give another output; "
+        "finished work is kept: the same command continues from there$"
     )
     with pytest.raises(ResourceError, match=said) as raised:
         files.write_bytes(f"{disk}/new.bin", bytes(2_000_000))
@@ -323,7 +323,7 @@ def test_a_fetch_onto_a_full_disk_leaves_nothing(
 def test_a_disk_that_may_not_be_written_is_named(small_disk: Callable[[str], Path]) -> None:
     disk = small_disk(",ro")
     for path in (f"{disk}/a.bin", f"{disk}/folder/a.bin"):
-        with pytest.raises(ResourceError, match=f"{path}: .*: Read-only file system: mend that or"):
+        with pytest.raises(ResourceError, match=f"{path}: .*: Read-only file system: fix that, or"):
             files.write_bytes(path, b"a")
 
 
@@ -430,7 +430,7 @@ def test_a_server_that_goes_away_while_a_file_is_read_is_named(website: tuple[st
 
 
 def test_a_web_server_that_tells_no_length_is_named(website: tuple[str, Path]) -> None:
-    with pytest.raises(ResourceError, match=r"stream\.txt: wanted a server that tells how long"):
+    with pytest.raises(ResourceError, match=r"stream\.txt: wanted a server that reports the size"):
         files.size_bytes(f"{website[0]}/stream.txt")
 
 
@@ -499,7 +499,9 @@ def test_a_compressed_file_that_breaks_off_is_an_error(
     ):
         stream.read()
     message = str(raised.value)
-    assert f"{tmp_path}/a.{suffix}: wanted whole .{suffix} data, after " in message
+    assert (
+        f"{tmp_path}/a.{suffix}: wanted whole .{suffix} data, it cannot be read beyond " in message
+    )
     assert message.endswith("): copy or download it again")
     assert ("Truncated" in message) == (share > 0)
 
@@ -510,7 +512,7 @@ def test_where_a_compressed_file_breaks_off_is_told(tmp_path: Path, suffix: str)
     (tmp_path / f"a.{suffix}").write_bytes(b"".join(frames[:3]) + frames[3][:-1])
     with files.open_stream(f"{tmp_path}/a.{suffix}") as stream:
         assert stream.read(3 * files.PIECE_BYTES) == NOISE[: 3 * files.PIECE_BYTES]
-        with pytest.raises(CorpusError, match=r"after (26|29|32|39)\d,\d{3} decompressed bytes"):
+        with pytest.raises(CorpusError, match=r"beyond (26|29|32|39)\d,\d{3} decompressed bytes"):
             stream.read()
 
 
@@ -543,7 +545,7 @@ def test_a_file_that_is_not_what_its_name_says_is_an_error(tmp_path: Path, suffi
     (tmp_path / f"a.{suffix}").write_bytes(b"<html>Sign in to go on</html>")
     with (
         files.open_stream(f"{tmp_path}/a.{suffix}") as stream,
-        pytest.raises(CorpusError, match=rf"a\.{suffix}: .* after 0 decompressed bytes"),
+        pytest.raises(CorpusError, match=rf"a\.{suffix}: .* beyond 0 decompressed bytes"),
     ):
         stream.read()
 
@@ -573,7 +575,7 @@ def test_a_bucket_that_is_not_there_is_told_from_a_misspelt_path(
     object_store: str, pattern: str
 ) -> None:
     files.write_bytes(f"{object_store}/b.txt", b"x")
-    message = r"wanted a bucket 'nobody-s', there is none, or these credentials do not show it"
+    message = r"wanted a bucket 'nobody-s', there is none, or these credentials have no access"
     with pytest.raises(CorpusError, match=rf"^s3://nobody-s{re.escape(pattern)}: {message}"):
         files.find_files(f"s3://nobody-s{pattern}")
     with pytest.raises(

@@ -76,7 +76,7 @@ def test_scores_that_are_no_numbers_are_no_answer(folder: Path) -> None:
     damaged = Predictor(folder, device="cpu")
     with torch.no_grad():
         next(damaged.model.parameters()).fill_(float("nan"))
-    with pytest.raises(FormatError, match=r"wanted numbers as scores of .*, the model gave NaN"):
+    with pytest.raises(FormatError, match=r"wanted numbers as scores of .*, got NaN"):
         damaged.predict([WORDS[0]])
 
 

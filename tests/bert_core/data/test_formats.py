@@ -109,8 +109,8 @@ def test_a_jsonl_file_of_a_byte_order_mark_alone_has_no_rows() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"text": ', r"the line at byte 114 is not JSON \(.*\): correct the line"),
-        (b"[1]", r"the line at byte 114 holds a list: correct the line"),
+        (b'{"text": ', r"the line at byte 114 is not JSON \(.*\): correct or remove the line"),
+        (b"[1]", r"the line at byte 114 holds a list: correct or remove the line"),
         (b"3", r"the line at byte 114 holds a int"),
         (b'{"text": "\xff"}', r"wanted UTF-8, byte 0xff at offset 124 is not"),
     ],

@@ -122,7 +122,9 @@ def test_a_line_broken_in_two_is_left_out_of_qqp_alone() -> None:
     data = f"{header}\n{broken}\n{row}\n".encode()
     records, _ = labelled_records(data, "train.tsv", "qqp")
     assert [record is None for record in records] == [True, True, False]
-    with pytest.raises(CorpusError, match=r"a, line 3: wanted 4 columns divided by tabs .*, got 2"):
+    with pytest.raises(
+        CorpusError, match=r"a, line 3: wanted 4 columns separated by tabs .*, got 2"
+    ):
         labelled_records(b"index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n1\ta\n", "a", "wnli")
 
 

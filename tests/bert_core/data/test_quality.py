@@ -156,7 +156,7 @@ def test_articles_of_the_english_wikipedia_are_english(articles: list[str]) -> N
         ({"max_words": 0}, r"^max_words: wanted at least 1, got 0$"),
         (
             {"min_words": 9, "max_words": 8},
-            r"^max_words: wanted at least min_words = 9, got 8: leave it out",
+            r"^max_words: wanted at least min_words = 9, got 8: leave it unset",
         ),
         (
             {"languages": ("en", "english", "DE")},

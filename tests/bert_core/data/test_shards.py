@@ -222,9 +222,9 @@ def arrow_file(metadata: dict[str, str], batches: int = 1) -> bytes:
     ("data", "message"),
     [
         (b"", "wanted an Arrow IPC file with one record batch, cannot be read"),
-        (b"This is a text, not a shard.\n" * 20, "cannot be read (.*): the shard is truncated or"),
+        (b"This is a text, not a shard.\n" * 20, "cannot be read (.*): the file is truncated or"),
         (arrow_file({}, batches=0), "wanted an Arrow IPC file with one record batch"),
-        (arrow_file({}), "wanted an Arrow file of format raybert.shard, this is another one; run"),
+        (arrow_file({}), "wanted an Arrow file of format raybert.shard, this has another one; run"),
         (arrow_file({"format": "x"}), "wanted an Arrow file of format raybert.shard"),
         (
             arrow_file({"format": FORMAT, "format_version": str(FORMAT_VERSION + 1)}),
@@ -245,7 +245,7 @@ def test_a_shard_cut_anywhere_is_refused_without_its_manifest_too(tmp_path: Path
     data, path = bytes_of(rows_of(20)), tmp_path / "a.arrow"
     for end in range(0, len(data), 97):
         path.write_bytes(data[:end])
-        with pytest.raises(FormatError, match="the shard is truncated or is no shard"):
+        with pytest.raises(FormatError, match="the file is truncated or not a shard"):
             open_shard(path)
 
 

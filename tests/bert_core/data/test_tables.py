@@ -88,11 +88,11 @@ def test_rows_are_those_that_were_written() -> None:
 @pytest.mark.parametrize(
     ("data", "source", "message"),
     [
-        ("text;label\na;b\n", "a.csv", "a.csv, line 1: wanted names of columns, divided by commas, "
-         "got none of these but ';': convert the file (pandas: read_csv(…, sep=';'), to_csv("),
+        ("text;label\na;b\n", "a.csv", "a.csv, line 1: wanted names of columns separated by commas"
+         ", got none of these but ';': convert the file (pandas: read_csv(…, sep=';'), to_csv("),
         ('"text";"label"\n"a";"b"\n', "a.csv", "got none of these but ';': convert the file"),
         ("text\tlabel\na\tb\n", "a.csv", "got none of these but '\\t': name the file .tsv"),
-        ("text,label\na,b\n", "a.tsv.bz2", "divided by tabs, got none of these but ',': name the "
+        ("text,label\na,b\n", "a.tsv.bz2", "separated by tabs, got none of these but ',': name the "
          "file .csv"),
         ("\n\ufefft\udcffxt,label\n", "a.csv", "a.csv, line 2: wanted UTF-8, byte 0xff is not"),
         ('a,"b', "a.csv", "a.csv, line 1: wanted a row of .csv, it cannot be read (a quote opens"),

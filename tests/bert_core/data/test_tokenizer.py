@@ -257,10 +257,14 @@ def test_ids_take_two_bytes_where_the_vocabulary_fits(size: int, id_type: pa.Dat
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        (None, b"", "wanted tokenizer.json or vocab.txt, neither is there: give a folder that"),
+        (None, b"", "wanted tokenizer.json or vocab.txt, found neither: give a folder that"),
         ("tokenizer.json", b'{"version": ', "tokenizer.json: wanted a tokenizers JSON file, it"),
         ("tokenizer.json", b"\xff", "cannot be read (.*): copy it again, or train one with"),
-        ("vocab.txt", b"[PAD]\n\xff\n", "vocab.txt: wanted UTF-8 with a token a line, byte 6 is"),
+        (
+            "vocab.txt",
+            b"[PAD]\n\xff\n",
+            "vocab.txt: wanted UTF-8 with one token per line, byte 6 is",
+        ),
         (
             "vocab.txt",
             b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n",
@@ -271,7 +275,7 @@ def test_ids_take_two_bytes_where_the_vocabulary_fits(size: int, id_type: pa.Dat
         (
             "vocab.txt",
             "\n".join([*SPECIAL_TOKENS, "a", "b", "a"]).encode(),
-            "wanted every token of the vocabulary once, 'a' stands there twice",
+            "wanted every token of the vocabulary once, 'a' occurs twice",
         ),
     ],
 )

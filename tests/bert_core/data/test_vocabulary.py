@@ -209,5 +209,5 @@ def test_ids_with_a_gap_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_files_says_how_to_make_ours(tmp_path: Path) -> None:
     (tmp_path / "spm.model").write_bytes(b"x")
-    with pytest.raises(FormatError, match=r"found only spm\.model: write the first with transfor"):
+    with pytest.raises(FormatError, match=r"found only spm\.model: create the first with transfo"):
         Tokenizer.load(tmp_path)

@@ -33,7 +33,7 @@ def test_a_task_is_the_mean_of_its_metrics_and_mnli_of_its_sets() -> None:
 def test_a_task_that_is_not_whole_has_no_score() -> None:
     some = {name: MEASURED[name] for name in ("sst2", "mnli", "ax")}
     assert task_scores(some) == {"sst2": 0.935}
-    with pytest.raises(ConfigError, match="mrpc: wanted f1 and accuracy, got accuracy: measure"):
+    with pytest.raises(ConfigError, match="mrpc: wanted f1 and accuracy, got accuracy: evaluate"):
         task_scores({"mrpc": {"accuracy": 0.8}})
 
 

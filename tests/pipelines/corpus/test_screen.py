@@ -218,8 +218,8 @@ def test_evaluation_rows_in_the_corpus_are_named_with_file_and_row(
     ("name", "data", "message"),
     [
         ("dev.json", b"{", "dev.json: wanted JSON, it cannot be read (Expecting property name"),
-        ("dev.jsonl", b"[]", "dev.jsonl: wanted one JSON object a line, the line at byte 0 holds"),
-        ("dev.txt.gz", gzip.compress(b"x" * 99)[:-9], "dev.txt.gz: wanted whole .gz data, after"),
+        ("dev.jsonl", b"[]", "dev.jsonl: wanted one JSON object per line, the line at byte 0 hold"),
+        ("dev.txt.gz", gzip.compress(b"x" * 99)[:-9], "dev.txt.gz: wanted whole .gz data, it "),
         ("dev.pdf", b"x", "dev.pdf: wanted .csv, .tsv, .jsonl or .parquet, also .gz, .bz2 or .zst"),
         (None, b"", "sets: wanted a file, a folder or a glob with at least one file, found none"),
     ],

@@ -206,9 +206,9 @@ PAGE, MALFORMED = PAGES[0].encode(), PAGES[1].replace("</ns>", "").encode()
         ("a.txt", ONE + b"\n\n", b"Caf\xe9.\n\n", b"Three.", 3,
          ": wanted UTF-8, byte 0xe9 at offset {} is not", "unreadable"),
         ("a.jsonl", LINE, b'{"text": \n', LAST_LINE, 0,
-         ": wanted one JSON object a line, the line at byte {} is not JSON", "unreadable"),
+         ": wanted one JSON object per line, the line at byte {} is not JSON", "unreadable"),
         ("a.jsonl", LINE, b"[1]\n", LAST_LINE, 0,
-         ": wanted one JSON object a line, the line at byte {} holds a list", "unreadable"),
+         ": wanted one JSON object per line, the line at byte {} holds a list", "unreadable"),
         ("a.jsonl", LINE, b'{"text": "\xff"}\n', LAST_LINE, 10,
          ": wanted UTF-8, byte 0xff at offset {} is not", "unreadable"),
         ("a.jsonl", LINE, b'{"body": 1}\n', LAST_LINE, 0, ", the line at byte {}: wanted text in "
