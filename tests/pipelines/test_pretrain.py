@@ -312,7 +312,7 @@ def test_an_interrupted_run_says_so_leaves_no_process_and_goes_on(
     started = descendants(process.pid)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert output.endswith("raybert pretrain: interrupted; the same command goes on where it was\n")
+    assert output.endswith("raybert pretrain: interrupted; run the same command again to resume\n")
     assert process.returncode == 130
     assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
     assert run_of(config)[0].info.status == "KILLED"
