@@ -130,8 +130,8 @@ def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[s
     seen = predictor.bundle.has_seen(task, rows)
     if seen.all():
         raise ConfigError(
-            f"held_out: wanted rows that the model was not trained on, got {source.source}, all of "
-            "whose rows it was trained on, by its record: give others"
+            f"held_out: wanted rows that the model was not trained on, got {source.source}, whose "
+            "rows are all in its training record: give others"
         )
     if seen.any():
         say(f"export: {seen.sum():,} {SEEN.replace('_', ' ')} in {source.source} left out")

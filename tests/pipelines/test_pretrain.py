@@ -136,7 +136,7 @@ def test_rows_whose_label_nothing_learns_are_refused(prepared: Any, tmp_path: Pa
     config = prepared.prepare(tmp_path / "shards")
     pairs = replace(config.pairs, kind="sop", dupe_factor=1)
     prepare.run(replace(config, pairs=pairs))
-    message = "wanted rows that bert-tiny can be trained on, they have sentence_order"
+    message = "wanted rows that bert-tiny can be trained on, got rows with sentence_order"
     with pytest.raises(ConfigError, match=message):
         pretrain.run(replace(prepared.pretrain(tmp_path / "run"), shards=config.output))
 
@@ -434,7 +434,7 @@ def test_a_run_of_hours_ends_with_them_and_its_schedule_too(
     assert done.counts["mlm_loss_after"] < done.counts["mlm_loss_before"]
     shown = re.search(r"^  pretraining: \d+ of 2 seconds", capsys.readouterr().out, re.MULTILINE)
     assert shown, "short as it is, it shows how far it is"
-    with pytest.raises(ConfigError, match=r"then: wanted no loop\.max_hours beside it"):
+    with pytest.raises(ConfigError, match=r"then: wanted no loop\.max_hours with it"):
         replace(config, loop=loop, then=PhaseConfig(shards="x", steps=1))
 
 
