@@ -264,7 +264,7 @@ def _config_first(arguments: list[str]) -> list[str]:
                 str(config.relative_to(CONFIGS.parent)) for config in CONFIGS.rglob("*.toml")
             )
             raise ConfigError(
-                f"--config: wanted a TOML file, there is none at {path!r}{nearest(path, known)}; "
-                "`raybert list configs` shows the shipped ones"
+                f"--config: wanted a TOML file, got {path!r}, which does not exist"
+                f"{nearest(path, known)}; `raybert list configs` shows the shipped ones"
             )
     return [word for path in configs for word in ("--config", path)] + others

@@ -92,7 +92,7 @@ def run(config: GlueConfig) -> Manifest:
             model, name=f"models.{name}", tracking_uri=config.tracking_uri
         )
         if not files.exists(test):
-            raise CorpusError(f"tests.{name}: wanted a test file, there is none at {test}")
+            raise CorpusError(f"tests.{name}: wanted a test file, got {test}, which does not exist")
         inputs += [source, DatasetInput(f"tests.{name}", files.sha256_of(test), test)]
     for name, folder in config.evaluations.items():
         digest = input_digest(folder, "evaluate")

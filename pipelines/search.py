@@ -78,8 +78,8 @@ class Vectors:
                     yield matrix / np.maximum(lengths, np.float32(1e-12))
             except KeyError as error:
                 raise FormatError(
-                    f"{path}: wanted vectors in the column {self.vector!r}, there is none: predict "
-                    "with --task feature-extraction"
+                    f"{path}: wanted vectors in a column {self.vector!r}, got no such column: "
+                    "predict with --task feature-extraction"
                 ) from error
 
     def rows(self, paths: Sequence[str]) -> Iterator[list[dict[str, Any]]]:

@@ -126,7 +126,7 @@ def test_what_cannot_be_searched_is_refused(
     )
     with pytest.raises(ConfigError, match=different_models):
         search.run(replace(config, queries=other.output))
-    with pytest.raises(FormatError, match="wanted vectors in the column 'predicted_vector', there"):
+    with pytest.raises(FormatError, match="wanted vectors in a column 'predicted_vector', got no"):
         search.run(replace(config, queries=other.output, corpus=other.output))
 
 
