@@ -1,6 +1,6 @@
-"""The command `raybert`: runs the stage or command that was named.
+"""The command `raybert`: runs the stage or command that is named.
 
-Only what was chosen is imported, so help and errors are instant.
+Only that one is imported, so help and errors are instant.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from pipelines.configure import ALL, COMMANDS, STAGES, Command, parse
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exits with 0, with 1 if the work failed, with 2 if it was misused."""
+    """Run the command line; exits with 0 on success, 1 if the work fails, 2 on bad usage."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     except RaybertError as error:
         _fail(f"raybert {word}: {error}", 1)
     except KeyboardInterrupt:
-        _fail(f"raybert {word}: interrupted; the same command goes on where it was", 130)
+        _fail(f"raybert {word}: interrupted; run the same command again to resume", 130)
     sys.exit(code)
 
 
@@ -37,8 +37,8 @@ def _run(word: str, arguments: list[str]) -> int:
     if word == "submit":
         from pipelines.commands import submit
 
-        own, command = submit.split_arguments(arguments)
-        return submit.run(parse(word, own), command)
+        options, command = submit.split_arguments(arguments)
+        return submit.run(parse(word, options), command)
     if word == "list" and arguments and not arguments[0].startswith("-"):
         arguments = ["--what", *arguments]
     config = parse(word, arguments)
@@ -50,7 +50,7 @@ def _run(word: str, arguments: list[str]) -> int:
 
 
 def _serve(config: Any) -> None:
-    """`serve` may not import `pipelines`, so Ray is started and ended here."""
+    """`serve` may not import `pipelines`, so Ray is started and stopped here."""
     from pipelines.runtime import cluster
     from serve import app
 
@@ -68,9 +68,9 @@ def _help() -> str:
 
     return (
         "usage: raybert <stage or command> [--config FILE.toml] [--field value …]\n\n"
-        f"stages, in the order of the flow:\n{lines(STAGES)}\n\n"
+        f"stages, in pipeline order:\n{lines(STAGES)}\n\n"
         f"commands:\n{lines(COMMANDS)}\n\n"
-        "raybert <word> --help lists its fields; --print_config prints a run as TOML."
+        "raybert <word> --help lists its fields; --print_config prints its config as TOML."
     )
 
 

@@ -1,6 +1,6 @@
-"""Command lines to configs: which words there are, and the dataclass that each one means.
+"""Command lines to configs: the words of `raybert`, and the config dataclass of each.
 
-A value on the command line wins over one from `--config`, in whatever order they come.
+A value on the command line wins over one from `--config`, regardless of order.
 """
 
 import importlib
@@ -28,7 +28,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 @dataclass(frozen=True)
 class Command:
-    """Where a word's config and function are, and what it does."""
+    """Where the config and the `run` function of a word are, and what it does."""
 
     module: str
     config: str
@@ -47,23 +47,23 @@ STAGES = {
     "export": Command("pipelines.export", "ExportConfig", "bundle → bundle with an ONNX graph"),
     "predict": Command("pipelines.predict", "PredictConfig", "bundle + rows → rows with answers"),
     "search": Command("pipelines.search", "SearchConfig", "queries + vectors → nearest rows"),
-    "extract": Command("pipelines.extract", "ExtractConfig", "bundles + documents → a record each"),
-    "glue": Command("pipelines.glue", "GlueConfig", "bundles + GLUE's test files → its submission"),
+    "extract": Command("pipelines.extract", "ExtractConfig", "bundles + documents → records"),
+    "glue": Command("pipelines.glue", "GlueConfig", "bundles + GLUE's test files → submission"),
 }
 COMMANDS = {
     "serve": Command("serve.config", "ServeConfig", "answer requests over HTTP"),
     "quickstart": Command(
-        "pipelines.commands.quickstart", "QuickstartConfig", "the whole path, in minutes"
+        "pipelines.commands.quickstart", "QuickstartConfig", "the whole pipeline, in minutes"
     ),
     "inspect": Command(
-        "pipelines.commands.inspect", "InspectConfig", "look inside a model, on a page"
+        "pipelines.commands.inspect", "InspectConfig", "look inside a model, on an HTML page"
     ),
     "submit": Command(
         "pipelines.commands.submit", "SubmitConfig", "run a stage as a job on a Ray cluster"
     ),
     "ui": Command("pipelines.commands.ui", "UiConfig", "open the MLflow page"),
     "list": Command(
-        "pipelines.commands.listing", "ListConfig", "what there is: tasks, variants, configs"
+        "pipelines.commands.listing", "ListConfig", "list tasks, variants, configs or runs"
     ),
 }
 ALL = {**STAGES, **COMMANDS}
@@ -72,7 +72,7 @@ ALL = {**STAGES, **COMMANDS}
 def parse(word: str, arguments: list[str]) -> Any:
     """The config that `raybert word arguments…` means.
 
-    Raises: ConfigError, naming the nearest key where one is unknown. `--help` and
+    Raises: ConfigError; for an unknown key it names the nearest one. `--help` and
         `--print_config` print and exit.
     """
     kind = config_class(word)
@@ -87,7 +87,7 @@ def parse(word: str, arguments: list[str]) -> Any:
         built = parser.instantiate(given)
     except RaybertError:
         raise
-    except ValueError as error:  # an optional table of fields refused one of them
+    except ValueError as error:  # an optional nested config rejected one of its fields
         raise ConfigError(explained(str(error), kind, f"raybert {word}", ())) from error
     return kind(**{field.name: _plain(built[field.name]) for field in fields(kind)})
 
@@ -129,7 +129,7 @@ def parser_for(word: str) -> "ArgumentParser":
             return super().format_help(*arguments) + (_tasks() if takes_options else "")
 
         def dump(self, *arguments: Any, **options: Any) -> str:
-            # It warns that a _Text is read back as text, which is what it is.
+            # jsonargparse warns that a _Text is read back as text, which is intended.
             with warnings.catch_warnings(action="ignore", category=UserWarning):
                 return super().dump(*arguments, **options)
 
@@ -154,15 +154,15 @@ def parser_for(word: str) -> "ArgumentParser":
 
 
 def _in_order(parser: "ArgumentParser", kind: Any) -> None:
-    """Sort a stage's help: what must be given comes first, how the stage runs comes last."""
-    from pipelines.runtime.stage import operational_fields  # `raybert --help` is instant
+    """Sort a stage's help: required fields first, operational fields last."""
+    from pipelines.runtime.stage import operational_fields  # keeps `raybert --help` instant
 
     operational = operational_fields(kind) - {"output"}
-    last = parser.add_argument_group("how it runs; none of this changes what is made")
+    last = parser.add_argument_group("how it runs; none of this changes the output")
     for group in parser._action_groups[:-1]:
         actions = group._group_actions
-        last._group_actions += [one for one in actions if one.dest in operational]
-        actions[:] = [one for one in actions if one.dest not in operational]
+        last._group_actions += [action for action in actions if action.dest in operational]
+        actions[:] = [action for action in actions if action.dest not in operational]
         actions.sort(key=lambda action: not action.required)
     groups = [action for group in parser._action_groups for action in group._group_actions]
     parser._actions.sort(key=groups.index)
@@ -170,32 +170,32 @@ def _in_order(parser: "ArgumentParser", kind: Any) -> None:
 
 
 def _tasks() -> str:
-    """What tasks there are, with their rows and options, for the end of a stage's help."""
+    """The tasks with their rows and options, for the end of a stage's help."""
     from bert_core.tasks.guide import guide
 
-    return f"\ntasks, each with a row of every kind and its options and parameters:\n\n{guide()}\n"
+    return f"\ntasks, each with example rows, options and parameters:\n\n{guide()}\n"
 
 
 def _with_brackets(arguments: list[str], parser: "ArgumentParser") -> list[str]:
-    """The arguments with lists of numbers as jsonargparse reads them: `0,1,2` → `[0,1,2]`."""
+    """Put lists of numbers in brackets, as jsonargparse needs: `0,1,2` → `[0,1,2]`."""
     lists = {
         f"--{action.dest}"
         for action in parser._actions
         for kind in alternatives(getattr(action, "_typehint", None))
         if get_origin(kind) is tuple and get_args(kind)[0] in (int, float)
     }
-    found, before = [], ""
+    bracketed, previous = [], ""
     for argument in arguments:
         name, equals, value = argument.rpartition("=")
-        if (name if equals else before) in lists and re.fullmatch(r"[^\[\]]+,[^\[\]]+", value):
+        if (name if equals else previous) in lists and re.fullmatch(r"[^\[\]]+,[^\[\]]+", value):
             argument = f"{name}{equals}[{value}]"
-        found.append(argument)
-        before = argument
-    return found
+        bracketed.append(argument)
+        previous = argument
+    return bracketed
 
 
 def _plain(value: Any) -> Any:
-    """The value with all texts in it as Python's own."""
+    """The value with every `_Text` in it as a plain `str`."""
     if is_dataclass(value) and not isinstance(value, type):
         changes = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
         return replace(value, **changes)
@@ -203,22 +203,22 @@ def _plain(value: Any) -> Any:
 
 
 class _Text(str):
-    """Text that was in quotes: it stays text, where jsonargparse would read a number in it."""
+    """Quoted text: it stays text where jsonargparse would read it as a number."""
 
 
 def _toml(text: str) -> Any:
-    """A file of fields, or the value of one as TOML or JSON has it: `{text = "body"}`, `"0"`."""
+    """Parse a config file, or one field's value in TOML or JSON: `{text = "body"}`, `"0"`."""
     text = text.strip()
     if text[:1] in ("{", "[", '"', "'"):
         with suppress(ValueError):
             return _with_text(json.loads(text))
-        if text[0] != "[" or "\n" not in text:  # else it is a file that begins with a section
+        if text[0] != "[" or "\n" not in text:  # else a file that begins with a section
             return _with_text(tomllib.loads(f"value = {text}")["value"])
     return _with_text(tomllib.loads(text))
 
 
 def _toml_of(values: dict[str, Any]) -> str:
-    """A file of the fields that have a value; TOML has no null."""
+    """The fields that are set, as TOML, which has no null."""
     import tomlkit
 
     def given(values: dict[str, Any]) -> dict[str, Any]:
@@ -232,18 +232,18 @@ def _toml_of(values: dict[str, Any]) -> str:
 
 
 def _with_text(value: Any, kind: type[str] = _Text) -> Any:
-    """The value with every text in it as one of `kind`."""
+    """The value with every string in it converted to `kind`."""
     if isinstance(value, dict):
-        return {str(name): _with_text(each, kind) for name, each in value.items()}
+        return {str(name): _with_text(item, kind) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_with_text(each, kind) for each in value)
+        return type(value)(_with_text(item, kind) for item in value)
     return kind(value) if isinstance(value, str) else value
 
 
 def _config_first(arguments: list[str]) -> list[str]:
-    """Put `--config` before everything else, and check that its file is there.
+    """Move `--config` to the front, and check that its file exists.
 
-    One that comes with raybert, `configs/<stage>/<name>.toml`, is found from any folder.
+    A shipped config, `configs/<stage>/<name>.toml`, is found from any folder.
     """
     configs: list[str] = []
     others: list[str] = []
@@ -261,10 +261,10 @@ def _config_first(arguments: list[str]) -> list[str]:
             configs[place] = str(shipped)
         elif not Path(path).is_file():
             known = sorted(
-                str(found.relative_to(CONFIGS.parent)) for found in CONFIGS.rglob("*.toml")
+                str(config.relative_to(CONFIGS.parent)) for config in CONFIGS.rglob("*.toml")
             )
             raise ConfigError(
-                f"--config: wanted a TOML file, there is none at {path!r}{nearest(path, known)}; "
-                "`raybert list configs` shows those that come with raybert"
+                f"--config: wanted a TOML file, got {path!r}, which does not exist"
+                f"{nearest(path, known)}; `raybert list configs` shows the shipped ones"
             )
     return [word for path in configs for word in ("--config", path)] + others

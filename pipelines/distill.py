@@ -1,8 +1,8 @@
-"""A teacher + shards or labelled rows → a smaller bundle that answers as it does, on Ray Train.
+"""Teacher + shards or labelled rows → a smaller bundle that answers alike, on Ray Train.
 
-On shards a student learns what pretraining teaches (DistilBERT; TinyBERT's general stage), on
-labelled rows a task, trained as `finetune` trains: intermediate and prediction stages of TinyBERT
-are two runs, the second with the first one's bundle as its `model`.
+On shards the student learns what pretraining teaches (DistilBERT; TinyBERT's general stage), on
+labelled rows a task, trained as in `finetune`. TinyBERT's intermediate and prediction stages are
+two runs: the second takes the first one's bundle as its `model`.
 """
 
 from collections.abc import Mapping
@@ -40,39 +40,38 @@ OF_ROWS = (
     *("task", "options", "train", "held_out", "selection"),
     *("rows_per_class", "max_length", "augmentation"),
 )
-"""The fields that say which labelled rows there are, and what they are for."""
+"""The fields that apply to labelled rows only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig(LabelledTrainingConfig):
-    """Which student learns what from which teacher. Rows are labelled ones, or shards."""
+    """Teacher, student, and the rows to learn from: labelled ones, or shards."""
 
     teacher: str = field(metadata=INPUT)
     """Bundle to learn from: a folder, a URI, or models:/name@alias."""
     model: str = field(default=TEACHER, metadata=INPUT)
-    """Bundle that the student begins with, of the teacher's vocabulary: `teacher`, or one as for
-    the teacher."""
+    """Bundle that the student starts from, with the teacher's vocabulary: `teacher`, or a folder, a
+    URI, or models:/name@alias."""
     task: str = TEACHER
-    """Name of the task of labelled rows, as `raybert list tasks` shows it; `teacher` is that of the
-    teacher."""
+    """Task of the labelled rows, one of `raybert list tasks`; `teacher` takes the teacher's."""
     layers: tuple[int, ...] = ()
-    """Layers of that bundle that the student has, from 0; not given, every other one of the teacher
-    (DistilBERT, section 3), or all of another bundle."""
+    """Layers of that bundle to keep in the student, counted from 0; by default every other layer of
+    the teacher (DistilBERT, section 3), or all layers of another bundle."""
     variant: str | None = None
-    """Name of an encoder that the student is instead, with fresh weights."""
+    """Encoder of a student with fresh weights, instead of `model`."""
     shards: str | None = field(default=None, metadata=INPUT)
-    """Folder or URI of `raybert prepare` to learn from, instead of labelled rows."""
+    """Folder or URI written by `raybert prepare` to learn from, instead of labelled rows."""
     window_shards: PositiveInt = 8
-    """As in pretraining."""
+    """Rows are permuted within this many shards, as in `pretrain`."""
     held_out_rows: PositiveInt = 8192
-    """Most held-out rows of shards that the student is measured on, before and after."""
+    """Maximum number of held-out rows of shards to measure the student on, before and after."""
     losses: LossesConfig = field(default_factory=LossesConfig)
-    """What counts in the loss."""
+    """Weights of the parts of the loss."""
     layer_map: tuple[int, ...] = ()
-    """For each layer of the student the teacher's that it is compared with, from 0; not given, the
-    last of as many equal shares."""
+    """The teacher layer that each layer of the student is compared with, counted from 0; by default
+    the teacher is split into as many equal groups of layers, and the last of each is taken."""
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
-    """New rows made of the labelled ones that are trained on."""
+    """New rows made from the labelled training rows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,35 +79,36 @@ class DistillConfig(LabelledTrainingConfig):
             raise ConfigError(f"variant: wanted one of {', '.join(VARIANTS)}, got {self.variant!r}")
         if self.variant is not None and self.layers:
             raise ConfigError(
-                f"layers: wanted none beside variant, as {self.variant} begins with fresh weights, "
-                f"got {list(self.layers)}: leave one of them out"
+                f"layers: wanted none with variant, since {self.variant} starts from fresh "
+                f"weights, got {list(self.layers)}: leave one of them out"
             )
         of_rows = [
-            one.name
-            for one in fields(self)
-            if one.name in OF_ROWS and getattr(self, one.name) != _default(one)
+            setting.name
+            for setting in fields(self)
+            if setting.name in OF_ROWS and getattr(self, setting.name) != _default(setting)
         ]
         if self.shards and of_rows:
             raise ConfigError(
-                f"shards: wanted no {', '.join(of_rows)} beside it, which are of labelled rows: "
-                "leave one or the other out"
+                f"shards: wanted no {', '.join(of_rows)} with it, which apply to labelled rows "
+                "only: leave one or the other out"
             )
         if self.layer_map and not self.losses.of_layers:
             raise ConfigError(
-                "layer_map: wanted none where no layers are compared, got "
+                "layer_map: wanted none when no layers are compared, got "
                 f"{list(self.layer_map)}: give losses.hidden or losses.attention a weight, or "
                 "leave it out"
             )
         if self.shards and len(self.seeds) > 1:
-            raise ConfigError(f"seeds: wanted one where shards are read, got {len(self.seeds)}")
+            raise ConfigError(f"seeds: wanted one with shards, got {len(self.seeds)}")
 
 
-def _default(one: Field[Any]) -> Any:
-    return one.default if one.default_factory is MISSING else one.default_factory()
+def _default(setting: Field[Any]) -> Any:
+    factory = setting.default_factory
+    return setting.default if factory is MISSING else factory()
 
 
 def run(config: DistillConfig) -> Manifest:
-    """Train a student by its teacher, and write it as a bundle in Hugging Face layout."""
+    """Train a student on its teacher, and write it as a bundle in Hugging Face layout."""
     folders: dict[str, Path] = {}
     inputs = []
     for name, reference in (
@@ -123,7 +123,7 @@ def run(config: DistillConfig) -> Manifest:
             inputs.append(source)
     if config.variant is not None and "model" in folders:
         raise ConfigError(
-            f"model: wanted none beside variant, as {config.variant} begins with fresh weights, "
+            f"model: wanted none with variant, since {config.variant} starts from fresh weights, "
             f"got {config.model}: leave one of them out"
         )
     if config.shards:
@@ -132,7 +132,7 @@ def run(config: DistillConfig) -> Manifest:
         return run_stage(
             "distill", config, inputs, lambda digest: _on_shards(config, folders, digest)
         )
-    if config.task == TEACHER:  # the output is that of a run to which the task was named
+    if config.task == TEACHER:  # the output is the same as of a run that names the task
         config = replace(config, task=_task_of(config.teacher, folders["teacher"]))
     inputs.append(labelled_input("train", config.train, "train"))
     if config.held_out is not None:
@@ -156,7 +156,7 @@ def _teacher_student(config: DistillConfig, folders: Mapping[str, Path]) -> Teac
 
 
 def _task_of(teacher: str, folder: Path) -> str:
-    """The name of a teacher's task. Raises: ConfigError if it has none."""
+    """The name of the teacher's task. Raises: ConfigError if it has none."""
     from bert_core.bundle.format import load_bundle
     from bert_core.tasks.catalog import TASKS
 
@@ -172,7 +172,7 @@ def _task_of(teacher: str, folder: Path) -> str:
 def _on_labelled_rows(
     config: DistillConfig, folders: Mapping[str, Path], inputs: list[DatasetInput], digest: str
 ) -> Result:
-    """A student that learns a task."""
+    """Train a student for a task."""
     from bert_core.bundle.format import load_bundle
     from bert_core.bundle.weights import require_weights
     from bert_core.tasks.catalog import TASKS
@@ -188,35 +188,35 @@ def _on_labelled_rows(
     learned = teacher.task is not None and teacher.task.name == config.task and not kind.headless
     task, parts = read_parts(config, kind, options, teacher.task if learned else None)
     pair = _teacher_student(config, folders)
-    own = pair.load_student(teacher)
-    task = task.adapted(own.state)
+    student = pair.load_student(teacher)
+    task = task.adapted(student.state)
     pair = replace(pair, task=task)
-    pair.build(config.seeds[0])  # what does not fit is found before workers start
-    new = _augmented(config, folders, task, parts[TRAIN])
-    parts[TRAIN] = parts[TRAIN] + new
-    shorter = min(teacher, own, key=lambda one: one.encoder_config.max_length)
+    pair.build(config.seeds[0])  # fails on a mismatch before workers start
+    new_rows = _augmented(config, folders, task, parts[TRAIN])
+    parts[TRAIN] = parts[TRAIN] + new_rows
+    shorter = min(teacher, student, key=lambda bundle: bundle.encoder_config.max_length)
     sets = encoded(config, shorter, task, parts)
-    before = pair.trained_rows(teacher, own)
+    trained_rows = pair.trained_rows(teacher, student)
     trainable = TrainableTask(
-        task, own.tokenizer, own.encoder_config, pair.build, before, answers=answers
+        task, student.tokenizer, student.encoder_config, pair.build, trained_rows, answers=answers
     )
     lineage = {
-        **pair.lineage(teacher, own),
-        "data": lineage_of(config, own.tokenizer, inputs, sets),
+        **pair.lineage(teacher, student),
+        "data": lineage_of(config, student.tokenizer, inputs, sets),
     }
     result = learn(config, trainable, sets, lineage, digest)
     counts = {
         **result.counts,
         **pair.sizes(teacher),
-        **({"augmented_rows": len(new)} if new else {}),
+        **({"augmented_rows": len(new_rows)} if new_rows else {}),
         **_against_teacher(pair, teacher, sets, result.counts),
     }
     return replace(result, counts=counts)
 
 
 def _check_unscored(config: DistillConfig) -> None:
-    """Raises: ConfigError if answers of a head that learns nothing are to be scored."""
-    why = "as losses.soft and losses.hard are 0, so that the head learns nothing"
+    """Raises: ConfigError if the config asks to score a head that learns nothing."""
+    why = "since losses.soft and losses.hard are 0 and the head learns nothing"
     if config.held_out is not None:
         raise ConfigError(f"held_out: wanted none, {why}: score the run that trains the head")
     if config.selection.share and config.selection.metric != LOSS:
@@ -227,9 +227,9 @@ def _check_unscored(config: DistillConfig) -> None:
 
 
 def _options(config: DistillConfig, teacher: "Bundle") -> "Options":
-    """Those of the teacher, where it is for the task.
+    """The options of the task; by default the teacher's, if it has the same task.
 
-    Raises: ConfigError if others are asked for than those its head was trained with.
+    Raises: ConfigError if they differ from those that the teacher's head was trained with.
     """
     from bert_core.tasks.catalog import TASKS
 
@@ -248,7 +248,7 @@ def _options(config: DistillConfig, teacher: "Bundle") -> "Options":
 def _augmented(
     config: DistillConfig, folders: Mapping[str, Path], task: "Task", rows: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """New rows made of those that are trained on."""
+    """New rows made from the training rows."""
     from bert_core.augmentation import Candidates, augmented
 
     how = config.augmentation
@@ -256,18 +256,18 @@ def _augmented(
         return []
     if not task.replaceable:
         raise ConfigError(
-            f"augmentation.copies: wanted 0 for {task.name}, where other words would have other "
+            f"augmentation.copies: wanted 0 for {task.name}, where other words would change the "
             f"answers, got {how.copies}"
         )
     fill = "augmentation" in folders
     source = Candidates(
         folders["augmentation" if fill else "teacher"], count=how.candidates, fill_masks=fill
     )
-    new = augmented(
+    new_rows = augmented(
         rows, task.replaceable, source, copies=how.copies, share=how.share, seed=how.seed
     )
-    say(f"distill: {counted(len(new), 'row')} with other words beside {len(rows):,}")
-    return new
+    say(f"distill: {counted(len(new_rows), 'row')} with replaced words added to {len(rows):,}")
+    return new_rows
 
 
 def _against_teacher(
@@ -276,8 +276,8 @@ def _against_teacher(
     sets: Mapping[str, LabelledSet],
     counts: Mapping[str, Any],
 ) -> dict[str, float]:
-    """What the teacher comes to on the held-out rows, and the share of it that the student keeps;
-    nothing where there are no such rows, or it does not answer."""
+    """The teacher's metrics on the held-out rows, and the share of the main one that the student
+    keeps; empty without held-out rows, or if the teacher's scores are not learned."""
     from bert_core.scores import scores_of
 
     if HELD_OUT not in sets or not pair.losses.soft:
@@ -288,51 +288,51 @@ def _against_teacher(
     scores = scores_of(model, windows, teacher.tokenizer.pad_id)
     metrics = pair.task.metrics(pair.task.compare(rows, pair.task.decode(rows, windows, scores)))
     main = counts["primary_metric"]
-    told = {f"teacher_{name}": value for name, value in metrics.items()}
+    figures = {f"teacher_{name}": value for name, value in metrics.items()}
     if metrics[main] > 0:
-        told[f"kept_{main}"] = counts[f"{main}_mean"] / metrics[main]
-        say(f"distill: {told[f'kept_{main}']:.1%} of the teacher's {main}, {metrics[main]:.1%}")
-    return told
+        kept = figures[f"kept_{main}"] = counts[f"{main}_mean"] / metrics[main]
+        say(f"distill: {kept:.1%} of the teacher's {main}, {metrics[main]:.1%}")
+    return figures
 
 
 def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) -> Result:
-    """A student that learns what pretraining teaches: masked words where answers count."""
+    """Train a student on what pretraining teaches: masked words, if answers count in the loss."""
     from bert_core.bundle.format import load_bundle
     from bert_core.bundle.weights import require_weights
     from bert_core.tasks.fill_mask import FillMask
 
     teacher = require_weights(load_bundle(folders["teacher"]))
     pair = _teacher_student(config, folders)
-    own = pair.load_student(teacher)
+    student = pair.load_student(teacher)
     if config.losses.of_answers:
-        pair = replace(pair, task=FillMask().adapted(own.state))
+        pair = replace(pair, task=FillMask().adapted(student.state))
     assert config.shards is not None
     shards = ShardSet.read(config.shards)
     shards.check_tokenizer(teacher.tokenizer.digest, config.teacher)
-    for name, each in (("the teacher", teacher), ("the student", own)):
-        check_rows(config.shards, shards, each.encoder_config, name)
-    pair.build(config.seeds[0])  # what does not fit is found before workers start
+    for name, bundle in (("the teacher", teacher), ("the student", student)):
+        check_rows(config.shards, shards, bundle.encoder_config, name)
+    pair.build(config.seeds[0])  # fails on a mismatch before workers start
     steps = config.steps(sum(info.rows for info in shards.split(TRAIN)))
     loop = LoopConfig(max_steps=steps, precision=config.precision, seed=config.seeds[0])
     fit(partial(train_on_shards, pair, loop), config, digest, loop, "distill")
     records = read_records(config.local_folder)
     fresh, trained = (measured_on(HELD_OUT, records[step]) for step in (0, steps))
-    made = read_manifest(config.shards)
+    prepared = read_manifest(config.shards)
     outputs = write_bundle(
         config,
         digest,
         pair.build(config.seeds[0]),
-        own.tokenizer,
+        student.tokenizer,
         metrics=trained,
         lineage={
-            **pair.lineage(teacher, own),
+            **pair.lineage(teacher, student),
             "data": [
-                {"name": "vocabulary", "digest": own.tokenizer.digest}
-                | {"tokens": own.tokenizer.vocab_size},
-                {"name": "shards", "digest": made.digest, "rows": made.counts["rows"]},
+                {"name": "vocabulary", "digest": student.tokenizer.digest}
+                | {"tokens": student.tokenizer.vocab_size},
+                {"name": "shards", "digest": prepared.digest, "rows": prepared.counts["rows"]},
             ],
         },
-        trained_rows=pair.trained_rows(teacher, own),
+        trained_rows=pair.trained_rows(teacher, student),
     )
     say(
         f"distill: held-out loss {fresh[LOSS]:.3f} → {trained[LOSS]:.3f}, "
@@ -351,7 +351,7 @@ def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) 
 def train_on_shards(
     pair: TeacherStudent, loop: LoopConfig, config: DistillConfig, digest: str, report: Report
 ) -> None:
-    """One rank."""
+    """Train on one worker."""
     from bert_core.train.loop import evaluate
     from pipelines.training.worker import Place, Training, train
 
@@ -359,7 +359,7 @@ def train_on_shards(
     place = Place.here(config)
     shards = ShardSet.read(config.shards)
     model = pair.build(loop.seed)
-    made = {
+    by_split = {
         split: batches(
             shards,
             split,
@@ -379,8 +379,10 @@ def train_on_shards(
             config=config,
             place=place,
             model=model,
-            batches=made[TRAIN],
-            measure=lambda model: evaluate(model, made[HELD_OUT].once(config.held_out_rows), loop),
+            batches=by_split[TRAIN],
+            measure=lambda model: evaluate(
+                model, by_split[HELD_OUT].once(config.held_out_rows), loop
+            ),
             optimizer=config.optimizer,
             learning_rate=schedule.learning_rate(config.lr, loop.max_steps),
             loop=loop,

@@ -1,5 +1,5 @@
-"""Bundle + labelled rows → metrics with intervals, by class, calibration, what went most wrong, and
-a prediction for every row.
+"""Bundle + labelled rows → metrics with intervals, metrics by class, calibration, the worst errors,
+and a prediction for every row.
 """
 
 import json
@@ -54,20 +54,20 @@ class EvaluateConfig(StageConfig):
     held_out: LabelledConfig = field(default_factory=LabelledConfig)
     """Rows that the model has not been trained on."""
     task: str | None = None
-    """What to ask a model for that was not fine-tuned, as for `predict`."""
+    """Task to use for a model that was not fine-tuned, as in `predict`."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What the task is told, where it needs no head, as for `predict`."""
+    """Options of a task that needs no head, as in `predict`."""
     metric: str | None = None
-    """The metric that decides whether a model is not worse than the champion; the task's own where
-    this is not given."""
+    """Metric that decides whether a model is worse than the champion; by default the task's main
+    metric."""
     worst: NonNegativeInt = 50
-    """Most rows in `worst.jsonl`: of those answered wrong, the most wrong and most certain ones."""
+    """Maximum rows in `worst.jsonl`: the wrong answers, worst and most confident first."""
 
 
 def run(config: EvaluateConfig) -> Manifest:
     """Score the model by its task's metrics."""
     folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
-    predictor_of.cache_clear()  # what lay there in an earlier run of this process
+    predictor_of.cache_clear()  # an earlier run in this process may have read other contents
     inputs = [model, labelled_input("held_out", config.held_out, "held_out")]
     return run_stage("evaluate", config, inputs, lambda _: _evaluate(config, folder))
 
@@ -80,12 +80,12 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     task = predictor.task
     if config.metric in task.lower_is_better:
         raise ConfigError(
-            f"metric: wanted one that is better when it is higher, got {config.metric!r}: give "
-            "another, or leave it out"
+            f"metric: wanted one where higher is better, got {config.metric!r}: give another, or "
+            "leave it out"
         )
     rows, broken = labelled_rows(config.held_out, "held_out", task.shapes(task.chosen))
     with rows_of(config.held_out.source):
-        baseline = task.baseline(rows)  # first, as it finds labels that the task does not know
+        baseline = task.baseline(rows)  # first, since it raises on labels unknown to the task
     began = time.monotonic()
     with rows_of(config.held_out.source):
         answered = predict_rows(folder, rows, config, *asked)
@@ -133,7 +133,7 @@ def _write(
     columns: "Columns",
     fit: "Reliability | None",
 ) -> list[Path]:
-    """Every file there is to write of this task, in the run's folder on this machine."""
+    """Write every file that this task has, into the run's local folder."""
     from tracking.plots import plot_answers, plot_reliability
 
     folder = config.local_folder
@@ -147,8 +147,8 @@ def _write(
     pq.write_table(table, sink)
     files.write_bytes(str(folder / PREDICTIONS), sink.getvalue())
     worst = "".join(
-        json.dumps(each, ensure_ascii=False) + "\n"
-        for each in worst_rows(task, rows, answers, columns, config.worst)
+        json.dumps(row, ensure_ascii=False) + "\n"
+        for row in worst_rows(task, rows, answers, columns, config.worst)
     )
     files.write_bytes(str(folder / WORST), worst.encode())
     written = [folder / PREDICTIONS, folder / WORST]
@@ -181,19 +181,21 @@ def _calibration(fit: "Reliability") -> dict[str, float]:
 def worst_rows(
     task: "Task", rows: Sequence[Row], answers: Sequence[Any], columns: "Columns", most: int
 ) -> list[dict[str, Any]]:
-    """What went most wrong: rows by fault, of equal fault by confidence; none that is right."""
+    """The worst rows: by fault, ties by confidence, both descending; correct rows are left out."""
     faults, confidence = task.faults(columns), task.confidence(answers)
     certainty = np.zeros(len(rows)) if confidence is None else confidence
     order = [place for place in np.lexsort((-certainty, -faults)) if faults[place] > 0]
-    names = [[one.name for one in fields(shape)] for shape in task.shapes(task.chosen)]
+    shapes = [[field.name for field in fields(shape)] for shape in task.shapes(task.chosen)]
     return [
         {
             "row": int(place) + 1,
             "fault": float(faults[place]),
             **({} if confidence is None else {"confidence": float(confidence[place])}),
             **{
-                what: {name: rows[place][name] for name in its if rows[place].get(name) is not None}
-                for what, its in zip(("input", "wanted"), names, strict=True)
+                part: {
+                    name: rows[place][name] for name in names if rows[place].get(name) is not None
+                }
+                for part, names in zip(("input", "wanted"), shapes, strict=True)
             },
             "answer": task.cells(answers[place]),
         }

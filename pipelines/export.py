@@ -1,4 +1,4 @@
-"""Bundle → the same bundle with an ONNX graph instead of weights, in 8 bits where rows allow it."""
+"""Bundle → the same bundle with an ONNX graph instead of weights, in 8 bits if metrics allow it."""
 
 import shutil
 import tempfile
@@ -34,34 +34,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(StageConfig):
-    """Which bundle to export, and what that may cost. The work is done in this process."""
+    """Which bundle to export, and what that may cost. Runs in this process."""
 
     model: str = field(metadata=INPUT)
     """Bundle with weights: a folder, a URI, or models:/name@alias."""
     quantize: Literal["int8"] | None = None
-    """`int8` computes matrix products in 8 bits; fp32 where this is not given."""
+    """`int8` computes matrix products in 8 bits; unset is fp32."""
     held_out: LabelledConfig | None = None
-    """Labelled rows that did not select the model; the export is refused if it does worse on them
-    by more than `max_drop`. `quantize` needs them."""
+    """Labelled rows that were not used to select the model; the export fails if the metric on them
+    drops by more than `max_drop`. Required by `quantize`."""
     max_drop: NonNegativeFloat = 0.01
-    """Most that the task's metric may fall, in its own units. All of the fall's interval (95 %, by
-    paired bootstrap) has to be within, so few rows may not be enough to tell."""
+    """Largest drop allowed in the task's metric, in its units. The whole 95 % interval of the drop
+    (paired bootstrap) must be within it, so a small set of rows may not suffice."""
     task: str | None = None
-    """What the graph is for, of a model that was not fine-tuned, as for `predict`."""
+    """Task of the graph, for a model that was not fine-tuned, as in `predict`."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What the task is told, where it needs no head, as for `predict`."""
+    """Options of a task that needs no head, as in `predict`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.quantize is not None and self.held_out is None:
             raise ConfigError(
-                "held_out: wanted labelled rows that did not select the model, to see what "
-                f"{self.quantize} costs, got none: give --held_out.source, or leave quantize out"
+                "held_out: wanted labelled rows that were not used to select the model, to measure "
+                f"what {self.quantize} costs, got none: give --held_out.source, or leave quantize "
+                "out"
             )
 
 
 def run(config: ExportConfig) -> Manifest:
-    """Write the bundle with a graph, unless that does worse than `max_drop` allows."""
+    """Write the bundle with a graph, unless the metric drops by more than `max_drop`."""
     from bert_core.graph import EXPORTING, check_installed
 
     check_installed(EXPORTING, "an export to ONNX")
@@ -85,17 +86,17 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
     bundle = predictor.bundle
     if bundle.graph is not None:
         raise ConfigError(
-            f"model: wanted a bundle with weights, {config.model} was exported and has "
+            f"model: wanted a bundle with weights, got {config.model}, which was exported and has "
             f"{bundle.graph} instead: give the bundle that it was exported from"
         )
     rows, seen = (None, 0) if config.held_out is None else _unseen(config.held_out, predictor)
     with tempfile.TemporaryDirectory() as scratch:
-        made = Path(scratch, GRAPHS[config.quantize])
-        made.parent.mkdir()
-        export_graph(predictor.model, made, config.quantize)
-        size_bytes = sum(path.stat().st_size for path in made.parent.iterdir())
-        graph = GraphBackend(made, predictor.model, threads)
-        found = _measured(config, predictor, graph, rows)
+        graph_path = Path(scratch, GRAPHS[config.quantize])
+        graph_path.parent.mkdir()
+        export_graph(predictor.model, graph_path, config.quantize)
+        size_bytes = sum(path.stat().st_size for path in graph_path.parent.iterdir())
+        graph = GraphBackend(graph_path, predictor.model, threads)
+        measured = _measured(config, predictor, graph, rows)
         lineage = {
             "stage": "export",
             "data": _data(config, inputs),
@@ -103,34 +104,34 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
             "parent_lineage": bundle.lineage,
             **recipe(config, digest),
         }
-        written = _save(config, predictor, made, found.metrics, lineage)
-    if found.verdict is not None:
-        say(f"export: {found.verdict}")
+        written = _save(config, predictor, graph_path, measured.metrics, lineage)
+    if measured.verdict is not None:
+        say(f"export: {measured.verdict}")
     say(f"export: {size_bytes / 1e6:,.1f} MB, bundle in {files.join(config.output, BUNDLE)}")
     counts = {
         "size_bytes": size_bytes,
-        "fp32_bytes": 4 * sum(each.numel() for each in predictor.model.parameters()),
-        "largest_difference": found.difference,
-        **found.counts,
+        "fp32_bytes": 4 * sum(tensor.numel() for tensor in predictor.model.parameters()),
+        "largest_difference": measured.difference,
+        **measured.counts,
         **({} if config.held_out is None else {SEEN: seen}),
     }
     return Result(outputs=local_outputs(config, written), counts=counts)
 
 
 def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[str, Any]], int]:
-    """The held-out rows that did not train or select the model, and the number of those that did.
+    """The held-out rows not used to train or select the model, and how many were used.
 
-    Raises: ConfigError if they all did.
+    Raises: ConfigError if all were used.
     """
     task = predictor.task
     rows = read_labelled(source, HELD_OUT, task.shapes(task.chosen))
     with rows_of(source.source):
-        task.baseline(rows)  # finds labels that the task does not know, by the file's row
+        task.baseline(rows)  # raises on a label unknown to the task, with its row in the file
     seen = predictor.bundle.has_seen(task, rows)
     if seen.all():
         raise ConfigError(
-            "held_out: wanted rows that the model was not trained on, by its record it was on all "
-            f"those of {source.source}: give others"
+            f"held_out: wanted rows that the model was not trained on, got {source.source}, whose "
+            "rows are all in its training record: give others"
         )
     if seen.any():
         say(f"export: {seen.sum():,} {SEEN.replace('_', ' ')} in {source.source} left out")
@@ -138,21 +139,21 @@ def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[s
 
 
 def _data(config: ExportConfig, inputs: list[DatasetInput]) -> list[dict[str, Any]]:
-    """The rows, for the lineage."""
+    """The held-out rows, for the lineage."""
     if config.held_out is None:
         return []
-    (rows,) = (each for each in inputs if each.name == HELD_OUT)
+    (rows,) = (item for item in inputs if item.name == HELD_OUT)
     return [{"name": HELD_OUT, "digest": rows.digest, "source": config.held_out.source}]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """What became of the scores."""
+    """How the graph's scores compare with those of the weights."""
 
     difference: float
-    """The largest one of a score, beside scores above 1 as a share of them."""
+    """The largest difference of a score, relative for scores above 1."""
     metrics: dict[str, float]
-    """Of the graph, where there are labelled rows; else those that the model has."""
+    """The graph's if there are labelled rows, else the bundle's."""
     verdict: Verdict | None = None
 
     @property
@@ -164,7 +165,7 @@ class _Measured:
             "rows": verdict.rows,
             "primary_metric": metric,
             **self.metrics,
-            f"{metric}_drop": 0 - verdict.difference,  # a fall of none is no -0.0
+            f"{metric}_drop": 0 - verdict.difference,  # no drop is 0.0, not -0.0
             f"{metric}_drop_low": 0 - verdict.high,
             f"{metric}_drop_high": 0 - verdict.low,
         }
@@ -176,9 +177,10 @@ def _measured(
     graph: "GraphBackend",
     held_out: list[dict[str, Any]] | None,
 ) -> _Measured:
-    """The graph beside the weights, on the held-out rows or else on the task's examples.
+    """Compare the graph with the weights, on the held-out rows or else on the task's examples.
 
-    Raises: FormatError if an fp32 graph gives other scores; ConfigError if the metric falls.
+    Raises: FormatError if an fp32 graph gives other scores; ConfigError if the metric drops too
+        far.
     """
     from bert_core.export import TOLERANCE, largest_difference
 
@@ -191,15 +193,15 @@ def _measured(
             part = rows[start : start + ROWS_PER_TASK]
             windows = task.encode(part, bundle.tokenizer, predictor.max_length)
             pad_id = bundle.tokenizer.pad_id
-            both = [each.scores(windows, pad_id) for each in (predictor.backend, graph)]
+            both = [backend.scores(windows, pad_id) for backend in (predictor.backend, graph)]
             difference = max(difference, largest_difference(*both))
-            for found, scores in zip(answers, both, strict=True):
-                found += task.decode(part, windows, scores)
+            for decoded, scores in zip(answers, both, strict=True):
+                decoded += task.decode(part, windows, scores)
             progress.add(len(part))
     if config.quantize is None and difference > TOLERANCE:
         raise FormatError(
-            f"wanted the graph's scores within {TOLERANCE:g} of torch's, they are {difference:.2g} "
-            "apart: report this, with the model; until then use the bundle as it is"
+            f"wanted the graph's scores within {TOLERANCE:g} of torch's, got a difference of "
+            f"{difference:.2g}: report this, with the model; until then use the bundle as it is"
         )
     if config.held_out is None:
         return _Measured(difference=difference, metrics=bundle.metrics)
@@ -213,40 +215,40 @@ def _measured(
 
 def _check_drop(config: ExportConfig, verdict: Verdict) -> None:
     if config.quantize and verdict.low == verdict.high == 0 and 3 / verdict.rows > config.max_drop:
-        # The rule of three (Hanley and Lippman-Hand 1983): 95 % are sure of no more.
+        # Rule of three (Hanley and Lippman-Hand 1983): the 95 % upper bound when no row differs.
         raise ConfigError(
-            f"held_out: wanted enough rows to tell that {verdict.metric} falls by at most "
-            f"{config.max_drop:g}, got {verdict.rows}: that {config.quantize} errs on none of them "
-            f"leaves a fall of up to {3 / verdict.rows:.2g}: give more rows, or raise max_drop; "
-            "nothing is written"
+            f"held_out: wanted enough rows to show that {verdict.metric} drops by at most "
+            f"{config.max_drop:g}, got {verdict.rows}: {config.quantize} changes none of them, "
+            f"but the drop may still be up to {3 / verdict.rows:.2g}: give more rows, or raise "
+            "max_drop; nothing is written"
         )
     if verdict.low < -config.max_drop:
         raise ConfigError(
-            f"max_drop: wanted {verdict.metric} to fall by at most {config.max_drop:g}, by "
-            f"{config.quantize or 'export'} it falls by {-verdict.difference:z.4f} "
+            f"max_drop: wanted {verdict.metric} to drop by at most {config.max_drop:g}, got a drop "
+            f"of {-verdict.difference:z.4f} by {config.quantize or 'export'} "
             f"({-verdict.high:z.4f} to {-verdict.low:z.4f} by paired bootstrap on {verdict.rows} "
             f"rows): {'leave quantize out, ' if config.quantize else ''}raise max_drop, or give "
-            "more rows if they are too few to tell; nothing is written"
+            "more rows if these are too few to tell; nothing is written"
         )
 
 
 def _save(
     config: ExportConfig,
     predictor: "Predictor",
-    made: Path,
+    graph_path: Path,
     metrics: dict[str, float],
     lineage: dict[str, Any],
 ) -> list[Path]:
-    """Write the bundle around the graph; gives its files."""
+    """Write the bundle with the graph; returns its files."""
     from bert_core.bundle.format import save_bundle
     from bert_core.bundle.layout import GRAPHS, names_in
 
     def move(path: Path) -> None:
-        for each in made.parent.iterdir():  # the graph, and weights beside it
-            shutil.move(each, path.parent / each.name)
+        for file in graph_path.parent.iterdir():  # the graph, and its external weights if any
+            shutil.move(file, path.parent / file.name)
 
     local = config.local_folder / BUNDLE
-    shutil.rmtree(local, ignore_errors=True)  # of a run that was killed after writing it
+    shutil.rmtree(local, ignore_errors=True)  # left by a run that was killed after writing it
     save_bundle(
         local,
         predictor.model,

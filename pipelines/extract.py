@@ -1,7 +1,7 @@
-"""Documents → one JSON record each, of what a tagging and a question-answering model find in them.
+"""Documents → one JSON record per document, of what a tagging and a question-answering model find.
 
-Parts, and what becomes of rows that cannot be read, are `pipelines.answering.parts`'; windows over
-documents of any length are the tasks'.
+`pipelines.answering.parts` handles parts and unreadable rows; the tasks handle windows over
+documents of any length.
 """
 
 import hashlib
@@ -54,19 +54,19 @@ ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True, kw_only=True)
 class TaggerConfig:
-    """A model of entities, and which of them to collect."""
+    """A model that tags entities, and which entities to collect."""
 
     model: str = field(metadata=INPUT)
     """Bundle for token classification: a folder, a URI, or models:/name@alias."""
     fields: dict[str, str]
     """Field of the record → type of the entities in it: `{people = "person"}`."""
     least_score: Share = 0.0
-    """Entities of a lower score are left out."""
+    """Entities with a lower score are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderConfig:
-    """A model of answers, and what to ask it."""
+    """A model that answers questions, and what to ask it."""
 
     model: str = field(metadata=INPUT)
     """Bundle for question answering: a folder, a URI, or models:/name@alias."""
@@ -74,48 +74,48 @@ class ReaderConfig:
     """Field of the record → question about the document:
     `{founded_in = "When was it founded?"}`."""
     least_score: Share = 0.0
-    """An answer of a lower score counts as none; so does none itself, where the model is trained on
-    passages that hold no answer."""
+    """An answer with a lower score counts as none; so does the model's own verdict of no answer, if
+    it was trained on passages without one."""
     max_answer_len: PositiveInt = 30
-    """Most tokens of an answer."""
+    """Maximum tokens in an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractConfig(RowsConfig):
-    """Which models to ask about which documents: `text` and, where they have one, `id`."""
+    """Which models to run on which documents, which have a `text` and optionally an `id`."""
 
     tagger: TaggerConfig | None = None
-    """Collects entities; left out, records have none."""
+    """Collects entities; if unset, records have none."""
     reader: ReaderConfig | None = None
-    """Answers questions; left out, records have no answers."""
+    """Answers questions; if unset, records have no answers."""
     document_boundary: Boundary = "blank_line"
-    """In text files: a document ends at a `blank_line`, with its `line` or its `file`, or before a
-    `heading`; white space around it is no part of it."""
+    """Where a document in a text file ends: at a `blank_line`, at the end of its `line` or `file`,
+    or before a `heading`; surrounding whitespace is stripped."""
     keep_text: bool = False
-    """Whether a record has the document's text too, which `start` and `end` count characters of."""
+    """Include the document's text in its record; `start` and `end` are character offsets in it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.models:
-            raise ConfigError("tagger, reader: wanted a model in one of them at least, got none")
+            raise ConfigError("tagger, reader: wanted a model in at least one of them, got none")
         taken = dict.fromkeys(("id", "text"), "every record")
-        for name, one in self.models.items():
-            check_fields(one, prefix=f"{name}.")
-            if not one.fields:
+        for name, model in self.models.items():
+            check_fields(model, prefix=f"{name}.")
+            if not model.fields:
                 raise ConfigError(f'{name}.fields: wanted at least one, {{field = "…"}}, got none')
-            for said in one.fields:
-                if said in taken:
+            for record_field in model.fields:
+                if record_field in taken:
                     raise ConfigError(
-                        f"{name}.fields: wanted names of their own, {said!r} is in {taken[said]} "
-                        "already: give it another name"
+                        f"{name}.fields: wanted unique names, got {record_field!r}, which is "
+                        f"already in {taken[record_field]}: give it another name"
                     )
-                taken[said] = f"{name}.fields"
+                taken[record_field] = f"{name}.fields"
 
     @property
     def models(self) -> dict[str, TaggerConfig | ReaderConfig]:
-        """Those that there are, by name."""
+        """The configured models, by name."""
         both = {TAGGER: self.tagger, READER: self.reader}
-        return {name: one for name, one in both.items() if one is not None}
+        return {name: model for name, model in both.items() if model is not None}
 
     @property
     def corpus(self) -> CorpusConfig:
@@ -129,17 +129,17 @@ class DocumentInput:
     text: str
     """Its text."""
     id: str | int | None = None
-    """What it is known by; else the sha256 of its text."""
+    """Its id; by default the sha256 of its text."""
 
 
 def run(config: ExtractConfig) -> Manifest:
-    """Write a record for every document, in the order of the input."""
+    """Write a record for every document, in input order."""
     folders, inputs = {}, []
-    for name, one in config.models.items():
-        folder, source = bundle_input(one.model, name=name, tracking_uri=config.tracking_uri)
+    for name, model in config.models.items():
+        folder, source = bundle_input(model.model, name=name, tracking_uri=config.tracking_uri)
         folders[name] = folder.absolute()
         inputs.append(source)
-    predictor_of.cache_clear()  # what lay there in an earlier run of this process
+    predictor_of.cache_clear()  # an earlier run in this process may have read other contents
     corpus = list_corpus(config.corpus)
     documents = corpus_input(corpus, config)
     inputs.append(DatasetInput("documents", documents.digest, documents.source))
@@ -151,18 +151,18 @@ def _extract(config: ExtractConfig, corpus: Corpus, folders: dict[str, Path]) ->
     if config.tagger is not None:
         _check_types(config.tagger, models[TAGGER].task)
     check_files(config, corpus, DocumentInput, lambda names, where: None)
-    made = make_parts("extract", config, corpus, partial(_make_part, config, folders))
+    result = make_parts("extract", config, corpus, partial(_make_part, config, folders))
     path = files.join(config.output, RECORDS)
-    parts = [name for name in made.outputs if not name.startswith(REJECTED)]
-    if not files.exists(path):  # else a killed run has joined them already
+    parts = [name for name in result.outputs if not name.startswith(REJECTED)]
+    if not files.exists(path):  # else a killed run has already joined them
         with files.writing(path) as sink:
             for name in parts:
                 with files.open_input(files.join(config.output, name)) as part:
                     shutil.copyfileobj(part, sink)
     files.remove(files.join(config.output, ROWS))
-    say(f"extract: {counted(made.counts[ROWS], 'record')} in {path}")
-    rejected = {name: about for name, about in made.outputs.items() if name not in parts}
-    return Result(outputs={RECORDS: Output.of(path), **rejected}, counts=made.counts)
+    say(f"extract: {counted(result.counts[ROWS], 'record')} in {path}")
+    rejected = {name: output for name, output in result.outputs.items() if name not in parts}
+    return Result(outputs={RECORDS: Output.of(path), **rejected}, counts=result.counts)
 
 
 def _models(config: ExtractConfig, folders: Mapping[str, Path]) -> dict[str, "Predictor"]:
@@ -173,7 +173,7 @@ def _models(config: ExtractConfig, folders: Mapping[str, Path]) -> dict[str, "Pr
 
 
 def _check_types(config: TaggerConfig, task: "Task") -> None:
-    """Raises: ConfigError if the tagger does not know a type of entity."""
+    """Raises: ConfigError if the tagger does not know an entity type."""
     known = sorted({_type_of(label) for label in task.labels} - {"O"})
     for name, kind in config.fields.items():
         if kind not in known:
@@ -184,7 +184,7 @@ def _check_types(config: TaggerConfig, task: "Task") -> None:
 
 
 def _type_of(tag: str) -> str:
-    """`person` of `B-person`; a tag that is of no entity, such as `NOUN`, is its own."""
+    """`B-person` → `person`; a tag without a prefix, such as `NOUN`, is its own type."""
     prefix, _, kind = tag.partition("-")
     return kind if kind and len(prefix) == 1 else tag
 
@@ -197,8 +197,8 @@ def _make_part(
     part = _Extraction(config, _models(config, folders))
     rows = _rows(block, part)
     with files.writing(files.join(config.output, row_file(number, "jsonl"))) as sink:
-        while some := list(islice(rows, ROWS_AT_ONCE)):
-            for record in part.records(some):
+        while batch := list(islice(rows, ROWS_AT_ONCE)):
+            for record in part.records(batch):
                 sink.write(f"{json.dumps(record, ensure_ascii=False)}\n".encode())
     return finish_part(config, number, part, "jsonl")
 
@@ -212,15 +212,15 @@ def _rows(block: Block, part: OutputPart) -> Iterator[Read]:
 
 
 class _Extraction(OutputPart):
-    """Models that are asked about the documents of one part."""
+    """The models, run on the documents of one part."""
 
     def __init__(self, config: ExtractConfig, models: Mapping[str, "Predictor"]) -> None:
         super().__init__(config, DocumentInput)
         self._config, self._models = config, models
 
     def records(self, rows: Sequence[Read]) -> list[dict[str, Any]]:
-        """The records of those documents that can be read, in their order."""
-        documents = [made for row in rows if (made := self.input_of(row)) is not None]
+        """The records of the readable documents, in order."""
+        documents = [document for row in rows if (document := self.input_of(row)) is not None]
         texts = [document["text"] for document in documents]
         entities, answers = self._entities(texts), self._answers(texts)
         self.take(documents)
@@ -228,10 +228,10 @@ class _Extraction(OutputPart):
             {
                 "id": document.get("id", hashlib.sha256(document["text"].encode()).hexdigest()),
                 **({"text": document["text"]} if self._config.keep_text else {}),
-                **found,
+                **tagged,
                 **answered,
             }
-            for document, found, answered in zip(documents, entities, answers, strict=True)
+            for document, tagged, answered in zip(documents, entities, answers, strict=True)
         ]
 
     def _entities(self, texts: Sequence[str]) -> list[dict[str, list[dict[str, Any]]]]:
@@ -239,21 +239,21 @@ class _Extraction(OutputPart):
         if config is None:
             return [{} for _ in texts]
         tagger = self._models[TAGGER]
-        found = self.ask(tagger, [{"text": text} for text in texts], tagger.task.parameters())
+        answers = self.ask(tagger, [{"text": text} for text in texts], tagger.task.parameters())
         records = [
             {
                 name: [
-                    _found(one, one["word"])
-                    for one in entities
-                    if kind in (one.get("entity_group"), one.get("entity"))
-                    and one["score"] >= config.least_score
+                    _found(entity, entity["word"])
+                    for entity in entities
+                    if kind in (entity.get("entity_group"), entity.get("entity"))
+                    and entity["score"] >= config.least_score
                 ]
                 for name, kind in config.fields.items()
             }
-            for entities in found
+            for entities in answers
         ]
         for record in records:
-            self.counts.update({f"{name}_found": len(those) for name, those in record.items()})
+            self.counts.update({f"{name}_found": len(items) for name, items in record.items()})
         return records
 
     def _answers(self, texts: Sequence[str]) -> list[dict[str, dict[str, Any] | None]]:
@@ -262,20 +262,20 @@ class _Extraction(OutputPart):
         config = self._config.reader
         if config is None:
             return [{} for _ in texts]
-        asked = [{"question": each, "context": t} for t in texts for each in config.fields.values()]
+        asked = [{"question": q, "context": t} for t in texts for q in config.fields.values()]
         parameters = QuestionAnsweringParameters(max_answer_len=config.max_answer_len)
-        found = iter(self.ask(self._models[READER], asked, parameters))
-        records = [{name: _answer(next(found), config) for name in config.fields} for _ in texts]
+        answers = iter(self.ask(self._models[READER], asked, parameters))
+        records = [{name: _answer(next(answers), config) for name in config.fields} for _ in texts]
         for record in records:
-            self.counts.update({f"{name}_found": int(bool(one)) for name, one in record.items()})
+            self.counts.update({f"{name}_found": int(bool(item)) for name, item in record.items()})
         return records
 
 
 def _answer(answer: Mapping[str, Any], config: ReaderConfig) -> dict[str, Any] | None:
-    """None where there is no answer, or none that is sure enough."""
-    is_one = answer["end"] > answer["start"] and answer["score"] >= config.least_score
-    return _found(answer, answer["answer"]) if is_one else None
+    """None if there is no answer, or its score is too low."""
+    is_answer = answer["end"] > answer["start"] and answer["score"] >= config.least_score
+    return _found(answer, answer["answer"]) if is_answer else None
 
 
-def _found(one: Mapping[str, Any], text: str) -> dict[str, Any]:
-    return {"text": text} | {name: one[name] for name in ("start", "end", "score")}
+def _found(span: Mapping[str, Any], text: str) -> dict[str, Any]:
+    return {"text": text} | {name: span[name] for name in ("start", "end", "score")}

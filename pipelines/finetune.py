@@ -1,4 +1,4 @@
-"""Bundle + labelled rows → fine-tuned bundle, on Ray Train, with as many seeds as are asked for."""
+"""Bundle + labelled rows → fine-tuned bundle, on Ray Train, with one or more seeds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ def run(config: FinetuneConfig, watch: Callable[[Measurement], None] | None = No
     """Fine-tune a bundle for a task, and write the bundle of the first seed.
 
     Args:
-        watch: shown every measurement on the rows that select; needs `num_workers` 0.
+        watch: called with every measurement on the selection rows; needs `num_workers` 0.
     """
     folder, inputs = inputs_of(config)
     return run_stage(
@@ -56,15 +56,15 @@ def _finetune(
         "parent_lineage": bundle.lineage,
         "from_scratch": config.from_scratch,
     }
-    before = NO_ROWS if config.from_scratch else bundle.trained_rows
-    trainable = TrainableTask(task, bundle.tokenizer, bundle.encoder_config, build, before)
+    trained_rows = NO_ROWS if config.from_scratch else bundle.trained_rows
+    trainable = TrainableTask(task, bundle.tokenizer, bundle.encoder_config, build, trained_rows)
     return learn(config, trainable, sets, lineage, digest, watch)
 
 
 def build_seed_model(
     config: FinetuneConfig, folder: Path, task: "Task", seed: int
 ) -> "ObjectiveModel":
-    """The encoder of the bundle in `folder` with a fresh head, both as the seed gives them."""
+    """The encoder of the bundle in `folder`, with a fresh head; fresh weights follow the seed."""
     import torch
 
     from bert_core.bundle.format import load_bundle

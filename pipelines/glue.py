@@ -1,6 +1,6 @@
-"""Fine-tuned bundles + GLUE's test files → the zip that gluebenchmark.com takes.
+"""Fine-tuned bundles + GLUE's test files → the zip that gluebenchmark.com accepts.
 
-The server takes whole submissions only: eleven files with a line for every published row.
+The server accepts complete submissions only: eleven files with a line for every published row.
 """
 
 import io
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SUBMISSION = "submission.zip"
 BEGINNING = (1980, 1, 1, 0, 0, 0)
-"""The time of the files in the zip: the same answers give the same bytes."""
+"""Timestamp of the files in the zip, fixed so that the same answers give the same bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +41,18 @@ class GlueConfig(StageConfig):
     """Which models answer GLUE's test sets."""
 
     models: dict[str, str] = field(default_factory=dict, metadata=INPUT)
-    """Set → fine-tuned bundle, of cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli; that of
-    mnli answers mnli_mismatched and ax too, where these have none of their own."""
+    """Set → fine-tuned bundle, for cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli; by
+    default mnli_mismatched and ax use the bundle of mnli."""
     tests: dict[str, str] = field(default_factory=dict, metadata=INPUT)
-    """Set → its test file as GLUE publishes it, of all eleven."""
+    """Set → its test file as GLUE publishes it, for all eleven sets."""
     labels: dict[str, list[str]] = field(default_factory=dict)
-    """Set → GLUE's names of its model's labels, in the model's order, where the model has others:
-    `{rte = ["entailment", "not_entailment"]}` of one that knows them as 0 and 1."""
+    """Set → GLUE's names for its model's labels, in the model's order, if the model uses others:
+    `{rte = ["entailment", "not_entailment"]}` for one that names them 0 and 1."""
     evaluations: dict[str, str] = field(default_factory=dict, metadata=INPUT)
     """Set → folder of `raybert evaluate` on its development rows, for the score over all tasks."""
     allow_incomplete: bool = False
-    """Whether to make the zip though a set has no model, no file or not its published rows: where
-    no model answers, every row has the most usual label, which says nothing of a model."""
+    """Make the zip even if a set lacks its model, its file or some published rows: sets that no
+    model answers are filled with their most frequent label, which says nothing about a model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,7 +60,7 @@ class GlueConfig(StageConfig):
             unknown = sorted(getattr(self, name).keys() - SETS.keys())
             if unknown:
                 raise ConfigError(
-                    f"{name}: wanted sets of {', '.join(SETS)}, got {', '.join(unknown)}"
+                    f"{name}: wanted sets among {', '.join(SETS)}, got {', '.join(unknown)}"
                 )
         lacking = {
             "models": [name for name in SETS if self.model(name) is None],
@@ -69,9 +69,9 @@ class GlueConfig(StageConfig):
         for name, sets in lacking.items():
             if sets and not self.allow_incomplete:
                 raise ConfigError(
-                    f"{name}: wanted all of GLUE's sets, since its server takes no others, there "
-                    f"is none for {', '.join(sets)}: name them, or set allow_incomplete to have "
-                    "these filled with their most usual label"
+                    f"{name}: wanted all of GLUE's sets, since its server accepts only complete "
+                    f"submissions, got none for {', '.join(sets)}: add them, or set "
+                    "allow_incomplete to fill these with their most frequent label"
                 )
 
     def model(self, name: str) -> str | None:
@@ -92,48 +92,48 @@ def run(config: GlueConfig) -> Manifest:
             model, name=f"models.{name}", tracking_uri=config.tracking_uri
         )
         if not files.exists(test):
-            raise CorpusError(f"tests.{name}: wanted a test file, there is none at {test}")
+            raise CorpusError(f"tests.{name}: wanted a test file, got {test}, which does not exist")
         inputs += [source, DatasetInput(f"tests.{name}", files.sha256_of(test), test)]
     for name, folder in config.evaluations.items():
         digest = input_digest(folder, "evaluate")
         inputs.append(DatasetInput(f"evaluations.{name}", digest, folder))
-    predictor_of.cache_clear()  # what lay there in an earlier run of this process
+    predictor_of.cache_clear()  # an earlier run in this process may have read other contents
     return run_stage("glue", config, inputs, lambda _: _submit(config, folders))
 
 
 def _submit(config: GlueConfig, folders: Mapping[str, Path]) -> Result:
-    measured = {name: read_manifest(at).counts for name, at in config.evaluations.items()}
+    measured = {name: read_manifest(path).counts for name, path in config.evaluations.items()}
     scores = task_scores({name: _numbers(counts) for name, counts in measured.items()})
     asked = {name: _asked(config, name, folder) for name, folder in folders.items()}
     counts: Counter[str] = Counter()
     texts: dict[str, bytes] = {}
-    for name, one in SETS.items():
+    for name, test_set in SETS.items():
         if name in asked:
-            found = predict_rows(folders[name], asked[name].rows, config)
-            answers = asked[name].told(found.answers)
+            predicted = predict_rows(folders[name], asked[name].rows, config)
+            answers = asked[name].told(predicted.answers)
             counts["rows"] += len(answers)
         else:
-            answers = [one.filler for _ in range(one.rows)]
-            counts["filled_rows"] += one.rows
-            say(f"glue: {one.file} is filled with {one.filler!r}, no model has answered it")
-        texts[one.file] = submission_lines(answers).encode()
+            answers = [test_set.filler for _ in range(test_set.rows)]
+            counts["filled_rows"] += test_set.rows
+            say(f"glue: {test_set.file} is filled with {test_set.filler!r}, no model answers it")
+        texts[test_set.file] = submission_lines(answers).encode()
     path = files.join(config.output, SUBMISSION)
     files.write_bytes(path, _zip(texts))
-    lacking = [n for n, one in SETS.items() if n not in asked or len(asked[n].rows) != one.rows]
-    to_send = "to be sent to gluebenchmark.com"
+    lacking = [n for n, s in SETS.items() if n not in asked or len(asked[n].rows) != s.rows]
+    readiness = "ready for gluebenchmark.com"
     if lacking:
-        to_send = f"not {to_send} before a model has answered all of {', '.join(lacking)}"
-    say(f"glue: {counted(counts['rows'], 'answer')} in {path}, {to_send}")
-    told: dict[str, Any] = {f"{task}_score": score for task, score in scores.items()}
+        readiness = f"not {readiness} until a model answers all of {', '.join(lacking)}"
+    say(f"glue: {counted(counts['rows'], 'answer')} in {path}, {readiness}")
+    figures: dict[str, Any] = {f"{task}_score": score for task, score in scores.items()}
     if scores:
         mean = sum(scores.values()) / len(scores)
         whole = len(scores) == len(SCORED_TASKS)
-        told["glue_score" if whole else "mean_of_some_tasks"] = mean
+        figures["glue_score" if whole else "mean_of_some_tasks"] = mean
         say(
             f"glue: {mean:.1%} on development rows, "
             f"mean of {len(scores)} of {len(SCORED_TASKS)} tasks"
         )
-    return Result(outputs={SUBMISSION: Output.of(path)}, counts={**counts, **told})
+    return Result(outputs={SUBMISSION: Output.of(path)}, counts={**counts, **figures})
 
 
 def _numbers(counts: Mapping[str, Any]) -> dict[str, float]:
@@ -142,15 +142,15 @@ def _numbers(counts: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a set asks of its model."""
+    """The rows of a set, and the task and labels of its model."""
 
     task: "Task"
     labels: Mapping[str, str]
-    """The model's label → GLUE's; none where a row has a number."""
+    """The model's label → GLUE's; empty for a set with numbers."""
     rows: list[dict[str, Any]]
 
     def told(self, answers: Sequence[Any]) -> list[str | float]:
-        """The answers as GLUE has them."""
+        """The answers in GLUE's notation."""
         cells = [self.task.cells(answer) for answer in answers]
         if self.labels:
             return [self.labels[cell["label"]] for cell in cells]
@@ -158,39 +158,39 @@ class _Asked:
 
 
 def _asked(config: GlueConfig, name: str, folder: Path) -> _Asked:
-    """Raises: ConfigError if the model is of another task; CorpusError if rows are missing."""
-    one, path = SETS[name], config.tests[name]
+    """Raises: ConfigError if the model has another task; CorpusError if rows are missing."""
+    test_set, path = SETS[name], config.tests[name]
     task = predictor_of(folder, config.threads_per_worker).task
     labels = _labels(config, name, task)
-    rows = read_unlabelled(LabelledConfig(source=path, format=one.format), task.inputs)
-    if len(rows) != one.rows:
-        told = (
-            f"tests.{name}: wanted the {one.rows:,} rows that GLUE publishes, {path} has "
-            f"{len(rows):,}: its server will refuse them"
+    rows = read_unlabelled(LabelledConfig(source=path, format=test_set.format), task.inputs)
+    if len(rows) != test_set.rows:
+        message = (
+            f"tests.{name}: wanted the {test_set.rows:,} rows that GLUE publishes, got "
+            f"{len(rows):,} in {path}: its server will reject them"
         )
         if not config.allow_incomplete:
-            raise CorpusError(f"{told}; give the whole file, or set allow_incomplete")
-        say(told)
+            raise CorpusError(f"{message}; give the whole file, or set allow_incomplete")
+        say(message)
     return _Asked(task, labels, rows)
 
 
 def _labels(config: GlueConfig, name: str, task: "Task") -> dict[str, str]:
     """The model's label → GLUE's."""
-    one, model = SETS[name], config.model(name)
-    wanted = "text-classification" if one.labels else "text-regression"
+    test_set, model = SETS[name], config.model(name)
+    wanted = "text-classification" if test_set.labels else "text-regression"
     if task.name != wanted:
         raise ConfigError(
-            f"models.{name}: wanted a bundle for {wanted}, {model} is for {task.name}: fine-tune "
-            f"one on the set's own rows (--train.format {one.format})"
+            f"models.{name}: wanted a bundle for {wanted}, got {model}, which is for {task.name}: "
+            f"fine-tune one on the set's own rows (--train.format {test_set.format})"
         )
-    if not one.labels:
+    if not test_set.labels:
         return {}
-    names = config.labels.get(name) or config.labels.get(one.task or name) or task.labels
-    if sorted(names) != sorted(one.labels) or len(names) != len(task.labels):
+    names = config.labels.get(name) or config.labels.get(test_set.task or name) or task.labels
+    if sorted(names) != sorted(test_set.labels) or len(names) != len(task.labels):
         raise ConfigError(
-            f"models.{name}: wanted the labels {', '.join(one.labels)}, those of {model} are "
-            f"{', '.join(names)}: fine-tune it on GLUE's own files, or give labels.{name}, GLUE's "
-            f"name of each of {', '.join(task.labels)}"
+            f"models.{name}: wanted the labels {', '.join(test_set.labels)}, got "
+            f"{', '.join(names)} from {model}: fine-tune it on GLUE's own files, or set "
+            f"labels.{name} to GLUE's names for {', '.join(task.labels)}"
         )
     return dict(zip(task.labels, names, strict=True))
 

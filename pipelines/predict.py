@@ -1,6 +1,6 @@
-"""Bundle + rows without labels → the same rows with answers, part by part, any number of them.
+"""Bundle + rows without labels → the same rows with answers, part by part, for any number of rows.
 
-A part becomes Parquet where Parquet was read, else JSONL. Parts are `pipelines.answering.parts`'.
+Parquet input gives Parquet parts, all other input JSONL. `pipelines.answering.parts` handles parts.
 """
 
 import json
@@ -49,35 +49,35 @@ ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig(RowsConfig):
-    """Which model to ask about which rows; a line of text is one."""
+    """Which model to run on which rows; in a text file, each line is a row."""
 
     model: str = field(metadata=INPUT)
     """Fine-tuned bundle: a folder, a URI, or models:/name@alias."""
     task: str | None = None
-    """What to ask a model for that was not fine-tuned: `fill-mask` where this is not given, or
-    `feature-extraction` for vectors, which any model makes."""
+    """Task to use for a model that was not fine-tuned: `fill-mask` by default, or
+    `feature-extraction` for vectors, which every model gives."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What the task is told, where it needs no head: `{pooling = "cls", layer = 8}`."""
+    """Options of a task that needs no head: `{pooling = "cls", layer = 8}`."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """What the task is told with every row, as a request to the server would: `{top_k = 3}`. A text
-    that is too long is cut, unless `truncation` (`truncate` for vectors) is false here: then its
-    row is put aside."""
+    """Parameters of the task, as in a request to the server: `{top_k = 3}`. Texts that are too long
+    are cut, unless `truncation` (`truncate` for vectors) is false here: then their rows are
+    rejected."""
     prefix: str = "predicted_"
-    """Begins the names of the columns that hold the best of an answer."""
+    """Prefix of the columns that hold the best of an answer."""
     answer_column: str = ANSWER
-    """Name of the column that holds the whole answer; in Parquet it is JSON. An empty name leaves
-    it out, as of vectors, which the best of an answer holds whole."""
+    """Column that holds the whole answer; in Parquet it is JSON. An empty name leaves it out, e.g.
+    for vectors, which the prefixed columns already hold in full."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.prefix:
-            raise ConfigError("prefix: wanted the beginning of a name, got an empty string")
+            raise ConfigError("prefix: wanted at least one character, got an empty string")
 
 
 def run(config: PredictConfig) -> Manifest:
-    """Write every row with the model's answer, in the order of the input."""
+    """Write every row with the model's answer, in input order."""
     folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
-    predictor_of.cache_clear()  # what lay there in an earlier run of this process
+    predictor_of.cache_clear()  # an earlier run in this process may have read other contents
     corpus = list_corpus(config.corpus)
     rows = corpus_input(corpus, config)
     inputs = [model, DatasetInput("rows", rows.digest, rows.source)]
@@ -90,10 +90,10 @@ def _predict(config: PredictConfig, corpus: Corpus, folder: Path) -> Result:
     task = _predictor(config, folder).task
     _parameters(config, task)
     check_files(config, corpus, task.inputs, partial(_check_free, config))
-    made = make_parts("predict", config, corpus, partial(_make_part, config, folder))
+    result = make_parts("predict", config, corpus, partial(_make_part, config, folder))
     folder_of_rows = files.join(config.output, ROWS)
-    say(f"predict: {counted(made.counts[ROWS], 'row')} with answers in {folder_of_rows}")
-    return Result(outputs=made.outputs, counts=made.counts)
+    say(f"predict: {counted(result.counts[ROWS], 'row')} with answers in {folder_of_rows}")
+    return Result(outputs=result.outputs, counts=result.counts)
 
 
 def _predictor(config: PredictConfig, folder: Path) -> "Predictor":
@@ -103,23 +103,23 @@ def _predictor(config: PredictConfig, folder: Path) -> "Predictor":
 
 
 def _parameters(config: PredictConfig, task: "Task") -> "Parameters | None":
-    """None, which cuts what is too long, where the user has nothing to say."""
+    """None, with which long texts are cut, if no parameters are set."""
     if not config.parameters:
         return None
     kind = task.parameters
-    usual = {} if kind.cut_by is None else {kind.cut_by: True}
+    defaults = {} if kind.cut_by is None else {kind.cut_by: True}
     try:
-        return kind(**as_row(kind, usual | config.parameters, "parameters"))
+        return kind(**as_row(kind, defaults | config.parameters, "parameters"))
     except InputError as error:
         raise ConfigError(str(error)) from error
 
 
 def _check_free(config: PredictConfig, names: Iterable[str], where: str) -> None:
-    """Raises: CorpusError if a column is where an answer is to go."""
+    """Raises: CorpusError if an input column has a name that answers will use."""
     for name in names:
         if name == config.answer_column or name.startswith(config.prefix):
             raise CorpusError(
-                f"{where}: wanted no column {name!r}, where answers go: give another "
+                f"{where}: wanted no column {name!r}, which answers are written to: set another "
                 "answer_column or prefix"
             )
 
@@ -159,7 +159,7 @@ def _write_tables(sink: BinaryIO, answering: "_Answering", block: Block) -> None
 
 
 class _Answering(OutputPart):
-    """A model that is asked about the rows of one part, some at a time, and what came of it."""
+    """The model, run on the rows of one part in batches, and its answers to the last batch."""
 
     def __init__(self, config: PredictConfig, predictor: "Predictor") -> None:
         super().__init__(config, predictor.task.inputs)
@@ -171,11 +171,11 @@ class _Answering(OutputPart):
         _check_free(self.config, names, where)
 
     def answered(self, rows: Sequence[Read]) -> list[Read]:
-        """Answer the rows; gives those that have an answer, in their order."""
+        """Answer the rows; returns those that have an answer, in order."""
         pairs = [(row, made) for row in rows if (made := self.input_of(row)) is not None]
         try:
             windows = self._windows([made for _, made in pairs])
-        except InputError:  # of which row, each by itself says
+        except InputError:  # find the rows that raise it
             pairs = [(row, made) for row, made in pairs if self._is_taken(row, made)]
             windows = self._windows([made for _, made in pairs])
         inputs = [made for _, made in pairs]
@@ -188,16 +188,16 @@ class _Answering(OutputPart):
         self.tokens += sum(window.tokens for window in windows)
         return [row for row, _ in pairs]
 
-    def _is_taken(self, row: Read, made: Row) -> bool:
+    def _is_taken(self, row: Read, task_input: Row) -> bool:
         try:
-            self._windows([made])
+            self._windows([task_input])
         except InputError as error:
             self.reject(row.where, row.columns, "not_taken", str(error))
             return False
         return True
 
     def _windows(self, rows: Sequence[Row]) -> "list[Window]":
-        """Raises: InputError if the task cannot take one of them, or it is not to be cut."""
+        """Raises: InputError if the task rejects a row, or one is too long and may not be cut."""
         if not rows:
             return []
         if self._parameters is not None:
@@ -206,7 +206,7 @@ class _Answering(OutputPart):
         return self._task.encode(rows, tokenizer, longest)
 
     def objects(self) -> Iterator[dict[str, Any]]:
-        """The columns that each of the last answers makes, as JSON has them."""
+        """The columns of each answer to the last batch, as JSON values."""
         for answer in self._answers:
             cells = self._task.cells(answer)
             best = {f"{self.config.prefix}{name}": value for name, value in cells.items()}
@@ -214,6 +214,6 @@ class _Answering(OutputPart):
             yield best | ({name: answer} if name else {})
 
     def arrays(self) -> dict[str, pa.Array]:
-        """The same of all of them, as Arrow has them."""
+        """The columns of all answers to the last batch, as Arrow arrays."""
         config = self.config
         return answer_columns(self._task, self._answers, config.prefix, config.answer_column)

@@ -1,11 +1,12 @@
 """Corpus → shards of rows, in two passes over Ray Data.
 
-The first encodes each block of the corpus into a fragment that holds one batch a shard; the second
-reads batch s of every fragment and makes shard s: documents ordered by id, paired, permuted,
-masked. Nothing depends on workers, blocks or restarts, and a restart makes only what is missing.
+The first encodes each block of the corpus into a fragment that holds one batch per shard; the
+second reads batch s of every fragment and makes shard s: documents ordered by id, paired, permuted,
+masked. The output does not depend on workers, blocks or restarts, and a restart makes only what is
+missing.
 
-One pool of workers does both, since to start one takes a second of every CPU: shards are handed out
-behind the blocks, and wait for the last fragment to appear.
+One pool of workers does both, since starting a pool takes a second of every CPU: shards are handed
+out after the blocks, and wait until the last fragment exists.
 """
 
 import json
@@ -68,19 +69,19 @@ ByteSize = Annotated[int, Range(least=1024)]
 
 FRAGMENTS = "fragments"
 CONTAMINATION = "contamination.jsonl"
-PATIENCE_S = 600.0  # more than a block takes, but for a large file that cannot be cut
-STOPPED = "stopped"  # among the fragments: the run was given up
+PATIENCE_S = 600.0  # longer than a block takes, except for a large file that cannot be split
+STOPPED = "stopped"  # a file among the fragments: the run was aborted
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig(StageConfig):
-    """What rows to make of the corpus."""
+    """What rows to make from the corpus."""
 
     tokenizer: str = field(metadata=INPUT)
-    """Folder of `raybert vocab`, or one in Hugging Face layout."""
+    """Folder written by `raybert vocab`, or a tokenizer in Hugging Face layout."""
     compare_with: str | None = field(default=None, metadata=REMARK)
-    """Folder of a tokenizer whose fertility the data card gives beside; where this is not given,
-    bert-base-uncased, or -cased, if the Hugging Face cache of this machine has it."""
+    """Folder of a tokenizer whose fertility the data card shows for comparison; by default
+    bert-base-uncased, or -cased, if this machine's Hugging Face cache has it."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The text to prepare."""
     quality: QualityConfig = field(default_factory=QualityConfig)
@@ -88,24 +89,24 @@ class PrepareConfig(StageConfig):
     pairs: PairsConfig = field(default_factory=PairsConfig)
     """How sentences become rows."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
-    """What is predicted in a row."""
+    """Which tokens of a row are predicted."""
     shard_bytes: ByteSize = 8 << 20
-    """Bytes of text that a shard aims at; a worker holds one shard in memory."""
+    """Target size of a shard, in bytes of text; a worker holds one shard in memory."""
     block_bytes: ByteSize = 8 << 20
-    """Bytes of a file that are read at once; changes nothing in the shards."""
+    """Bytes of a file to read at once; does not affect the shards."""
     seed: int = 0
-    """Seed of everything that is drawn."""
+    """Seed of all random draws."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What both passes need to know; a function of corpus and config."""
+    """What both passes need; a function of corpus and config."""
 
     config: PrepareConfig
     train_shards: int
     held_out_shards: int
     near_duplicates: str | None = None
-    """The file that names them."""
+    """Path of the file that lists them."""
 
     @property
     def shards(self) -> list[tuple[str, str]]:
@@ -117,7 +118,7 @@ class Plan:
         ]
 
     def shard_of(self, digest: bytes, split: str | None) -> int:
-        """The shard of a document: by what its corpus says of it, else by its hash."""
+        """The shard of a document, in the split that its corpus gives it, else by its hash."""
         seed = self.config.seed
         if split is None:
             fraction = document_fraction(digest, seed, "split")
@@ -132,24 +133,24 @@ class Plan:
         """The shards that a shard borrows from, in order; training never sees held-out ones."""
         train = range(self.train_shards)
         held_out = range(self.train_shards, self.train_shards + self.held_out_shards)
-        own = train if shard in train else held_out
-        yield from (number for number in own if number > shard)
-        yield from (number for number in own if number < shard)
-        if own == held_out:
+        same_split = train if shard in train else held_out
+        yield from (number for number in same_split if number > shard)
+        yield from (number for number in same_split if number < shard)
+        if same_split == held_out:
             yield from train
 
 
 def run(config: PrepareConfig) -> Manifest:
     """Write the shards of the corpus."""
-    # Workers may run in another folder.
+    # Workers may run in another working directory.
     config = replace(
         config,
         output=files.absolute(config.output),
         tokenizer=files.absolute(config.tokenizer),
         quality=replace(config.quality, contamination=evaluation_files(config.quality)),
     )
-    for remembered in (_tokenizer, _row_maker):
-        remembered.cache_clear()  # what lay there in an earlier run of this process
+    for cached in (_tokenizer, _row_maker):
+        cached.cache_clear()  # an earlier run in this process may have read other contents
     tokenizer = _tokenizer(config.tokenizer)
     tokenizer.check_casing(config.tokenizer)
     corpus = list_corpus(config.corpus)
@@ -169,11 +170,11 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
     share = config.corpus.held_out_share
     plan = Plan(config, train_shards, max(1, round(train_shards * share)) if share else 0)
     if config.quality.near_duplicates is not None:
-        found = find_near_duplicates(blocks, config.quality, folder, config)
-        plan = replace(plan, near_duplicates=found)
+        near_duplicates = find_near_duplicates(blocks, config.quality, folder, config)
+        plan = replace(plan, near_duplicates=near_duplicates)
     fragments = [files.join(folder, f"block-{index:06d}.arrow") for index in range(len(blocks))]
-    made = _make(plan, blocks, fragments)
-    encoded, rows, infos = made.encoded, made.rows, made.infos
+    results = _make(plan, blocks, fragments)
+    encoded, rows, infos = results.encoded, results.rows, results.infos
     encoded["documents"] -= rows["dropped_exact_duplicate"]
     overlaps = pop_overlaps(encoded)
     outputs = {info.name: Output(size_bytes=info.size_bytes, sha256=info.sha256) for info in infos}
@@ -188,7 +189,7 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
         **encoded,
         **rows,
         "corpus_bytes": size_bytes,
-        "peak_memory_bytes": made.peak_memory_bytes,
+        "peak_memory_bytes": results.peak_memory_bytes,
         "tokenizer_digest": tokenizer.digest,
         "vocab_size": tokenizer.vocab_size,
         "max_length": config.pairs.max_length,
@@ -212,14 +213,14 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
         pairs=config.pairs,
         masking=config.masking,
         counts=counts,
-        lengths=made.lengths,
+        lengths=results.lengths,
         overlaps=overlaps,
     )
     return Result(outputs=outputs, counts=counts, artifacts=pictures)
 
 
 def _check_encoded(config: PrepareConfig, encoded: Counter[str]) -> None:
-    """Raises: CorpusError if there is nothing to make rows of."""
+    """Raises: CorpusError if there is nothing to make rows from."""
     source = ", ".join(config.corpus.sources)
     if not encoded["documents"]:
         dropped = dropped_documents(encoded)
@@ -231,14 +232,14 @@ def _check_encoded(config: PrepareConfig, encoded: Counter[str]) -> None:
     if config.pairs.is_pairs and encoded["sentences"] == encoded["documents"]:
         raise CorpusError(
             f"{source}: wanted documents of several sentences for pairs.kind {config.pairs.kind}, "
-            f"all {encoded['documents']:,} are one sentence: set corpus.document_boundary to what "
-            "ends a document here, or pairs.kind to full_sentences"
+            f"got {encoded['documents']:,} of one sentence each: set corpus.document_boundary to "
+            "what ends a document here, or pairs.kind to full_sentences"
         )
 
 
 @dataclass
 class _Made:
-    """What the workers have told: counts of both passes, shards by number, rows by length."""
+    """What the workers report: counts of both passes, shards by number, rows by length."""
 
     encoded: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
@@ -252,8 +253,8 @@ class _Made:
 
 
 def _make(plan: Plan, blocks: list[Block], fragments: list[str]) -> _Made:
-    """Make the fragments, then the shards, that are missing."""
-    made = _Made()
+    """Make the missing fragments, then the missing shards."""
+    results = _Made()
     pairs = list(zip(blocks, fragments, strict=True))
     missing = [(block, path) for block, path in pairs if not files.exists(path)]
     tasks: list[tuple[Block, str] | int] = [*missing, *range(len(plan.shards))]
@@ -266,31 +267,31 @@ def _make(plan: Plan, blocks: list[Block], fragments: list[str]) -> _Made:
                 encoded = 0
                 while encoded < len(missing):
                     _, answer = next(answers)
-                    _take(answer, made)
+                    _take(answer, results)
                     if "shard" not in answer:  # the first shards may overtake the last blocks
                         encoded += 1
                         progress.add()
             for path in fragments:
-                made.encoded.update(read_counts(path))
-            _check_encoded(plan.config, made.encoded)
+                results.encoded.update(read_counts(path))
+            _check_encoded(plan.config, results.encoded)
             with meter("pairing and masking", len(plan.shards), "shards") as progress:
-                progress.set(len(made.shards))
+                progress.set(len(results.shards))
                 for _, answer in answers:
-                    _take(answer, made)
+                    _take(answer, results)
                     progress.add()
         except BaseException:
-            with suppress(ResourceError):  # on a full disk, say: the first error is to be told
-                files.write_bytes(stopped, b"")  # nobody waits for what will not come
+            with suppress(ResourceError):  # e.g. on a full disk: the first error is reported
+                files.write_bytes(stopped, b"")  # so that no worker keeps waiting
             raise
-    return made
+    return results
 
 
-def _take(answer: dict[str, Any], made: _Made) -> None:
-    made.peak_memory_bytes = max(made.peak_memory_bytes, answer["peak_memory_bytes"])
+def _take(answer: dict[str, Any], results: _Made) -> None:
+    results.peak_memory_bytes = max(results.peak_memory_bytes, answer["peak_memory_bytes"])
     if "shard" in answer:
-        made.shards[answer["shard"]] = ShardInfo(**answer["info"])
-        made.rows.update(answer["counts"])
-        made.lengths.update({int(length): rows for length, rows in answer["lengths"].items()})
+        results.shards[answer["shard"]] = ShardInfo(**answer["info"])
+        results.rows.update(answer["counts"])
+        results.lengths.update({int(length): rows for length, rows in answer["lengths"].items()})
 
 
 def _work(
@@ -306,31 +307,31 @@ def _work(
 
 
 def _await(plan: Plan, pairs: list[tuple[Block, str]]) -> None:
-    """Wait until all fragments are there: workers are handed blocks before they are handed shards.
+    """Wait until all fragments exist; blocks are handed out before shards.
 
-    Where none has come for long, whoever had the next one is taken for lost and it is made here:
-    twice is no harm, a fragment is the same bytes.
+    If none has appeared for `PATIENCE_S`, the worker of the next one is assumed dead and it is made
+    here. Making it twice is harmless, since the bytes are the same.
     """
     folder = files.join(plan.config.output, FRAGMENTS)
     present: set[str] = set()
     began = time.monotonic()
     while True:
-        found = set(files.list_names(folder))
-        if STOPPED in found:
+        current = set(files.list_names(folder))
+        if STOPPED in current:
             raise CorpusError("preparation was stopped: the first error says why")
-        missing = [pair for pair in pairs if pair[1].rpartition("/")[2] not in found]
+        missing = [pair for pair in pairs if pair[1].rpartition("/")[2] not in current]
         if not missing:
             return
-        if found != present:
-            present, began = found, time.monotonic()
+        if current != present:
+            present, began = current, time.monotonic()
         waited_s = time.monotonic() - began
         if waited_s > PATIENCE_S:
             _encode_block(plan, *missing[0])
-        time.sleep(max(0.02, 0.1 * waited_s))  # a tenth too late at most
+        time.sleep(max(0.02, 0.1 * waited_s))  # adds at most a tenth to the wait
 
 
 def _encode_block(plan: Plan, block: Block, path: str) -> None:
-    """Write a fragment: for every shard its documents in this block, encoded."""
+    """Write a fragment: the block's encoded documents, by shard."""
     counts: Counter[str] = Counter()
     dropped = dropped_digests(plan.near_duplicates)
     documents = kept_documents(block, plan.config.quality, counts, dropped)
@@ -344,10 +345,10 @@ def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> Fragment
     config = plan.config
     tokenizer = _tokenizer(config.tokenizer)
     split_up = [split_sentences(document.text) for document in documents]
-    if tokenizer.reads_spaces:  # what stood between two sentences belongs to the second
-        split_up = [[*each[:1], *(f" {one}" for one in each[1:])] for each in split_up]
+    if tokenizer.reads_spaces:  # the space between two sentences belongs to the second
+        split_up = [[*parts[:1], *(f" {part}" for part in parts[1:])] for parts in split_up]
     sentences = list(chain.from_iterable(split_up))
-    sentence_counts = np.array([len(each) for each in split_up])
+    sentence_counts = np.array([len(parts) for parts in split_up])
     encoded = tokenizer.encode_column(pa.array(sentences, pa.string()))
     ids = encoded.values.to_numpy()
     copies = np.array([_copies(document, config) for document in documents])
@@ -379,7 +380,7 @@ def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> Fragment
 
 
 def _copies(document: Kept, config: PrepareConfig) -> int:
-    """How often a document is used: as its source's weight says, by its hash where that is cut."""
+    """How often to use a document: its source's weight, whose fraction is decided by its hash."""
     weight = config.corpus.weight(document.source)
     whole = int(weight)
     rest = weight - whole
@@ -387,7 +388,7 @@ def _copies(document: Kept, config: PrepareConfig) -> int:
 
 
 def _make_shard(plan: Plan, fragments: list[str], shard: int) -> dict:
-    """Make one shard, unless a killed run has made it; give its line of the manifest."""
+    """Make one shard, unless a killed run already did; returns its entry in the manifest."""
     split, name = plan.shards[shard]
     path = files.join(plan.config.output, name)
     if not files.exists(path):
@@ -411,19 +412,19 @@ def _write_shard(plan: Plan, fragments: list[str], shard: int, path: str) -> Non
     config = plan.config
     tokenizer = _tokenizer(config.tokenizer)
     read = partial(read_shard, fragments, shards=len(plan.shards))
-    own = read(shard)
+    main = read(shard)
     borrowed: list[pa.Table] = []
-    if config.pairs.kind == "nsp" and len(own):
+    if config.pairs.kind == "nsp" and len(main):
         for neighbour in plan.neighbours(shard):
-            digests = chain(*(table.column("digest").to_pylist() for table in (own, *borrowed)))
+            digests = chain(*(table.column("digest").to_pylist() for table in (main, *borrowed)))
             if len(set(digests)) > 1:
                 break
             borrowed.append(read(neighbour))
     unique = config.quality.exact_duplicates or plan.near_duplicates is not None
-    documents = as_documents(own, borrowed, unique=unique)
+    documents = as_documents(main, borrowed, unique=unique)
     rows, counts = _row_maker(plan)(documents, config.seed, shard)
     if unique:
-        used = own.filter(pc.greater(own.column("copies"), 0)).column("digest")
+        used = main.filter(pc.greater(main.column("copies"), 0)).column("digest")
         counts["dropped_exact_duplicate"] = len(used) - len(used.unique())
     lengths = dict(sorted(Counter(np.diff(rows.offsets).tolist()).items()))
     metadata = {
@@ -437,7 +438,7 @@ def _write_shard(plan: Plan, fragments: list[str], shard: int, path: str) -> Non
 
 @lru_cache(maxsize=4)
 def _tokenizer(folder: str) -> Tokenizer:
-    """The tokenizer, built once a process."""
+    """The tokenizer, built once per process."""
     return Tokenizer.load(folder)
 
 

@@ -44,16 +44,16 @@ class PhaseConfig:
     """The last steps of a run, on other rows: BERT sees 512 tokens in a tenth of its steps."""
 
     shards: str = field(metadata=INPUT)
-    """Folder or URI of `raybert prepare`, of the same vocabulary and with the same label."""
+    """Folder or URI written by `raybert prepare`, with the same vocabulary and label."""
     steps: PositiveInt
-    """How many of the run's steps these are."""
+    """Number of the run's steps in this phase."""
     global_batch_size: PositiveInt | None = None
-    """Rows of an optimizer step; unset takes the run's."""
+    """Rows per optimizer step; by default the run's."""
     lr: PositiveFloat | None = None
-    """Peak of a schedule of their own, which then begins here, as the run's ends here; unset goes
-    on with the run's."""
+    """Peak learning rate of a separate schedule for this phase; the run's schedule then ends where
+    the phase begins. By default the run's schedule continues."""
     warmup_steps: NonNegativeInt = 0
-    """Steps in which a learning rate of their own climbs."""
+    """Warm-up steps of the separate schedule."""
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="then.")
@@ -64,42 +64,41 @@ class PretrainConfig(TrainingConfig):
     """Which encoder to train on which shards. Defaults: Devlin et al. 2019, appendix A.2."""
 
     shards: str = field(metadata=INPUT)
-    """Folder or URI of `raybert prepare`."""
+    """Folder or URI written by `raybert prepare`."""
     tokenizer: str = field(metadata=INPUT)
     """Folder of the vocabulary that the shards were made with."""
     variant: str | None = None
-    """Name of an encoder; `raybert list variants` shows those there are. Unset is bert-base, or the
-    encoder of `model`."""
+    """Encoder, one of `raybert list variants`; by default bert-base, or the encoder of `model`."""
     sizes_of: str | None = None
-    """Another encoder whose number of layers, widths and heads it takes, for a small machine."""
+    """Another encoder to take the number of layers, widths and heads from, for a small machine."""
     model: str | None = field(default=None, metadata=INPUT)
-    """Bundle of the same vocabulary to go on from: a folder, a URI, or models:/name@alias; unset
-    begins with fresh weights."""
+    """Bundle with the same vocabulary to continue from: a folder, a URI, or models:/name@alias; by
+    default training starts from fresh weights."""
     objectives: tuple[str, ...] | None = None
-    """What is learned: `mlm` (masked words; as DeBERTa does, `emd_mlm` or `rtd`), `nsp` and `sop`
-    (what two segments are to each other), `span_boundary` (words of a span by what stands beside
-    it). Unset is masked words, and what the rows' label says."""
+    """Objectives to train: `mlm` (masked words; DeBERTa's ways are `emd_mlm` and `rtd`), `nsp` and
+    `sop` (how two segments relate), `span_boundary` (words of a span from the tokens next to it).
+    By default `mlm` and the objective of the rows' label, if they have one."""
     hidden_dropout_prob: float | None = None
-    """Dropout of embeddings and of what each sub-layer adds; unset takes the variant's own."""
+    """Dropout on the embeddings and the output of each sub-layer; by default the variant's."""
     attention_probs_dropout_prob: float | None = None
-    """Dropout of attention probabilities; 0 lets the fused attention run, unset as above."""
+    """Dropout on attention probabilities; by default the variant's. 0 enables fused attention."""
     global_batch_size: PositiveInt = 256
-    """Rows of an optimizer step, over all workers."""
+    """Rows per optimizer step, over all workers."""
     window_shards: PositiveInt = 8
-    """Rows are permuted within so many shards; a worker needs only these."""
+    """Rows are permuted within this many shards; a worker needs only these at a time."""
     evaluate_every_steps: NonNegativeInt = field(default=0, metadata=REMARK)
-    """Steps between two evaluations on held-out rows, each with a checkpoint; 0 evaluates at the
+    """Steps between evaluations on held-out rows, each with a checkpoint; 0 evaluates only at the
     beginning and the end."""
     held_out_rows: PositiveInt = 8192
-    """Most held-out rows that the model is measured on, before and after."""
+    """Maximum number of held-out rows to measure the model on."""
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(max_steps=1_000_000))
     """Length, precision and seed."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """How weights are moved, and the peak learning rate."""
+    """Optimizer and peak learning rate."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    """Learning rate of every step."""
+    """Learning rate over the steps."""
     then: PhaseConfig | None = None
-    """The last steps, where they see other rows."""
+    """A last phase on other rows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +108,7 @@ class PretrainConfig(TrainingConfig):
                 raise ConfigError(f"{name}: wanted one of {', '.join(VARIANTS)}, got {given!r}")
             if given is not None and self.model is not None:
                 raise ConfigError(
-                    f"{name}: wanted none beside model = {self.model!r}, whose encoder is trained "
+                    f"{name}: wanted none with model = {self.model!r}, whose encoder is trained "
                     f"as it is, got {given!r}: leave one of the two out"
                 )
         check_names(self.objectives)
@@ -121,18 +120,18 @@ class PretrainConfig(TrainingConfig):
                 )
         if self.then is not None and self.loop.max_hours is not None:
             raise ConfigError(
-                "then: wanted no loop.max_hours beside it, as its steps are counted from the last "
-                "one, which hours leave open: leave one of them out"
+                "then: wanted no loop.max_hours with it, since its steps are counted back from the "
+                "last step, which max_hours leaves open: leave one of them out"
             )
         if self.then is not None and self.then.steps >= self.loop.max_steps:
             raise ConfigError(
-                f"then.steps: wanted fewer than loop.max_steps = {self.loop.max_steps}, all steps "
-                f"of the run, got {self.then.steps}"
+                f"then.steps: wanted fewer than loop.max_steps = {self.loop.max_steps}, the steps "
+                f"of the whole run, got {self.then.steps}"
             )
 
     @property
     def phases(self) -> "list[Phase]":
-        """What is trained on, in the order of the run."""
+        """The phases of the run, in order."""
         then, steps, size = self.then, self.loop.max_steps, self.global_batch_size
         if then is None:
             return [Phase(self.shards, steps, size)]
@@ -142,27 +141,27 @@ class PretrainConfig(TrainingConfig):
         ]
 
     def learning_rate(self, step: float) -> float:
-        """Of a step, counted from 0."""
+        """The learning rate of a step, counted from 0."""
         then, steps, schedule = self.then, self.loop.max_steps, self.schedule
         if then is None or then.lr is None:
             return self.optimizer.lr * schedule.factor(step, steps)
         first = steps - then.steps
         if step < first:
             return self.optimizer.lr * schedule.factor(step, first)
-        own = replace(schedule, warmup_steps=then.warmup_steps)
-        return then.lr * own.factor(step - first, then.steps)
+        separate = replace(schedule, warmup_steps=then.warmup_steps)
+        return then.lr * separate.factor(step - first, then.steps)
 
     def encoder(self, tokenizer: Tokenizer, parent: "Bundle | None") -> EncoderConfig:
-        """The variant with this vocabulary, or the encoder of `parent`, with this dropout."""
+        """The variant with this vocabulary, or the encoder of `parent`; dropout as configured."""
         if parent is not None:
-            known = parent.encoder_config
+            encoder = parent.encoder_config
         else:
-            known = VARIANTS[self.variant or DEFAULT_VARIANT].config.adapted(
+            encoder = VARIANTS[self.variant or DEFAULT_VARIANT].config.adapted(
                 vocab_size=tokenizer.vocab_size,
                 pad_token_id=tokenizer.pad_id,
                 sizes_of=None if self.sizes_of is None else VARIANTS[self.sizes_of].config,
             )
-        return known.adapted(
+        return encoder.adapted(
             hidden_dropout_prob=self.hidden_dropout_prob,
             attention_dropout=self.attention_probs_dropout_prob,
         )
@@ -170,7 +169,7 @@ class PretrainConfig(TrainingConfig):
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps of a run that see rows of one kind."""
+    """Consecutive steps of a run on the same shards."""
 
     shards: str
     steps: PositiveInt
@@ -195,7 +194,7 @@ def run(config: PretrainConfig) -> Manifest:
         labels[name] = shards.label
     if len(set(labels.values())) > 1:
         raise ConfigError(
-            f"then.shards: wanted rows with the label of shards, {labels['shards']}, they have "
+            f"then.shards: wanted rows with the label of shards, {labels['shards']}, got "
             f"{labels['then']}: prepare both with the same pairs.kind"
         )
     return run_stage(
@@ -204,9 +203,9 @@ def run(config: PretrainConfig) -> Manifest:
 
 
 def _parent(config: PretrainConfig, model: str, tokenizer: Tokenizer) -> "tuple[Path, Bundle]":
-    """Where the bundle to go on from lies on this machine, and what it holds.
+    """The local folder of the bundle to continue from, and the bundle.
 
-    Raises: ConfigError if it has another vocabulary than the run.
+    Raises: ConfigError if its vocabulary is not the run's.
     """
     from bert_core.bundle.format import load_bundle
     from tracking.resolve import resolve
@@ -217,7 +216,7 @@ def _parent(config: PretrainConfig, model: str, tokenizer: Tokenizer) -> "tuple[
         raise ConfigError(
             f"{model} has vocabulary {parent.tokenizer.digest[:6]}, {config.tokenizer} has "
             f"{tokenizer.digest[:6]}: run `raybert prepare` with --tokenizer {folder} and give "
-            "that folder here too, or leave model out to begin with fresh weights"
+            "that folder here too, or leave model out to start from fresh weights"
         )
     return folder, parent
 
@@ -236,20 +235,21 @@ def _check_shards(
     objectives = objectives_of(config.objectives, shards)
     try:
         with torch.device("meta"):
-            model = ObjectiveModel(encoder, [PRETRAINING[each](encoder) for each in objectives])
+            model = ObjectiveModel(encoder, [PRETRAINING[key](encoder) for key in objectives])
         architecture(encoder, model.in_transformers)
     except ConfigError as error:
         if config.objectives is not None:
             raise
         raise ConfigError(
-            f"{folder}: wanted rows that {name} can be trained on, they have {shards.label}, which "
-            "no objective of it learns: prepare with another pairs.kind, or name the objectives"
+            f"{folder}: wanted rows that {name} can be trained on, got rows with "
+            f"{shards.label}, which none of its objectives learns: prepare with another "
+            "pairs.kind, or set objectives"
         ) from error
 
 
 def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Path | None) -> Result:
-    """`shards` are those of the last phase, which the model is measured on; in `folder` lies the
-    bundle that it goes on from."""
+    """`shards` are those of the last phase, on which the model is measured; `folder` has the bundle
+    to continue from."""
     from bert_core.bundle.format import load_bundle
     from bert_core.bundle.weights import fresh_parts
 
@@ -262,7 +262,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
         lineage |= {"parent": parent.digest, "parent_lineage": parent.lineage}
         origin["fresh_parts"] = sorted(fresh_parts(parent, build()))
         lacking = ", ".join(origin["fresh_parts"]) or "nothing"
-        say(f"pretrain: going on from {config.model}, which lacks {lacking} of what is trained")
+        say(f"pretrain: continuing from {config.model}; it lacks, and starts fresh: {lacking}")
     fit(partial(worker, folder), config, digest, config.loop, "pretraining")
     records = read_records(config.local_folder)
     steps = max(step for step, numbers in records.items() if names.on(HELD_OUT, LOSS) in numbers)
@@ -298,20 +298,20 @@ def _data(config: PretrainConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
         {"name": "vocabulary", "digest": tokenizer.digest, "tokens": tokenizer.vocab_size}
     ]
     for phase in config.phases:
-        made = read_manifest(phase.shards)
+        manifest = read_manifest(phase.shards)
         counts = {
-            name: {one: made.counts[one] for one in its if one in made.counts}
-            for name, its in (("corpus", ("source", "documents", "tokens")), ("shards", ("rows",)))
+            name: {key: manifest.counts[key] for key in keys if key in manifest.counts}
+            for name, keys in (("corpus", ("source", "documents", "tokens")), ("shards", ("rows",)))
         }
-        data.append({"name": "corpus", "digest": made.inputs["corpus"], **counts["corpus"]})
-        data.append({"name": "shards", "digest": made.digest, **counts["shards"]})
+        data.append({"name": "corpus", "digest": manifest.inputs["corpus"], **counts["corpus"]})
+        data.append({"name": "shards", "digest": manifest.digest, **counts["shards"]})
     return data
 
 
 def _unigram(config: PretrainConfig, shards: ShardSet) -> dict[str, float]:
     """Loss and accuracy of predicting held-out tokens by how often training shards mask them.
 
-    Where masks are drawn at training time, by how often they stand there.
+    If masks are drawn at training time, by how often the tokens occur.
     """
 
     def labels(split: str) -> Iterator[np.ndarray]:
@@ -332,7 +332,7 @@ def _unigram(config: PretrainConfig, shards: ShardSet) -> dict[str, float]:
 def build_model(
     config: PretrainConfig, shards: ShardSet, tokenizer: Tokenizer, parent: "Bundle | None"
 ) -> "ObjectiveModel":
-    """What is trained: with fresh weights, the same for the same seed, or those of `parent`."""
+    """The model to train, with the weights of `parent`, or with fresh ones that follow the seed."""
     import torch
 
     from bert_core.bundle import weights
@@ -349,7 +349,7 @@ def build_model(
 
 
 def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Report) -> None:
-    """One rank; in `folder` lies the bundle that it goes on from."""
+    """Train on one worker; `folder` has the bundle to continue from."""
     from bert_core.batches import PhasedBatches
     from bert_core.bundle.format import load_bundle
     from bert_core.train.loop import evaluate
@@ -359,7 +359,7 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
     tokenizer = Tokenizer.load(config.tokenizer)
     parent = None if folder is None else load_bundle(folder)
     encoder = config.encoder(tokenizer, parent)
-    some = partial(
+    batches_of = partial(
         batches,
         place=place,
         encoder=encoder,
@@ -370,17 +370,20 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
     )
     phases = config.phases
     shards = [ShardSet.read(phase.shards) for phase in phases]
-    made = [
-        some(rows, TRAIN, global_batch_size=phase.global_batch_size)
+    by_phase = [
+        batches_of(rows, TRAIN, global_batch_size=phase.global_batch_size)
         for rows, phase in zip(shards, phases, strict=True)
     ]
-    held_out = some(shards[-1], HELD_OUT, global_batch_size=phases[-1].global_batch_size)
+    held_out = batches_of(shards[-1], HELD_OUT, global_batch_size=phases[-1].global_batch_size)
+
     train(
         Training(
             config=config,
             place=place,
             model=build_model(config, shards[-1], tokenizer, parent),
-            batches=made[0] if len(made) == 1 else PhasedBatches(made[0], phases[0].steps, made[1]),
+            batches=by_phase[0]
+            if len(by_phase) == 1
+            else PhasedBatches(by_phase[0], phases[0].steps, by_phase[1]),
             measure=lambda model: evaluate(model, held_out.once(config.held_out_rows), config.loop),
             measure_every_steps=config.evaluate_every_steps,
             optimizer=config.optimizer,

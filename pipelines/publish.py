@@ -1,4 +1,4 @@
-"""Evaluated bundle → MLflow registry, where the alias `champion` says which version is served."""
+"""Evaluated bundle → MLflow registry, where the alias `champion` marks the version to serve."""
 
 import json
 from dataclasses import asdict, dataclass, field, replace
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 PUBLICATION, MODEL_CARD = "publication.json", "model_card.md"
 EXAMPLES = 2
 USUAL = 120
-"""Characters of the input that the model card shows, about."""
+"""Preferred length of the input that the model card shows, in characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishConfig(StageConfig):
-    """Which bundle to register. With `force` the alias moves whatever the scores say."""
+    """Which bundle to register. With `force` the alias moves regardless of the scores."""
 
     model: str = field(metadata=INPUT)
     """Fine-tuned bundle: a folder or a URI."""
     evaluation: str = field(metadata=INPUT)
-    """Folder of `raybert evaluate` for this bundle; its rows decide about the alias."""
+    """Folder of `raybert evaluate` for this bundle; its rows decide whether the alias moves."""
     name: str
     """Name of the model in the registry."""
 
 
 def run(config: PublishConfig) -> Manifest:
-    """Register the bundle; `champion` moves to it unless it is worse than the present one."""
+    """Register the bundle; `champion` moves to it unless it is worse than the current one."""
     folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
     evaluated = read_manifest(config.evaluation).inputs.get("model")
     if evaluated != model.digest:
         raise ConfigError(
             f"{config.evaluation}: wanted an evaluation of bundle {model.digest[:6]} "
-            f"({config.model}), it is of {str(evaluated)[:6]}: "
+            f"({config.model}), got one of {str(evaluated)[:6]}: "
             "run `raybert evaluate` for this bundle"
         )
     inputs = [
@@ -93,8 +93,8 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         force=config.force,
     )
     if verdict is not None and (left_out := len(rows) - verdict.rows):
-        told = f"{left_out:,} of the evaluation's {len(rows):,} rows are left out"
-        why = f"{publication.why}; {told}, as one of the two was trained on them"
+        note = f"{left_out:,} of the evaluation's {len(rows):,} rows are left out"
+        why = f"{publication.why}; {note}, since one of the two was trained on them"
         publication = replace(publication, why=why)
     version = publication.version
     card = model_card(
@@ -122,8 +122,8 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
 
 
 def _examples(task: "Task", rows: list[dict[str, Any]]) -> list[Any]:
-    """Some of the rows as callers send them: those with most fields, since a signature has the
-    fields of its examples, and of these the ones of about the usual length."""
+    """Some of the rows as requests: those with the most fields, since a signature has the fields of
+    its examples, and among them those whose length is nearest to `USUAL`."""
 
     def unusual(request: Any) -> tuple[int, int]:
         given = 1 if isinstance(request, str) else len(request)
@@ -133,15 +133,15 @@ def _examples(task: "Task", rows: list[dict[str, Any]]) -> list[Any]:
 
 
 def _check_task(config: PublishConfig, evaluation: Manifest, folder: Path) -> None:
-    """A registered model does what its bundle says, so that is what has to be evaluated."""
+    """Raises: ConfigError unless the evaluation is of the bundle's task, which gets registered."""
     task, options = evaluation.config["task"], option_items(evaluation.config["options"])
-    own = predictor_of(folder, config.threads_per_worker).task
+    registered = predictor_of(folder, config.threads_per_worker).task
     evaluated = predictor_of(folder, config.threads_per_worker, task, options).task
-    if not own.is_comparable(evaluated):
+    if not registered.is_comparable(evaluated):
         raise ConfigError(
             f"{config.evaluation}: wanted an evaluation of what {config.model} is registered for, "
-            f"{_told(own)}, it is of {_told(evaluated)}: run `raybert evaluate` without --task and "
-            "--options"
+            f"{_told(registered)}, got one of {_told(evaluated)}: run `raybert evaluate` without "
+            "--task and --options"
         )
 
 
@@ -152,16 +152,15 @@ def _compared(
     rows: list[dict[str, Any]],
     uri: str,
 ) -> tuple[Verdict | None, str]:
-    """Whether the bundle is not worse than the champion on those rows of the evaluation that
-    neither has seen, or a clause that says why that cannot be told; neither where there is no
-    champion."""
+    """Whether the bundle is not worse than the champion, on the evaluation's rows that neither was
+    trained on, or a clause that says why they are not compared; neither if there is no champion."""
     from tracking import registry
     from tracking.resolve import resolve
 
-    present = registry.champion(config.name, uri=uri)
-    if present is None:
+    current = registry.champion(config.name, uri=uri)
+    if current is None:
         return None, ""
-    champion_folder = resolve(f"models:/{config.name}/{present.version}", uri=uri)
+    champion_folder = resolve(f"models:/{config.name}/{current.version}", uri=uri)
     champion = predictor_of(champion_folder, config.threads_per_worker)
     task = predictor.task
     if not task.is_comparable(champion.task):
@@ -169,13 +168,13 @@ def _compared(
             f"it is for {_told(champion.task)}, this bundle for {_told(task)}, so they are not "
             "compared"
         )
-    its, own = (each.bundle.has_seen(task, rows) for each in (champion, predictor))
-    unseen = [row for row, out in zip(rows, its | own, strict=True) if not out]
+    old_seen, new_seen = (model.bundle.has_seen(task, rows) for model in (champion, predictor))
+    unseen = [row for row, seen in zip(rows, old_seen | new_seen, strict=True) if not seen]
     if 2 * len(unseen) < len(rows):
-        who = "it" if its.sum() >= own.sum() else "this bundle"
+        who = "it" if old_seen.sum() >= new_seen.sum() else "this bundle"
         return None, (
-            f"{who} was trained on {max(its.sum(), own.sum()):,} of the evaluation's {len(rows):,} "
-            "rows, which favour it"
+            f"{who} was trained on {max(old_seen.sum(), new_seen.sum()):,} of the evaluation's "
+            f"{len(rows):,} rows, which favour it"
         )
     metric = str(evaluation.counts["primary_metric"])
     new = task.compare(unseen, [json.loads(row[ANSWER]) for row in unseen])
@@ -190,5 +189,5 @@ def _told(task: "Task") -> str:
 
 
 def _classes(folder: str, evaluation: Manifest) -> dict[str, dict[str, float]] | None:
-    """The evaluation's figures by class, where it has them."""
+    """The evaluation's metrics by class, if it has any."""
     return files.read_json(files.join(folder, CLASSES)) if CLASSES in evaluation.outputs else None

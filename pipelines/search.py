@@ -1,8 +1,8 @@
-"""Vectors of rows + vectors of queries → for every query the rows nearest to it, by cosine.
+"""Vectors of rows + vectors of queries → the nearest rows to every query, by cosine.
 
-Both are folders that `raybert predict` wrote, so any number of texts has been embedded by any
-number of workers. The search is exact: every query is compared with every row, some rows at a
-time, and a worker holds one part of the queries. A part of the queries becomes one file.
+Both are folders written by `raybert predict`, which embeds any number of texts with any number of
+workers. The search is exact: every query is compared with every row, in chunks of rows. A worker
+holds one part of the queries and writes it to one file.
 """
 
 import json
@@ -28,29 +28,29 @@ from pipelines.runtime.stage import INPUT, Result, StageConfig, input_digest, ru
 from tracking.runs import DatasetInput
 
 VECTOR = "vector"
-"""What the column of vectors is called behind the prefix of a prediction."""
+"""Name of the column of vectors, after the prefix of a prediction."""
 RESULTS = "results"
-"""The column of what is found."""
+"""Name of the column of nearest rows."""
 ROWS_AT_ONCE, QUERIES_AT_ONCE = 8192, 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(StageConfig):
-    """Which queries to look up among which rows."""
+    """Which queries to search for in which rows."""
 
     corpus: str = field(metadata=INPUT)
     """Folder of `raybert predict` with the vectors of the rows to search."""
     queries: str = field(metadata=INPUT)
-    """The same of the queries, made by the same model."""
+    """Folder of `raybert predict` with the vectors of the queries, by the same model."""
     top_k: PositiveInt = 10
-    """How many rows to give for a query, the nearest first."""
+    """Number of rows to return per query, nearest first."""
     columns: tuple[str, ...] = ()
-    """Columns of a row to give; all but its vector where none is named."""
+    """Columns of a row to return; by default all but its vector."""
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """A finished prediction of vectors: its files, and which of their columns it added."""
+    """A finished prediction of vectors: its files, and the columns that it added."""
 
     paths: list[str]
     vector: str
@@ -67,7 +67,7 @@ class Vectors:
         )
 
     def matrices(self, paths: Sequence[str]) -> Iterator[Float[np.ndarray, "rows size"]]:
-        """The vectors of files, scaled to length 1, some rows at a time.
+        """The vectors of files, scaled to length 1, in chunks of rows.
 
         Raises: FormatError if a file has none.
         """
@@ -78,17 +78,17 @@ class Vectors:
                     yield matrix / np.maximum(lengths, np.float32(1e-12))
             except KeyError as error:
                 raise FormatError(
-                    f"{path}: wanted vectors in the column {self.vector!r}, there is none: predict "
-                    "with --task feature-extraction"
+                    f"{path}: wanted vectors in a column {self.vector!r}, got no such column: "
+                    "predict with --task feature-extraction"
                 ) from error
 
     def rows(self, paths: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-        """The rows of files as they were before the prediction, some at a time."""
+        """The rows of files as they were before the prediction, in chunks."""
         for path in paths:
             if path.endswith(".parquet"):
                 with parquet.open_parquet(path) as opened:
-                    own = [name for name in opened.schema_arrow.names if name not in self.added]
-                    for batch in opened.iter_batches(ROWS_AT_ONCE, columns=own):
+                    kept = [name for name in opened.schema_arrow.names if name not in self.added]
+                    for batch in opened.iter_batches(ROWS_AT_ONCE, columns=kept):
                         yield batch.to_pylist()
             else:
                 for rows in _lines(path):
@@ -96,7 +96,7 @@ class Vectors:
 
     @property
     def added(self) -> tuple[str, str]:
-        """The columns of the prediction."""
+        """The columns that the prediction added."""
         return self.vector, self.answer
 
 
@@ -116,25 +116,25 @@ def _matrices(path: str, column: str) -> Iterator[Float[np.ndarray, "rows size"]
 
 def _lines(path: str) -> Iterator[list[dict[str, Any]]]:
     with files.open_stream(path) as lines:
-        while some := list(islice(lines, ROWS_AT_ONCE)):
-            yield list(map(json.loads, some))
+        while chunk := list(islice(lines, ROWS_AT_ONCE)):
+            yield list(map(json.loads, chunk))
 
 
 def run(config: SearchConfig) -> Manifest:
-    """Write every query with the rows that are nearest to it, in the order of the queries."""
+    """Write every query with its nearest rows, in the order of the queries."""
     inputs = [
         DatasetInput(name, input_digest(folder, "predict"), folder)
         for name, folder in (("corpus", config.corpus), ("queries", config.queries))
     ]
     corpus, queries = read_manifest(config.corpus), read_manifest(config.queries)
-    for name, wanted, came in (
+    for name, wanted, got in (
         ("model", corpus.inputs["model"], queries.inputs["model"]),
         *((name, corpus.config[name], queries.config[name]) for name in ("task", "options")),
     ):
-        if wanted != came:
+        if wanted != got:
             raise ConfigError(
                 f"{config.queries}: wanted vectors by the {name} of {config.corpus}, "
-                f"{_shown(wanted)}, got those by {_shown(came)}: predict one of them again with "
+                f"{_shown(wanted)}, got those by {_shown(got)}: predict one of them again with "
                 f"the {name} of the other"
             )
     parts = Vectors.of(config.corpus, corpus), Vectors.of(config.queries, queries)
@@ -171,10 +171,10 @@ def _make_part(
     vectors = list(queries.matrices([path]))
     asked = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
     scores, places, searched = _nearest(config, corpus, asked)
-    found = _rows_at(config, corpus, np.unique(places))
+    rows_by_place = _rows_at(config, corpus, np.unique(places))
     results = [
-        [{"score": score, "row": found[place]} for score, place in zip(*each, strict=True)]
-        for each in zip(scores.tolist(), places.tolist(), strict=True)
+        [{"score": score, "row": rows_by_place[place]} for score, place in zip(*pair, strict=True)]
+        for pair in zip(scores.tolist(), places.tolist(), strict=True)
     ]
     is_table = path.endswith(".parquet")
     name = f"{ROWS}/part-{number:05d}.{'parquet' if is_table else 'jsonl'}"
@@ -184,11 +184,12 @@ def _make_part(
 
             with parquet.open_parquet(path) as opened:
                 table = opened.read()
-            kept = table.drop_columns([one for one in queries.added if one in table.column_names])
+            added = [name for name in queries.added if name in table.column_names]
+            kept = table.drop_columns(added)
             _check_free(kept.column_names, path)
             pq.write_table(kept.append_column(RESULTS, _column(results, path)), sink)
         else:
-            rows = (row for some in queries.rows([path]) for row in some)
+            rows = (row for chunk in queries.rows([path]) for row in chunk)
             for row, result in zip(rows, results, strict=True):
                 _check_free(row, path)
                 line = json.dumps(row | {RESULTS: result}, ensure_ascii=False, default=str)
@@ -199,28 +200,28 @@ def _make_part(
 def _check_free(columns: Collection[str], path: str) -> None:
     if RESULTS in columns:
         raise CorpusError(
-            f"{path}: wanted queries without a column {RESULTS!r}, which is for what is found: "
-            "rename it before they are predicted"
+            f"{path}: wanted queries without a column {RESULTS!r}, where the nearest rows go: "
+            "rename it before predicting"
         )
 
 
 def _column(results: list[Any], path: str) -> pa.Array:
-    """Raises: CorpusError if rows that are found have unlike values in a column."""
+    """Raises: CorpusError if a column has values of different types in the rows found."""
     try:
         return pa.array(results)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise CorpusError(
-            f"{path}: wanted rows of one type in each column, for a table, those of the corpus "
-            f"differ ({error}): name the columns to give, or predict the queries from JSONL"
+            f"{path}: wanted one type per column, as a table needs, got corpus rows that differ "
+            f"({error}): set columns, or predict the queries from JSONL"
         ) from error
 
 
 def _nearest(
     config: SearchConfig, corpus: Vectors, queries: Float[np.ndarray, "queries size"]
 ) -> tuple[Float[np.ndarray, "queries k"], Int[np.ndarray, "queries k"], int]:
-    """Cosines and places of the nearest rows, the nearest first, and how many rows there are.
+    """Cosines and places of the nearest rows, nearest first, and the number of rows searched.
 
-    Of rows that are equally near any may be left out.
+    Among equally near rows, any may be left out.
     """
     scores = np.zeros((len(queries), 0), dtype=np.float32)
     places = np.zeros((len(queries), 0), dtype=np.int64)
@@ -235,23 +236,24 @@ def _nearest(
             )
         chunks = range(0, len(queries), QUERIES_AT_ONCE)
         best = []
-        for some in (slice(start, start + QUERIES_AT_ONCE) for start in chunks):
-            new = queries[some] @ rows.T
-            both = np.concatenate([scores[some], new], 1)
-            whose = np.concatenate([places[some], np.broadcast_to(here, new.shape)], 1)
-            best.append(best_of(both, whose, config.top_k))
+        for chunk in (slice(start, start + QUERIES_AT_ONCE) for start in chunks):
+            new_scores = queries[chunk] @ rows.T
+            new_places = np.broadcast_to(here, new_scores.shape)
+            all_scores = np.concatenate([scores[chunk], new_scores], 1)
+            all_places = np.concatenate([places[chunk], new_places], 1)
+            best.append(best_of(all_scores, all_places, config.top_k))
         if best:
-            scores, places = (np.concatenate(each) for each in zip(*best, strict=True))
+            scores, places = (np.concatenate(parts) for parts in zip(*best, strict=True))
     return scores, places, seen
 
 
 def best_of(
     scores: Float[np.ndarray, "queries rows"], places: Int[np.ndarray, "queries rows"], k: int
 ) -> tuple[Float[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]:
-    """The `k` highest scores of each query with their places, the highest first."""
+    """The `k` highest scores of each query with their places, highest first."""
     if scores.shape[1] > k:
         kept = np.argpartition(-scores, k - 1, axis=1)[:, :k]
-        scores, places = (np.take_along_axis(each, kept, 1) for each in (scores, places))
+        scores, places = (np.take_along_axis(array, kept, 1) for array in (scores, places))
     order = np.argsort(-scores, axis=1, kind="stable")
     return np.take_along_axis(scores, order, 1), np.take_along_axis(places, order, 1)
 
@@ -259,11 +261,11 @@ def best_of(
 def _rows_at(
     config: SearchConfig, corpus: Vectors, places: Int[np.ndarray, "places"]
 ) -> dict[int, dict[str, Any]]:
-    """The rows at these places of the whole, with the columns that are asked for.
+    """The corpus rows at these places, with the columns to return.
 
     Raises: ConfigError if a row has no such column.
     """
-    found: dict[int, dict[str, Any]] = {}
+    rows_by_place: dict[int, dict[str, Any]] = {}
     start = 0
     for rows in corpus.rows(corpus.paths):
         for place in places[(places >= start) & (places < start + len(rows))].tolist():
@@ -271,8 +273,8 @@ def _rows_at(
             if absent := [name for name in config.columns if name not in row]:
                 raise ConfigError(
                     f"columns: wanted some of {', '.join(row)}, got {absent[0]!r}: name columns "
-                    f"of the rows of {config.corpus}"
+                    f"of the rows in {config.corpus}"
                 )
-            found[place] = {name: row[name] for name in config.columns or row}
+            rows_by_place[place] = {name: row[name] for name in config.columns or row}
         start += len(rows)
-    return found
+    return rows_by_place

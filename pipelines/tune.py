@@ -1,7 +1,7 @@
 """Bundle + labelled rows → the best of many fine-tunings, on Ray Tune.
 
-Every trial is a `finetune` stage in a folder of its own, without held-out rows. This module says
-which trials there are and what becomes of the best; `training.trials` runs them.
+Every trial is a `finetune` stage in a separate folder, without held-out rows. This module defines
+the trials and handles the best one; `training.trials` runs them.
 """
 
 import math
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 TRIALS = "trials.json"
 EVALUATION, PUBLICATION = "evaluate", "publish"
-"""Folders of the two stages that the best trial goes through, in that of the sweep."""
+"""Subfolders of the sweep for the two stages that the best trial goes through."""
 PICTURE = "plots/parallel_coordinates.png"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig(LabelledTrainingConfig):
-    """What all trials share, in which fields they differ, and what becomes of the best.
+    """What all trials share, which fields vary, and what happens to the best.
 
     With `num_workers` 0 trials run in this process, one after the other.
     """
 
     search: SweepConfig = field(default_factory=SweepConfig)
-    """Which trials there are."""
+    """Which trials to run."""
     max_concurrent: PositiveInt | None = field(default=None, metadata=REMARK)
-    """Most trials at a time; as many as there are CPUs, or GPUs, for where this is not given."""
+    """Maximum number of trials at a time; by default as many as the CPUs, or GPUs, allow."""
     name: str | None = None
-    """The best model is registered by this name, where it is given."""
+    """Name to register the best model under; unset does not register it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.selection.share:
             raise ConfigError(
-                "selection.share: wanted above 0, got 0: trials are compared on training rows "
-                "that are kept out, 0.1 takes a tenth"
+                "selection.share: wanted above 0, got 0: trials are compared on rows kept out of "
+                "training, 0.1 takes a tenth"
             )
         if self.name is not None and self.held_out is None:
             raise ConfigError(
@@ -81,11 +81,12 @@ class TuneConfig(LabelledTrainingConfig):
             raise ConfigError("num_workers: wanted at least 1 with asha, got 0")
 
     def trials(self, **changes: Any) -> list[FinetuneConfig]:
-        """The training of each trial, with fields changed that are alike in all.
+        """The config of each trial; `changes` apply to all.
 
         Raises: ConfigError if a value of the space is out of range.
         """
-        shared = {one.name: getattr(self, one.name) for one in fields(LabelledTrainingConfig)}
+        names = [field.name for field in fields(LabelledTrainingConfig)]
+        shared = {name: getattr(self, name) for name in names}
         shared |= {"held_out": None, "num_workers": 0, "force": False} | changes
         trials = []
         for number, varied in enumerate(self.search.trials()):
@@ -98,7 +99,7 @@ class TuneConfig(LabelledTrainingConfig):
 
 
 def run(config: TuneConfig) -> Manifest:
-    """Train every trial, and take the one that does best on training rows kept out of all."""
+    """Train every trial, and take the one that does best on the selection rows."""
     folder, inputs = inputs_of(config)
     return run_stage("tune", config, inputs, lambda _: _tune(config, folder))
 
@@ -116,11 +117,11 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
     from tracking.plots import plot_parallel_coordinates
     from tracking.spool import read_run
 
-    own = read_run(config.local_folder)
-    parent = own.run_id if own else None
-    # Trials run in other folders, and later: what they read is settled here.
+    recorded = read_run(config.local_folder)
+    parent = recorded.run_id if recorded else None
+    # Trials run later and in other folders: their inputs are fixed here.
     absolute = with_absolute_paths(config)
-    made = absolute.trials(
+    trial_configs = absolute.trials(
         model=str(folder.absolute()),
         train=_settled(config.train),
         tracking_uri=tracking_uri(config.tracking_uri),
@@ -129,7 +130,7 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
     sign = config.selection.sign(TASKS[config.task])
     outcomes = trials.run_trials(
         finetune.run,
-        made,
+        trial_configs,
         config.search,
         output=absolute.output,
         on_ray=config.num_workers != 0,
@@ -138,10 +139,10 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
         sign=sign,
     )
     best = _best(outcomes)
-    trained = read_manifest(made[best].output)
+    trained = read_manifest(trial_configs[best].output)
     metric = config.selection.metric or str(trained.counts["primary_metric"])
     table = _table(config, outcomes, sign)
-    outputs = _copy_bundle(made[best], config)
+    outputs = _copy_bundle(trial_configs[best], config)
     path = files.join(config.output, TRIALS)
     written = {"format_version": FORMAT_VERSION, "metric": metric, "best": best, "trials": table}
     files.write_json(path, written)
@@ -154,8 +155,8 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
     )
     chosen, score = table[best]["parameters"], table[best]["score"]
     say(
-        f"tune: trial {best} of {len(table)} is the best, {metric} {score:.4g} on training rows "
-        f"that all did without: {', '.join(f'{name} {value:g}' for name, value in chosen.items())}"
+        f"tune: trial {best} of {len(table)} is the best, {metric} {score:.4g} on the selection "
+        f"rows: {', '.join(f'{name} {value:g}' for name, value in chosen.items())}"
     )
     states = [row["state"] for row in table]
     counts = {
@@ -170,7 +171,7 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
 
 
 def _settled(rows: LabelledConfig) -> LabelledConfig:
-    """The same training rows, whatever folder a trial runs in."""
+    """The training rows with absolute paths, for trials that run in another folder."""
     paths = labelled_files(rows, "train")
     if len(paths) == 1:
         return replace(rows, source=files.absolute(paths[0]), split=None)
@@ -182,31 +183,33 @@ def _table(config: TuneConfig, outcomes: "Sequence[Outcome]", sign: int) -> list
         {
             "trial": number,
             "parameters": varied,
-            "state": one.state,
-            "score": None if one.cost is None else sign * one.cost,
-            "steps": one.steps,
+            "state": outcome.state,
+            "score": None if outcome.cost is None else sign * outcome.cost,
+            "steps": outcome.steps,
         }
-        for number, (varied, one) in enumerate(zip(config.search.trials(), outcomes, strict=True))
+        for number, (varied, outcome) in enumerate(
+            zip(config.search.trials(), outcomes, strict=True)
+        )
     ]
 
 
 def _best(outcomes: "Sequence[Outcome]") -> int:
-    """Which trial is taken: the best of those that trained to their end, the first of equals.
+    """Number of the best trial among those that finished; ties go to the first.
 
     Raises: RaybertError if there is none.
     """
-    finished = [number for number, one in enumerate(outcomes) if one.state == "finished"]
+    finished = [number for number, trial in enumerate(outcomes) if trial.state == "finished"]
     if not any(outcomes[number].cost is not None for number in finished):
         raise RaybertError(
-            f"tune: wanted a trial that comes to a score, none of {len(outcomes)} did: lower the "
-            "learning rates of search.space.lr"
+            f"tune: wanted a trial with a score, got none of {len(outcomes)}: lower the learning "
+            "rates in search.space.lr"
         )
     costs = {number: outcomes[number].cost for number in finished}
     return min(finished, key=lambda number: math.inf if (c := costs[number]) is None else c)
 
 
 def _copy_bundle(trial: FinetuneConfig, config: TuneConfig) -> dict[str, Output]:
-    files.remove(files.join(config.output, BUNDLE))  # of a run that was killed after writing it
+    files.remove(files.join(config.output, BUNDLE))  # left by a run that was killed after writing
     outputs = {}
     for name in read_manifest(trial.output).outputs:
         if name.startswith(f"{BUNDLE}/"):
@@ -217,12 +220,12 @@ def _copy_bundle(trial: FinetuneConfig, config: TuneConfig) -> dict[str, Output]
 
 
 def _score(config: TuneConfig, parent: str | None) -> dict[str, Any]:
-    """Measure the best model on the held-out rows, once, and register it; each where asked for."""
+    """Measure the best model once on the held-out rows, and register it; each if configured."""
     from pipelines import evaluate, publish
 
     if config.held_out is None:
         return {}
-    shared = {one.name: getattr(config, one.name) for one in fields(StageConfig)}
+    shared = {field.name: getattr(config, field.name) for field in fields(StageConfig)}
     shared |= {"model": files.join(config.output, BUNDLE), "parent_run": parent, "force": False}
     evaluation = files.join(config.output, EVALUATION)
     scored = evaluate.run(

@@ -35,17 +35,17 @@ class VocabConfig(StageConfig):
     kind: Kind = "wordpiece"
     """How words are split: `wordpiece` (BERT), `bpe` (bytes, RoBERTa) or `unigram` (ALBERT)."""
     vocab_size: Annotated[int, Range(least=100)] = 30_522
-    """Most tokens, special ones included (Devlin et al. 2019: 30,000)."""
+    """Maximum number of tokens, including special ones (Devlin et al. 2019: 30,000)."""
     lowercase: bool = True
     """Lower-case the text; `wordpiece` then strips accents too, as BERT's uncased models do,
     `unigram` always does and `bpe` never."""
     min_frequency: PositiveInt = 2
-    """A pair of pieces seen less often is not merged."""
+    """Pairs of pieces that occur less often are not merged."""
     compare_with: str | None = field(default=None, metadata=REMARK)
-    """Folder of a tokenizer whose fertility the card gives beside; where this is not given,
-    bert-base-uncased, or -cased, if the Hugging Face cache of this machine has it."""
+    """Folder of a tokenizer whose fertility the data card shows for comparison; by default
+    bert-base-uncased, or -cased, if this machine's Hugging Face cache has it."""
     sample_bytes: PositiveInt = 256 << 20
-    """Most bytes of text that pairs are counted in; documents are drawn by their hash."""
+    """Maximum bytes of text to count pairs in; documents are drawn by their hash."""
     seed: int = 0
     """Seed of the sample."""
 
@@ -77,7 +77,7 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
         texts.append(text)
     if not texts:
         raise CorpusError(
-            f"{corpus.name}: wanted text to count words in, found only empty documents: check the "
+            f"{corpus.name}: wanted text to count words in, got only empty documents: check the "
             "corpus and corpus.text_column"
         )
     say(f"vocab: counting pairs of pieces in {counted(len(texts), 'document')}")
@@ -113,12 +113,12 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
 def _draw(config: VocabConfig, share: float, block: Block) -> list[tuple[float, str]]:
     """The documents of a block that fall into the sample.
 
-    One that its source marks as held out never does; one that `held_out_share` will keep out of
-    training may.
+    Documents that their source marks as held out never do; those that `held_out_share` will keep
+    out of training may.
     """
     drawn = []
     for document in read_block(block):
-        # A source that is used twice as often is drawn from twice as often, too.
+        # A source with twice the weight is drawn from twice as often.
         weight = config.corpus.weight(document.source)
         text = clean(document.text)
         digest = document_digest(text)

@@ -1,1 +1,1 @@
-"""What `raybert` does beside the stages."""
+"""The commands of `raybert` that are not stages."""

@@ -1,4 +1,4 @@
-"""A run in one HTML file that needs no network: figures, pictures, and cards in Markdown."""
+"""A run in one self-contained HTML file: figures, pictures, and cards in Markdown."""
 
 import base64
 import html
@@ -27,15 +27,15 @@ class Section:
 
     heading: str
     rows: Sequence[tuple[str, str]] = ()
-    """A table: what, and its figure."""
+    """A table of labels and figures."""
     pictures: Sequence[Path] = ()
     """PNG files."""
     markdown: Path | None = None
-    """A file whose pictures lie beside it."""
+    """A file with its pictures in the same folder."""
 
 
 def write_report(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Write the page, whole or not at all. Raises: FileNotFoundError if a picture is not there."""
+    """Write the page, whole or not at all. Raises: FileNotFoundError if a picture is missing."""
     body = "\n".join(_section(section) for section in sections)
     text = (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
@@ -50,13 +50,13 @@ def _section(section: Section) -> str:
     parts = [f"<section><h2>{html.escape(section.heading)}</h2>"]
     if section.rows:
         cells = "".join(
-            f"<tr><td>{html.escape(what)}</td><td>{html.escape(figure)}</td></tr>"
-            for what, figure in section.rows
+            f"<tr><td>{html.escape(label)}</td><td>{html.escape(figure)}</td></tr>"
+            for label, figure in section.rows
         )
         parts.append(f"<table>{cells}</table>")
     if section.pictures:
         images = "".join(
-            f'<img src="{_data(each)}" alt="{each.stem}">' for each in section.pictures
+            f'<img src="{_data(picture)}" alt="{picture.stem}">' for picture in section.pictures
         )
         parts.append(f'<div class="pictures">{images}</div>')
     if section.markdown is not None:
@@ -70,7 +70,7 @@ def _rendered(path: Path) -> str:
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = markdown.parse(path.read_text(encoding="utf-8"))
     for token in tokens:
-        if token.type.startswith("heading_"):  # below the section's own
+        if token.type.startswith("heading_"):  # below the section's heading
             token.tag = f"h{min(6, int(token.tag[1:]) + 2)}"
     rendered = markdown.renderer.render(tokens, markdown.options, {})
     return re.sub(

@@ -1,8 +1,8 @@
-"""`raybert inspect`: what goes on inside a model, on one page that needs no network.
+"""`raybert inspect`: look inside a model, on one self-contained page.
 
-Attention, candidates for masks, whether a text follows another, the nearest sentences, and what
-becomes of a word's vector from layer to layer: of these, what was asked for, and in short in the
-terminal too. The page, `inspect.html`, draws itself from the JSON that is put into it.
+Attention, candidates for masks, whether one text follows another, the nearest sentences, and how a
+word's vector changes from layer to layer: whichever of these are requested, with a summary in the
+terminal. The page, `inspect.html`, draws itself from the JSON that is inserted into it.
 """
 
 import json
@@ -29,7 +29,7 @@ ENCODER = "feature-extraction"
 """The task that needs no head."""
 PAGE, DATA = Path(__file__).with_name("inspect.html"), "{{data}}"
 MOST_TOKENS = 128
-"""Of a text whose attention is drawn: for every head a page grows with their square."""
+"""Limit of a text whose attention is drawn: the page grows with its square, for every head."""
 
 Found = dict[str, Any]
 """What a section shows, as JSON."""
@@ -44,26 +44,25 @@ class InspectConfig:
     model: str
     """Bundle, or folder in Hugging Face layout: a path, a URI, or models:/name@alias."""
     text: str | None = None
-    """Text whose attention is drawn, layer by layer and head by head; up to 128 tokens."""
+    """Text whose attention is drawn, by layer and head; up to 128 tokens."""
     text_pair: str | None = None
-    """A second text behind it."""
+    """Second text, after `text`."""
     next_sentence: bool = False
-    """Whether to ask if `text_pair` follows `text`, of a model that has learnt to tell."""
+    """Predict whether `text_pair` follows `text`; needs a model trained for that."""
     masked: str | None = None
-    """Text with [MASK] for each word to be found, of a model that has learnt to find them."""
+    """Text with [MASK] for each word to predict; needs a model trained for that."""
     top_k: PositiveInt = 5
-    """Candidates for each mask."""
+    """Candidates per mask."""
     sentences: tuple[str, ...] = ()
-    """Sentences, to be sorted by how near their vectors are to that of `text`."""
+    """Sentences to sort by how near their vectors are to that of `text`."""
     word: str | None = None
-    """A word whose vectors are compared wherever it stands in `word_sentences`."""
+    """Word whose vectors are compared wherever it occurs in `word_sentences`."""
     word_sentences: tuple[str, ...] = ()
-    """Sentences that the word stands in."""
+    """Sentences that contain the word."""
     output: str = "runs/inspect.html"
-    """Where the page goes: a path or a URI."""
+    """Path or URI of the page."""
     tracking_uri: str | None = None
-    """MLflow store of models:/; that of MLFLOW_TRACKING_URI, or runs/mlflow.db, where this is not
-    given."""
+    """MLflow store of models:/; by default MLFLOW_TRACKING_URI, or runs/mlflow.db."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -76,7 +75,7 @@ class InspectConfig:
             value = getattr(self, name) or ()
             for text in (value,) if isinstance(value, str) else value:
                 if not text.strip():
-                    raise ConfigError(f"{name}: wanted text, got {text!r}: write some, or none")
+                    raise ConfigError(f"{name}: wanted text, got {text!r}: give some, or omit it")
         for name, other in (
             ("text_pair", "text"),
             ("next_sentence", "text_pair"),
@@ -85,29 +84,29 @@ class InspectConfig:
             ("word_sentences", "word"),
         ):
             if getattr(self, name) and not getattr(self, other):
-                raise ConfigError(f"{name}: wanted {other} beside it, got none: give both")
+                raise ConfigError(f"{name}: wanted {other} with it, got none: give both")
         masks = (MASK, OTHER_NAMES[MASK])
         if self.masked is not None and not any(mask in self.masked for mask in masks):
             raise ConfigError(
-                f"masked: wanted a text with {MASK} for each word to be found, got "
+                f"masked: wanted a text with {MASK} for each word to predict, got "
                 f"{shortened(self.masked)!r}: put it where a word is missing"
             )
 
 
 def run(config: InspectConfig) -> None:
-    """Write the page, and print it in short."""
-    found = look(config)
-    size_bytes = write_page(config.output, found)
-    for line in summary(found):
+    """Write the page, and print its summary."""
+    sections = look(config)
+    size_bytes = write_page(config.output, sections)
+    for line in summary(sections):
         say(line)
     say(f"inspect: {config.output}, {size_bytes / 1e6:.1f} MB, opens in any browser")
 
 
 def look(config: InspectConfig) -> dict[str, Found]:
-    """What was asked for, section by section.
+    """The requested sections, by name.
 
-    Raises: ConfigError if the model lacks a head that was asked for; InputError if a text is too
-        long, or lacks the word.
+    Raises: ConfigError if the model lacks a requested head; InputError if a text is too long, or
+        lacks the word.
     """
     from bert_core.bundle.format import load_bundle
     from bert_core.predictor import Predictor
@@ -123,8 +122,8 @@ def look(config: InspectConfig) -> dict[str, Found]:
 
 
 def write_page(path: str, found: dict[str, Found]) -> int:
-    """Write the page, whole or not at all; how many bytes it has."""
-    # Whatever a text holds, it must not end the script that it is in.
+    """Write the page, whole or not at all; returns its size in bytes."""
+    # No text may close the script element that it is in.
     data = json.dumps(found, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     page = PAGE.read_text(encoding="utf-8").replace(DATA, data).encode()
     files.write_bytes(path, page)
@@ -132,7 +131,7 @@ def write_page(path: str, found: dict[str, Found]) -> int:
 
 
 def summary(found: dict[str, Found]) -> list[str]:
-    """What the page shows, in a few lines a section."""
+    """What the page shows, in a few lines per section."""
     return [line for name, section in found.items() for line in SECTIONS[name].tell(section)]
 
 
@@ -158,14 +157,14 @@ def _attention(config: InspectConfig, heads: Heads) -> Found:
     seen = attention(encoder.model, encoder.bundle.tokenizer, config.text, config.text_pair)
     if len(seen.tokens) > MOST_TOKENS:
         raise InputError(
-            f"text: wanted at most {MOST_TOKENS} tokens with the special ones, whose attention can "
-            f"be drawn on a page, got {len(seen.tokens)}: shorten it"
+            f"text: wanted at most {MOST_TOKENS} tokens with the special ones, so that attention "
+            f"fits on a page, got {len(seen.tokens)}: shorten it"
         )
     layers, count = seen.weights.shape[:2]
     return {
         "tokens": seen.tokens,
         "second_start": seen.second_start,
-        # Thousandths: more is not to be seen, and would be most of the page.
+        # Thousandths: more digits would not be visible, and would make up most of the page.
         "weights": np.rint(1000 * seen.weights).astype(int).reshape(layers, count, -1).tolist(),
         "habits": {name: _rounded(shares) for name, shares in seen.habits().items()},
     }
@@ -211,7 +210,7 @@ def _word(config: InspectConfig, heads: Heads) -> Found:
     if len(seen.uses) < 2:
         raise InputError(
             f"word_sentences: wanted {config.word!r} at least twice, since its vectors are "
-            "compared, it stands there once: give another sentence with it"
+            "compared, got it once: give another sentence with it"
         )
     return {
         "word": config.word,
@@ -224,10 +223,10 @@ def _with_head(config: InspectConfig, heads: Heads, field: str, task: str) -> "P
     """Raises: ConfigError if the model has no head for the task that a field asks for."""
     try:
         return heads(task)
-    except FormatError as error:  # that it is whole was seen before
+    except FormatError as error:  # the bundle has loaded, so only the head can be missing
         raise ConfigError(
-            f"{field}: wanted a model with a head for {task}, which pretraining trains, "
-            f"{config.model} has none: give such a model, or leave {field} out"
+            f"{field}: wanted a model with a head for {task}, which pretraining trains, got "
+            f"{config.model}, which has none: give such a model, or leave {field} out"
         ) from error
 
 
@@ -241,8 +240,8 @@ def _ask(predictor: "Predictor", asked: Any, field: str, parameters: Any = None)
     longest = max(len(ids) for window in windows for ids in window.ids)
     if longest > predictor.max_length:
         raise InputError(
-            f"{field}: wanted at most {predictor.max_length} tokens with the special ones, as long "
-            f"as the model's positions go, got {longest}: shorten it"
+            f"{field}: wanted at most {predictor.max_length} tokens with the special ones, as many "
+            f"as the model has positions, got {longest}: shorten it"
         )
     return predictor.decode(rows, windows, predictor.forward(windows), parameters)[0]
 
@@ -260,7 +259,7 @@ def _model_lines(model: Found) -> list[str]:
 
 
 def _attention_lines(seen: Found) -> list[str]:
-    lines = [f"attention over {len(seen['tokens'])} tokens; the head that gives most to"]
+    lines = [f"attention over {len(seen['tokens'])} tokens; the head that attends most to"]
     for name, shares in seen["habits"].items():
         layer, head = np.unravel_index(np.argmax(shares), np.shape(shares))
         share = shares[layer][head]
@@ -268,32 +267,32 @@ def _attention_lines(seen: Found) -> list[str]:
     return lines
 
 
-def _next_sentence_lines(told: Found) -> list[str]:
-    best = told["answer"][0]
+def _next_sentence_lines(seen: Found) -> list[str]:
+    best = seen["answer"][0]
     verb = "follows" if best["label"] == "IsNext" else "does not follow"
-    return [f"next sentence: {shortened(told['text_pair'])!r} {verb}, {best['score']:.1%}"]
+    return [f"next sentence: {shortened(seen['text_pair'])!r} {verb}, {best['score']:.1%}"]
 
 
-def _masks_lines(told: Found) -> list[str]:
-    return [f"masks of {shortened(told['text'])!r}"] + [
-        "  " + ", ".join(f"{one['token_str']} {one['score']:.1%}" for one in candidates)
-        for candidates in told["masks"]
+def _masks_lines(seen: Found) -> list[str]:
+    return [f"masks of {shortened(seen['text'])!r}"] + [
+        "  " + ", ".join(f"{token['token_str']} {token['score']:.1%}" for token in candidates)
+        for candidates in seen["masks"]
     ]
 
 
-def _nearest_lines(told: Found) -> list[str]:
-    return [f"nearest to {shortened(told['text'])!r}, by cosine"] + [
-        f"  {one['score']:6.3f}  {shortened(one['text'])}" for one in told["sentences"][:4]
+def _nearest_lines(seen: Found) -> list[str]:
+    return [f"nearest to {shortened(seen['text'])!r}, by cosine"] + [
+        f"  {near['score']:6.3f}  {shortened(near['text'])}" for near in seen["sentences"][:4]
     ]
 
 
-def _word_lines(told: Found) -> list[str]:
-    """The two uses that are most and least alike after the last layer, and how alike before it."""
-    matrices, uses = np.array(told["cosines"]), told["uses"]
+def _word_lines(seen: Found) -> list[str]:
+    """The pairs of uses most and least alike after the last layer, with their cosines by layer."""
+    matrices, uses = np.array(seen["cosines"]), seen["uses"]
     pairs = sorted(combinations(range(len(uses)), 2), key=lambda pair: -matrices[-1][pair])
-    lines = [f"{told['word']!r} in {len(uses)} places, cosines by layer from its embedding on"]
+    lines = [f"{seen['word']!r} in {len(uses)} places, cosines by layer from its embedding on"]
     for pair in dict.fromkeys((pairs[0], pairs[-1])):
-        by_layer = " ".join(f"{each:.2f}" for each in matrices[(slice(None), *pair)])
+        by_layer = " ".join(f"{cosine:.2f}" for cosine in matrices[(slice(None), *pair)])
         lines += [f"  {by_layer}"]
         lines += [f"    {shortened(uses[place]['sentence'])}" for place in pair]
     return lines
@@ -304,10 +303,10 @@ class Section:
     """A part of the page."""
 
     field: str
-    """Of `InspectConfig`, which asks for it."""
+    """Field of `InspectConfig` that requests it."""
     find: Callable[[InspectConfig, Heads], Found]
     tell: Callable[[Found], list[str]]
-    """The lines of its short form."""
+    """The lines of its summary."""
 
 
 SECTIONS = {

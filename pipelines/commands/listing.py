@@ -1,4 +1,4 @@
-"""`raybert list`: what there is to choose from."""
+"""`raybert list`: what a user can choose from."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from pipelines.runtime.progress import console, say
 
 Listed = Literal["variants", "tasks", "formats", "configs", "runs"]
 FLOPS_LENGTH = 512
-"""Tokens of the row that GFLOP/token is told for: forward and backward, without a head."""
+"""Length of the row that GFLOP/token is given for, in tokens: forward and backward, no head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class ListConfig:
 
     what: Listed = "variants"
     """`variants` of the encoder, `tasks` with their rows and options, `formats` of labelled sets,
-    `configs` that come with raybert, or finished `runs`."""
+    shipped `configs`, or finished `runs`."""
     folder: str = "runs"
     """Where to look for runs."""
 
@@ -32,7 +32,7 @@ class ListConfig:
 
 
 def run(config: ListConfig) -> None:
-    """Print what there is."""
+    """Print the list."""
     if config.what == "configs":
         _print_configs()
         return
@@ -48,7 +48,7 @@ def run(config: ListConfig) -> None:
     }[config.what]()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        # Numbers and names stay whole; the last column gives way where a terminal is narrow.
+        # Numbers and names stay whole; a narrow terminal cuts the last column.
         longest = max(len(text) for text in (column, *(row[index] for row in rows)))
         last = index == len(columns) - 1
         table.add_column(column, min_width=None if last else longest, no_wrap=True)
@@ -95,14 +95,14 @@ def _formats() -> Listing:
     from bert_core.data.labelled_formats import FORMATS
 
     rows = [
-        [name, one.source, ", ".join(f"{key} = {value}" for key, value in one.columns.items())]
-        for name, one in FORMATS.items()
+        [name, known.source, ", ".join(f"{key} = {value}" for key, value in known.columns.items())]
+        for name, known in FORMATS.items()
     ]
     return ["format", "published by", "field = column"], rows
 
 
 def _print_configs() -> None:
-    """What each is for, and under it the command, on one line that can be copied."""
+    """Print the purpose of each config and, below it, its command on one line, to be copied."""
     for path in sorted(CONFIGS.rglob("*.toml")):
         with open(path, encoding="utf-8") as file:
             first = file.readline()

@@ -1,7 +1,7 @@
-"""`raybert quickstart`: the whole path on real text, stage by stage, as a user would run it.
+"""`raybert quickstart`: the whole pipeline on real text, stage by stage, as a user would run it.
 
-Every stage is one of the commands that it prints, with a config that is shipped. Stages that are
-done are skipped; what a killed run left is gone on with.
+Every stage is one of the commands that it prints, with a shipped config. Finished stages are
+skipped; an interrupted one resumes.
 """
 
 import importlib
@@ -44,27 +44,27 @@ START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartConfig:
-    """The whole path, in minutes, on this machine."""
+    """The whole pipeline, in minutes, on this machine."""
 
     force: bool = False
-    """Make everything again."""
+    """Run everything again."""
     port: Port = 8000
-    """Port of the server that is queried; another one is taken where this is in use."""
+    """Port of the server to query; if it is in use, another one is taken."""
     allow_open_cluster: bool = False
-    """Join the cluster of RAY_ADDRESS though it asks for no token, and anyone who reaches its ports
-    can run code there."""
+    """Join the cluster of RAY_ADDRESS even if it requires no token, so that anyone who reaches its
+    ports can run code there."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 def run(config: QuickstartConfig) -> None:
-    """Run every stage, query the served model, and print what came of it."""
+    """Run every stage, query the served model, and print the results."""
     began = time.monotonic()
     say("raybert quickstart: from the docstrings on this machine to a served answer\n")
     cluster.connect(allow_open_cluster=config.allow_open_cluster)
     done = dict(_stages(config))
-    cluster.disconnect()  # the server is a process of its own, with a Ray of its own
+    cluster.disconnect()  # the server is a separate process with its own Ray
     _query(config)
     _report(done, time.monotonic() - began)
 
@@ -78,7 +78,9 @@ def _stages(config: QuickstartConfig) -> Iterator[tuple[str, Manifest]]:
     yield "vocab", _stage("vocab", config)
     _title("prepare", "Cutting the text into pairs of passages and hiding 15 % of the tokens.")
     yield "prepare", _stage("prepare", config)
-    _title("pretrain", "Teaching a small BERT to fill the gaps and to tell what follows what.")
+    _title(
+        "pretrain", "Teaching a small BERT to fill gaps and to tell if a passage follows another."
+    )
     yield "pretrain", _stage("pretrain", config)
     _title("finetune", "Teaching it, with few labelled rows, which library a docstring is from.")
     yield "finetune", _stage("finetune", config)
@@ -130,7 +132,7 @@ def _questions() -> list[dict[str, str]]:
 
 @contextmanager
 def _server(port: int) -> Iterator[str]:
-    """A `raybert serve` that is ready; ended, with all that it started, on leaving."""
+    """A `raybert serve` that is ready; stopped on exit, with all processes that it started."""
     arguments = ["serve", "--config", str(CONFIGS / "serve" / f"{NAME}.toml"), "--port", str(port)]
     address = f"http://127.0.0.1:{port}"
     log = Path(FOLDER) / "serve.log"
@@ -157,7 +159,7 @@ def _wait_until_ready(process: subprocess.Popen, address: str, log: Path) -> Non
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise ResourceError(
-                f"raybert serve: wanted a server, it ended at once:\n{log.read_text()}"
+                f"raybert serve: wanted a running server, it exited:\n{log.read_text()}"
             )
         try:
             with urllib.request.urlopen(f"{address}/readyz", timeout=5):
@@ -166,7 +168,7 @@ def _wait_until_ready(process: subprocess.Popen, address: str, log: Path) -> Non
             time.sleep(0.2)
     raise ResourceError(
         f"raybert serve: wanted an answer from {address}/readyz within {START_TIMEOUT_S:.0f} s, "
-        f"there was none; what it said is in {log}"
+        f"got none; its log is {log}"
     )
 
 
@@ -179,7 +181,7 @@ def _post(url: str, body: dict[str, Any]) -> Any:
 
 
 def _report(done: dict[str, Manifest], seconds: float) -> None:
-    """The table, the page with the curves, and what to do next."""
+    """Print the table and what to do next, and write the page with the curves."""
     table = Table("what", "figure", box=None, pad_edge=False, header_style="bold")
     rows = _figures(done, seconds)
     for row in rows:
@@ -214,7 +216,7 @@ def _report(done: dict[str, Manifest], seconds: float) -> None:
 
 
 def _figures(done: dict[str, Manifest], seconds: float) -> list[tuple[str, str]]:
-    """What the run came to: what, and its figure."""
+    """The results of the run, as labels and figures."""
     counts = {stage: manifest.counts for stage, manifest in done.items()}
     corpus, prepared, pretrained = counts["corpus"], counts["prepare"], counts["pretrain"]
     tuned, scratch = counts["finetune"], counts["from_scratch"]

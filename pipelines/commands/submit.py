@@ -1,7 +1,7 @@
 """`raybert submit prepare --config …`: run a stage as a job on a Ray cluster.
 
-What `ray job submit` does, with two differences: what a job does not need stays here, and the exit
-code is the job's own (Ray's is 1 whatever the code was).
+What `ray job submit` does, with two differences: files that a job does not need are not sent, and
+the exit code is the job's (Ray's is 1 whatever the job's was).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from pipelines.runtime.progress import say
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
-# NOTE: gitignore's rules: without the slash, `data` would leave bert_core/data behind too.
+# NOTE: gitignore's rules: without the slash, `data` would exclude bert_core/data too.
 NOT_SENT = ["/.git", "/.venv", "/data", "/mlruns", "/runs", "/shared", "__pycache__", ".*_cache"]
 OPEN = "--allow_open_cluster"
 POLL_S = 0.5
@@ -31,31 +31,31 @@ class SubmitConfig:
     """Run a stage as a job on a Ray cluster; the stage and its own options come last."""
 
     address: str | None = None
-    """Job server of the cluster, as http://head:8265; that of RAY_API_SERVER_ADDRESS or
-    RAY_ADDRESS, or else this machine's, where this is not given."""
+    """Job server of the cluster, e.g. http://head:8265; by default RAY_API_SERVER_ADDRESS or
+    RAY_ADDRESS, else this machine's."""
     allow_open_cluster: bool = False
-    """Send the job to a cluster that asks for no token, where anyone who reaches its ports can run
-    code; the job may then join it too."""
+    """Send the job even to a cluster that requires no token, where anyone who reaches its ports can
+    run code, and let it join that cluster."""
     working_dir: str = "."
-    """Folder that the job runs in a copy of, with the code and configs in it; what the job writes
-    there goes with it, so give the stage's output as a URI or an absolute path of the cluster."""
+    """Folder with the code and configs, which the job runs in a copy of. What it writes there is
+    lost, so give the stage's output as a URI or an absolute path on the cluster."""
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Submit's own options, and from the first argument that is none the stage's command line."""
+    """Submit's options, and the stage's command line, from the first argument that is no option."""
     end = 0
     while end < len(arguments) and arguments[end].startswith("-") and arguments[end] != "--":
         word, following = arguments[end], [*arguments[end + 1 :], ""][0]
         is_switch = word == OPEN and following not in ("true", "false")
         end += 1 if is_switch or "=" in word or word in ("-h", "--help") else 2
-    own, command = list(arguments[:end]), list(arguments[end:])
-    return own, command[1:] if command[:1] == ["--"] else command
+    options, command = list(arguments[:end]), list(arguments[end:])
+    return options, command[1:] if command[:1] == ["--"] else command
 
 
 def run(config: SubmitConfig, command: Sequence[str]) -> int:
     """Submit, show the job's output until it ends, and return its exit code.
 
-    Interrupted, it leaves the job at work and says how to stop it.
+    If interrupted, it leaves the job running and says how to stop it.
 
     Raises: ConfigError if there is no command, or the folder cannot be sent; ResourceError if no
         cluster answers.
@@ -65,7 +65,7 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
             "wanted a stage to run on the cluster, got none: raybert submit prepare --config …"
         )
     if "://" not in config.working_dir and not Path(config.working_dir).is_dir():
-        raise ConfigError(f"working_dir: wanted a folder, {config.working_dir} is none")
+        raise ConfigError(f"working_dir: wanted a folder, got {config.working_dir}")
     client = cluster.job_client(config.address, allow_open_cluster=config.allow_open_cluster)
     if config.allow_open_cluster and _takes_open(command[0]):
         command = [*command, f"{OPEN}=true"]  # the job joins the same cluster
@@ -74,7 +74,7 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
     try:
         details = _follow(client, job)
     except KeyboardInterrupt:
-        say(f"\njob {job} goes on: end it with `ray job stop {job}`")
+        say(f"\njob {job} keeps running: stop it with `ray job stop {job}`")
         raise
     code = _exit_code(details)
     say(f"job {job} {details.status.lower()}, exit code {code}")
@@ -84,7 +84,7 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
 
 
 def _takes_open(word: str) -> bool:
-    if word not in ALL:  # the job will say so
+    if word not in ALL:  # the job will report it
         return False
     return any(f"--{field.name}" == OPEN for field in fields(config_class(word)))
 
@@ -102,11 +102,11 @@ def _submit(client: "JobSubmissionClient", config: SubmitConfig, command: Sequen
     except ValueError as error:  # too large, by Ray's own limit of 512 MiB
         raise ConfigError(f"working_dir {config.working_dir} cannot be sent: {error}") from error
     except RuntimeError as error:
-        raise ResourceError(f"the cluster did not take the job: {error}") from error
+        raise ResourceError(f"the cluster did not accept the job: {error}") from error
 
 
 def _follow(client: "JobSubmissionClient", job: str) -> "JobDetails":
-    """Print the output as it comes, and wait for the end, also if the connection is cut."""
+    """Print the output as it comes, and wait for the job to end, even if the connection drops."""
 
     async def show() -> None:
         async for lines in client.tail_job_logs(job):
@@ -115,7 +115,7 @@ def _follow(client: "JobSubmissionClient", job: str) -> "JobDetails":
     try:
         asyncio.run(show())
     except RuntimeError as error:
-        say(f"lost the output of job {job} ({error}): waiting for its end")
+        say(f"lost the output of job {job} ({error}): waiting for the job to end")
     while not (details := client.get_job_info(job)).status.is_terminal():
         time.sleep(POLL_S)
     return details

@@ -1,4 +1,4 @@
-"""`raybert ui`: MLflow's page over what the stages have recorded."""
+"""`raybert ui`: the MLflow page of the recorded runs."""
 
 import os
 import sys
@@ -17,28 +17,28 @@ class UiConfig:
     port: Port = 5000
     """Port to listen on."""
     tracking_uri: str | None = None
-    """MLflow store; that of MLFLOW_TRACKING_URI, or runs/mlflow.db, where this is not given."""
+    """MLflow store; by default MLFLOW_TRACKING_URI, or runs/mlflow.db."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 def run(config: UiConfig) -> None:
-    """Become MLflow's server, until Ctrl-C; where the store is a server already, say where.
+    """Become MLflow's server, until Ctrl-C; if the store is already a server, print its address.
 
-    Raises: ResourceError if the port is taken, or the store's server does not answer.
+    Raises: ResourceError if the port is in use, or the store's server does not answer.
     """
     uri = server.tracking_uri(config.tracking_uri)
     shown = server.without_password(uri)
     if uri.startswith(("http://", "https://")):
         server.require_answer(uri)
-        say(f"MLflow is at {shown} already: open it in a browser")
+        say(f"MLflow is already at {shown}: open it in a browser")
         return
     require_free("127.0.0.1", config.port)
-    server.connect(uri)  # a new file is made here, and MLflow's environment is settled
-    say(f"MLflow on {shown}: http://127.0.0.1:{config.port} (Ctrl-C ends it)")
+    server.connect(uri)  # creates a new store, and sets MLflow's environment
+    say(f"MLflow on {shown}: http://127.0.0.1:{config.port} (Ctrl-C stops it)")
     sys.stdout.flush()
-    # NOTE: MLflow's runner of evaluation jobs, on by default, is eight processes that outlive it.
+    # NOTE: MLflow's evaluation job runner, on by default, is eight processes that outlive it.
     command = ["env", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false", sys.executable, "-m", "mlflow"]
     command += ["server", "--backend-store-uri", uri, "--workers", "1"]
     command += ["--host", "127.0.0.1", "--port", str(config.port)]

@@ -267,7 +267,10 @@ def test_shards_of_other_words_are_refused(on_shards: Distilling, tmp_path: Path
             {"layer_map": (0, 1), "losses": INTERMEDIATE, "held_out": None},
             r"1 layers one of the teacher's, 0 to 1",
         ),
-        ({"losses": INTERMEDIATE}, "held_out: wanted none, as losses.soft and losses.hard are 0"),
+        (
+            {"losses": INTERMEDIATE},
+            "held_out: wanted none, since losses.soft and losses.hard are 0",
+        ),
         (
             {"losses": INTERMEDIATE, "held_out": None, "selection": SelectionConfig(share=0.1)},
             "selection.metric: wanted loss, .* got None: set it, or selection.share to 0",
@@ -315,10 +318,10 @@ def test_rows_whose_answers_are_places_are_not_augmented(
     ("changes", "wanted"),
     [
         ({"variant": "bert-none"}, "variant: wanted one of"),
-        ({"variant": "bert-tiny", "layers": (0,)}, "layers: wanted none beside variant"),
-        ({"shards": "x"}, "shards: wanted no train, held_out, rows_per_class, max_length beside"),
+        ({"variant": "bert-tiny", "layers": (0,)}, "layers: wanted none with variant"),
+        ({"shards": "x"}, "shards: wanted no train, held_out, rows_per_class, max_length with"),
         ({"held_out_rows": 0}, "held_out_rows: wanted at least 1"),
-        ({"layer_map": (1,)}, r"layer_map: wanted none where no layers are compared, got \[1\]"),
+        ({"layer_map": (1,)}, r"layer_map: wanted none when no layers are compared, got \[1\]"),
     ],
 )
 def test_a_config_that_contradicts_itself_is_refused(
@@ -331,11 +334,11 @@ def test_a_config_that_contradicts_itself_is_refused(
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"task": "token-classification"}, "shards: wanted no task beside it"),
-        ({"options": {"multi_label": True}}, "shards: wanted no options beside it"),
-        ({"selection": SelectionConfig(share=0.1)}, "shards: wanted no selection beside it"),
-        ({"augmentation": AugmentationConfig(copies=1)}, "shards: wanted no augmentation beside"),
-        ({"seeds": (0, 1)}, "seeds: wanted one where shards are read, got 2"),
+        ({"task": "token-classification"}, "shards: wanted no task with it"),
+        ({"options": {"multi_label": True}}, "shards: wanted no options with it"),
+        ({"selection": SelectionConfig(share=0.1)}, "shards: wanted no selection with it"),
+        ({"augmentation": AugmentationConfig(copies=1)}, "shards: wanted no augmentation with"),
+        ({"seeds": (0, 1)}, "seeds: wanted one with shards, got 2"),
     ],
 )
 def test_what_shards_do_not_have_is_refused(

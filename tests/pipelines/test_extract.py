@@ -283,11 +283,14 @@ def test_either_model_may_be_left_out(config: ExtractConfig) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tagger": None, "reader": None}, "tagger, reader: wanted a model in one of them"),
+        (
+            {"tagger": None, "reader": None},
+            "tagger, reader: wanted a model in at least one of them",
+        ),
         ({"reader": {"fields": {}}}, "reader.fields: wanted at least one, .* got none"),
         (
             {"reader": {"fields": {"people": "Who?"}}},
-            "reader.fields: wanted names of their own, 'people' is in tagger.fields already",
+            "reader.fields: wanted unique names, got 'people', which is already in tagger.fields",
         ),
         ({"tagger": {"fields": {"id": "person"}}}, "'id' is in every record already"),
         ({"tagger": {"least_score": 1.5}}, "tagger.least_score: wanted 0 to 1, got 1.5"),

@@ -415,7 +415,7 @@ def test_a_model_is_compared_on_rows_that_trained_neither(
     capsys.readouterr()
     why = second("all", lines)
     assert f"by paired bootstrap on {len(unseen)} rows" in why
-    told = f"{len(lines) - len(unseen)} of the evaluation's {len(lines)} rows are left out, as one"
+    told = f"{len(lines) - len(unseen)} of the evaluation's {len(lines)} rows are left out, since"
     assert told in why
     assert told in " ".join(capsys.readouterr().out.split())
     assert told in (tmp_path / "publish-all" / "model_card.md").read_text()
@@ -446,7 +446,7 @@ def test_an_evaluation_of_what_the_bundle_is_not_registered_for_is_refused(
         output=str(tmp_path / "publish"), model=measured.model, evaluation=measured.output,
         name="vectors", num_workers=0, tracking_uri=evaluated.tracking_uri,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"it is of feature-extraction .* without --task"):
+    with pytest.raises(ConfigError, match=r"got one of feature-extraction .* without --task"):
         publish.run(config)
     assert champion("vectors", uri=evaluated.tracking_uri) is None
 

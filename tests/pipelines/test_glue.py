@@ -96,7 +96,7 @@ def test_a_submission_has_the_models_answers_in_the_order_of_the_rows(
     config: GlueConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counts = glue.run(config).counts
-    assert ", to be sent to gluebenchmark.com\n" in capsys.readouterr().out
+    assert ", ready for gluebenchmark.com\n" in capsys.readouterr().out
     assert counts["rows"] == 11 * len(TEXTS)
     found = files_of(config)
     assert sorted(found) == sorted(one.file for one in SETS.values())
@@ -124,10 +124,10 @@ def test_what_is_missing_is_named_or_filled_with_the_usual_label(
         replace(config, models=lacking)
     with pytest.raises(ConfigError, match=r"tests: wanted all of GLUE's sets, .* none for qqp, ax"):
         replace(config, tests={k: v for k, v in config.tests.items() if k not in ("qqp", "ax")})
-    with pytest.raises(ConfigError, match=r"models: wanted sets of cola, .*, got sst3"):
+    with pytest.raises(ConfigError, match=r"models: wanted sets among cola, .*, got sst3"):
         replace(config, models=config.models | {"sst3": "x"})
     with pytest.raises(
-        CorpusError, match=r"tests.cola: wanted the 1,063 rows .* has 4: its server"
+        CorpusError, match=r"tests.cola: wanted the 1,063 rows .* got 4 in .*: its server"
     ):
         glue.run(config)
     some = replace(config, models=lacking, allow_incomplete=True, output=f"{config.output}-some")
@@ -142,10 +142,7 @@ def test_what_is_missing_is_named_or_filled_with_the_usual_label(
     assert "wanted the 1,063 rows that GLUE publishes" in told
     unanswered = "cola, sst2, mrpc, stsb, qqp, mnli, mnli_mismatched, qnli, rte, wnli, ax"
     # No file here has all rows.
-    assert (
-        f"not to be sent to gluebenchmark.com before a model has answered all of {unanswered}"
-        in (told)
-    )
+    assert f"not ready for gluebenchmark.com until a model answers all of {unanswered}" in (told)
 
 
 @pytest.mark.usefixtures("short")
@@ -154,7 +151,9 @@ def test_models_of_another_task_or_with_other_labels_are_refused(config: GlueCon
     with pytest.raises(ConfigError, match=r"models.stsb: wanted a bundle for text-regression"):
         glue.run(replace(config, models=models | {"stsb": models["cola"]}))
     other = replace(config, models=models | {"rte": models["wnli"]})
-    with pytest.raises(ConfigError, match=r"models.rte: wanted the labels .* are 0, 1: .* labels"):
+    with pytest.raises(
+        ConfigError, match=r"models.rte: wanted the labels .* got 0, 1 from .* labels"
+    ):
         glue.run(other)
     named = replace(other, labels={"rte": ["not_entailment", "entailment"]})
     glue.run(named)

@@ -209,10 +209,14 @@ def test_rows_of_a_table_that_cannot_be_read_are_put_aside_by_line(
         ),
         (
             "a.csv",
-            "text;label\na;b\n",
+            "text;label
+a;b
+",
             "line 1: wanted names of columns separated by commas, got n",
         ),
-        ("a.csv", "text,answer\na,b\n", "wanted no column 'answer', where answers go"),
+        ("a.csv", "text,answer
+a,b
+", "wanted no column 'answer', which answers are written"),
         ("a.csv", "text,,\na,b,c\n", "wanted each column once, got '' 2 times"),
         (
             "a.json",
@@ -270,7 +274,7 @@ def test_rows_that_cannot_be_answered_are_put_aside_with_the_reason(
     assert (counts["rejected_unreadable"], counts["rejected_name_taken"]) == (5, 1)
     (taken,) = [row for row in aside if row["kind"] == "name_taken"]
     assert taken["row"] == {"text": "Taken.", "answer": "mine"}
-    assert "wanted no column 'answer', where answers go: give another" in taken["reason"]
+    assert "wanted no column 'answer', which answers are written to: set another" in taken["reason"]
     at = {row["where"].rpartition("byte ")[2]: row["reason"] for row in aside}
     assert "wanted text, got a number (7)" in at["27"]
     assert "text (text), text_pair (text), text is missing" in at["48"].replace(" and", ",")
@@ -330,7 +334,9 @@ def test_what_would_put_every_row_aside_is_refused(config: PredictConfig, tmp_pa
     table = pa.table({"body": TEXTS, "answer": TEXTS})
     pq.write_table(table, path)
     tables = replace(config, source=str(path))
-    with pytest.raises(CorpusError, match="wanted no column 'answer', where answers go"):
+    with pytest.raises(
+        CorpusError, match="wanted no column 'answer', which answers are written to"
+    ):
         predict.run(tables)
     tables = replace(tables, answer_column="whole")
     with pytest.raises(CorpusError, match="wanted a column 'text', there are: body, answer"):

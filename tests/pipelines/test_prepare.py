@@ -415,7 +415,7 @@ def test_a_corpus_whose_documents_are_all_one_sentence_is_refused(
     (tmp_path / "lines.txt").write_text("\n\n".join(f"This is line {i}." for i in range(50)))
     corpus = CorpusConfig(source=str(tmp_path / "lines.txt"))
     config = replace(prepared.prepare(tmp_path / "shards"), corpus=corpus)
-    message = "wanted documents of several sentences for pairs.kind nsp, all 50 are one sentence"
+    message = "wanted documents of several sentences for pairs.kind nsp, got 50 of one sentence"
     with pytest.raises(CorpusError, match=message):
         prepare.run(config)
     assert not (tmp_path / "shards" / "manifest.json").exists()

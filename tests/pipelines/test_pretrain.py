@@ -332,7 +332,7 @@ def test_a_run_that_everything_happens_to_ends_as_one_left_alone(
     assert process.wait(timeout=60) == 130
     output = says.read_text()
     assert "going on where an earlier run of" in output
-    assert output.endswith("raybert pretrain: interrupted; the same command goes on where it was\n")
+    assert output.endswith("raybert pretrain: interrupted; run the same command again to resume\n")
     assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
     assert run_of(hurt)[0].info.status == "KILLED"
 

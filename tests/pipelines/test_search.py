@@ -126,7 +126,7 @@ def test_what_cannot_be_searched_is_refused(
     )
     with pytest.raises(ConfigError, match=different_models):
         search.run(replace(config, queries=other.output))
-    with pytest.raises(FormatError, match="wanted vectors in the column 'predicted_vector', there"):
+    with pytest.raises(FormatError, match="wanted vectors in a column 'predicted_vector', got no"):
         search.run(replace(config, queries=other.output, corpus=other.output))
 
 
@@ -145,10 +145,10 @@ def test_columns_that_results_cannot_stand_beside_are_refused(
         tracking_uri=config.tracking_uri,
     )
     predict.run(asked)
-    with pytest.raises(CorpusError, match="wanted queries without a column 'results', which is fo"):
+    with pytest.raises(CorpusError, match="wanted queries without a column 'results', where the n"):
         search.run(replace(config, queries=asked.output))
     tables = replace(config, queries=config.corpus, corpus=asked.output, top_k=2)
-    with pytest.raises(CorpusError, match="wanted rows of one type in each column, for a table"):
+    with pytest.raises(CorpusError, match="wanted one type per column, as a table needs"):
         search.run(tables)
 
 

@@ -151,12 +151,12 @@ def test_a_page_of_the_largest_text_of_bert_base_stays_below_8_mb(tmp_path: Path
     ("more", "message"),
     [
         ({}, 'wanted something to look at, got nothing: give --text "…", --masked'),
-        ({"text": " "}, "text: wanted text, got ' ': write some, or none"),
+        ({"text": " "}, "text: wanted text, got ' ': give some, or omit it"),
         ({"text": "a", "sentences": ("b", "")}, "sentences: wanted text, got ''"),
         ({"masked": "no mask"}, r"masked: wanted a text with \[MASK\] for each .* 'no mask': put"),
-        ({"word": "bank"}, "word: wanted word_sentences beside it, got none: give both"),
-        ({"text": "a", "next_sentence": True}, "next_sentence: wanted text_pair beside it"),
-        ({"masked": "[MASK]", "sentences": ("a",)}, "sentences: wanted text beside it"),
+        ({"word": "bank"}, "word: wanted word_sentences with it, got none: give both"),
+        ({"text": "a", "next_sentence": True}, "next_sentence: wanted text_pair with it"),
+        ({"masked": "[MASK]", "sentences": ("a",)}, "sentences: wanted text with it"),
         ({"text": "a", "top_k": 0}, "top_k: wanted at least 1, got 0"),
     ],
 )

@@ -178,7 +178,7 @@ def test_a_head_is_chosen_by_a_click_and_by_keys_and_its_weights_are_told(
     size, weights = len(TOKENS), found()["attention"]["weights"][2][2]
     share = weights[size + 2] / 1000
     told = browser.evaluate("document.querySelector('output').textContent")
-    assert told == f"“{TOKENS[1]}” looks at “{TOKENS[2]}”: {share * 100:.1f} %"
+    assert told == f"“{TOKENS[1]}” attends to “{TOKENS[2]}”: {share * 100:.1f} %"
     browser.evaluate("document.querySelectorAll('.choice button')[1].click()")
     lines = browser.evaluate("document.querySelectorAll('svg line').length")
     assert lines == sum(weight >= 20 for weight in weights)

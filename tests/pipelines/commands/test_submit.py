@@ -90,7 +90,7 @@ def test_a_submission_without_a_stage_says_what_was_wanted() -> None:
 
 
 def test_a_folder_that_is_not_there_cannot_be_sent() -> None:
-    with pytest.raises(ConfigError, match="working_dir: wanted a folder, absent is none"):
+    with pytest.raises(ConfigError, match="working_dir: wanted a folder, got absent"):
         run(SubmitConfig(working_dir="absent"), ["prepare"])
 
 

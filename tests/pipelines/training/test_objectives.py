@@ -148,7 +148,7 @@ def test_what_a_bundle_lacks_begins_fresh_and_is_told(
     )
     done = pretrain.run(config)
     assert done.counts["fresh_parts"] == ["span_boundary"]
-    assert "lacks span_boundary of what is trained" in " ".join(capsys.readouterr().out.split())
+    assert "it lacks, and starts fresh: span_boundary" in " ".join(capsys.readouterr().out.split())
     words = done.counts["span_boundary_loss_before"], done.counts["mlm_loss_before"]
     assert words[0] > words[1]
 
@@ -172,7 +172,7 @@ def test_a_bundle_of_another_vocabulary_is_refused_with_both(
 @pytest.mark.parametrize("name", ["variant", "sizes_of"])
 def test_an_encoder_beside_a_bundle_is_refused(small: Any, name: str) -> None:
     config = replace(small.pretrain(Path("x")), variant=None, model="somewhere/bundle")
-    with pytest.raises(ConfigError, match=f"{name}: wanted none beside model = 'somewhere/bundle'"):
+    with pytest.raises(ConfigError, match=f"{name}: wanted none with model = 'somewhere/bundle'"):
         replace(config, **{name: "bert-tiny"})
 
 
