@@ -382,7 +382,7 @@ def _pieces(extent: Extent, block: Block, part: OutputPart) -> Iterator[Read]:
 def read_tables(
     block: Block, part: OutputPart, at_once: int
 ) -> Iterator[tuple[pa.Table, list[Read]]]:
-    """Batches of Parquet rows, as a table of all columns and as rows; a table without rows gives one
+    """Batches of Parquet rows, as a table of all columns and as rows; an empty table gives one
     empty batch, for its columns."""
     for where, table in read_row_groups(block):
         wanted = [name for name in table.column_names if name in part.columns.values()]

@@ -25,7 +25,7 @@ class TrainingConfig(StageConfig):
     operational: ClassVar[bool] = True
 
     micro_batch_tokens: PositiveInt = 16_384
-    """Tokens per forward pass of a worker, padding included; a longer row forms its own micro-batch.
+    """Tokens per forward pass of a worker, padding included; a longer row gets a pass to itself.
     Gradients do not depend on it."""
     fsdp: bool = False
     """Shard weights and optimizer state over the workers instead of replicating them (FSDP2)."""
@@ -38,8 +38,8 @@ class TrainingConfig(StageConfig):
     keep_checkpoints: PositiveInt = 2
     """Number of newest checkpoints to keep; the one with the lowest held-out loss is kept too."""
     max_loss_rise: NonNegativeFloat = 2.0
-    """Stop when the loss exceeds the median of the last 20 points by this much; 0 disables. The loss
-    is the unweighted sum of all parts, averaged since the last point of the curve."""
+    """Stop when the loss exceeds the median of the last 20 points by this much; 0 disables. It is
+    the unweighted sum of the losses of all parts, averaged since the last point of the curve."""
     max_failures: int = 3
     """How often lost workers are replaced before the stage fails; nodes preempted with notice do
     not count."""

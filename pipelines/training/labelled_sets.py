@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from bert_core.tasks.base import Remarks, Task
 
 
-
-
 def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]:
     """The local folder of the bundle to start from, and all inputs of the stage."""
     from bert_core.tasks.catalog import TASKS
@@ -125,7 +123,7 @@ def encoded(
     if sets[TRAIN].left_out and len(sets[TRAIN].windows) < config.batch_size:
         raise CorpusError(
             f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows with "
-            f"their label within max_length = {config.max_length} tokens, got "
+            f"something to learn within max_length = {config.max_length} tokens, got "
             f"{training - sets[TRAIN].left_out} of {training}: raise max_length, or lower "
             "batch_size"
         )
