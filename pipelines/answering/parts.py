@@ -145,7 +145,7 @@ def columns_of(config: RowsConfig, inputs: type) -> dict[str, str]:
     unknown = [name for name in config.columns if name not in names]
     if unknown:
         raise ConfigError(
-            f"columns: wanted fields among {', '.join(names)}, got {unknown[0]}: "
+            f"columns: wanted names of the fields {', '.join(names)}, got {unknown[0]}: "
             'give field = "column"'
         )
     return own_columns(config.columns, [inputs])

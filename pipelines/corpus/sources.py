@@ -70,7 +70,7 @@ def corpus_size_bytes(corpus: Corpus) -> int:
     size_bytes = sum(sizes)
     if size_bytes == 0:
         raise CorpusError(
-            f"{corpus.name}: wanted text, got only empty files: check the path, or give another "
-            "corpus"
+            f"{corpus.name}: wanted text, every file there is empty: check the path, or give "
+            "another corpus"
         )
     return max(1, int(size_bytes))

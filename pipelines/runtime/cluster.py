@@ -79,7 +79,7 @@ def connect(
             and starts one if that is unset.
         num_cpus: CPUs of a cluster started here; None for as many as this machine has. More is
             allowed: to Ray this is only a number to schedule by.
-        allow_open_cluster: join a cluster that requires no token, with a warning.
+        allow_open_cluster: join a cluster that asks for no token, with a warning.
     Raises: ResourceError if no cluster answers at `address`, it refuses us, or it requires no
         token; ConfigError if `address` is not an address.
     """
@@ -206,7 +206,7 @@ def job_client(
 ) -> "JobSubmissionClient":
     """A client of the job server at `address`; None uses Ray's variables, then its default.
 
-    Raises: ResourceError if none answers, it refuses us, or it requires no token and that is not
+    Raises: ResourceError if none answers, it refuses us, or it asks for no token and that is not
         allowed; ConfigError if `address` is not an http address.
     """
     variables = [os.environ.get(name, "") for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")]
@@ -235,14 +235,14 @@ def _running_cluster() -> str:
 
 
 def _settle_token(address: str, *, asks: bool, allow_open_cluster: bool) -> None:
-    """Send the token to a cluster that requires one, and to no other, where Ray's actors would die.
+    """Send the token to a cluster that asks for one, and to no other, where Ray's actors would die.
 
-    Raises: ResourceError if it requires none and that is not allowed.
+    Raises: ResourceError if it asks for none and that is not allowed.
     """
-    danger = "requires no token: anyone who reaches its ports can run code on it"
+    danger = "asks for no token: anyone who reaches its ports can run code on it"
     if not asks and not allow_open_cluster:
         raise ResourceError(
-            f"wanted a Ray cluster that requires a token, the one at {address} {danger}; restart "
+            f"wanted a Ray cluster that asks for a token, the one at {address} {danger}; restart "
             f"it with {HOW_TO_START}, or join it anyway with --allow_open_cluster"
         )
     if not asks:

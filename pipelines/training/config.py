@@ -98,7 +98,7 @@ class LabelledTrainingConfig(TrainingConfig):
         super().__post_init__()
         if self.batch_size < self.most_workers:
             raise ConfigError(
-                f"batch_size: wanted at least one row for each of {self.most_workers} workers, "
+                f"batch_size: wanted at least a row for each of {self.most_workers} workers, "
                 f"got {self.batch_size}"
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):

@@ -135,7 +135,7 @@ def _check_groups(config: LabelledTrainingConfig, task: "Task") -> None:
     groups = -(-config.batch_size // task.group_rows)
     if groups < config.most_workers:
         raise ConfigError(
-            f"batch_size: wanted at least one group of {task.group_rows} rows for each of "
+            f"batch_size: wanted at least a group of {task.group_rows} rows for each of "
             f"{config.most_workers} workers, got {config.batch_size}: raise it, or lower "
             "num_workers or options.group_size"
         )

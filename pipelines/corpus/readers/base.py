@@ -185,8 +185,8 @@ def unchanged(file: CorpusFile) -> Iterator[None]:
     try:
         if (size_bytes := files.size_bytes(file.path)) != file.size_bytes:
             raise CorpusError(
-                f"{file.path}: wanted its {file.size_bytes:,} bytes of when the run began, got "
-                f"{size_bytes:,}: do not change the corpus while it is read, and run again"
+                f"{file.path}: wanted the {file.size_bytes:,} bytes that were there when the run "
+                f"began, got {size_bytes:,}: do not change the corpus while it is read, run again"
             )
         yield
     except FileNotFoundError as error:
