@@ -260,7 +260,7 @@ def make_parts(
     if not rows:
         raise CorpusError(
             f"{corpus.name}: wanted rows to answer, got none ({why or 'no rows at all'}): see "
-            f"{files.join(config.output, REJECTED)}, correct columns, or give another source"
+            f"{files.join(config.output, REJECTED)}, name the right columns, or give another source"
         )
     odd = {name: counts[name] for name in (EMPTY, BLANK, CUT)}
     tell_remarks(stage, odd, corpus.name)

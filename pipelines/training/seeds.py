@@ -196,7 +196,7 @@ def train_seeds(
         checkpoints = files.join(config.output, _checkpoints(index))
         first_record = _records_before(index, steps)
         model = trainable.build(seed)
-        if not config.fsdp:  # its checkpoints hold all words, to resume with any number of workers
+        if not config.fsdp:  # FSDP checkpoints hold all words, to resume with any number of workers
             train_read_words(model, rank.shown, rank.pad_id)
         train(
             Training(
