@@ -1,1 +1,1 @@
-"""What every stage that answers rows shares: predictors, and the parts of the output."""
+"""Shared by the stages that answer rows: predictors, and the parts of an output."""

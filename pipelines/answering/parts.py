@@ -1,7 +1,7 @@
-"""Rows of any number through models, in parts: what `predict` and `extract` share.
+"""Runs any number of rows through models, in parts: shared by `predict` and `extract`.
 
-A part is a piece of the input and becomes one file. What a killed run has finished stays; a row
-that cannot be taken is put aside with the reason.
+A part is a piece of the input and becomes one file. Parts that a killed run finished are kept; a
+row that cannot be answered is put aside with the reason.
 """
 
 import json
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bert_core.tasks.base import Parameters
 
 ROWS, REJECTED, PARTS = "rows", "rejected", "parts"
-"""Folders of the output: what came of the rows, rows put aside, and what each part came to."""
+"""Folders of the output: the answered rows, the rows put aside, and a record per part."""
 EMPTY = "rows_with_empty_text"
 BLANK = "blank_lines_left_out"
 
@@ -48,15 +48,14 @@ class RowsConfig(StageConfig):
     """Which rows to read."""
 
     source: str | tuple[str, ...] = field(metadata=INPUT)
-    """Files, folders, globs or URIs of .parquet, or of .jsonl, .csv, .tsv and .txt, which may be
-    .gz, .bz2 or .zst; `hf://datasets/<owner>/<name>` of the Hugging Face hub. The first line of
-    .csv and .tsv names the columns."""
+    """Files, folders, globs or URIs of .parquet, or of .jsonl, .csv, .tsv and .txt, optionally
+    compressed (.gz, .bz2, .zst); `hf://datasets/<owner>/<name>` on the Hugging Face hub. The first
+    line of .csv and .tsv names the columns."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Field that is wanted → the column that holds it, where that has another name:
-    `{text = "body"}`."""
+    """Field of the task → its column, if that has another name: `{text = "body"}`."""
     part_bytes: PositiveInt = 16_000_000
-    """Bytes of input that become one part, about; a row group of Parquet and a compressed file are
-    never cut."""
+    """Approximate bytes of input per part; row groups of Parquet and compressed files are never
+    cut."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,7 +64,7 @@ class RowsConfig(StageConfig):
 
     @property
     def corpus(self) -> CorpusConfig:
-        """The source as what is cut into blocks, a row a line."""
+        """The source as a corpus to cut into blocks, one row per line."""
         return CorpusConfig(source=self.source, document_boundary="line")
 
 
@@ -75,15 +74,15 @@ class Read:
 
     where: str
     columns: dict[str, Any]
-    """Of a table those that are wanted."""
+    """From Parquet, only the columns needed."""
     place: int = 0
-    """Its number in the table at hand."""
+    """Its index in the current table."""
     is_of_cells: bool = False
-    """Whether it is of CSV or TSV, where an empty cell may be nothing."""
+    """Whether it is from CSV or TSV, where an empty cell may mean a missing value."""
 
 
 class OutputPart:
-    """The rows of one part as they are taken: what is asked of each, and what came of them."""
+    """The rows of one part as they are processed: the input of each, and counts of the results."""
 
     def __init__(self, config: RowsConfig, inputs: type) -> None:
         self.columns = columns_of(config, inputs)
@@ -91,30 +90,30 @@ class OutputPart:
         self.rows = self.tokens = 0
         self.counts: Counter[str] = Counter()
         self._inputs = inputs
-        self._optional = {one.name for one in fields(inputs) if not _is_needed(one)}
+        self._optional = {field.name for field in fields(inputs) if not _is_needed(field)}
 
     @property
     def first_column(self) -> str:
-        """What a text is."""
+        """The column that a line of text is read as."""
         return next(iter(self.columns.values()))
 
     def check_names(self, names: Iterable[str], where: str) -> None:
         """Raises: CorpusError if a row has a column that it must not have."""
 
     def reject(self, where: str, row: Any, kind: str, reason: str) -> None:
-        """Put a row aside; `kind` is what it is counted as."""
+        """Put a row aside; `kind` is the reason that it is counted under."""
         self.rejected.append({"where": where, "kind": kind, "reason": reason, "row": row})
 
     def input_of(self, row: Read) -> Row | None:
-        """What is asked; None where the row lacks it, which is put aside."""
-        there = {
+        """The task's input; None if the row lacks it: the row is then put aside."""
+        values = {
             name: row.columns[column]
             for name, column in self.columns.items()
             if column in row.columns
             and not (row.is_of_cells and name in self._optional and row.columns[column] == "")
         }
         try:
-            return as_row(self._inputs, there, "row")
+            return as_row(self._inputs, values, "row")
         except InputError as error:
             self.reject(row.where, row.columns, "without_the_input", str(error))
             return None
@@ -128,7 +127,7 @@ class OutputPart:
     def ask(
         self, predictor: "Predictor", rows: Sequence[Row], parameters: "Parameters"
     ) -> list[Any]:
-        """A model's answer to each row. Raises: InputError if it cannot take one of them."""
+        """A model's answer to each row. Raises: InputError if it cannot take a row."""
         if not rows:
             return []
         windows = predictor.encode(rows, parameters)
@@ -136,13 +135,13 @@ class OutputPart:
         return predictor.decode(rows, windows, predictor.forward(windows), parameters)
 
 
-def _is_needed(one: Field) -> bool:
-    return one.default is MISSING and one.default_factory is MISSING
+def _is_needed(field: Field) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def columns_of(config: RowsConfig, inputs: type) -> dict[str, str]:
-    """Field of the input → its column. Raises: ConfigError for a field that there is not."""
-    names = [one.name for one in fields(inputs)]
+    """Field of the input → its column. Raises: ConfigError for a field that does not exist."""
+    names = [field.name for field in fields(inputs)]
     unknown = [name for name in config.columns if name not in names]
     if unknown:
         raise ConfigError(
@@ -161,18 +160,19 @@ def check_files(
     """Raises: ConfigError or CorpusError for what would put every row of a file aside."""
     columns = columns_of(config, inputs)
     needed = {
-        columns[one.name] for one in fields(inputs) if one.name in config.columns or _is_needed(one)
+        columns[field.name]
+        for field in fields(inputs)
+        if field.name in config.columns or _is_needed(field)
     }
-    found = corpus.files
-    rows = {file: reader_of(file.path).rows for file in found}
-    tables = [file for file in found if rows[file] == "table"]
-    odd = [file for file in found if rows[file] is None or (tables and file not in tables)]
+    rows = {file: reader_of(file.path).rows for file in corpus.files}
+    tables = [file for file in corpus.files if rows[file] == "table"]
+    odd = [file for file in corpus.files if rows[file] is None or (tables and file not in tables)]
     if odd:
         raise CorpusError(
             f"{odd[0].path}: wanted rows in Parquet, or in JSONL, CSV, TSV and text, not both, "
-            f"among {len(found):,} files: take them one after the other"
+            f"among {len(corpus.files):,} files: process them in separate runs"
         )
-    for file in found:
+    for file in corpus.files:
         if rows[file] == "cells" and file.size_bytes:
             with files.open_stream(file.path) as stream:
                 names = TextTable(stream, file.path).columns
@@ -182,7 +182,7 @@ def check_files(
         if not schema.equals(schemas[0]):
             raise CorpusError(
                 f"{file.path}: wanted the columns and types of {tables[0].path}, since both may "
-                "become one file, got others: take them one after the other"
+                "become one file, got others: process them in separate runs"
             )
 
 
@@ -196,29 +196,29 @@ def _checked_schema(
 
 
 def _check_columns(
-    there: Sequence[str],
+    present: Sequence[str],
     path: str,
     needed: set[str],
     check_names: Callable[[Iterable[str], str], None],
 ) -> None:
-    check_names(there, path)
-    absent = sorted(needed.difference(there))
+    check_names(present, path)
+    absent = sorted(needed.difference(present))
     if absent:
         raise CorpusError(
-            f"{path}: wanted a column {absent[0]!r}, there are: {', '.join(there)}: name it "
-            'by columns, {field = "column"}'
+            f"{path}: wanted a column {absent[0]!r}, there are: {', '.join(present)}: map it "
+            'with columns = {field = "column"}'
         )
-    twice = [name for name, count in Counter(there).items() if count > 1]
-    if twice:
+    repeated = [name for name, count in Counter(present).items() if count > 1]
+    if repeated:
         raise CorpusError(
-            f"{path}: wanted each column once, got {twice[0]!r} {there.count(twice[0])} "
-            "times: write the file again with names of their own"
+            f"{path}: wanted each column once, got {repeated[0]!r} {present.count(repeated[0])} "
+            "times: write the file again with distinct names"
         )
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What all parts came to."""
+    """The results of all parts."""
 
     outputs: dict[str, Output]
     """Their files, in order."""
@@ -231,16 +231,16 @@ def make_parts(
     corpus: Corpus,
     work: Callable[[tuple[int, Block]], dict[str, Any]],
 ) -> Parts:
-    """Do `work` on every part that is not there yet.
+    """Do `work` on every part that is not finished yet.
 
     Args:
-        work: makes a part and gives what `finish_part` gives.
-    Raises: CorpusError if no row could be taken.
+        work: writes a part and returns what `finish_part` returns.
+    Raises: CorpusError if no row could be answered.
     """
     blocks = plan_blocks(corpus, config.part_bytes)
     parts: dict[int, dict[str, Any]] = {}
     for number in range(len(blocks)):
-        with suppress(FileNotFoundError):  # then a killed run has not finished it
+        with suppress(FileNotFoundError):  # no earlier run has finished it
             parts[number] = files.read_json(_record_of(config, number))
     missing = [(number, block) for number, block in enumerate(blocks) if number not in parts]
     began, tokens = time.monotonic(), 0
@@ -259,7 +259,7 @@ def make_parts(
     why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
     if not rows:
         raise CorpusError(
-            f"{corpus.name}: wanted rows to answer, got none ({why or 'no row at all'}): see "
+            f"{corpus.name}: wanted rows to answer, got none ({why or 'no rows at all'}): see "
             f"{files.join(config.output, REJECTED)}, name the right columns, or give another source"
         )
     odd = {name: counts[name] for name in (EMPTY, BLANK, CUT)}
@@ -288,10 +288,10 @@ def _record_of(config: RowsConfig, number: int) -> str:
 
 
 def finish_part(config: RowsConfig, number: int, part: OutputPart, suffix: str) -> dict[str, Any]:
-    """Write the rows that were put aside and then, last, what says that the part is whole.
+    """Write the rows that were put aside and then, last, the record that marks the part finished.
 
     Args:
-        suffix: of the part's file in `ROWS`, which is written.
+        suffix: of the part's file in `ROWS`, which is already written.
     """
     paths = [row_file(number, suffix)]
     if part.rejected:
@@ -317,12 +317,12 @@ def row_file(number: int, suffix: str) -> str:
 
 
 def is_table(block: Block) -> bool:
-    """Whether it is of Parquet."""
+    """Whether a block is of Parquet files."""
     return reader_of(block.extents[0].file.path).rows == "table"
 
 
 def read_texts(block: Block, part: OutputPart) -> Iterator[Read]:
-    """The rows of JSONL, CSV, TSV and text that can be read; the others are put aside."""
+    """The readable rows of JSONL, CSV, TSV and text; the others are put aside."""
     for extent in block.extents:
         if reader_of(extent.file.path).rows == "cells":
             yield from _cells(extent, part)
@@ -339,7 +339,7 @@ def _cells(extent: Extent, part: OutputPart) -> Iterator[Read]:
         if not row.fault:
             part.counts[BLANK] += 1
             continue
-        # What cannot be told apart as rows is put aside line by line: none goes uncounted.
+        # Lines that cannot be split into rows are put aside one by one, so that each is counted.
         for place, line in enumerate(["".join(row.lines)] if row.cells else row.lines):
             where = f"{path}, line {row.line + place:,}"
             text = line.encode(errors="surrogateescape").decode(errors="replace")
@@ -363,10 +363,10 @@ def _pieces(extent: Extent, block: Block, part: OutputPart) -> Iterator[Read]:
                 columns: dict[str, Any] = {part.first_column: text}
             else:
                 record = next(jsonl_rows(piece, path, offset), None)
-                if record is None:  # a byte order mark alone
+                if record is None:  # only a byte order mark
                     continue
                 columns = record
-                if rb"\ud" in piece.lower():  # may be half of a pair, which no file can hold
+                if rb"\ud" in piece.lower():  # maybe a lone surrogate, which no file can hold
                     check_unicode(columns, where)
         except (CorpusError, InputError) as error:
             part.reject(where, piece.decode(errors="replace"), "unreadable", str(error))
@@ -382,16 +382,16 @@ def _pieces(extent: Extent, block: Block, part: OutputPart) -> Iterator[Read]:
 def read_tables(
     block: Block, part: OutputPart, at_once: int
 ) -> Iterator[tuple[pa.Table, list[Read]]]:
-    """Some rows of Parquet at a time, with their columns and as rows; once also of a table without
-    rows, for its columns."""
+    """Batches of Parquet rows, as a table of all columns and as rows; an empty table gives one
+    empty batch, for its columns."""
     for where, table in read_row_groups(block):
         wanted = [name for name in table.column_names if name in part.columns.values()]
         for start in range(0, max(1, len(table)), at_once):
-            few = table.slice(start, at_once)
+            batch = table.slice(start, at_once)
             yield (
-                few,
+                batch,
                 [
                     Read(f"{where}, row {start + place + 1:,}", columns, place)
-                    for place, columns in enumerate(few.select(wanted).to_pylist())
+                    for place, columns in enumerate(batch.select(wanted).to_pylist())
                 ],
             )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bert_core.tasks.base import Task
 
 ANSWER = "answer"
-"""Column of the predictions that holds the whole answer, as JSON."""
+"""Column of the predictions with the whole answer, as JSON."""
 ROWS_PER_TASK = 512
 
 OptionItems = tuple[tuple[str, Any], ...]
@@ -33,9 +33,9 @@ class Answered:
 
     answers: list[Any]
     tokens: int
-    """How many went through the model."""
+    """Tokens that went through the model."""
     cut: int
-    """Rows that are longer than the model's positions, of which only the beginning did."""
+    """Rows longer than the model's positions, of which only the beginning was used."""
 
 
 def predict_rows(
@@ -45,7 +45,7 @@ def predict_rows(
     task: str | None = None,
     options: OptionItems = (),
 ) -> Answered:
-    """Ask a model about every row."""
+    """Answer every row with a model."""
     starts = range(0, len(rows), ROWS_PER_TASK)
     tasks = [(start, rows[start : start + ROWS_PER_TASK]) for start in starts]
     answers: list[list[Any]] = [[] for _ in tasks]
@@ -79,7 +79,7 @@ def _predict(
 
 
 def option_items(options: Mapping[str, Any]) -> OptionItems:
-    """Options as `predictor_of` can remember them."""
+    """Options in the hashable form that `predictor_of` caches by."""
     return tuple(sorted(options.items()))
 
 
@@ -87,7 +87,7 @@ def option_items(options: Mapping[str, Any]) -> OptionItems:
 def predictor_of(
     folder: Path, threads: int, task: str | None = None, options: OptionItems = ()
 ) -> "Predictor":
-    """The model, loaded once a process."""
+    """The model, loaded once per process."""
     from bert_core.predictor import Predictor
 
     return Predictor(folder, threads=threads, task=task, options=dict(options))
@@ -96,8 +96,8 @@ def predictor_of(
 def answer_columns(
     task: "Task", answers: Sequence[Any], prefix: str = "predicted_", answer: str = ANSWER
 ) -> dict[str, pa.Array]:
-    """The best of each answer in columns whose names begin with `prefix`, and the whole as JSON,
-    unless its column has no name."""
+    """The best of each answer in columns named with `prefix`, and the whole answer as JSON in the
+    column `answer`, unless that is empty."""
     cells = [task.cells(each) for each in answers]
     return {
         **{

@@ -1,1 +1,1 @@
-"""Files to documents, and to labelled rows: which there are, how they are cut and read."""
+"""Turns files into documents and labelled rows: finds them, cuts them and reads them."""

@@ -1,7 +1,7 @@
-"""The corpus cut into blocks that workers read apart, and the documents in a block.
+"""Cuts the corpus into blocks that workers read separately, and reads the documents of a block.
 
-Blocks are a fixed function of the files and the config, never of the cluster, and a document lies
-in one block whatever their size. How a format is cut and read is for `readers`.
+Blocks are a fixed function of the files and the config, never of the cluster, and a document is in
+one block only, whatever the block size. How a format is cut and read is up to `readers`.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from pipelines.corpus.sources import Corpus
 def plan_blocks(corpus: Corpus, block_bytes: int) -> list[Block]:
     """Cut the corpus into blocks of about `block_bytes` of text, each of whole documents.
 
-    Small files go together; a compressed file is never cut, but for a dump of Wikipedia in many
+    Small files share a block; a compressed file is never cut, except a Wikipedia dump of several
     bz2 streams.
     """
     config = corpus.config
@@ -36,9 +36,9 @@ def plan_blocks(corpus: Corpus, block_bytes: int) -> list[Block]:
 
 
 def read_block(block: Block) -> Iterator[Document]:
-    """The documents of a block, as they are written.
+    """The documents of a block, unprocessed.
 
-    Raises: CorpusError naming file and place, also if a file is gone or was replaced.
+    Raises: CorpusError naming file and place, also if a file is missing or was replaced.
     """
     for extent in block.extents:
         with unchanged(extent.file):
@@ -46,9 +46,9 @@ def read_block(block: Block) -> Iterator[Document]:
 
 
 def read_pieces(extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
-    """The lines of JSONL and documents of text that are not blank, and all lines of text.
+    """The non-blank lines of JSONL, or documents of text; all lines where a document is a line.
 
-    Each comes with its byte in the file. Raises: as `read_block`.
+    Each comes with its byte offset in the file. Raises: as `read_block`.
     """
     reader = reader_of(extent.file.path)
     assert isinstance(reader, BytesReader)

@@ -1,4 +1,4 @@
-"""Which text a corpus is, and what a document of it is."""
+"""Which text makes up a corpus, and what counts as a document."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -9,30 +9,30 @@ from bert_core.errors import ConfigError
 from pipelines.runtime.stage import INPUT, REMARK
 
 DOCSTRINGS = "docstrings"
-"""The source that every machine has; `docstrings` makes it."""
+"""The source available on every machine; `docstrings` builds it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
-    """Which text to read, and what a document of it is."""
+    """Which text to read, and what counts as a document."""
 
     source: str | tuple[str, ...] = field(default=DOCSTRINGS, metadata=INPUT)
-    """Files, folders, globs or URIs of .txt, .md, .jsonl, .csv, .tsv, .parquet or a Wikipedia
-    dump's .xml, also .gz, .bz2 or .zst; `hf://datasets/<owner>/<name>` of the Hugging Face hub; or
-    `docstrings`."""
+    """Files, folders, globs or URIs of .txt, .md, .jsonl, .csv, .tsv, .parquet or the .xml of a
+    Wikipedia dump, optionally compressed (.gz, .bz2, .zst); `hf://datasets/<owner>/<name>` on the
+    Hugging Face hub; or `docstrings`."""
     weights: tuple[Annotated[float, Range(above=0, most=100)], ...] = ()
-    """For every source how often its documents are used: 2 is twice, 0.5 is every second one."""
+    """Per source, how often its documents are used: 2 is twice, 0.5 is every second document."""
     licenses: tuple[str, ...] = field(default=(), metadata=REMARK)
-    """For every source its licence, for the data card; a hub data set says its own."""
+    """Licence per source, for the data card; by default the one that a hub data set states."""
     document_boundary: Boundary = "blank_line"
-    """In text files: a document ends at a `blank_line`, with its `line` or its `file`, or before a
-    `heading`."""
+    """Where a document in a text file ends: at a `blank_line`, at the end of the `line` or of the
+    `file`, or before a `heading`."""
     text_column: str = "text"
-    """In JSONL, CSV, TSV and Parquet: the column that holds a document."""
+    """Column that holds the document, in JSONL, CSV, TSV and Parquet."""
     errors: Errors = "fail"
-    """What a document that cannot be read does: `fail` the run, or be counted and `skip`ped."""
+    """What to do about an unreadable document: `fail` the run, or count it and `skip` it."""
     held_out_share: ShareBelowOne = 0.02
-    """Share of the documents kept out of training, to measure the model on."""
+    """Share of the documents held out of training, to measure the model on."""
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="corpus.")

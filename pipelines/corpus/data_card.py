@@ -1,7 +1,7 @@
 """The data card of a preparation: what went in, what was left out and why, what came out.
 
-Markdown and pictures for a person, in the run's folder and in MLflow; all of it is in the counts of
-the manifest too.
+Markdown and plots for a person, in the run's folder and in MLflow; everything in it is also in the
+manifest's counts.
 """
 
 from collections import Counter
@@ -42,12 +42,12 @@ def write(
     lengths: Mapping[int, int],
     overlaps: Sequence[Mapping[str, Any]],
 ) -> list[Path]:
-    """Write the card of `output`, and its pictures, into a folder on this machine.
+    """Write the card of `output`, and its plots, into a folder on this machine.
 
     Args:
-        compare_with: tokenizer that is compared with, as `reference` takes it.
-        lengths: tokens of a row → rows.
-        overlaps: of `pop_overlaps`.
+        compare_with: tokenizer to compare with, as `reference` takes it.
+        lengths: tokens per row → number of rows.
+        overlaps: from `pop_overlaps`.
     """
     from tracking.plots import plot_lengths
 
@@ -85,7 +85,7 @@ def write_of_vocabulary(
     compare_with: str | None,
     texts: Sequence[str],
 ) -> Path:
-    """Write the card of a vocabulary: its fertility on the first of the texts it was made from."""
+    """Write the card of a vocabulary: its fertility on the first texts it was made from."""
     path = folder / VOCABULARY_CARD
     parts = [
         f"# Vocabulary `{output}`",
@@ -105,19 +105,19 @@ def write_of_vocabulary(
 
 
 def _head(texts: Iterable[str]) -> list[str]:
-    """Texts up to the size of a sample."""
-    found: list[str] = []
+    """The first texts, up to the size of a sample."""
+    head: list[str] = []
     characters = 0
     for text in texts:
         if characters >= SAMPLE_BLOCKS * SAMPLE_CHARACTERS:
             break
-        found.append(text[:SAMPLE_CHARACTERS])
-        characters += len(found[-1])
-    return found
+        head.append(text[:SAMPLE_CHARACTERS])
+        characters += len(head[-1])
+    return head
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Numbers to the right, thousands apart."""
+    """A Markdown table: numbers right-aligned, with thousands separators."""
     cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
     texts = [
         any(cell and not cell[0].isdigit() for cell in column)
@@ -136,13 +136,13 @@ def _sources(corpus: Corpus, counts: Mapping[str, Any]) -> list[str]:
     tokens = [counts.get(f"source_{number}_tokens", 0) for number in range(len(config.sources))]
     rows = []
     for number, source in enumerate(config.sources):
-        mine = [file for file in corpus.files if file.source == number]
+        source_files = [file for file in corpus.files if file.source == number]
         rows.append(
             (
                 f"`{source}`",
                 _license(config, number),
-                len(mine),
-                sum(file.size_bytes for file in mine),
+                len(source_files),
+                sum(file.size_bytes for file in source_files),
                 f"{config.weight(number):g}",
                 counts.get(f"source_{number}_documents", 0),
                 tokens[number],
@@ -150,10 +150,10 @@ def _sources(corpus: Corpus, counts: Mapping[str, Any]) -> list[str]:
             )
         )
     columns = ["source", "licence", "files", "bytes", "weight", "documents", "tokens", "share"]
-    found = ["## Sources", _table(columns, rows)]
+    parts = ["## Sources", _table(columns, rows)]
     if empty := [file.path for file in corpus.files if not file.size_bytes]:
-        found.append(f"Empty files: {len(empty)} ({', '.join(f'`{path}`' for path in empty[:5])}).")
-    return found
+        parts.append(f"Empty files: {len(empty)} ({', '.join(f'`{path}`' for path in empty[:5])}).")
+    return parts
 
 
 def _license(corpus: CorpusConfig, number: int) -> str:
@@ -184,11 +184,11 @@ def _documents(counts: Mapping[str, Any]) -> list[str]:
 def _contamination(overlaps: Sequence[Mapping[str, Any]]) -> list[str]:
     if not overlaps:
         return []
-    rows = Counter(each["source"] for each in overlaps)
+    rows = Counter(overlap["source"] for overlap in overlaps)
     return [
-        "## Evaluation rows that stand in the corpus",
+        "## Evaluation rows found in the corpus",
         _table(["evaluation set", "rows"], ((f"`{name}`", n) for name, n in sorted(rows.items()))),
-        "Each is named in `contamination.jsonl`, with how many documents hold it.",
+        "Each is listed in `contamination.jsonl`, with the number of documents that contain it.",
     ]
 
 
@@ -203,8 +203,8 @@ def _vocabulary(
         ("entries", tokenizer.vocab_size),
         ("cased", "no" if tokenizer.lowercase else "yes"),
         ("tokens", tokens),
-        ("words, punctuation marks counted", words),
-        ("fertility (tokens a word)", f"{tokens / max(words, 1):.3f}"),
+        ("words, including punctuation marks", words),
+        ("fertility (tokens per word)", f"{tokens / max(words, 1):.3f}"),
         ("unknown tokens", _share(counts["unknown_tokens"], tokens)),
     ]
     return [
@@ -215,22 +215,22 @@ def _vocabulary(
 
 
 def _fertility(compare_with: str | None, tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
-    """A table of this vocabulary beside another one on the same texts."""
-    name, other = reference(compare_with, tokenizer)
-    measured = [("this one", tokenizer)] + ([(f"`{name}`", other)] if other else [])
+    """A table that compares this vocabulary with another one on the same texts."""
+    reference_name, other = reference(compare_with, tokenizer)
+    tokenizers = [("this one", tokenizer)] + ([(f"`{reference_name}`", other)] if other else [])
     texts = list(texts)
     rows = []
-    for who, each in measured:
-        tokens, unknown = fertility(each, texts)
-        rows.append((who, f"{tokens:.3f}", f"{unknown:.2%}"))
+    for name, measured in tokenizers:
+        tokens, unknown = fertility(measured, texts)
+        rows.append((name, f"{tokens:.3f}", f"{unknown:.2%}"))
     return [
-        _table(["vocabulary", "tokens a word", "unknown tokens"], rows),
+        _table(["vocabulary", "tokens per word", "unknown tokens"], rows),
         f"On a sample of {sum(map(len, texts)):,} characters.",
     ]
 
 
 def reference(folder: str | None, tokenizer: Tokenizer) -> tuple[str, Tokenizer | None]:
-    """The tokenizer to compare with: what is given, or BERT's if this machine has it cached."""
+    """The tokenizer to compare with: `folder`, or BERT's if it is in this machine's cache."""
     if folder is not None:
         return folder, Tokenizer.load(folder)
     from huggingface_hub import try_to_load_from_cache
@@ -244,7 +244,7 @@ def reference(folder: str | None, tokenizer: Tokenizer) -> tuple[str, Tokenizer 
 
 
 def sample(blocks: Sequence[Block]) -> Iterable[str]:
-    """The first documents of some blocks, the same for the same corpus and blocks."""
+    """The first documents of some blocks; deterministic for a given corpus and blocks."""
     for block in blocks[:: -(-len(blocks) // SAMPLE_BLOCKS)]:
         characters = 0
         for document in read_block(block):
@@ -257,7 +257,7 @@ def sample(blocks: Sequence[Block]) -> Iterable[str]:
 
 
 def fertility(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[float, float]:
-    """Tokens a word, and the share of unknown tokens; a punctuation mark counts as a word."""
+    """Tokens per word, and the share of unknown tokens; a punctuation mark counts as a word."""
     ids = tokenizer.encode_column(pa.array(texts, pa.string())).values.to_numpy()
     words = max(int(tokenizer.begins_word[ids].sum()), 1)
     return len(ids) / words, float((ids == tokenizer.unk_id).mean()) if len(ids) else 0.0
@@ -269,8 +269,8 @@ def _rows(pairs: PairsConfig, masking: MaskingConfig, counts: Mapping[str, Any])
     rows = [
         ("rows", counts["rows"]),
         ("kind", pairs.kind),
-        ("tokens, special ones counted", tokens),
-        ("tokens a row", f"{tokens / max(counts['rows'], 1):.1f} of {pairs.max_length}"),
+        ("tokens, including special ones", tokens),
+        ("tokens per row", f"{tokens / max(counts['rows'], 1):.1f} of {pairs.max_length}"),
     ]
     if label:
         what = {"nsp": "random next sentence", "sop": "swapped sentences"}[pairs.kind]
@@ -284,6 +284,6 @@ def _rows(pairs: PairsConfig, masking: MaskingConfig, counts: Mapping[str, Any])
             ("predicted tokens", _share(masked, tokens)),
             ("of these [MASK]", _share(mask, masked)),
             ("of these random", _share(masked - mask - kept, masked)),
-            ("of these as they are", _share(kept, masked)),
+            ("of these unchanged", _share(kept, masked)),
         ]
     return ["## Rows", _table(["what", "value"], rows)]

@@ -1,9 +1,9 @@
-"""What a corpus counts by: the sha256 of its files, each read once.
+"""The digest of a corpus: the sha256 of its files, each read once.
 
-The digest has to be there before a stage's work begins, for it says whether the work is done
-already. Up to `HERE_BYTES` this process hashes by itself, so that a finished stage is skipped
-without Ray; what is more goes to the stage's workers, so that a corpus on a shared store is not
-pulled through one machine.
+The digest is needed before a stage's work begins, since it shows whether the work is already done.
+Up to `HERE_BYTES` this process does the hashing, so that a finished stage is skipped without Ray;
+a larger corpus is hashed by the stage's workers, so that a corpus on a shared store is not pulled
+through one machine.
 """
 
 import hashlib
@@ -18,23 +18,23 @@ from pipelines.runtime.progress import meter, say
 from pipelines.runtime.stage import StageConfig
 from tracking.runs import DatasetInput
 
-# A core hashes it in a second, which is what a worker takes to start.
+# A core hashes this much in a second, which is as long as a worker takes to start.
 HERE_BYTES = 1 << 30
-# A worker's piece of work: small files go together.
+# One task of a worker: small files are grouped.
 TASK_BYTES = 256 << 20
-# Hashing runs outside of Python's lock, and a file of an object store is mostly waited for.
+# Hashing releases the GIL, and reading from an object store is mostly waiting.
 THREADS = 8
 MEGABYTE = 1_000_000
 
 
 def corpus_input(corpus: Corpus, config: StageConfig) -> DatasetInput:
-    """The corpus by name and digest: sha256 over those of its files, whatever their paths.
+    """The corpus as an input: its digest is the sha256 over those of its files, paths excluded.
 
-    A file's weight counts with it.
+    The weights of the files are part of the digest.
 
     Args:
-        config: the stage that reads it, with whose workers it is hashed.
-    Raises: CorpusError if a file is gone or was replaced; ResourceError.
+        config: the stage that reads the corpus; its workers do the hashing.
+    Raises: CorpusError if a file is missing or was replaced; ResourceError.
     """
     weighted = corpus.config.weight if corpus.config.weights else None
     digests = sorted(
@@ -45,24 +45,24 @@ def corpus_input(corpus: Corpus, config: StageConfig) -> DatasetInput:
     return DatasetInput("corpus", digest, corpus.name)
 
 
-def _hashed(found: Sequence[CorpusFile], config: StageConfig) -> Iterator[tuple[CorpusFile, str]]:
-    """Every file with its sha256, in any order; the largest are begun first."""
-    found = sorted(found, key=lambda file: file.size_bytes, reverse=True)
-    size_bytes = sum(file.size_bytes for file in found)
+def _hashed(listed: Sequence[CorpusFile], config: StageConfig) -> Iterator[tuple[CorpusFile, str]]:
+    """Every file with its sha256, in any order; the largest files are started first."""
+    listed = sorted(listed, key=lambda file: file.size_bytes, reverse=True)
+    size_bytes = sum(file.size_bytes for file in listed)
     if size_bytes > HERE_BYTES:
-        say(f"hashing {size_bytes / MEGABYTE:,.0f} MB in {len(found):,} files")
+        say(f"hashing {size_bytes / MEGABYTE:,.0f} MB in {len(listed):,} files")
     here = size_bytes <= HERE_BYTES or config.num_workers == 0
-    every = _by_threads(found) if here else _by_workers(found, config)
+    hashed = _by_threads(listed) if here else _by_workers(listed, config)
     with meter("hashing", size_bytes / MEGABYTE, "MB") as progress:
-        for file, sha256 in every:
+        for file, sha256 in hashed:
             yield file, sha256
             progress.add(file.size_bytes / MEGABYTE)
 
 
-def _by_threads(found: Iterable[CorpusFile]) -> Iterator[tuple[CorpusFile, str]]:
-    # NOTE: not concurrent.futures, which waits for files that are begun when the user gives up.
+def _by_threads(listed: Iterable[CorpusFile]) -> Iterator[tuple[CorpusFile, str]]:
+    # NOTE: not concurrent.futures, which on Ctrl-C waits for the files it has started.
     with ThreadPool(THREADS) as pool:
-        yield from pool.imap_unordered(_with_sha256, found)
+        yield from pool.imap_unordered(_with_sha256, listed)
 
 
 def _with_sha256(file: CorpusFile) -> tuple[CorpusFile, str]:
@@ -71,23 +71,23 @@ def _with_sha256(file: CorpusFile) -> tuple[CorpusFile, str]:
 
 
 def _by_workers(
-    found: Sequence[CorpusFile], config: StageConfig
+    listed: Sequence[CorpusFile], config: StageConfig
 ) -> Iterator[tuple[CorpusFile, str]]:
-    tasks = _tasks(found)
+    tasks = _tasks(listed)
     for index, sha256s in run_tasks(_sha256s, tasks, config):
         yield from zip(tasks[index], sha256s, strict=True)
 
 
 def _sha256s(task: Sequence[CorpusFile]) -> list[str]:
-    """Of the files of a task, in their order."""
+    """The sha256 of each file of a task, in order."""
     sha256s = dict(_by_threads(task))
     return [sha256s[file] for file in task]
 
 
-def _tasks(found: Iterable[CorpusFile]) -> list[list[CorpusFile]]:
+def _tasks(listed: Iterable[CorpusFile]) -> list[list[CorpusFile]]:
     tasks: list[list[CorpusFile]] = []
     size_bytes = TASK_BYTES
-    for file in found:
+    for file in listed:
         if size_bytes >= TASK_BYTES:
             tasks.append([])
             size_bytes = 0

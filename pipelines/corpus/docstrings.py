@@ -1,8 +1,8 @@
 """The built-in corpus: docstrings of the standard library and of raybert's dependencies.
 
-A module is a document. Held-out modules are chosen by the hash of their name; a docstring that is
-seen twice is kept once, in training modules first, so that no held-out text was trained on. The
-labelled set asks which library a docstring is from, by how it opens.
+A module is a document. Held-out modules are chosen by the hash of their name; a docstring that
+occurs twice is kept once, preferably in a training module, so that no held-out text is trained on.
+The labelled set asks which library a docstring is from, given its opening.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ LIBRARIES = {
     "sympy": "sympy",
     "torch": "torch",
 }
-# Folders without prose of their own: tests, and what others ship. Private folders are left out too.
+# Folders without prose of their own: tests and vendored code. Private folders are left out too.
 LEFT_OUT = frozenset({"site-packages", "test", "tests", "idlelib"})
 MODULES_PER_TASK = 200
 ROW_GROUP_BYTES = 2 << 20
@@ -45,12 +45,12 @@ SHORTEST_OPENING = 80  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class DocstringsConfig(StageConfig):
-    """What becomes held out."""
+    """Which modules are held out."""
 
     held_out_share: float = 0.08
-    """Share of the modules kept out of training."""
+    """Share of the modules held out of training."""
     seed: int = 0
-    """Seed of the choice of held-out modules."""
+    """Seed that selects the held-out modules."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class Module:
 
 
 def corpus(*, force: bool = False) -> Manifest:
-    """Make the corpus where it is not there."""
+    """Build the corpus if it does not exist yet."""
     return run(DocstringsConfig(output=_folder(), force=force))
 
 
 def _folder() -> str:
-    """Where the corpus lies: a folder for every set of library versions."""
+    """The folder of the corpus: one per combination of library versions."""
     label = hashlib.sha256(json.dumps(_versions(), sort_keys=True).encode()).hexdigest()[:8]
     return str(Path("runs").absolute() / f"docstrings-{label}")
 
@@ -108,7 +108,7 @@ def _write(config: DocstringsConfig) -> Result:
     documents: list[dict[str, str]] = []
     labelled: dict[str, list[dict[str, str]]] = {"train": [], "held_out": []}
     duplicates = 0
-    # Training modules first: of two equal docstrings the held-out one goes.
+    # Training modules first: of two equal docstrings the held-out one is dropped.
     for module in sorted(modules, key=lambda module: (module.name in held_out, module.name)):
         split = "held_out" if module.name in held_out else "train"
         kept = []
@@ -160,12 +160,12 @@ def _is_held_out(module: str, config: DocstringsConfig) -> bool:
 def _read_modules(config: DocstringsConfig) -> list[Module]:
     sources = _source_files()
     tasks = [sources[i : i + MODULES_PER_TASK] for i in range(0, len(sources), MODULES_PER_TASK)]
-    found: list[Module] = []
+    modules: list[Module] = []
     with meter("reading modules", len(sources), "modules") as progress:
-        for index, modules in run_tasks(_parse, tasks, config):
-            found.extend(Module(**module) for module in modules)
+        for index, parsed in run_tasks(_parse, tasks, config):
+            modules.extend(Module(**module) for module in parsed)
             progress.add(len(tasks[index]))
-    return found
+    return modules
 
 
 def _parse(task: list[tuple[str, str, str]]) -> list[dict]:
@@ -184,7 +184,7 @@ def _source_files() -> list[tuple[str, str, str]]:
         for site in (Path(paths["purelib"]), Path(paths["platlib"])):
             if (site / library).is_dir():
                 roots[library] = (site / library, site)
-    found = []
+    modules = []
     for library, (root, base) in roots.items():
         for path in root.rglob("*.py"):
             parts = path.relative_to(base).with_suffix("").parts
@@ -192,5 +192,5 @@ def _source_files() -> list[tuple[str, str, str]]:
             left_out = private or LEFT_OUT.intersection(parts)
             if not left_out and path.stat().st_size <= LARGEST_MODULE_BYTES:
                 name = ".".join(parts).removesuffix(".__init__")
-                found.append((library, f"{library}:{name}", str(path)))
-    return sorted(found, key=lambda row: row[1])
+                modules.append((library, f"{library}:{name}", str(path)))
+    return sorted(modules, key=lambda row: row[1])

@@ -1,7 +1,7 @@
-"""Data sets in the layout of the Hugging Face hub: which of their files are of which split.
+"""Data sets in the layout of the Hugging Face hub: which files belong to which split.
 
-A data set is a folder, on the hub (`hf://datasets/<owner>/<name>`) or anywhere a clone of it lies.
-Its card, README.md, may say in its first lines which files are the `train` split of which config.
+A data set is a folder on the hub (`hf://datasets/<owner>/<name>`), or a clone of one anywhere. The
+metadata at the top of its card, README.md, may say which files are the `train` split of a config.
 """
 
 import re
@@ -28,9 +28,9 @@ class Kind(NamedTuple):
     """Files that are read for one purpose."""
 
     words: str
-    """What they are, for messages."""
+    """Description for messages."""
     names: re.Pattern[str]
-    """What their names hold."""
+    """Matches their names."""
 
 
 def _named(endings: Iterable[str]) -> re.Pattern[str]:
@@ -46,21 +46,20 @@ TABLES = Kind(
     "in Parquet, JSONL, CSV or TSV",
     _named(ending for ending, reader in ENDINGS.items() if reader.rows not in (None, "lines")),
 )
-ANY = Kind("beside the card", re.compile(rf"^(?!.*/{CARD}$)"))
+ANY = Kind("besides the card", re.compile(rf"^(?!.*/{CARD}$)"))
 _FILE = re.compile(rf"\.([^./]+\.(gz|bz2|zst)|{'|'.join(ENDINGS)})$", re.IGNORECASE)
 
 
 def data_files(
     source: str, splits: Sequence[str] = (TRAIN,), kind: Kind = TEXTS
 ) -> list[str] | None:
-    """The files of the first of these splits that a data set has; None if `source` is none: no
-    folder with a card, nor on the hub.
+    """The files of the first of these splits that a data set has; None if `source` is not a data
+    set: neither on the hub nor a folder with a card.
 
-    Where its card names several configs, the one called `default` or marked so counts. Without a
-    word in the card the names of its files tell; where none is named after a split, all are `train`
-    as on the hub.
+    If its card lists several configs, the one named or marked `default` is used. If the card says
+    nothing, the file names decide; if none is named after a split, all are `train`, as on the hub.
 
-    Raises: CorpusError if there is no such split, or several configs and no default.
+    Raises: CorpusError if no such split exists, or there are several configs and no default.
     """
     metadata = card_metadata(source)
     if metadata is None and not (source.startswith(HUB) and _may_be_a_folder(source)):
@@ -69,35 +68,35 @@ def data_files(
         named = _named_splits(metadata or {}, source)
     except (AttributeError, KeyError, TypeError) as error:
         raise CorpusError(
-            f"{files.join(source, CARD)}: wanted configs with data_files as the hub describes "
-            f"them, got others ({error!r}): correct it, or name the files that are meant by a glob"
+            f"{files.join(source, CARD)}: wanted configs with data_files in the hub's format, "
+            f"got another format ({error!r}): correct it, or give the files as a glob"
         ) from error
     if named is not None:
         patterns = named[_chosen(source, named, splits)]
-        wanted = [path for pattern in patterns for path in files.find_files(pattern)]
-        found = sorted({path for path in wanted if kind.names.search(path)})
-        return found or _no_data(source, splits, kind, f"its card names {', '.join(patterns)}")
-    every = [path for path in files.find_files(source) if kind.names.search(path)]
-    if TRAIN in splits and not _splits_of(source, every):
-        return every or _no_data(source, splits, kind, "this data set has none")
-    return _of_first_split(source, every, splits, kind)
+        matches = [path for pattern in patterns for path in files.find_files(pattern)]
+        paths = sorted({path for path in matches if kind.names.search(path)})
+        return paths or _no_data(source, splits, kind, f"its card lists {', '.join(patterns)}")
+    paths = [path for path in files.find_files(source) if kind.names.search(path)]
+    if TRAIN in splits and not _splits_of(source, paths):
+        return paths or _no_data(source, splits, kind, "this data set has none")
+    return _of_first_split(source, paths, splits, kind)
 
 
 def folder_files(
     source: str, splits: Sequence[str], kind: Kind, *, asked: bool
 ) -> list[str] | None:
-    """The files of the first of these splits in a folder that is no data set, by their names; all
-    of them where these tell of one split at most, unless it is `asked` for. None if `source` is no
-    folder: a file, a glob or an address in the web.
+    """The files of the first of these splits in a folder that is not a data set, by their names;
+    all files if the names show at most one split, unless a split is `asked` for. None if `source`
+    is not a folder: a file, a glob or a web address.
 
-    Raises: CorpusError if there is no such split.
+    Raises: CorpusError if no such split exists.
     """
     if not _may_be_a_folder(source) or (found := files.find_files(source)) == [source]:
         return None
-    every = [path for path in found if kind.names.search(path)]
-    if every and not asked and len(_splits_of(source, every)) < 2:
-        return every
-    return _of_first_split(source, every, splits, kind)
+    paths = [path for path in found if kind.names.search(path)]
+    if paths and not asked and len(_splits_of(source, paths)) < 2:
+        return paths
+    return _of_first_split(source, paths, splits, kind)
 
 
 def _of_first_split(source: str, paths: list[str], splits: Sequence[str], kind: Kind) -> list[str]:
@@ -119,7 +118,7 @@ def _below(folder: str, path: str) -> str:
 
 
 def _is_of(split: str, name: str) -> bool:
-    """Whether a split's name is a word of its own in a path: train-00000-of-00002.parquet,
+    """Whether a split's name is a whole word in a path: train-00000-of-00002.parquet,
     data/test.jsonl."""
     words = "|".join(map(re.escape, _SPLITS.get(split, (split.lower(),))))
     return re.search(rf"(?:^|[^a-z])({words})(?=[^a-z]|$)", name.lower()) is not None
@@ -127,21 +126,21 @@ def _is_of(split: str, name: str) -> bool:
 
 def _no_data(source: str, splits: Sequence[str], kind: Kind, there_is: str) -> NoReturn:
     raise CorpusError(
-        f"{source}: wanted a split {' or '.join(splits)} {kind.words}, {there_is}: name the files "
-        "that are meant by a glob, convert those of another format"
+        f"{source}: wanted a split {' or '.join(splits)} {kind.words}, {there_is}: give the files "
+        "as a glob, and convert files of other formats"
     )
 
 
 def _may_be_a_folder(source: str) -> bool:
-    """Whether to ask for a card below: a server may refuse what is below a file, and a glob, or an
-    address in the web, means just what it says."""
+    """Whether to look for a card in it: a server may refuse paths below a file, and a glob or a web
+    address means exactly the files it names."""
     means_files = re.search(r"^https?://|[*?\[]", source) or _FILE.search(source)
     return source != "docstrings" and not means_files
 
 
 @lru_cache(maxsize=16)
 def card_metadata(source: str) -> dict[str, Any] | None:
-    """What the card of a data set says in its first lines; None without a card."""
+    """The metadata at the top of a data set's card; None without a card."""
     import yaml
 
     if not _may_be_a_folder(source):
@@ -158,30 +157,30 @@ def card_metadata(source: str) -> dict[str, Any] | None:
     except yaml.YAMLError as error:
         raise CorpusError(
             f"{card}: wanted YAML between its first two lines of ---, it cannot be read ({error}): "
-            "correct it, or name the files that are meant by a glob"
+            "correct it, or give the files as a glob"
         ) from error
     return metadata if isinstance(metadata, dict) else None
 
 
 def class_names(source: str) -> dict[str, list[str]]:
-    """Column → names of its classes, as the card of a data set tells them; of several configs what
-    none of them tells otherwise."""
-    told = (card_metadata(source) or {}).get("dataset_info") or []
-    found: dict[str, list[str]] = {}
+    """Column → names of its classes, as stated in the card of a data set; columns on which several
+    configs disagree are left out."""
+    infos = (card_metadata(source) or {}).get("dataset_info") or []
+    classes: dict[str, list[str]] = {}
     differ = set()
     try:
-        for info in [told] if isinstance(told, dict) else told:
+        for info in [infos] if isinstance(infos, dict) else infos:
             for feature in info.get("features") or []:
                 names = _class_names(feature)
-                if names and found.setdefault(feature["name"], names) != names:
+                if names and classes.setdefault(feature["name"], names) != names:
                     differ.add(feature["name"])
-    except (AttributeError, KeyError, TypeError, ValueError):  # written by hand, of another shape
+    except (AttributeError, KeyError, TypeError, ValueError):  # hand-written, in another structure
         return {}
-    return {column: names for column, names in found.items() if column not in differ}
+    return {column: names for column, names in classes.items() if column not in differ}
 
 
 def _class_names(feature: Mapping[str, Any]) -> list[str] | None:
-    """The names of a class label, or of a list of them."""
+    """The class names of a feature that is a class label, or a list of them."""
     for kind in ("dtype", "sequence", "list"):
         inner = feature.get(kind)
         if isinstance(inner, dict):
@@ -194,13 +193,13 @@ def _class_names(feature: Mapping[str, Any]) -> list[str] | None:
 
 
 def license_of(source: str) -> str | None:
-    """The licence that the card of a data set names."""
+    """The licence stated in the card of a data set."""
     named = (card_metadata(source) or {}).get("license")
     return ", ".join(map(str, named if isinstance(named, list) else [named])) if named else None
 
 
 def _named_splits(metadata: dict[str, Any], source: str) -> dict[str, list[str]] | None:
-    """Globs of every split of the default config; None if the card names no files."""
+    """Globs per split of the default config; None if the card lists no files."""
     listed = [config for config in metadata.get("configs") or [] if config.get("data_files")]
     configs = {config.get("config_name", "default"): config for config in listed}
     if not configs:
@@ -209,23 +208,23 @@ def _named_splits(metadata: dict[str, Any], source: str) -> dict[str, list[str]]
     chosen = default or [name for name in configs if name == "default" or len(configs) == 1]
     if not chosen:
         raise CorpusError(
-            f"{source}: wanted one config, this data set has {', '.join(configs)}: name the files "
-            "of the one that is meant by a folder or a glob below it"
+            f"{source}: wanted one config, this data set has {', '.join(configs)}: give the files "
+            "of the one you want as a folder or a glob below it"
         )
     named = configs[chosen[0]]["data_files"]
     if isinstance(named, str) or all(isinstance(each, str) for each in named):
         named = [{"split": TRAIN, "path": named}]
     splits: dict[str, list[str]] = {}
-    for each in named:
-        paths = [each["path"]] if isinstance(each["path"], str) else each["path"]
-        splits.setdefault(each.get("split", TRAIN), []).extend(
+    for entry in named:
+        paths = [entry["path"]] if isinstance(entry["path"], str) else entry["path"]
+        splits.setdefault(entry.get("split", TRAIN), []).extend(
             files.join(source, path) for path in paths
         )
     return splits
 
 
 def _chosen(source: str, named: Mapping[str, Any], splits: Sequence[str]) -> str:
-    """The first of `splits` that a card names, in its words or in others of the same meaning."""
+    """The first of `splits` that a card lists, by that name or a synonym."""
     for split in splits:
         if split in named:
             return split
@@ -234,10 +233,10 @@ def _chosen(source: str, named: Mapping[str, Any], splits: Sequence[str]) -> str
             return alike[0]
         if alike:
             raise CorpusError(
-                f"{source}: wanted one split {split}, its card names {', '.join(alike)}: name the "
-                "one that is meant"
+                f"{source}: wanted one split {split}, its card lists {', '.join(alike)}: name the "
+                "one you want"
             )
     raise CorpusError(
-        f"{source}: wanted a split {' or '.join(splits)}, its card names {', '.join(named)}: "
-        "name one of them, or the files by a glob"
+        f"{source}: wanted a split {' or '.join(splits)}, its card lists {', '.join(named)}: "
+        "name one of them, or give the files as a glob"
     )

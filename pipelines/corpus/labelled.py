@@ -1,4 +1,4 @@
-"""Labelled rows: which files hold them, and reading them with the fields of a task."""
+"""Labelled rows: which files hold them, and how they are read into the fields of a task."""
 
 import hashlib
 import re
@@ -20,7 +20,7 @@ from tracking.runs import DatasetInput
 
 Split = Literal["train", "held_out"]
 SPLITS_FOR: dict[Split, tuple[str, ...]] = {"train": ("train",), "held_out": ("test", "validation")}
-"""Names of splits by what they are for, the first one first."""
+"""Purpose → names of splits, in order of preference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,29 +28,29 @@ class LabelledConfig:
     """Which labelled rows to read."""
 
     source: str = field(default=DOCSTRINGS, metadata=INPUT)
-    """A file, a folder, a glob or a URI of them, also .gz, .bz2 or .zst;
-    `hf://datasets/<owner>/<name>` of the Hugging Face hub; or `docstrings`: which library is it
-    from."""
+    """A file, folder, glob or URI, optionally compressed (.gz, .bz2, .zst);
+    `hf://datasets/<owner>/<name>` on the Hugging Face hub; or `docstrings`: which library a
+    docstring is from."""
     split: str | None = None
-    """Of a folder or data set that has several: `train` to train on and `test`, or `validation`
-    where there is no test, to measure on, where this is not given."""
+    """Split to read from a folder or data set that has several; by default `train` to train on, and
+    `test`, or else `validation`, to measure on."""
     format: str | None = None
-    """As whom the file is written: `raybert list formats` shows those there are; a .csv, .tsv,
-    .jsonl or .parquet table by its ending where this is not given."""
+    """Format of the file, as listed by `raybert list formats`; by default a .csv, .tsv, .jsonl or
+    .parquet table, by its suffix."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Field of the task → the column that holds it, where that has another name:
+    """Field of the task → its column, if that has another name:
     `{text = "sentence1", text_pair = "sentence2"}`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unlabelled:
-    """What is right of rows that nobody has labelled: nothing is known."""
+    """The labels of unlabelled rows: no fields."""
 
 
 def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
-    """The files that `config` means, sorted; of a folder those of a split, where it has several.
+    """The files that `config` names, sorted; of a folder with several splits, those of one split.
 
-    Raises: CorpusError if there is none; ConfigError if a split is wanted of files that are named.
+    Raises: CorpusError if there are none; ConfigError if `config` has a split but names its files.
     """
     source = config.source
     if source == DOCSTRINGS:
@@ -58,15 +58,15 @@ def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
     splits = SPLITS_FOR[split] if config.split is None else (config.split,)
     kind = hub.TABLES if config.format is None else hub.ANY
     asked = config.split is not None
-    found = hub.data_files(source, splits, kind)
-    if found is None:
-        found = hub.folder_files(source, splits, kind, asked=asked)
-    if found is not None:
-        return found
+    paths = hub.data_files(source, splits, kind)
+    if paths is None:
+        paths = hub.folder_files(source, splits, kind, asked=asked)
+    if paths is not None:
+        return paths
     if asked:
         raise ConfigError(
-            f"split: wanted a folder or data set with several splits in {source}, which names its "
-            f"files, got {config.split!r}: leave it out, or name the folder"
+            f"split: wanted a folder or data set with several splits, since {source} already names "
+            f"its files, got {config.split!r}: leave split out, or give the folder"
         )
     return files.find_files(source)
 
@@ -76,7 +76,7 @@ def read_labelled(
 ) -> list[dict[str, Any]]:
     """Rows with the fields of a task's shapes, in the order of the files.
 
-    Lines that are broken in the set as it is published are left out, and told of.
+    Lines that are broken in the published set are left out, and reported.
 
     Raises: CorpusError naming a column that is missing or a row that does not fit.
     """
@@ -86,7 +86,7 @@ def read_labelled(
 def labelled_rows(
     config: LabelledConfig, split: Split, shapes: tuple[type, type]
 ) -> tuple[list[dict[str, Any]], int]:
-    """What `read_labelled` gives, and how many broken lines are left out."""
+    """The rows of `read_labelled`, and how many broken lines were left out."""
     rows: list[dict[str, Any]] = []
     broken = 0
     paths, classes = labelled_files(config, split), hub.class_names(config.source)
@@ -95,19 +95,19 @@ def labelled_rows(
         more = f" and {len(names) - 3:,} more files" if len(names) > 3 else ""
         say(f"{config.source} ({split}): {', '.join(names[:3])}{more}")
     for path in paths:
-        found, columns = labelled_records(files.read_contents(path), path, config.format)
-        records = [record for record in found if record is not None]
+        lines, columns = labelled_records(files.read_contents(path), path, config.format)
+        records = [record for record in lines if record is not None]
         records = with_classes(records, classes) if classes else records
-        if len(records) < len(found):
-            broken += len(found) - len(records)
-            say(f"{path}: left out {counted(len(found) - len(records), 'broken line')}")
+        if len(records) < len(lines):
+            broken += len(lines) - len(records)
+            say(f"{path}: left out {counted(len(lines) - len(records), 'broken line')}")
         rows += labelled(records, shapes, columns | config.columns, path)
     return rows, broken
 
 
 @contextmanager
 def rows_of(source: str) -> Iterator[None]:
-    """Name the file, or what is read, in an error that says what is wrong with a row of it."""
+    """Prefix errors about a row with the file or set that it is from."""
     try:
         yield
     except CorpusError as error:
@@ -116,7 +116,7 @@ def rows_of(source: str) -> Iterator[None]:
 
 @contextmanager
 def rows_after(before: int) -> Iterator[None]:
-    """Count from the first of all rows in an error that counts those after `before` others."""
+    """Correct row numbers in errors: the rows at hand come after `before` others."""
     try:
         yield
     except CorpusError as error:
@@ -125,7 +125,7 @@ def rows_after(before: int) -> Iterator[None]:
 
 
 def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]:
-    """Rows with the fields of a task's input, one for every line of a test file, in their order.
+    """Rows with the fields of a task's input, one per line of a test file, in order.
 
     Raises: CorpusError as `read_labelled` does, and if a line is broken.
     """
@@ -133,20 +133,20 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
     if not files.exists(path):
         files.check_bucket(path)
         raise CorpusError(f"{path}: wanted a file of rows, there is none: check the path")
-    found, columns = labelled_records(files.read_contents(path), path, config.format)
-    records = [record for record in found if record is not None]
-    if len(records) < len(found):
+    lines, columns = labelled_records(files.read_contents(path), path, config.format)
+    records = [record for record in lines if record is not None]
+    if len(records) < len(lines):
         raise CorpusError(
-            f"{path}: wanted as many columns in every line as its header has, "
-            f"{len(found) - len(records):,} lines have others: copy the file again"
+            f"{path}: wanted as many columns in every line as in the header, "
+            f"{len(lines) - len(records):,} lines have more or fewer: copy the file again"
         )
-    names = {one.name for one in fields(shape)}
+    names = {field.name for field in fields(shape)}
     columns = {name: column for name, column in columns.items() if name in names}
     return labelled(records, (shape, Unlabelled), columns | config.columns, path)
 
 
 def labelled_input(name: str, config: LabelledConfig, split: Split) -> DatasetInput:
-    """A labelled set by name and sha256; of several files that over theirs, a line each."""
+    """A labelled set by name and sha256; for several files the sha256 over theirs, one per line."""
     paths = labelled_files(config, split)
     digests = [files.sha256_of(path) for path in paths]
     digest = digests[0]

@@ -1,7 +1,7 @@
-"""The documents of a block that are kept, and what was left out: the step before encoding.
+"""Decides which documents of a block are kept, and counts the others: the step before encoding.
 
-What makes a document good is for `bert_core.data.quality`; here it is applied to blocks, and what
-concerns the whole corpus (near duplicates) is found in a pass of its own.
+The quality criteria are in `bert_core.data.quality`; here they are applied to blocks. Near
+duplicates concern the whole corpus and are found in a separate pass.
 """
 
 import json
@@ -33,8 +33,8 @@ from pipelines.runtime.progress import meter
 from pipelines.runtime.stage import StageConfig
 from tracking.runs import DatasetInput
 
-OVERLAP = "overlap"  # how a count of documents that hold an evaluation row begins
-DROPPED = "dropped_"  # how a count of documents that were left out begins
+OVERLAP = "overlap"  # prefix of counts of documents that contain an evaluation row
+DROPPED = "dropped_"  # prefix of counts of documents that were left out
 REASONS = {
     "empty": "empty",
     "unreadable": "not UTF-8, not JSON, or not a row of its table",
@@ -66,7 +66,7 @@ def kept_documents(
     counts: Counter[str],
     dropped: frozenset[bytes] = frozenset(),
 ) -> Iterator[Kept]:
-    """What a block has to offer; `counts` gets what was read and, by reason, what was left out.
+    """The kept documents of a block; `counts` gets how many were read and, by reason, left out.
 
     Args:
         dropped: digests of near duplicates.
@@ -96,7 +96,7 @@ def kept_documents(
 
 
 def in_parts(documents: Iterable[Kept], part_bytes: int) -> Iterator[list[Kept]]:
-    """Documents in lists of about `part_bytes` of text, so that a block may be of any size."""
+    """Documents in lists of about `part_bytes` of text, so that a block may have any size."""
     part: list[Kept] = []
     characters = 0
     for document in documents:
@@ -112,7 +112,7 @@ def in_parts(documents: Iterable[Kept], part_bytes: int) -> Iterator[list[Kept]]
 def find_near_duplicates(
     blocks: Sequence[Block], quality: QualityConfig, folder: str, config: StageConfig
 ) -> str:
-    """Digests of the documents that are near another one that is kept: the file that holds them."""
+    """Write the digests of documents that are near another, kept one; returns the file's path."""
     path = files.join(folder, "near_duplicates.arrow")
     if files.exists(path):
         return path
@@ -122,9 +122,9 @@ def find_near_duplicates(
         progress.set(len(blocks) - len(missing))
         for _ in run_tasks(partial(_sign, quality), missing, config):
             progress.add()
-    tables = [pa.ipc.open_file(pa.py_buffer(files.read_bytes(each))).read_all() for each in paths]
+    tables = [pa.ipc.open_file(pa.py_buffer(files.read_bytes(part))).read_all() for part in paths]
     table = pa.concat_tables(tables)
-    # Equal documents are no near ones: they meet in one shard, which drops them.
+    # Equal documents do not count as near: they meet in one shard, which drops them.
     digests, first = np.unique(
         np.array(table.column("digest").to_pylist(), dtype=object), return_index=True
     )
@@ -132,11 +132,11 @@ def find_near_duplicates(
     signed = flat.reshape(len(table), -1)[first] if len(table) else signatures([])
     assert quality.near_duplicates is not None
     positions = near_duplicates(digests.tolist(), signed, quality.near_duplicates)
-    found = pa.record_batch({"digest": pa.array(digests[positions].tolist(), pa.binary(32))})
-    _write(path, found)
-    dropped_digests.cache_clear()  # what an earlier run wrote there
-    for each in paths:
-        files.remove(each)
+    dropped = pa.record_batch({"digest": pa.array(digests[positions].tolist(), pa.binary(32))})
+    _write(path, dropped)
+    dropped_digests.cache_clear()  # it may hold what an earlier run wrote there
+    for part in paths:
+        files.remove(part)
     return path
 
 
@@ -169,7 +169,7 @@ def _write(path: str, batch: pa.RecordBatch) -> None:
 
 @lru_cache(maxsize=2)
 def dropped_digests(path: str | None) -> frozenset[bytes]:
-    """What `find_near_duplicates` wrote; nothing without a path."""
+    """The digests that `find_near_duplicates` wrote; empty without a path."""
     if path is None:
         return frozenset()
     table = pa.ipc.open_file(pa.py_buffer(files.read_bytes(path))).read_all()
@@ -177,14 +177,14 @@ def dropped_digests(path: str | None) -> frozenset[bytes]:
 
 
 def evaluation_files(quality: QualityConfig) -> tuple[str, ...]:
-    """The files that `quality.contamination` names, from the root: workers run in other folders."""
+    """Absolute paths of `quality.contamination`'s files: workers run in other folders."""
     named = (path for source in quality.contamination for path in files.find_files(source))
     return tuple(files.absolute(path) for path in named)
 
 
 def evaluation_inputs(quality: QualityConfig) -> list[DatasetInput]:
-    """The evaluation sets that are looked for, whose files `quality` names, by sha256."""
-    _evaluation_grams.cache_clear()  # what they held in an earlier run of this process
+    """The evaluation sets to look for, whose files `quality` names, by sha256."""
+    _evaluation_grams.cache_clear()  # the files may have changed since an earlier run here
     return [
         DatasetInput(f"evaluation {number}", files.sha256_of(path), path)
         for number, path in enumerate(quality.contamination)
@@ -193,7 +193,7 @@ def evaluation_inputs(quality: QualityConfig) -> list[DatasetInput]:
 
 @lru_cache(maxsize=1)
 def _evaluation_grams(paths: tuple[str, ...], ngram: int) -> EvaluationGrams | None:
-    """What is looked for, built once a process."""
+    """The n-grams to look for, built once per process."""
     if not paths:
         return None
     return EvaluationGrams((row for path in paths for row in _evaluation_rows(path)), ngram)
@@ -202,7 +202,7 @@ def _evaluation_grams(paths: tuple[str, ...], ngram: int) -> EvaluationGrams | N
 def _evaluation_rows(path: str) -> Iterator[tuple[str, int, str]]:
     """(file, row, text) of every text of several words; rows count from 1, without the header.
 
-    Of text files a row is a line, its texts are apart by tabs; of JSON it is every string.
+    In text files a row is a line and tabs separate its texts; in JSON every string is a row.
     """
     suffix, _ = files.suffixes(path)
     data = files.read_contents(path)
@@ -224,24 +224,24 @@ def _evaluation_rows(path: str) -> Iterator[tuple[str, int, str]]:
 
 
 def _texts_in(value: object) -> Iterator[str]:
-    """Every string within a JSON value, in order: SQuAD's, say."""
+    """Every string inside a JSON value, in order, as in SQuAD's files."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts_in(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(item)
 
 
 def dropped_documents(counts: Mapping[str, Any]) -> dict[str, int]:
     """How many documents were left out, by reason."""
-    found = {name: counts.get(f"{DROPPED}{name}", 0) for name in REASONS}
-    return {reason: count for reason, count in found.items() if count}
+    dropped = {name: counts.get(f"{DROPPED}{name}", 0) for name in REASONS}
+    return {reason: count for reason, count in dropped.items() if count}
 
 
 def pop_overlaps(counts: Counter[str]) -> list[dict[str, Any]]:
-    """Take the evaluation rows that documents hold out of the counts: file, row, documents."""
-    found = []
+    """Remove the counts of evaluation rows found in documents; returns file, row, documents."""
+    overlaps = []
     for key in sorted(key for key in counts if key.startswith(f"{OVERLAP}\t")):
         _, source, row = key.split("\t")
-        found.append({"source": source, "row": int(row), "documents": counts.pop(key)})
-    return sorted(found, key=lambda each: (each["source"], each["row"]))
+        overlaps.append({"source": source, "row": int(row), "documents": counts.pop(key)})
+    return sorted(overlaps, key=lambda overlap: (overlap["source"], overlap["row"]))

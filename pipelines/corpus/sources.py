@@ -1,6 +1,6 @@
 """Which files a corpus has, and how large they are.
 
-How it is hashed is for `digest`, how it is cut into blocks and read for `blocks`.
+`digest` hashes them; `blocks` cuts them into blocks and reads them.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pipelines.corpus.readers.base import CorpusFile
 class Corpus:
     """The files of a corpus as they were when the run began.
 
-    It is listed once: what is hashed is what is cut into blocks and described by the data card.
+    It is listed once, so that hashing, cutting into blocks and the data card use the same files.
     """
 
     config: CorpusConfig
@@ -32,23 +32,23 @@ class Corpus:
 
 def list_corpus(config: CorpusConfig) -> Corpus:
     """Find the files of a corpus. Raises: CorpusError if a source names none."""
-    found: dict[str, CorpusFile] = {}
+    listed: dict[str, CorpusFile] = {}
     for number, source in enumerate(config.sources):
         for path in _paths_of(source):
             split_column = "split" if source == DOCSTRINGS else None
-            if path not in found:
-                found[path] = CorpusFile(
+            if path not in listed:
+                listed[path] = CorpusFile(
                     path=path,
                     source=number,
                     size_bytes=files.size_bytes(path),
                     split_column=split_column,
                 )
-            elif config.weight(found[path].source) != config.weight(number):
+            elif config.weight(listed[path].source) != config.weight(number):
                 raise ConfigError(
                     f"corpus.weights: {path} is in two sources with different weights, "
-                    f"{config.sources[found[path].source]} and {source}: name it in one"
+                    f"{config.sources[listed[path].source]} and {source}: name it in only one"
                 )
-    return Corpus(config=config, files=tuple(found[path] for path in sorted(found)))
+    return Corpus(config=config, files=tuple(listed[path] for path in sorted(listed)))
 
 
 def _paths_of(source: str) -> list[str]:
@@ -58,9 +58,9 @@ def _paths_of(source: str) -> list[str]:
 
 
 def corpus_size_bytes(corpus: Corpus) -> int:
-    """Bytes of text in the corpus, about where it is compressed.
+    """Bytes of text in the corpus; approximate if it is compressed.
 
-    Raises: CorpusError if all its files are empty, or Parquet lacks the column of the text.
+    Raises: CorpusError if all its files are empty, or a Parquet file lacks the text column.
     """
     config = corpus.config
     sizes = (

@@ -1,1 +1,1 @@
-"""What every stage stands on: its folder and digest, Ray, spreading work, progress."""
+"""What every stage builds on: its folder and digest, Ray, distributing work, progress."""

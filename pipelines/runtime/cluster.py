@@ -1,8 +1,8 @@
-"""Joins a Ray cluster or starts one on this machine, and ends what it started.
+"""Joins a Ray cluster or starts one on this machine, and stops the one it started.
 
-The one place in `pipelines` that reads or sets environment variables. Ray takes most of its
-settings from them, some when it is imported and some from the processes that it starts: they are
-set here before either, and never over what the user has set.
+The only place in `pipelines` that reads or sets environment variables. Ray takes most of its
+settings from them, some at import and some in the processes that it starts: they are set here
+before either happens, and never override what the user has set.
 """
 
 import atexit
@@ -36,31 +36,31 @@ CLIENT_STARTS = 3
 JOB_SERVER = "http://127.0.0.1:8265"  # where `ray start --head` puts it
 HOW_TO_START = "`ray get-auth-token --generate` and `RAY_AUTH_MODE=token ray start --head`"
 
-# For every process that drives Ray, and by inheritance for a cluster that it starts.
+# For every process that drives Ray, and for any cluster it starts, which inherits them.
 SETTINGS = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_DATA_LOGGING_CONFIG": str(DATA_LOGGING),
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Off by default: a report that one rank does not join would hang for good.
+    # Off by default: a report that one rank does not join would hang forever.
     "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "600",
-    # The controller empties the queue of reports once an interval: at the default of 2 s, 60
-    # reports take two minutes; at 0.2 s it takes a tenth of a core.
+    # The controller drains the queue of reports once per interval: at the default of 2 s, 60
+    # reports take two minutes; at 0.2 s it uses a tenth of a core.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # How long it waits for resources before it looks again at what nodes there are: at the default
-    # of 60 s a lost node costs 72 s. `count_nodes_anew` makes it look where workers failed.
+    # How long it waits for resources before it checks again which nodes exist: at the default of
+    # 60 s a lost node costs 72 s. `count_nodes_anew` makes it check when workers have failed.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "5",
     "TOKENIZERS_PARALLELISM": "false",
-    # Ray Tune's tables and logs beside ours, and a handler that takes Ctrl-C for a good end.
+    # Ray Tune's tables and logs, next to ours, and a handler that treats Ctrl-C as success.
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
 
-# Set while a cluster is started, so that its processes inherit it and are found by it.
+# Set while a cluster is starting, so that its processes inherit it and can be found by it.
 MARKER = "RAYBERT_CLUSTER"
 _started: str | None = None  # the marker of the cluster that this process started
-_chose_auth_mode = False  # whether RAY_AUTH_MODE is ours, not the user's
+_chose_auth_mode = False  # whether we set RAY_AUTH_MODE, not the user
 
 
 def connect(
@@ -69,23 +69,23 @@ def connect(
     num_cpus: int | None = None,
     allow_open_cluster: bool = False,
 ) -> None:
-    """Connect this process to Ray; nothing happens where it already is.
+    """Connect this process to Ray; does nothing if it already is connected.
 
-    A cluster started here ends with `disconnect`, with the process, and on SIGTERM.
+    A cluster started here is stopped by `disconnect`, when the process exits, and on SIGTERM.
 
     Args:
         address: the cluster to join (`host:6379`, `ray://host:10001`, `auto`), or `local` to start
-            one whatever else is running. None joins that of RAY_ADDRESS, as inside a Ray job, and
-            starts one where that is not set.
-        num_cpus: CPUs of a cluster that is started, that of this machine where None. More than it
-            has is allowed: Ray counts with the number only.
-        allow_open_cluster: join, with a warning, a cluster that asks for no token.
-    Raises: ResourceError if no cluster answers at `address`, it does not let us in, or it lets in
-        everybody; ConfigError if that is not an address.
+            one whatever else is running. None joins the one in RAY_ADDRESS, as inside a Ray job,
+            and starts one if that is unset.
+        num_cpus: CPUs of a cluster started here; None for as many as this machine has. More is
+            allowed: to Ray this is only a number to schedule by.
+        allow_open_cluster: join a cluster that asks for no token, with a warning.
+    Raises: ResourceError if no cluster answers at `address`, it refuses us, or it requires no
+        token; ConfigError if `address` is not an address.
     """
     if is_connected():
         return
-    if address is None or address == "auto":  # which RAY_ADDRESS overrides in Ray too
+    if address is None or address == "auto":  # RAY_ADDRESS overrides `auto` in Ray too
         address = os.environ.get("RAY_ADDRESS") or address or "local"
     _set_defaults(SETTINGS)
     previous = signal.getsignal(signal.SIGTERM)
@@ -93,57 +93,57 @@ def connect(
         _start(num_cpus)
     else:
         _join(address, allow_open_cluster=allow_open_cluster)
-    # NOTE: ray.init replaces the handler of SIGTERM by one that exits with 15.
+    # NOTE: ray.init replaces the SIGTERM handler with one that exits with 15.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, previous if callable(previous) else _exit_on_sigterm)
 
 
 def is_connected() -> bool:
-    """Whether this process is connected, without importing Ray to find out."""
+    """Whether this process is connected; does not import Ray to find out."""
     return "ray" in sys.modules and sys.modules["ray"].is_initialized()
 
 
 def disconnect() -> None:
-    """Leave the cluster; one that this process started ends, and no process of it is left."""
+    """Leave the cluster; one that this process started is stopped, with all its processes."""
     global _started, _chose_auth_mode
     if "ray" in sys.modules:
         sys.modules["ray"].shutdown()
     if _started is not None:
         _end_processes(_started)
         _started = None
-    if _chose_auth_mode:  # it was for that cluster: the next one, or a child's, has its own
+    if _chose_auth_mode:  # it held for that cluster only, not for the next one or a child's
         os.environ.pop("RAY_AUTH_MODE", None)
         _chose_auth_mode = False
 
 
 def has_gpus(count: int) -> bool:
-    """Whether the cluster that this process is connected to has a GPU for each of `count`."""
+    """Whether the cluster that this process is connected to has at least `count` GPUs."""
     import ray
 
     return ray.cluster_resources().get("GPU", 0) >= count
 
 
 def worker_environment() -> dict[str, str]:
-    """Environment of a worker that trains; what is set in this process stays as it is."""
+    """Environment of a training worker; variables set in this process keep their values."""
     return {name: os.environ.get(name, value) for name, value in HUGE_PAGES.items()}
 
 
 def child_environment() -> dict[str, str]:
-    """Environment of a child process that is to start a cluster, whatever this one is part of."""
+    """Environment of a child process that starts its own cluster, whichever this one uses."""
     return {**os.environ, "RAY_ADDRESS": "local"}
 
 
 def _set_defaults(settings: dict[str, str]) -> None:
-    """Set the variables that the user has not."""
+    """Set the variables that the user has not set."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
 
 def _set_auth_mode(mode: str) -> None:
-    """Say whether Ray's processes ask each other for the token, if the user has not said.
+    """Set whether Ray's processes ask each other for the token, unless the user has set it.
 
-    Left unsaid, `ray.init` turns it on, `ray start` where there is a token, an explicit address
-    never, and the three do not meet.
+    While it is unset, `ray.init` turns it on, `ray start` does so if there is a token, and an
+    explicit address never does, so the three cannot connect to each other.
     """
     global _chose_auth_mode
     if "RAY_AUTH_MODE" in os.environ and not _chose_auth_mode:
@@ -152,7 +152,7 @@ def _set_auth_mode(mode: str) -> None:
     if "ray" in sys.modules:
         from ray._raylet import Config  # type: ignore[attr-defined]  # compiled, and no stub
 
-        Config.initialize("")  # Ray has read it already: what it does itself after setting it
+        Config.initialize("")  # Ray has already read it: it does the same after setting it
 
 
 def _has_token() -> bool:
@@ -162,7 +162,7 @@ def _has_token() -> bool:
 
 
 def _start(num_cpus: int | None) -> None:
-    """Start a cluster of this process's own, that no one without its token can use."""
+    """Start a cluster for this process alone; nobody can use it without its token."""
     global _started
     _set_auth_mode("token")
     if not _has_token():
@@ -193,7 +193,7 @@ def _join(address: str, *, allow_open_cluster: bool) -> None:
         try:
             _init(address=gcs, runtime_env={"env_vars": environment})
             return
-        # Ray's client gives a busy head 30 s to start a server for it, which no setting changes.
+        # Ray's client gives a busy head 30 s to start its server; no setting changes that.
         except ConnectionAbortedError as error:
             if attempt == CLIENT_STARTS:
                 raise _not_reached(address, error) from error
@@ -204,10 +204,10 @@ def _join(address: str, *, allow_open_cluster: bool) -> None:
 def job_client(
     address: str | None = None, *, allow_open_cluster: bool = False
 ) -> "JobSubmissionClient":
-    """A client of the job server at `address`; Ray's own variables, and then its default, if None.
+    """A client of the job server at `address`; None uses Ray's variables, then its default.
 
-    Raises: ResourceError if none answers, it does not let us in, or it lets in everybody and that
-        is not allowed; ConfigError if `address` is no http address.
+    Raises: ResourceError if none answers, it refuses us, or it asks for no token and that is not
+        allowed; ConfigError if `address` is not an http address.
     """
     variables = [os.environ.get(name, "") for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")]
     url = address or next((url for url in variables if url.startswith("http")), JOB_SERVER)
@@ -217,7 +217,7 @@ def job_client(
     except ConnectionError as error:
         raise _not_reached(url, error) from error
     _settle_token(url, asks=asks, allow_open_cluster=allow_open_cluster)
-    os.environ["RAY_API_SERVER_ADDRESS"] = url  # NOTE: Ray takes it over the argument
+    os.environ["RAY_API_SERVER_ADDRESS"] = url  # NOTE: Ray prefers it to the argument
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
@@ -228,14 +228,14 @@ def job_client(
 
 
 def _running_cluster() -> str:
-    """Address of the cluster that runs on this machine. Raises: ConnectionError if none does."""
+    """Address of the cluster running on this machine. Raises: ConnectionError if there is none."""
     from ray._private.services import canonicalize_bootstrap_address
 
     return str(canonicalize_bootstrap_address("auto"))
 
 
 def _settle_token(address: str, *, asks: bool, allow_open_cluster: bool) -> None:
-    """Show the token to a cluster that asks for one, and to no other: Ray's actors die of it there.
+    """Send the token to a cluster that asks for one, and to no other, where Ray's actors would die.
 
     Raises: ResourceError if it asks for none and that is not allowed.
     """
@@ -243,7 +243,7 @@ def _settle_token(address: str, *, asks: bool, allow_open_cluster: bool) -> None
     if not asks and not allow_open_cluster:
         raise ResourceError(
             f"wanted a Ray cluster that asks for a token, the one at {address} {danger}; restart "
-            f"it with {HOW_TO_START}, or join it all the same with --allow_open_cluster"
+            f"it with {HOW_TO_START}, or join it anyway with --allow_open_cluster"
         )
     if not asks:
         say(f"warning: the Ray cluster at {address} {danger}")
@@ -251,12 +251,12 @@ def _settle_token(address: str, *, asks: bool, allow_open_cluster: bool) -> None
 
 
 def _asks_for_token(host: str, *, is_client_server: bool) -> bool:
-    """Whether Ray turns away a stranger, who calls without a token.
+    """Whether Ray refuses a call without a token.
 
-    A call of our own, not through Ray, which would show the token of this process.
+    Calls directly, not through Ray, which would send this process's token.
 
     Args:
-        host: with the port, of the cluster's GCS or of its client server (`ray://`).
+        host: host and port of the cluster's GCS, or of its client server (`ray://`).
     Raises: ConnectionError if nobody answers.
     """
     import grpc
@@ -274,7 +274,7 @@ def _asks_for_token(host: str, *, is_client_server: bool) -> bool:
 
 
 def _channel(host: str) -> "Channel":
-    """As Ray opens it, with its certificates where they are asked for."""
+    """A channel as Ray opens it, with its certificates if TLS is on."""
     import grpc
 
     direct = [("grpc.enable_http_proxy", 0)]
@@ -287,7 +287,7 @@ def _channel(host: str) -> "Channel":
 
 
 def _job_server_asks_for_token(url: str) -> bool:
-    """Whether it turns away a stranger. Raises: ConnectionError if nobody answers."""
+    """Whether it refuses a call without a token. Raises: ConnectionError if nobody answers."""
     import httpx
 
     try:
@@ -298,11 +298,11 @@ def _job_server_asks_for_token(url: str) -> bool:
 
 
 def count_nodes_anew() -> None:
-    """Have Ray count the nodes at once, for elastic training, and every second for a while.
+    """Make Ray count the nodes now, for elastic training, and every second for a while.
 
-    By itself Ray 2.60 does so every 20 s, and until then Ray Train waits for a node that is lost,
-    which may be known only some time after its workers are. For the process of Ray Train's
-    controller. Where Ray has no such actor, or another one, it takes its time.
+    By itself Ray 2.60 does so every 20 s, and until then Ray Train waits for a lost node; the loss
+    of a node may become known some time after the loss of its workers. Call it in the process of
+    Ray Train's controller. If Ray has no such actor, or a different one, nothing is sped up.
     """
     import ray
 
@@ -316,31 +316,31 @@ def count_nodes_anew() -> None:
             time.sleep(1)
             count()
 
-    count()  # what Ray Train decides next rests on it
+    count()  # Ray Train's next decision depends on it
     threading.Thread(target=repeat, name="count-nodes", daemon=True).start()
 
 
 def users_mistake(error: BaseException) -> RaybertError | None:
-    """What the user can mend, where that is what failed: in a worker, or behind Ray's own error."""
+    """The error that the user can fix, if one caused this: in a worker, or behind Ray's error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, RaybertError):
             return type(cause)(str(cause))
-        # Ray Train's controller ends with the first, its tasks and actors with the second.
-        named = getattr(cause, "controller_failure", None) or getattr(cause, "cause", None)
-        cause = named or cause.__cause__
+        # Ray Train's controller fails with the first, its tasks and actors with the second.
+        wrapped = getattr(cause, "controller_failure", None) or getattr(cause, "cause", None)
+        cause = wrapped or cause.__cause__
     return None
 
 
 def _knock(address: str, schemes: tuple[str, ...], wanted: str) -> str:
-    """Host and port of an address, if somebody listens there: Ray would try for minutes.
+    """Host and port of an address, after a test connection: Ray itself would try for minutes.
 
-    Raises: ConnectionError if nobody does; ConfigError if it is not an address.
+    Raises: ConnectionError if nothing listens there; ConfigError if it is not an address.
     """
     parts = urlsplit(address if "://" in address else f"//{address}")
     try:
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:  # it is no number
+    except ValueError:  # it is not a number
         port = None
     if parts.scheme not in schemes or not parts.hostname or port is None:
         raise ConfigError(
@@ -364,14 +364,14 @@ def _not_reached(address: str, error: Exception) -> ResourceError:
 def _init(**arguments: Any) -> None:
     import ray
 
-    # What Ray has to say goes to its own files, <session>/logs; what fails is raised all the same.
+    # Ray logs to its own files, <session>/logs; failures are raised either way.
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
 
 
 def _end_processes(marker: str) -> None:
     """End the processes that carry `marker`: SIGTERM, then SIGKILL.
 
-    Ray ends its own; HAProxy, and what user code has started, it leaves behind.
+    Ray ends its own, but leaves HAProxy and anything that user code has started.
     """
     for signum in (signal.SIGTERM, signal.SIGKILL):
         for pid in _processes(marker):
@@ -383,16 +383,16 @@ def _end_processes(marker: str) -> None:
 
 
 def _processes(marker: str) -> list[int]:
-    """Ids of the living processes that were started with `marker` in their environment (Linux)."""
+    """Ids of the running processes that have `marker` in their environment (Linux)."""
     wanted = f"{MARKER}={marker}\0".encode()
-    found = []
+    pids = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # the process has ended, or is another user's
             if wanted in environment.read_bytes():
-                found.append(int(environment.parent.name))
-    return found
+                pids.append(int(environment.parent.name))
+    return pids
 
 
 def _exit_on_sigterm(signum: int, frame: object) -> None:
-    # An ordinary exit, so that `finally` blocks and `disconnect` run.
+    # A normal exit, so that `finally` blocks and `disconnect` run.
     sys.exit(128 + signum)

@@ -1,6 +1,6 @@
-"""What is wrong in a command line or a config, in one line: the field, what was wanted, what came.
+"""What is wrong with a command line or a config, in one line: the field, what it wanted, what came.
 
-jsonargparse says it in terms of Python's types; a user knows fields.
+jsonargparse reports it in terms of Python types; a user knows fields.
 """
 
 import re
@@ -17,14 +17,14 @@ _NUMBERS = "numbers, as in [0.5, 1]"
 
 
 def explained(message: str, config: type, prog: str, known: Iterable[str]) -> str:
-    """jsonargparse's message as a line.
+    """jsonargparse's message as one line.
 
     Args:
         config: dataclass of the command.
         prog: the command, as in `raybert prepare`.
-        known: names of all fields, those of fields included.
+        known: names of all fields, nested ones included.
     """
-    # What a config inside this one lacks, as this function has said it before.
+    # A nested config's error, as this function has already worded it.
     inner = re.search(r"- ([\w., ]+): (wanted .*)", message)
     if inner is not None:
         outer = re.findall(r'Parser key "([\w.]+)"', message)[:1]
@@ -32,31 +32,31 @@ def explained(message: str, config: type, prog: str, known: Iterable[str]) -> st
     unknown = re.search(r"(?:unrecognized arguments: -*|Option ')([\w.]+)", message)
     if unknown is not None:
         return (
-            f"{unknown[1]}: wanted a field of this command, there is none of that name"
+            f"{unknown[1]}: wanted a field of this command, there is none with that name"
             f"{nearest(unknown[1], known)}; `{prog} --help` lists them"
         )
     names = list(dict.fromkeys(re.findall(r'(?:Parser key "|argument --)([\w.]+)', message)))
     name = ".".join(names)
     required = re.search(r"arguments are required: ([\w., ]+)", message)
     if required is not None:
-        lacking = (f"{name}.{one}" if name else one for one in required[1].split(", "))
-        return f"{', '.join(lacking)}: wanted a value, got none; `{prog} --help` explains each"
+        missing = (f"{name}.{field}" if name else field for field in required[1].split(", "))
+        return f"{', '.join(missing)}: wanted a value, got none; `{prog} --help` explains each"
     hint = _hint(config, name)
     if hint is None:
         return " ".join(message.split())
-    came = re.search(r"Got value: (.*)", message) or re.search(r"Given value: (.*)", message)
-    came = came or re.search(r"Unable to load config ['\"](.*)['\"]", message)
-    return f"{name}: wanted {_wanted(hint)}, got {came[1] if came else 'nothing'}"
+    value = re.search(r"Got value: (.*)", message) or re.search(r"Given value: (.*)", message)
+    value = value or re.search(r"Unable to load config ['\"](.*)['\"]", message)
+    return f"{name}: wanted {_wanted(hint)}, got {value[1] if value else 'nothing'}"
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types of a union but None; a type by itself where it is none."""
+    """The types of a union, without None; for any other type, that type."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     return tuple(kind for kind in kinds if kind is not type(None))
 
 
 def _hint(config: Any, name: str) -> Any:
-    """The type of a field by its dotted name; None where there is no such field."""
+    """The type of a field by its dotted name; None if there is no such field."""
     hint = config
     for part in name.split("."):
         kind = next((one for one in alternatives(hint) if is_dataclass(one)), None)

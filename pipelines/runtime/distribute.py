@@ -1,4 +1,4 @@
-"""Spread independent pieces of work over a cluster by Ray Data."""
+"""Distributes independent pieces of work over a cluster with Ray Data."""
 
 import gc
 import json
@@ -13,7 +13,7 @@ from pipelines.runtime import cluster
 from pipelines.runtime.stage import StageConfig
 
 Item = TypeVar("Item")
-IN_FLIGHT = 3  # items that an actor has, the one in hand included
+IN_FLIGHT = 3  # items per actor, including the one it works on
 
 
 def run_tasks(
@@ -23,18 +23,18 @@ def run_tasks(
     *,
     use_gpu: bool = False,
 ) -> Generator[tuple[int, Any], None, None]:
-    """Do `work` on every item, and yield (position, result) as each is finished, in any order.
+    """Do `work` on every item, and yield (position, result) as each finishes, in any order.
 
-    Items are handed to workers in their order, so one may wait for what an earlier one makes.
+    Items are handed to workers in order, so one may wait for the result of an earlier one.
 
-    Ray Data hands the items to `config.num_workers` actors; what is dear to build is built once an
-    actor where `work` caches it. One that is lost is replaced, and its items are worked on again.
-    With `num_workers` 0 items are worked on here, one after the other.
+    Ray Data hands the items to `config.num_workers` actors; what is expensive to build is built
+    once per actor if `work` caches it. A lost actor is replaced and its items are done again.
+    With `num_workers` 0 items are done in this process, one after the other.
 
     Args:
-        work: gives something that JSON can hold; what it writes is on storage all workers see.
-        use_gpu: whether each worker gets a GPU, where the cluster has enough of them.
-    Raises: what `work` raises, if it is a RaybertError; the first one ends the whole.
+        work: returns something JSON can hold; writes only to storage that all workers see.
+        use_gpu: whether each worker gets a GPU, if the cluster has enough of them.
+    Raises: what `work` raises, if it is a RaybertError; the first one ends everything.
     """
     if not items:
         return
@@ -52,30 +52,30 @@ def run_tasks(
     if ray.util.client.ray.is_connected():
         raise errors.ConfigError(
             "address: wanted host:6379 or auto, since Ray Data does not run through ray://: run it "
-            "on a machine of the cluster, or send it there with `raybert submit`"
+            "on a machine of the cluster, or submit it with `raybert submit`"
         )
     _silence_pool_warning()
-    # NOTE: not `range`, whose reading is an operator of its own that half the CPUs are kept for.
+    # NOTE: not `range`: reading it is a separate operator, which half the CPUs are reserved for.
     numbers = [{"id": index} for index in range(len(items))]
     source = ray.data.from_items(numbers, override_num_blocks=len(items))
     with warnings.catch_warnings():
-        # NOTE: Ray Data lets an actor take its items in another order unless it is told so, by an
-        # argument that Ray 2.64 is to drop.
+        # NOTE: Ray Data lets an actor reorder its items unless this argument forbids it, which Ray
+        # 2.64 will drop.
         warnings.simplefilter("ignore", DeprecationWarning)
         answers = source.map(
-            _Answering,  # type: ignore[arg-type]  # a class is right, Ray's stub knows functions only
+            _Answering,  # type: ignore[arg-type]  # a class is right, Ray's stub only has functions
             fn_constructor_args=(work, items),
             num_cpus=config.threads_per_worker,
             num_gpus=1 if use_gpu and cluster.has_gpus(config.least_workers) else None,
             allow_out_of_order_execution=False,
-            # An actor has its next item at hand: with tasks a CPU rests 0.2 s after each.
+            # An actor has its next item ready: with tasks a CPU idles 0.2 s after each.
             compute=ray.data.ActorPoolStrategy(
                 min_size=min(config.least_workers, len(items)),
                 max_size=min(config.most_workers, len(items)),
                 max_tasks_in_flight_per_actor=IN_FLIGHT,
             ),
         )
-    # NOTE: not `iter_rows`, which holds every row back until the next one is there.
+    # NOTE: not `iter_rows`, which holds each row back until the next one arrives.
     for batch in answers.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy"):
         for number, text in zip(batch["id"], batch["answer"], strict=True):
             answer = json.loads(text)
@@ -88,23 +88,23 @@ def run_tasks(
 
 @cache
 def _silence_pool_warning() -> None:
-    """Let Ray's core warn, once a process, of a pool like Ray Data's, where nobody sees it.
+    """Make Ray's core give its warning about pools like Ray Data's now, where nobody sees it.
 
-    It warns that arguments of an actor that may be restarted could be lost; those of Ray Data's
-    pools are kept while they run. What it has warned of, it does not say again.
+    It warns that the arguments of a restartable actor could be lost; those of Ray Data's pools are
+    kept while they run. It warns once per process.
     """
     import ray
 
-    # No machine has the resource, so no process is started.
+    # No machine has this resource, so no process is started.
     actor: Any = ray.remote(num_cpus=0, resources={"none": 1}, max_restarts=1)(_Warned)
-    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
     try:
         ray.kill(actor.remote(ray.put(None)))
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
-        os.close(nowhere)
+        os.close(devnull)
 
 
 class _Warned:
@@ -112,15 +112,15 @@ class _Warned:
 
 
 class _Answering:
-    """An actor's work: the result of the item that a row numbers, or the user's mistake, as data.
+    """An actor's work: the result for the item that a row gives the index of, or the user's error.
 
-    Ray would wrap an exception in pages of its own frames.
+    The error is returned as data: Ray would wrap an exception in pages of its own stack frames.
     """
 
     def __init__(self, work: Callable[[Item], Any], items: Sequence[Item]) -> None:
         self._work, self._items = work, items
-        # What Ray has imported is not searched for garbage again: reading docstrings took 12 s of
-        # CPU for 20.
+        # Stops the garbage collector from scanning Ray's imports over and over: reading docstrings
+        # took 12 s of CPU instead of 20.
         gc.freeze()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:

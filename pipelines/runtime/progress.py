@@ -1,4 +1,4 @@
-"""What a person sees of long work: a bar on a terminal, a line per interval elsewhere."""
+"""Progress of long work, for a person: a bar on a terminal, a line per interval elsewhere."""
 
 import sys
 import time
@@ -17,28 +17,28 @@ from rich.progress import (
 )
 
 FIRST_LINE_S, LINE_EVERY_S = 2.0, 10.0
-"""How long work shows nothing where there is no terminal, and then between two lines."""
+"""Without a terminal: seconds until the first line, and then between lines."""
 
 # Resolved at every print, so that a captured or redirected stdout is honoured.
 console = Console(highlight=False, soft_wrap=True)
 
 
 CUT = "rows_cut"
-"""Remark: how many rows are longer than the model takes them."""
+"""Remark: how many rows are longer than the model takes."""
 
 LEFT_OUT = "rows_left_out"
-"""Remark: how many rows teach nothing, since all that they ask about is cut off."""
+"""Remark: how many rows teach nothing, since everything they ask about is cut off."""
 
 BROKEN = "broken_lines_left_out"
-"""Remark: how many lines of a file are no rows."""
+"""Remark: how many lines of a file are not rows."""
 
 SEEN = "rows_seen_in_training"
-"""Remark: how many of the rows that score a model have taught or selected it, so that its figures
-are better than they are on others."""
+"""Remark: how many of the rows that score a model were used to train or select it, so that its
+figures look better than they are on other rows."""
 
 
 def tell_remarks(stage: str, remarks: Mapping[str, int | str], source: str) -> None:
-    """A line for everything that there is to tell of rows: `1 row cut`, `tag scheme: BIO`."""
+    """Print a line per remark about rows: `1 row cut`, `tag scheme: BIO`."""
     for name, value in remarks.items():
         words = name.replace("_", " ")
         if isinstance(value, str):
@@ -49,7 +49,7 @@ def tell_remarks(stage: str, remarks: Mapping[str, int | str], source: str) -> N
 
 
 def counted(count: int, what: str, several: str = "") -> str:
-    """`1 row`, `1,000 rows`; `several` where the plural is not made by an s."""
+    """`1 row`, `1,000 rows`; `several` is a plural that does not just add an s."""
     return f"{count:,} {what if count == 1 else several or f'{what}s'}"
 
 
@@ -61,8 +61,8 @@ def say(text: str) -> None:
 class Meter:
     """Shows how much of `total` is done, the rate and the time left.
 
-    The rate counts from what was done first, so that neither what an earlier run did nor the time
-    until work begins is in it.
+    The rate counts from the first progress, so that it includes neither what an earlier run did nor
+    the time until work begins.
     """
 
     def __init__(self, title: str, total: float, unit: str, progress: Progress | None) -> None:
@@ -74,7 +74,7 @@ class Meter:
         self._first: tuple[float, float] | None = None  # when, and how much was done then
 
     def set(self, done: float, note: str = "") -> None:
-        """`done` of the total is finished; `note` is shown beside it."""
+        """`done` of the total is finished; `note` is shown next to it."""
         if self._first is None and done:
             self._first = time.monotonic(), done
         self.done, self.note = done, note

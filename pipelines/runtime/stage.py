@@ -1,8 +1,8 @@
 """What every stage shares: its folder, its digest, being skipped when done, its MLflow run.
 
 A stage is a frozen config that extends `StageConfig` and a function `run(config)`. The fields of
-`StageConfig` say where and with what a stage runs; they never change what it makes and are left
-out of its digest.
+`StageConfig` say where and on what a stage runs; they never change its output and are left out of
+its digest.
 """
 
 import hashlib
@@ -35,10 +35,10 @@ from tracking.spool import await_release
 
 STARTED = "started.json"
 INPUT = {"input": True}
-"""Metadata of a config's field that says where an input lies: what counts of it is its digest."""
+"""Metadata of a config field that locates an input: the input's digest counts, not its path."""
 REMARK = {"remark": True}
-"""Metadata of a config's field that says how the output is described, or its making watched, and
-changes nothing in it."""
+"""Metadata of a config field that affects only how the output is described, or how the run is
+watched."""
 
 Config = TypeVar("Config", bound=Any)
 
@@ -48,27 +48,27 @@ class StageConfig:
     """Where a stage writes and what it runs on."""
 
     operational: ClassVar[bool] = True
-    """Marks a class whose fields say how a stage runs, not what it makes."""
+    """Marks a class whose fields say how a stage runs, not what its output is."""
 
     output: str
-    """Folder or URI that the stage writes, and nothing else does."""
+    """Folder or URI to write; nothing else may write there."""
     num_workers: int | tuple[int, int] = 2
-    """Ray workers; 0 does the work in this process, for a debugger or a profiler. Two numbers are
-    the least and the most: as many as there is room for, while nodes come and go."""
+    """Ray workers; 0 does the work in this process, for a debugger or a profiler. Two numbers are a
+    minimum and a maximum: as many as the cluster has room for while nodes come and go."""
     threads_per_worker: PositiveInt = 1
-    """CPU threads of each worker."""
+    """CPU threads per worker."""
     force: bool = False
-    """Make the output again, whatever is there."""
+    """Write the output again, replacing what is there."""
     address: str | None = None
-    """Ray cluster to use; the one of RAY_ADDRESS, or a local one, where this is not given."""
+    """Ray cluster to use; by default the one in RAY_ADDRESS, or else a local one."""
     allow_open_cluster: bool = False
-    """Join a Ray cluster that asks for no token: anyone who reaches it can then run code there."""
+    """Join a Ray cluster that asks for no token: anyone who can reach it can run code there."""
     tracking_uri: str | None = None
-    """MLflow store; that of MLFLOW_TRACKING_URI, or runs/mlflow.db, where this is not given."""
+    """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
     experiment: str = "raybert"
-    """MLflow experiment that the run is filed under."""
+    """MLflow experiment of the run."""
     parent_run: str | None = None
-    """Id of the MLflow run that this one is a part of."""
+    """Id of the MLflow run that this run is part of."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -77,8 +77,8 @@ class StageConfig:
                 raise ConfigError(f"num_workers: wanted at least 0, got {self.num_workers}")
         elif not 1 <= self.least_workers <= self.most_workers:
             raise ConfigError(
-                "num_workers: wanted a number, or the least and the most, at least 1 and in this "
-                f"order, got {list(self.num_workers)}"
+                "num_workers: wanted a number, or a minimum of at least 1 and then a maximum, "
+                f"got {list(self.num_workers)}"
             )
         if not self.output:
             raise ConfigError("output: wanted a folder or URI, got an empty string")
@@ -93,32 +93,32 @@ class StageConfig:
 
     @property
     def cpus(self) -> int:
-        """CPUs of a Ray that is started on this machine: enough that no worker waits for good."""
+        """CPUs of a cluster started on this machine: enough that no worker waits forever."""
         return max(os.cpu_count() or 1, self.least_workers * self.threads_per_worker)
 
     @property
     def local_folder(self) -> Path:
-        """The output folder, or for a URI the folder on this machine that records its run."""
+        """The output folder; for a URI, the folder on this machine that records its run."""
         local = files.local_path(self.output)
-        # From the root: Ray Train's controller, which records the run, works in another folder.
+        # Absolute: Ray Train's controller, which records the run, works in another folder.
         remote = Path("runs/remote").absolute()
         return local or remote / hashlib.sha256(self.output.encode()).hexdigest()[:12]
 
 
 def operational_fields(kind: type[StageConfig]) -> set[str]:
-    """Names of the fields that say how a stage runs, not what it makes."""
+    """Names of the fields that say how a stage runs, not what its output is."""
     return {
         field.name
-        for each in kind.__mro__
-        if each.__dict__.get("operational")
-        for field in fields(each)
+        for base in kind.__mro__
+        if base.__dict__.get("operational")
+        for field in fields(base)
     }
 
 
 def determining_fields(config: StageConfig) -> dict[str, Any]:
-    """The fields that determine a stage's output, as they come back from its manifest.
+    """The fields that determine a stage's output, as its manifest would return them.
 
-    Left out are operational ones, and where an input lies: what counts of it is its digest.
+    Operational fields and input paths are left out: of an input, only its digest counts.
     """
     operational = operational_fields(type(config))
     values = {k: v for k, v in _without_inputs(config).items() if k not in operational}
@@ -137,8 +137,8 @@ def _without_inputs(config: Any) -> dict[str, Any]:
 def bundle_input(
     reference: str, *, name: str = "model", tracking_uri: str | None = None
 ) -> tuple[Path, DatasetInput]:
-    """Where a bundle lies on this machine, whatever it is referred to by, and its digest as that of
-    an input of this name."""
+    """The local folder of a bundle, given any kind of reference, and the bundle as an input called
+    `name`."""
     from bert_core.bundle.format import bundle_digest
     from tracking.resolve import resolve
 
@@ -147,7 +147,7 @@ def bundle_input(
 
 
 def recipe(config: StageConfig, digest: str) -> dict[str, Any]:
-    """How a stage makes a bundle, for its lineage."""
+    """How a stage made a bundle, for the bundle's lineage."""
     return {
         "config": determining_fields(config),
         "stage_digest": digest,
@@ -156,8 +156,8 @@ def recipe(config: StageConfig, digest: str) -> dict[str, Any]:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The same config for a process that runs in another folder. What an input is by default is a
-    word (`docstrings`), no path."""
+    """The same config for a process that runs in another folder. An input's default is a word
+    (`docstrings`), not a path."""
     changes: dict[str, Any] = {}
     for field in fields(config):
         value = getattr(config, field.name)
@@ -172,14 +172,14 @@ def with_absolute_paths(config: Config) -> Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a stage's work hands back."""
+    """What a stage's work returns."""
 
     outputs: dict[str, Output]
-    """The files that count, by their path inside the output."""
+    """The files that make up the output, by their path inside it."""
     counts: dict[str, Any]
-    """What there is to know of them; numbers among it go to MLflow."""
+    """Facts about the output; the numbers among them go to MLflow."""
     artifacts: Sequence[Path] = ()
-    """Local files for a person to look at in MLflow."""
+    """Local files to show in MLflow."""
 
 
 def run_stage(
@@ -188,15 +188,15 @@ def run_stage(
     inputs: Sequence[DatasetInput],
     work: Callable[[str], Result],
 ) -> Manifest:
-    """Do `work` unless its result is there, and complete the folder with a manifest.
+    """Do `work` unless its result already exists, and complete the folder with a manifest.
 
     Args:
         inputs: everything that is read, with its digest.
-        work: makes the files in `config.output`; given the stage's digest. What a killed run left
-            there is from the same digest, and may be used. The MLflow run of the folder is there,
-            and open for nobody else meanwhile.
-    Raises: ConfigError if the folder holds something else, or an input, which is left untouched;
-        or if a file is in its place.
+        work: writes the files in `config.output`; takes the stage's digest. What a killed run left
+            there has the same digest and may be reused. Meanwhile the folder's MLflow run exists
+            and nothing else has it open.
+    Raises: ConfigError if the folder holds something else, or an input (both are left untouched),
+        or if there is a file in its place.
     """
     _check_output(config)
     determining = determining_fields(config)
@@ -205,7 +205,7 @@ def run_stage(
     if not config.force and is_complete(config.output):
         done = read_manifest(config.output)
         if done.digest == digest:
-            say(f"{stage}: {config.output} is there already, made with the same settings: skipped")
+            say(f"{stage}: {config.output} already exists, made with the same settings: skipped")
             finish_run(config.local_folder, uri=tracking_uri(config.tracking_uri))
             return done
         raise ConfigError(
@@ -215,9 +215,9 @@ def run_stage(
         )
     _clear_what_others_left(config, stage, digest)
     began = time.time()
-    # A run is opened, handed over and opened again: training's controller writes it meanwhile.
+    # The run is opened, handed over and opened again: training's controller writes to it between.
     if _open_run(stage, config, determining, inputs).close("RUNNING") is not None:
-        say(f"{stage}: MLflow has not answered yet, records wait for it in {config.local_folder}")
+        say(f"{stage}: MLflow has not answered yet, records are kept in {config.local_folder}")
     try:
         result = work(digest)
     except BaseException as error:
@@ -238,7 +238,7 @@ def run_stage(
         recorder.record(recorder.last_step + 1, numbers)
         for path in result.artifacts:
             recorder.artifact(path)
-        # From here on the output is complete: killed now, the next start only ends the run.
+        # From here on the output is complete: if killed now, the next start only ends the run.
         write_manifest(config.output, manifest)
     return manifest
 
@@ -251,13 +251,13 @@ def _check_output(config: StageConfig) -> None:
     for name, path in _input_paths(config):
         if files.is_within(path, output):
             raise ConfigError(
-                f"output: wanted a folder of its own, {output} has the input {name} = {path} in "
-                "it, which making the output again would remove: give another output"
+                f"output: wanted a folder without inputs, {output} contains the input "
+                f"{name} = {path}, which writing the output again would remove: give another output"
             )
 
 
 def _input_paths(config: Any) -> Iterator[tuple[str, str]]:
-    """Where inputs lie that are given, each after its field."""
+    """Field and path of every input that was set."""
     for field in fields(config):
         value = getattr(config, field.name)
         if is_dataclass(value):
@@ -306,7 +306,7 @@ def _difference(
 
 
 def _clear_what_others_left(config: StageConfig, stage: str, digest: str) -> None:
-    """Empty the output unless a killed run of this very digest can go on in it."""
+    """Empty the output, unless it is from a killed run of the same digest, which can resume."""
     marker = files.join(config.output, STARTED)
     present = files.list_names(config.output)
     started = files.read_json(marker) if STARTED in present else None
@@ -316,7 +316,7 @@ def _clear_what_others_left(config: StageConfig, stage: str, digest: str) -> Non
             f"not write ({', '.join(present[:3])}, …): give another output"
         )
     if started is not None and started["digest"] == digest and not config.force:
-        say(f"{stage}: going on where an earlier run of {config.output} stopped")
+        say(f"{stage}: resuming the earlier run of {config.output}")
         return
     await_release(config.local_folder)
     files.remove(config.output)
@@ -325,7 +325,7 @@ def _clear_what_others_left(config: StageConfig, stage: str, digest: str) -> Non
 
 
 def local_outputs(config: StageConfig, paths: Sequence[Path]) -> dict[str, Output]:
-    """Files in the run's folder on this machine as outputs; put into `output` where it is away."""
+    """Files in the run's local folder as outputs; copied to `output` if that is elsewhere."""
     outputs = {}
     for path in paths:
         name = path.relative_to(config.local_folder).as_posix()
@@ -337,18 +337,18 @@ def local_outputs(config: StageConfig, paths: Sequence[Path]) -> dict[str, Outpu
 
 
 def input_digest(folder: str, stage: str) -> str:
-    """The digest that an earlier stage's finished folder counts by."""
+    """The digest of an earlier stage's finished output."""
     manifest = read_manifest(folder)
     if manifest.stage != stage:
         raise ConfigError(
-            f"{folder}: wanted the output of `raybert {stage}`, it is that of "
+            f"{folder}: wanted the output of `raybert {stage}`, got that of "
             f"`raybert {manifest.stage}`"
         )
     return manifest.digest
 
 
 def code_version() -> str:
-    """Version of raybert, with the commit where it runs from a checkout."""
+    """Version of raybert, with the commit if it runs from a checkout."""
     try:
         release = version("raybert")
     except PackageNotFoundError:

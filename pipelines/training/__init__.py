@@ -1,1 +1,1 @@
-"""What every stage that trains shares. Each file says where it runs: driver, controller, worker."""
+"""Shared by the stages that train. Each file says where it runs: driver, controller or worker."""

@@ -1,4 +1,4 @@
-"""What training is told; every process of a run has it."""
+"""The configuration of training, shared by all processes of a run."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -20,37 +20,37 @@ from pipelines.training.selection import SelectionConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(StageConfig):
-    """How training is carried out and watched; nothing of it changes what is trained."""
+    """How training is run and watched; none of this changes what is trained."""
 
     operational: ClassVar[bool] = True
 
     micro_batch_tokens: PositiveInt = 16_384
-    """Tokens per forward pass of a worker, padding included; a longer row goes alone. Gradients do
-    not depend on it."""
+    """Tokens per forward pass of a worker, padding included; a longer row gets a pass to itself.
+    Gradients do not depend on it."""
     fsdp: bool = False
-    """Shard weights and optimizer state over the workers instead of copying them (FSDP2)."""
+    """Shard weights and optimizer state over the workers instead of replicating them (FSDP2)."""
     log_every_steps: PositiveInt = 10
-    """Steps between points of the curves."""
+    """Steps between points of the training curves."""
     report_every_s: NonNegativeFloat = 2.0
-    """Seconds between reports to the run; each carries all points since the last one."""
+    """Seconds between reports to the run; each has all points since the last one."""
     checkpoint_every_steps: PositiveInt = 200
     """Steps between checkpoints; the last step always writes one."""
     keep_checkpoints: PositiveInt = 2
-    """Newest checkpoints to keep; the one with the lowest held-out loss is kept as well."""
+    """Number of newest checkpoints to keep; the one with the lowest held-out loss is kept too."""
     max_loss_rise: NonNegativeFloat = 2.0
-    """Stop when the losses of all parts, unweighted and averaged since the last point of the curve,
-    exceed the median of the 20 points before by this much; 0 disables."""
+    """Stop when the loss exceeds the median of the last 20 points by this much; 0 disables. It is
+    the unweighted sum of the losses of all parts, averaged since the last point of the curve."""
     max_failures: int = 3
-    """Times that lost workers are replaced before the stage fails; nodes that were preempted with
-    notice do not count."""
+    """How often lost workers are replaced before the stage fails; nodes preempted with notice do
+    not count."""
     resize_every_s: NonNegativeFloat = 60.0
-    """Seconds between checks whether the cluster has room for more workers, where `num_workers` is
-    a range. A changed number of workers goes on from the newest checkpoint."""
+    """If `num_workers` is a range: seconds between checks whether the cluster has room for more
+    workers. After a change, training resumes from the newest checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledTrainingConfig(TrainingConfig):
-    """A model, a task, the rows that teach it, and how.
+    """Fine-tuning: the model, the task, the rows to learn from, and the hyperparameters.
 
     Defaults: Devlin et al. 2019, appendix A.3.
     """
@@ -58,42 +58,41 @@ class LabelledTrainingConfig(TrainingConfig):
     model: str = field(metadata=INPUT)
     """Bundle to start from: a folder, a URI, or models:/name@alias."""
     task: str = "text-classification"
-    """Name of the task; `raybert list tasks` shows those there are."""
+    """Name of the task; `raybert list tasks` lists them."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What the task is told, by name: `{multi_label = true}`."""
+    """Options of the task, by name: `{multi_label = true}`."""
     train: LabelledConfig = field(default_factory=LabelledConfig)
     """Rows to train on."""
     held_out: LabelledConfig | None = None
-    """Rows to measure on, once, when training is done, where they are given; they select
-    nothing."""
+    """Rows to measure on once, after training; never used for selection. By default none."""
     selection: SelectionConfig = field(default_factory=SelectionConfig)
-    """Which weights are taken."""
+    """How the final weights are selected."""
     rows_per_class: PositiveInt | None = None
-    """Most training rows of a label, drawn at random; all where this is not given."""
+    """Maximum number of training rows per label, drawn at random; all by default."""
     max_length: Annotated[int, Range(least=8)] = 128
-    """Most tokens of a row, special ones included."""
+    """Maximum number of tokens per row, special tokens included."""
     batch_size: PositiveInt = 32
-    """Rows of an optimizer step, over all workers."""
+    """Rows per optimizer step, over all workers."""
     precision: Precision = "bf16"
     """`bf16` runs matrix products in bfloat16; `fp32` is faster on CPUs without it."""
 
     from_scratch: bool = False
-    """Start from fresh weights instead of the bundle's, to see what pretraining is worth."""
+    """Start from random weights instead of the bundle's, to see what pretraining is worth."""
     epochs: PositiveFloat = 3.0
-    """How often every row is seen."""
+    """Passes over the training rows."""
     lr: PositiveFloat = 5e-5
     """Peak learning rate."""
     warmup_share: Share = 0.1
-    """Share of the steps in which the learning rate climbs."""
+    """Share of the steps over which the learning rate warms up."""
     weight_decay: NonNegativeFloat = 0.01
-    """Decoupled decay of weight matrices."""
+    """Decoupled weight decay of weight matrices."""
     layer_decay: PositiveShare = 1.0
-    """A layer's learning rate is so many times that of the one above it (Howard and Ruder 2018); 1
-    moves all alike."""
+    """Factor on a layer's learning rate relative to the layer above it (Howard and Ruder 2018); 1
+    uses the same rate for all."""
     seeds: tuple[int, ...] = (0,)
-    """Fresh heads, order of rows and dropout; the bundle is that of the first seed."""
+    """Seeds of new heads, row order and dropout, one training each; the bundle is the first's."""
     max_loss_rise: NonNegativeFloat = 0.0
-    """As in pretraining; off by default, since the loss of few rows may rise without harm."""
+    """As in pretraining; off by default, since the loss on few rows may rise without harm."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,9 +111,9 @@ class LabelledTrainingConfig(TrainingConfig):
         )
 
     def steps(self, rows: int) -> int:
-        """Optimizer steps of one seed."""
+        """Optimizer steps per seed."""
         return max(1, round(self.epochs * rows / self.batch_size))
 
     def steps_between(self, rows: int) -> int:
-        """Steps between two measurements on the rows that select."""
+        """Steps between measurements on the selection rows."""
         return max(1, round(self.selection.every_epochs * rows / self.batch_size))

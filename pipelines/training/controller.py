@@ -1,4 +1,4 @@
-"""What runs in Ray Train's controller, and how the driver starts and ends one."""
+"""What runs in Ray Train's controller, and how the driver starts and stops it."""
 
 import logging
 from contextlib import suppress
@@ -21,10 +21,10 @@ ABORT_TIMEOUT_S = 10.0
 
 
 class RecordingCallback(UserCallback):
-    """Runs in the Ray Train controller: records what rank 0 reports into the stage's run, and ends
-    training where a worker raised what only the user can fix.
+    """Runs in the Ray Train controller: records rank 0's reports in the stage's run, and ends
+    training if a worker raised an error that only the user can fix.
 
-    Ray Train never retries what a callback raises.
+    Ray Train never retries after a callback raises.
     """
 
     def __init__(self, folder: Path, uri: str) -> None:
@@ -32,11 +32,11 @@ class RecordingCallback(UserCallback):
         self._recorder: RunRecorder | None = None
 
     def after_report(self, run_context: Any, metrics: list[dict], checkpoint: Any) -> None:
-        # NOTE: an exception here would end the training; `record` raises none.
+        # NOTE: an exception here would end the training; `record` never raises.
         try:
             self._recorder = self._recorder or RunRecorder.open(self._folder, uri=self._uri)
         except (OSError, RaybertError) as error:
-            logger.warning(f"the run in {self._folder} cannot be recorded: {error}")
+            logger.warning(f"cannot record the run in {self._folder}: {error}")
             return
         record_all(self._recorder, metrics[0]["records"])
         if metrics[0]["last"]:
@@ -46,8 +46,8 @@ class RecordingCallback(UserCallback):
         self._hand_over()
         for error in worker_exceptions.values():
             if (mistake := cluster.users_mistake(error)) is not None:
-                # It ends the training, with the workers that wait for the one that failed. Without
-                # it Ray Train would start all anew `max_failures` times, to fail again.
+                # Ends the training, including workers that wait for the failed one. Otherwise Ray
+                # Train would restart everything `max_failures` times, only to fail again.
                 raise mistake
         cluster.count_nodes_anew()
 
@@ -58,10 +58,9 @@ class RecordingCallback(UserCallback):
 
 
 class Trainer(TorchTrainer):
-    """A run that is interrupted is aborted, and what interrupted it is raised.
+    """Aborts a run that is interrupted, and re-raises the interrupt.
 
-    Ray Train has a handler of SIGINT of its own, which stays in place after the run and ends the
-    process with code 1.
+    Ray Train's own SIGINT handler stays in place after the run and exits the process with code 1.
     """
 
     _controller: Any = None
@@ -74,9 +73,9 @@ class Trainer(TorchTrainer):
             return super().fit()
         except (KeyboardInterrupt, SystemExit):
             if self._controller is not None:
-                with suppress(RayError):  # so its end comes back
+                with suppress(RayError):  # this is how its end is returned
                     ray.get(self._controller.abort.remote(), timeout=ABORT_TIMEOUT_S)
             raise
         finally:
             if self._controller is not None:
-                ray.kill(self._controller)  # with it goes its hold on the run's folder
+                ray.kill(self._controller)  # which releases the run's folder

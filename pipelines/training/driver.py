@@ -1,4 +1,4 @@
-"""The driver's side of a stage that trains: start the workers, show progress, keep the record.
+"""The driver side of training stages: starts the workers, shows progress, keeps the record.
 
 What a worker does is in `worker`; the mathematics is in `bert_core.train`.
 """
@@ -42,7 +42,7 @@ METRICS = "metrics.jsonl"
 
 
 Worker = Callable[[Any, str, Report], None]
-"""Trains as one rank: given the stage's config, its digest, and where to report to."""
+"""Trains as one rank: takes the stage's config, its digest, and where to report."""
 
 
 def fit(
@@ -55,14 +55,14 @@ def fit(
 ) -> None:
     """Run `worker` on every rank until it returns, through lost workers and restarts.
 
-    The Ray Train controller, or this process where `num_workers` is 0, records what is reported
-    into the run of `config.local_folder`.
+    The Ray Train controller, or this process if `num_workers` is 0, records the reports in the run
+    of `config.local_folder`.
 
     Args:
-        watch: shown what is reported, once it is recorded; needs `num_workers` 0.
+        watch: called with each report after it is recorded; needs `num_workers` 0.
     """
     assert watch is None or config.num_workers == 0
-    # Ray Train gives every worker a folder of its own.
+    # Ray Train gives every worker its own folder.
     config = with_absolute_paths(config)
     with _progress(config.local_folder, loop, title):
         if config.num_workers == 0:
@@ -72,7 +72,7 @@ def fit(
                 record_all(recorder, records)
                 if watch is not None:
                     watch(records)
-                return False  # nobody takes the node of this process with a notice
+                return False  # this process gets no notice of preemption
 
             try:
                 worker(config, digest, report)
@@ -102,7 +102,7 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
     trainer = Trainer(
         on_ray,
         train_loop_config={"worker": worker, "config": config, "digest": digest},
-        scaling_config=ScalingConfig(  # type: ignore[call-arg]  # its stub is of an older one
+        scaling_config=ScalingConfig(  # type: ignore[call-arg]  # the stub is outdated
             num_workers=config.num_workers,  # type: ignore[arg-type]
             elastic_resize_monitor_interval_s=config.resize_every_s,
             use_gpu=use_gpu,
@@ -111,8 +111,8 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
                 **({"GPU": 1} if use_gpu else {}),
             },
         ),
-        run_config=RunConfig(  # type: ignore[call-arg]  # its stub is of an older one
-            # Ray Train goes on with a run of the same name; ours goes on by its own checkpoints.
+        run_config=RunConfig(  # type: ignore[call-arg]  # the stub is outdated
+            # Ray Train resumes a run of the same name; ours resumes from its own checkpoints.
             name=uuid.uuid4().hex[:8],
             storage_path=storage,
             failure_config=FailureConfig(max_failures=config.max_failures),
@@ -121,7 +121,7 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
         ),
     )
     diverged = files.join(config.output, DIVERGED)
-    files.remove(diverged)  # of a run before
+    files.remove(diverged)  # from an earlier run
     try:
         trainer.fit()
     except TrainingFailedError as error:
@@ -134,18 +134,18 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
 
 
 def check_cpus(resources: Mapping[str, float], workers: int, threads: int) -> None:
-    """Raises: ResourceError if a cluster of these resources has not the CPUs for all workers."""
+    """Raises: ResourceError if these resources of a cluster lack the CPUs for all workers."""
     cpus = workers * threads
     if resources.get("CPU", 0) < cpus:
         raise ResourceError(
-            f"training: wanted {cpus} CPUs ({workers} workers of {threads} threads), the cluster "
+            f"training: wanted {cpus} CPUs ({workers} workers with {threads} threads), the cluster "
             f"has {resources.get('CPU', 0):g}: lower num_workers or threads_per_worker, or add "
             "nodes"
         )
 
 
 def curves(config: StageConfig) -> list[Path]:
-    """Pictures of what the run has recorded."""
+    """Plots of what the run has recorded."""
     from tracking.plots import plot_curves
 
     return plot_curves(config.local_folder / METRICS, config.local_folder / "plots")
@@ -153,7 +153,7 @@ def curves(config: StageConfig) -> list[Path]:
 
 @contextmanager
 def _progress(folder: Path, loop: LoopConfig, title: str) -> Iterator[None]:
-    """Follow the record of a run, wherever it is written, and show how far it is."""
+    """Follow the record of a run, whichever process writes it, and show its progress."""
     ended = threading.Event()
 
     def follow() -> None:
@@ -185,8 +185,8 @@ def _progress(folder: Path, loop: LoopConfig, title: str) -> Iterator[None]:
 
 
 def _measure(loop: LoopConfig) -> tuple[int, str, float | None]:
-    """What a run's length is told in: how many it has of which unit, and the unit's seconds where
-    it is one of time."""
+    """The length of a run for its progress bar: amount, unit, and seconds per unit if it is a unit
+    of time."""
     if loop.max_hours is None:
         return loop.max_steps, "steps", None
     seconds = loop.max_hours * 3600
@@ -207,11 +207,11 @@ def write_bundle(
     task: "Task | None" = None,
     checkpoint: "Checkpoint | None" = None,
 ) -> dict[str, Output]:
-    """Write a checkpoint's weights as `output/bundle`; gives its files.
+    """Write a checkpoint's weights as `output/bundle`; returns its files.
 
     Args:
         model: of the right shape; its weights are replaced.
-        lineage: of what it was made; the config and digest of the stage are added.
+        lineage: what it was made from; the stage's config and digest are added.
         checkpoint: None takes the newest.
     """
     from bert_core.bundle.format import save_bundle
@@ -222,7 +222,7 @@ def write_bundle(
     assert checkpoint is not None  # the last step wrote one
     load_weights(checkpoint, model, run_digest=digest)
     local = config.local_folder / BUNDLE
-    shutil.rmtree(local, ignore_errors=True)  # of a run that was killed after writing it
+    shutil.rmtree(local, ignore_errors=True)  # from a run that was killed after writing it
     save_bundle(
         local,
         model,

@@ -1,4 +1,4 @@
-"""Labelled sets as one rank has them: batches to train on, and what a model comes to."""
+"""Labelled sets on one rank: batches to train on, and measurements of a model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from pipelines.training.worker import Place
 from tracking.metric_names import TASK, on_all
 
 MEASURED_ROWS = 256
-"""Rows of a batch that is measured on; it changes no number."""
+"""Rows per batch of a measurement; it does not affect the results."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class LabelledRank:
 
     @cached_property
     def packed_from(self) -> float:
-        """The share of padding from which rows lie end to end."""
+        """The share of padding from which rows are packed end to end."""
         return packing(self.encoder_config, self.place.device, self.config.precision)
 
     @property
     def shown(self) -> Iterator[Window]:
-        """All that a model is shown while it is trained."""
+        """All windows that a model sees during training: training and selection rows."""
         return chain.from_iterable(
             self.sets[split].windows for split in (TRAIN, SELECTION) if split in self.sets
         )
 
     def batches(self, split: str, seed: int) -> RankBatches:
-        """The rows of a set in the order that the seed gives."""
+        """The rows of a set, in the seed's order."""
         windows = self.sets[split].windows
         return RankBatches(
             source=WindowSource(windows, self.pad_id, self.packed_from),
@@ -61,7 +61,7 @@ class LabelledRank:
         )
 
     def measure(self, split: str, loop: LoopConfig, model: ObjectiveModel) -> dict[str, float]:
-        """Loss of each part, and the task's metrics under `TASK`. Collective."""
+        """The loss of each part, and the task's metrics under `TASK`. Collective."""
         rows, windows = self.sets[split].rows, self.sets[split].windows
         scores = evaluation_scores(
             model,

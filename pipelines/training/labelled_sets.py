@@ -1,4 +1,4 @@
-"""The labelled rows of a stage that trains on them: which there are, and what each is for."""
+"""The labelled sets of a training stage, and what each is for."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from bert_core.data.windows import Window
     from bert_core.tasks.base import Remarks, Task
 
-"""What the rows are for: to train on, to choose weights by, and to score them once."""
-
 
 def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]:
-    """Where the bundle to start from lies on this machine, and everything that is read."""
+    """The local folder of the bundle to start from, and all inputs of the stage."""
     from bert_core.tasks.catalog import TASKS
 
     if config.task not in TASKS:
@@ -41,24 +39,24 @@ def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """Rows as they were read, and as an encoder takes them."""
+    """Rows as they were read, and encoded as windows."""
 
     rows: list[dict[str, Any]]
     windows: "list[Window]"
-    """Of rows to train on only those from which there is something to learn."""
+    """Of training rows, only windows that have something to learn from."""
     cut: int
-    """How many rows are longer than `max_length`."""
+    """Number of rows longer than `max_length`."""
 
     @property
     def left_out(self) -> int:
-        """How many rows have no window."""
+        """Number of rows without a window."""
         return len(self.rows) - len({window.row for window in self.windows})
 
 
 def read_sets(
     config: LabelledTrainingConfig, bundle: "Bundle"
 ) -> tuple["Task", dict[str, LabelledSet]]:
-    """The task with the labels of the training rows, and the sets that there are, by name.
+    """The task with the labels of the training rows, and its sets by name.
 
     Raises: ConfigError or CorpusError naming what does not fit the task.
     """
@@ -76,17 +74,17 @@ def read_parts(
     options: Any,
     known: "Task | None" = None,
 ) -> tuple["Task", dict[str, list[dict[str, Any]]]]:
-    """The task as the training rows have it, and the rows of each set, by its name.
+    """The task as the training rows define it, and the rows of each set by name.
 
     Args:
-        known: the task, where another model has learned it.
+        known: the task, if another model has already learned it.
     Raises: CorpusError naming what does not fit the task.
     """
-    read = read_labelled(config.train, "train", kind.shapes(options))
-    read = few_per_class(read, config.rows_per_class)
+    rows = read_labelled(config.train, "train", kind.shapes(options))
+    rows = few_per_class(rows, config.rows_per_class)
     with rows_of(config.train.source):
-        task = known or kind.from_rows(read, options)
-    parts = divided(read, task.groups(read, task.chosen), config.selection)
+        task = known or kind.from_rows(rows, options)
+    parts = divided(rows, task.groups(rows, task.chosen), config.selection)
     if config.held_out is not None:
         parts[HELD_OUT] = read_labelled(config.held_out, HELD_OUT, task.shapes(task.chosen))
     return task, parts
@@ -98,15 +96,15 @@ def encoded(
     task: "Task",
     parts: dict[str, list[dict[str, Any]]],
 ) -> dict[str, LabelledSet]:
-    """The rows of each set as the bundle's encoder takes them.
+    """The rows of each set, encoded for the bundle's encoder.
 
-    Raises: ConfigError if it takes none as long, or a batch is too small for all workers;
-        CorpusError if there are too few rows to train on, or one does not fit the task.
+    Raises: ConfigError if `max_length` is too long for it, or a batch is too small for all workers;
+        CorpusError if there are too few training rows, or a row does not fit the task.
     """
     _check_groups(config, task)
     training, selecting = len(parts[TRAIN]), len(parts.get(SELECTION, []))
     if training < config.batch_size:
-        kept = f", of which {selecting} select" if selecting else ""
+        kept = f", of which {selecting} are selection rows" if selecting else ""
         raise CorpusError(
             f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows to "
             f"train on, got {training + selecting}{kept}: lower batch_size, or add rows"
@@ -124,8 +122,8 @@ def encoded(
         sets[name] = LabelledSet(rows, windows, cut)
     if sets[TRAIN].left_out and len(sets[TRAIN].windows) < config.batch_size:
         raise CorpusError(
-            f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows that "
-            f"hold what is to be learned within max_length = {config.max_length} tokens, got "
+            f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows with "
+            f"something to learn within max_length = {config.max_length} tokens, got "
             f"{training - sets[TRAIN].left_out} of {training}: raise max_length, or lower "
             "batch_size"
         )
@@ -133,7 +131,7 @@ def encoded(
 
 
 def _check_groups(config: LabelledTrainingConfig, task: "Task") -> None:
-    """Raises: ConfigError if a worker would have no group of rows of a batch."""
+    """Raises: ConfigError if a batch has fewer groups of rows than there are workers."""
     groups = -(-config.batch_size // task.group_rows)
     if groups < config.most_workers:
         raise ConfigError(
@@ -144,10 +142,10 @@ def _check_groups(config: LabelledTrainingConfig, task: "Task") -> None:
 
 
 def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[str, list[dict]]:
-    """The rows that are trained on, and those that select, where there are to be any.
+    """Split rows into training rows and, if there is a share for them, selection rows.
 
-    Groups are drawn whole while they fit, so that none is on both sides. Raises: ConfigError if
-    none fits.
+    Groups are drawn whole as long as they fit, so that no group is split. Raises: ConfigError if no
+    group fits.
     """
     if not config.share:
         return {TRAIN: rows}
@@ -157,9 +155,9 @@ def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[
     )
     if sizes.min() > left:
         raise ConfigError(
-            f"selection.share: wanted a share of the {len(rows):,} rows that holds a group of rows "
-            f"which belong together (about one passage, or equal ones), got {config.share:g} "
-            f"({left:,} rows), where the least group has {sizes.min():,}: raise it, or set it to 0"
+            f"selection.share: wanted a share of the {len(rows):,} rows with room for a group of "
+            f"rows that belong together (same passage, or duplicates), got {config.share:g} "
+            f"({left:,} rows), but the smallest group has {sizes.min():,}: raise it, or set it to 0"
         )
     drawn = np.zeros(len(sizes), dtype=bool)
     for group in np.argsort(first)[np.random.default_rng(config.seed).permutation(len(first))]:
@@ -174,12 +172,12 @@ def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[
 
 
 def few_per_class(rows: list[dict[str, Any]], most: int | None) -> list[dict]:
-    """At most `most` rows of each label, in their order; the same for every model compared."""
+    """At most `most` rows per label, in order; the same rows for every model compared."""
     if most is None:
         return rows
     if "label" not in rows[0]:
         raise ConfigError(
-            f"rows_per_class: wanted rows that have one label each, theirs have "
+            f"rows_per_class: wanted rows with one label each, got rows with "
             f"{', '.join(rows[0])}: leave it out for this task"
         )
     kept: list[int] = []
@@ -192,7 +190,7 @@ def few_per_class(rows: list[dict[str, Any]], most: int | None) -> list[dict]:
 
 
 def trained_rows(task: "Task", sets: dict[str, LabelledSet]) -> Digests:
-    """Of the rows that weights are trained on or selected by."""
+    """Digests of the rows that the weights are trained on or selected by."""
     return task.digests(
         [row for name in (TRAIN, SELECTION) if name in sets for row in sets[name].rows],
         task.chosen,
@@ -206,33 +204,33 @@ def remarks_of(
     sets: dict[str, LabelledSet],
     trained_on: Digests,
 ) -> "Remarks":
-    """What there is to tell of the rows that are trained on and of those held out; told here.
+    """Remarks on the training rows and the held-out rows; also prints them.
 
     Args:
-        trained_on: all that the model has seen when it is scored.
+        trained_on: digests of all rows that the model has seen by the time it is scored.
     """
     remarks: Remarks = {}
     for split, source in ((TRAIN, config.train), (HELD_OUT, config.held_out)):
         if source is not None:
             rows = sets[split].rows
-            found = task.remarks(rows) | {CUT: sets[split].cut}
+            of_split = task.remarks(rows) | {CUT: sets[split].cut}
             if split == TRAIN:
-                found[LEFT_OUT] = sets[split].left_out
+                of_split[LEFT_OUT] = sets[split].left_out
             if split == HELD_OUT:
                 seen = np.isin(task.digests(rows, task.chosen), trained_on)
-                found[SEEN] = int(seen.sum())
-            tell_remarks(stage, found, f"{source.source} ({split})")
-            remarks |= {f"{split}_{name}": count for name, count in found.items()}
+                of_split[SEEN] = int(seen.sum())
+            tell_remarks(stage, of_split, f"{source.source} ({split})")
+            remarks |= {f"{split}_{name}": count for name, count in of_split.items()}
     return remarks
 
 
 def _longest(config: LabelledTrainingConfig, bundle: "Bundle") -> int:
-    from bert_core.batches import PAD_MULTIPLE  # batches are padded to whole multiples of it
+    from bert_core.batches import PAD_MULTIPLE  # batches are padded to multiples of it
 
     longest = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
     if config.max_length > longest:
         raise ConfigError(
-            f"max_length: wanted at most {longest}, the positions that {config.model} has, "
+            f"max_length: wanted at most {longest}, the number of positions of {config.model}, "
             f"got {config.max_length}"
         )
     return config.max_length
@@ -244,14 +242,14 @@ def lineage_of(
     inputs: list[DatasetInput],
     sets: dict[str, LabelledSet],
 ) -> list[dict[str, Any]]:
-    """The vocabulary and the labelled sets, for the lineage."""
+    """The vocabulary and the labelled sets, as lineage."""
     sources = {TRAIN: config.train, HELD_OUT: config.held_out}
     return [
         {"name": "vocabulary", "digest": tokenizer.digest, "tokens": tokenizer.vocab_size},
         *(
-            {"name": each.name, "digest": each.digest, "source": source.source}
-            | {"rows": len(sets[each.name].rows)}
-            for each in inputs
-            if (source := sources.get(each.name)) is not None
+            {"name": item.name, "digest": item.digest, "source": source.source}
+            | {"rows": len(sets[item.name].rows)}
+            for item in inputs
+            if (source := sources.get(item.name)) is not None
         ),
     ]

@@ -1,4 +1,4 @@
-"""Which objectives a pretraining run trains: what its rows teach, and what they lack for others."""
+"""Which objectives a pretraining run trains, and how its rows must be prepared for each."""
 
 from bert_core.data.pairs import LABELS
 from bert_core.data.shards import ShardSet
@@ -12,32 +12,32 @@ NEEDS: dict[str, tuple[str, str] | None] = {
     "emd_mlm": None,
     "rtd": None,
 }
-"""Objective → how its rows have to be prepared: a setting of `raybert prepare` and its value; None
-where all rows will do."""
+"""Objective → how its rows must be prepared: a field of `raybert prepare` and its value; None if
+any rows will do."""
 
 MASKED_WORDS = {"mlm", "emd_mlm", "rtd"}
-"""Ways to learn them, of which a run takes one."""
+"""Objectives for masked words, of which a run uses exactly one."""
 
 
 def check_names(names: tuple[str, ...] | None) -> None:
-    """Raises: ConfigError unless these are objectives, each once, one for masked words."""
+    """Raises: ConfigError unless these are distinct objectives, one of them for masked words."""
     if names is None:
         return
     if set(names) - NEEDS.keys() or len(set(names)) < len(names):
         raise ConfigError(
-            f"objectives: wanted some of {', '.join(NEEDS)}, each once, got {', '.join(names)}"
+            f"objectives: wanted any of {', '.join(NEEDS)}, each once, got {', '.join(names)}"
         )
     if len(MASKED_WORDS & set(names)) != 1:
         raise ConfigError(
             f"objectives: wanted one of {', '.join(sorted(MASKED_WORDS))} among them, got "
-            f"{', '.join(names) or 'none'}: the other objectives stand beside masked words"
+            f"{', '.join(names) or 'none'}: the other objectives need one for masked words"
         )
 
 
 def objectives_of(names: tuple[str, ...] | None, shards: ShardSet) -> list[str]:
-    """The objectives that are asked for; else masked words and what the rows' label says.
+    """The objectives in `names`; by default masked words and the objective of the rows' label.
 
-    Raises: ConfigError if the rows cannot teach one that is asked for.
+    Raises: ConfigError if the rows were not prepared for one in `names`.
     """
     if names is None:
         labels = LABELS.items()
@@ -47,11 +47,11 @@ def objectives_of(names: tuple[str, ...] | None, shards: ShardSet) -> list[str]:
             continue
         setting, wanted = needed
         part, _, entry = setting.partition(".")
-        came = shards.manifest.config[part][entry]
-        if came != wanted:
+        value = shards.manifest.config[part][entry]
+        if value != wanted:
             raise ConfigError(
-                f"objectives: {name} wants rows that were prepared with {setting} = {wanted}, "
-                f"{shards.folder} was prepared with {came}: run `raybert prepare` with --{setting} "
-                f"{wanted} into another folder, or leave {name} out"
+                f"objectives: {name} wants rows prepared with {setting} = {wanted}, "
+                f"{shards.folder} was prepared with {value}: run `raybert prepare` with "
+                f"--{setting} {wanted} into another folder, or leave {name} out"
             )
     return list(names)

@@ -1,6 +1,6 @@
-"""What a training run leaves in its folder: above all the points of its curves.
+"""What a training run leaves in its folder: mainly the points of its curves.
 
-A worker reports, the controller writes (`RunRecorder`), the driver reads.
+A worker reports them, the controller writes them (`RunRecorder`), the driver reads them.
 """
 
 import json
@@ -14,19 +14,19 @@ from tracking.metric_names import TOKENS_PER_S
 from tracking.runs import RunRecorder
 
 METRICS = "metrics.jsonl"
-"""A line per point of the curves."""
+"""One line per point of the curves."""
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints."""
 DIVERGED = "diverged.txt"
-"""Why training ended, where a loss diverged: written by a worker, raised in the driver."""
+"""Why training ended, if the loss diverged: written by a worker, raised in the driver."""
 
 Records = list[tuple[int, dict[str, float]]]
 """Points of curves: (global step, numbers)."""
 
 Report = Callable[[Records, bool], bool]
-"""Takes the points since the last report, and whether it is the last. Collective.
+"""Takes the points since the last report, and whether this report is the last. Collective.
 
-Gives whether a worker's node is about to be taken, once for each: time for a checkpoint.
+Returns whether a worker's node is about to be preempted, once per node: time for a checkpoint.
 """
 
 
@@ -49,14 +49,14 @@ class NewRecords:
         self._inode: int | None = None
 
     def read(self) -> dict[int, dict[str, float]]:
-        """The numbers by step of the lines that were completed since the last call; of the whole
-        file where it is another one by now, or has been cut."""
+        """The numbers by step, from the lines completed since the last call; from the whole file if
+        it was replaced or truncated."""
         if not self._path.exists():
             return {}
         with open(self._path, "rb") as file:
-            now = os.fstat(file.fileno())
-            if now.st_ino != self._inode or now.st_size < self._end:
-                self._inode, self._end = now.st_ino, 0
+            stat = os.fstat(file.fileno())
+            if stat.st_ino != self._inode or stat.st_size < self._end:
+                self._inode, self._end = stat.st_ino, 0
             file.seek(self._end)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._end += len(whole) + len(newline)
@@ -65,5 +65,5 @@ class NewRecords:
 
 
 def median_speed(records: dict[int, dict[str, float]]) -> float:
-    """Tokens a second over all workers, as half of the points of the curve have it."""
+    """Tokens per second over all workers: the median over the points of the curve."""
     return float(np.median([r[TOKENS_PER_S] for r in records.values() if TOKENS_PER_S in r]))

@@ -1,6 +1,6 @@
-"""A task learned with as many seeds as are asked for: what `finetune` and `distill` share.
+"""Trains a task once per seed: shared by `finetune` and `distill`.
 
-`learn` runs in the driver, `train_seeds` is what a worker does.
+`learn` runs in the driver, `train_seeds` in each worker.
 """
 
 from collections.abc import Callable
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from bert_core.tasks.base import Task
 
 SELECTED_STEP = "selected_step"
-"""Name in the record of a seed's result: the step whose weights were selected."""
+"""Key in the record of a seed's result: the step whose weights were selected."""
 
 
 @dataclass(frozen=True)
 class TrainableTask:
-    """A task and the model that learns it; every rank has them."""
+    """A task and the model that learns it; every rank has a copy."""
 
     task: "Task"
     tokenizer: "Tokenizer"
     encoder_config: "EncoderConfig"
     build: Callable[[int], "ObjectiveModel"]
-    """The model that the training of a seed begins with."""
+    """Builds the initial model of a seed."""
     trained_rows: Digests
-    """Of the rows that these weights, and those of its teacher, have seen before."""
+    """Digests of the rows that these weights, and those of a teacher, have seen before."""
     answers: bool = True
-    """Whether its head learns; the bundle is for no task otherwise."""
+    """Whether its head learns; if not, the bundle is not for any task."""
 
 
 def learn(
@@ -57,10 +57,10 @@ def learn(
     digest: str,
     watch: Callable[[Measurement], None] | None = None,
 ) -> Result:
-    """Train a model for every seed, and write the bundle of the first.
+    """Train one model per seed, and write the bundle of the first.
 
     Args:
-        lineage: of the bundle; its `stage` says whose result it is.
+        lineage: of the bundle; its `stage` names the stage that made it.
     """
     from bert_core.train.checkpoint import checkpoint_at
 
@@ -80,7 +80,7 @@ def learn(
     records = read_records(config.local_folder)
     seeds = [_measured(records, index, steps) for index in range(len(config.seeds))]
     taken = round(seeds[0]["steps"])
-    values = {name: np.array([each[name] for each in seeds]) for name in seeds[0]}
+    values = {name: np.array([seed[name] for seed in seeds]) for name in seeds[0]}
     main = task.main_metric({name.removeprefix(f"{SELECTION}_") for name in values})
     outputs = write_bundle(
         config,
@@ -96,7 +96,7 @@ def learn(
     say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
     counts = {
         **remarks,
-        **{f"{name}_rows": len(each.rows) for name, each in sets.items()},
+        **{f"{name}_rows": len(labelled.rows) for name, labelled in sets.items()},
         "labels": len(task.labels),
         "steps": steps,
         "seeds": [{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
@@ -115,7 +115,7 @@ def _show(
     watch: Callable[[Measurement], None],
     records: Records,
 ) -> None:
-    """Hand on what is reported of the rows that select."""
+    """Pass each measurement on the selection rows to `watch`."""
     steps, between = config.steps(rows), config.steps_between(rows)
     cost = config.selection.cost(task)
     for record, numbers in records:
@@ -126,12 +126,12 @@ def _show(
 
 
 def _spread(values: dict[str, np.ndarray]) -> dict[str, float]:
-    """Mean and standard deviation over the seeds."""
+    """Mean and standard deviation over seeds."""
     return {
-        **{f"{name}_mean": float(each.mean()) for name, each in values.items()},
+        **{f"{name}_mean": float(per_seed.mean()) for name, per_seed in values.items()},
         **{
-            f"{name}_std": float(each.std(ddof=1)) if len(each) > 1 else 0.0
-            for name, each in values.items()
+            f"{name}_std": float(per_seed.std(ddof=1)) if len(per_seed) > 1 else 0.0
+            for name, per_seed in values.items()
         },
     }
 
@@ -141,7 +141,7 @@ def _baseline(task: "Task", rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _came_to(main: str, sets: dict[str, LabelledSet], values: dict[str, np.ndarray]) -> str:
-    """What there is to say of all seeds: on held-out rows, else on those that selected."""
+    """The result over all seeds, in words: on held-out rows, or else on selection rows."""
     for name, key in ((HELD_OUT, main), (SELECTION, f"{SELECTION}_{main}")):
         if name in sets:
             rows = counted(len(sets[name].rows), f"{name.replace('_', '-')} row")
@@ -151,13 +151,13 @@ def _came_to(main: str, sets: dict[str, LabelledSet], values: dict[str, np.ndarr
 
 
 def _records_before(index: int, steps: int) -> int:
-    """Steps of the record before those of a seed, which has one after its last for its result."""
+    """Record steps before those of a seed; each seed has one extra at its end, for its result."""
     return index * (steps + 2)
 
 
 def _measured(records: dict[int, dict[str, float]], index: int, steps: int) -> dict[str, float]:
-    """What a seed came to: the task's metrics, `steps` of the weights taken, and what they came to
-    on the rows that selected them."""
+    """The result of a seed: the task's metrics, the `steps` of the selected weights, and their
+    metrics on the selection rows."""
     result = records[_records_before(index + 1, steps) - 1]
     selected = records[_records_before(index, steps) + round(result[SELECTED_STEP])]
     return {
@@ -178,7 +178,7 @@ def train_seeds(
     digest: str,
     report: Report,
 ) -> None:
-    """One rank: the seeds one after the other."""
+    """Train the seeds one after the other, as one rank."""
     from bert_core.train.checkpoint import load_weights
     from bert_core.train.words import train_read_words
     from pipelines.training.labelled_batches import LabelledRank
@@ -196,7 +196,7 @@ def train_seeds(
         checkpoints = files.join(config.output, _checkpoints(index))
         first_record = _records_before(index, steps)
         model = trainable.build(seed)
-        if not config.fsdp:  # of which checkpoints have all, with however many workers it goes on
+        if not config.fsdp:  # FSDP checkpoints hold all words, to resume with any number of workers
             train_read_words(model, rank.shown, rank.pad_id)
         train(
             Training(

@@ -1,4 +1,4 @@
-"""Which weights of a training are taken, by rows that it does without."""
+"""Selects the weights of a training by rows that are kept out of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionConfig:
-    """Which weights of a training are taken: by training rows that it does without."""
+    """How weights are selected: by training rows that are kept out of training."""
 
     share: ShareBelowOne = 0.0
-    """Share of the training rows that is kept out, and measured on instead, to take the weights
-    that do best on it; 0 trains on all and takes the last, as the paper does."""
+    """Share of the training rows to keep out and measure on, to select the weights that do best on
+    them; 0 trains on all rows and takes the last weights, as the paper does."""
     every_epochs: PositiveFloat = 1.0
-    """Epochs between two measurements."""
+    """Epochs between measurements."""
     patience: NonNegativeInt = 0
-    """Training ends after so many measurements in a row that found none better; 0 never does."""
+    """Stop after this many measurements in a row without improvement; 0 disables."""
     metric: str | None = None
-    """What is best; the task's own metric where this is not given, `loss` for the loss."""
+    """Metric to select by; by default the task's main metric; `loss` selects by the loss."""
     seed: int = 0
-    """Which rows: the same for every seed of the training."""
+    """Seed that draws the selection rows; they are the same for all training seeds."""
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="selection.")
         if self.patience and not self.share:
             raise ConfigError(
                 f"selection.patience: wanted 0 without rows to measure on, got {self.patience}: "
-                "give selection.share, 0.1 for a tenth of the training rows"
+                "set selection.share, 0.1 for a tenth of the training rows"
             )
 
     def sign(self, task: "type[Task]") -> int:
-        """What the metric is multiplied by, so that a lower number is better."""
+        """The factor that turns the metric into a cost, where lower is better."""
         return 1 if self.metric == LOSS or self.metric in task.lower_is_better else -1
 
     def cost(self, task: "Task") -> Callable[[dict[str, float]], float]:
-        """What is lower for better weights, of what `measure` of the worker gives."""
+        """A function from a worker's `measure` results to a cost: lower is better."""
         if self.metric == LOSS:
             return itemgetter(LOSS)
 
@@ -59,15 +59,15 @@ class SelectionConfig:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a model in training came to on the rows that select."""
+    """The result of measuring a model in training on the selection rows."""
 
     seed: int
-    """Which of the seeds it is of, by its place."""
+    """Index of the seed."""
     number: int
-    """Which of this seed's measurements it is, from 1."""
+    """Number of the measurement within this seed, from 1."""
     step: int
-    """Of this seed."""
+    """Step within this seed."""
     share: float
-    """How much of the whole training is behind it."""
+    """Share of the whole training that is done."""
     cost: float
-    """The lowest is best."""
+    """Lower is better."""

@@ -1,4 +1,4 @@
-"""Rows of shards, as a stage that trains on them sees them: whether they fit, and in batches."""
+"""Shards as training batches: checks that their rows fit, and builds the batches."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from pipelines.training.worker import Place
 
 CACHE = Path.home() / ".cache" / "raybert" / "shards"
-"""Where shards lie that came from elsewhere: one place for all runs and workers."""
+"""Folder of downloaded shards, shared by all runs and workers."""
 
 
 def check_rows(folder: str, shards: ShardSet, encoder: EncoderConfig, name: str) -> None:
-    """Raises: ConfigError if the rows are longer than an encoder takes, or a split has none."""
-    from bert_core.batches import PAD_MULTIPLE  # batches are padded to whole multiples of it
+    """Raises: ConfigError if rows are too long for the encoder, or a split is empty."""
+    from bert_core.batches import PAD_MULTIPLE  # batches are padded to multiples of it
 
     longest = encoder.max_length // PAD_MULTIPLE * PAD_MULTIPLE
     if shards.max_length > longest:
         raise ConfigError(
-            f"{folder}: wanted rows of at most {longest} tokens, the positions that "
-            f"{name} has, they have up to {shards.max_length}: "
+            f"{folder}: wanted rows of at most {longest} tokens, the number of positions of "
+            f"{name}, got rows of up to {shards.max_length}: "
             "prepare with a smaller pairs.max_length"
         )
     for split in (TRAIN, HELD_OUT):
@@ -51,7 +51,7 @@ def batches(
     micro_batch_tokens: int,
     window_shards: int,
 ) -> "RankBatches":
-    """A rank's batches of one split; shards are mapped when their window comes."""
+    """A rank's batches of one split; shards are memory-mapped when their window is reached."""
     from bert_core.batches import RankBatches, ShardSource
     from bert_core.data.order import GlobalOrder
     from bert_core.model.attention import packing

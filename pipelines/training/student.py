@@ -1,4 +1,4 @@
-"""A teacher and its student: what they are built from, what is learned, and whether they fit."""
+"""A teacher and its student: how they are built, what is learned, and whether they fit."""
 
 import math
 from dataclasses import dataclass, field, fields, replace
@@ -21,42 +21,44 @@ if TYPE_CHECKING:
 LossWeight = Annotated[float, Range(least=0, below=math.inf)]
 
 TEACHER = "teacher"
-"""Where a student begins that has layers of its teacher."""
+"""Initial weights of a student that takes layers of its teacher."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossesConfig:
-    """How much each part of the loss counts; 0 leaves it out. Defaults: DistilBERT (Sanh et al.
-    2019, section 2), with the weights of its authors' recipe."""
+    """Weight of each part of the loss; 0 leaves it out. Defaults: DistilBERT (Sanh et al. 2019,
+    section 2), with the weights of its authors' recipe."""
 
     soft: LossWeight = 5.0
     """The teacher's scores, at the temperature."""
     hard: LossWeight = 2.0
-    """What is right: masked words, or labels."""
+    """The true targets: masked words, or labels."""
     cosine: LossWeight = 1.0
-    """1 - cosine of the last vectors of every token."""
+    """1 - cosine of the last layer's vectors of every token."""
     embeddings: LossWeight = 0.0
     """Squared differences of the embeddings (TinyBERT, Jiao et al. 2019, equation 9)."""
     hidden: LossWeight = 0.0
-    """The same of the vectors of every layer (equation 8)."""
+    """Squared differences of the vectors of every layer (equation 8)."""
     attention: LossWeight = 0.0
-    """The same of what attention's softmax is taken of (equation 7)."""
+    """Squared differences of the attention scores before softmax (equation 7)."""
     temperature: Annotated[float, Range(above=0, below=math.inf)] = 2.0
-    """What scores are divided by before they are compared."""
+    """Divides scores before they are compared."""
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="losses.")
         if not any((self.soft, self.hard, self.cosine, self.hidden)):
             raise ConfigError(
-                "losses: wanted something that the last layer learns from, got no weight for "
-                "soft, hard, cosine or hidden: give one of them"
+                "losses: wanted a part that trains the last layer, got no weight for "
+                "soft, hard, cosine or hidden: set one of them"
             )
 
     @property
     def weights(self) -> dict[str, float]:
-        """By the names of the parts."""
+        """Weights by the names of the parts."""
         return {
-            one.name: getattr(self, one.name) for one in fields(self) if one.name != "temperature"
+            part.name: getattr(self, part.name)
+            for part in fields(self)
+            if part.name != "temperature"
         }
 
     @property
@@ -77,19 +79,19 @@ class LossesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationConfig:
-    """Rows with other words, beside those that were read (TinyBERT, algorithm 1)."""
+    """Extra rows with some words replaced, besides the rows read (TinyBERT, algorithm 1)."""
 
     copies: NonNegativeInt = 0
-    """New rows of each; the paper makes 20 of small sets."""
+    """Extra rows per row; the paper uses 20 for small sets."""
     share: PositiveShare = 0.4
-    """Probability that a word is replaced."""
+    """Probability of replacing a word."""
     candidates: PositiveInt = 15
-    """Words that one is drawn from."""
+    """Number of candidates that a replacement is drawn from."""
     model: str = field(default=TEACHER, metadata=INPUT)
-    """A bundle that fills masks, for words that are one piece. `teacher` takes the words whose
-    embeddings are the nearest in the teacher's vocabulary instead."""
+    """A bundle for fill-mask that proposes candidates for words of one piece. `teacher` proposes
+    the words with the nearest embeddings in the teacher's vocabulary instead."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="augmentation.")
@@ -97,15 +99,15 @@ class AugmentationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherStudent:
-    """Where teacher and student come from; every rank builds them from here."""
+    """What teacher and student are built from, on every rank."""
 
     names: dict[str, str]
-    """What the user calls the bundles of `teacher` and `model`, for messages."""
+    """The user's references for the bundles of `teacher` and `model`, for messages."""
     teacher: Path
     student: Path | None
     """None is the teacher."""
     task: "Task | None" = None
-    """What the student answers, as it does; None where it has no head."""
+    """The task as the student has it; None if the student has no head."""
     variant: str | None
     layers: tuple[int, ...]
     layer_map: tuple[int, ...]
@@ -113,9 +115,9 @@ class TeacherStudent:
     from_scratch: bool
 
     def build(self, seed: int) -> "ObjectiveModel":
-        """The student with its teacher, where there is anything to learn from one.
+        """The student, combined with its teacher if any loss needs one.
 
-        Raises: ConfigError if one does not fit the other.
+        Raises: ConfigError if they do not fit each other.
         """
         from bert_core.objectives.distillation import Distillation
 
@@ -138,7 +140,7 @@ class TeacherStudent:
         return require_weights(load_bundle(self.teacher))
 
     def build_teacher(self, teacher: "Bundle", *, scored: bool) -> "ObjectiveModel":
-        """`scored`: with the head that it answers with."""
+        """`scored`: with its head."""
         from bert_core.bundle.weights import build_model
 
         if self.task is None:
@@ -148,34 +150,34 @@ class TeacherStudent:
         if scored and not _answers(teacher, task):
             known = "only pretrained" if teacher.task is None else f"for {teacher.task.name}"
             raise ConfigError(
-                f"{self.names['teacher']}: wanted a teacher for {task.name}, whose scores count "
-                f"(losses.soft = {self.losses.soft:g}), this one is {known}: fine-tune it "
+                f"{self.names['teacher']}: wanted a teacher for {task.name}, since its scores are "
+                f"used (losses.soft = {self.losses.soft:g}), this one is {known}: fine-tune it "
                 "first with `raybert finetune`, or set losses.soft = 0"
             )
         objectives = [task.build_objective(encoder)] if scored else []
         return build_model(replace(teacher, encoder_config=encoder), objectives, require_heads=True)
 
     def build_student(self, seed: int, teacher: "Bundle") -> "ObjectiveModel":
-        """With the weights that it begins with, and those of the seed where it has none."""
+        """The student with its initial weights; drawn with the seed where it has none."""
         import torch
 
         from bert_core.bundle.weights import build_model
         from bert_core.objectives.base import ObjectiveModel
 
-        own = self.load_student(teacher)
+        bundle = self.load_student(teacher)
         torch.manual_seed(seed)
-        encoder, objectives = own.encoder_config, []
+        encoder, objectives = bundle.encoder_config, []
         if self.task is not None:
             encoder = self.task.encoder_config(encoder)
             objectives = [self.task.build_objective(encoder)]
-        if self.from_scratch or not own.state:
+        if self.from_scratch or not bundle.state:
             return ObjectiveModel(encoder, objectives)
-        return build_model(replace(own, encoder_config=encoder), objectives)
+        return build_model(replace(bundle, encoder_config=encoder), objectives)
 
     def load_student(self, teacher: "Bundle") -> "Bundle":
-        """What the student begins with; without weights where they are to be fresh.
+        """The bundle that the student starts from; without weights if they are to be random.
 
-        Raises: ConfigError if it has other words than the teacher.
+        Raises: ConfigError if its vocabulary is not the teacher's.
         """
         from bert_core.bundle.format import load_bundle
         from bert_core.bundle.weights import require_weights
@@ -186,36 +188,37 @@ class TeacherStudent:
                 vocab_size=teacher.encoder_config.vocab_size, pad_token_id=teacher.tokenizer.pad_id
             )
             return replace(teacher, encoder_config=encoder, state={}, task=None)
-        own = teacher if self.student is None else require_weights(load_bundle(self.student))
-        theirs = (teacher.tokenizer.digest, teacher.encoder_config.vocab_size)
-        if (own.tokenizer.digest, own.encoder_config.vocab_size) != theirs:
+        bundle = teacher if self.student is None else require_weights(load_bundle(self.student))
+        wanted = (teacher.tokenizer.digest, teacher.encoder_config.vocab_size)
+        got = (bundle.tokenizer.digest, bundle.encoder_config.vocab_size)
+        if got != wanted:
             raise ConfigError(
                 f"{self.names['model']}: wanted a student with the vocabulary of its teacher, "
-                f"{theirs[0][:6]} in {theirs[1]:,} embeddings, it has {own.tokenizer.digest[:6]} "
-                f"in {own.encoder_config.vocab_size:,}: take layers of the teacher, a variant, or "
-                "a teacher of the student's vocabulary"
+                f"{wanted[0][:6]} with {wanted[1]:,} embeddings, got {got[0][:6]} with "
+                f"{got[1]:,}: use layers of the teacher, a variant, or a teacher with the "
+                "student's vocabulary"
             )
         layers = self.layers
         if not layers and self.student is None:
-            layers = tuple(range(0, own.encoder_config.num_hidden_layers, 2))
+            layers = tuple(range(0, bundle.encoder_config.num_hidden_layers, 2))
         if not layers:
-            return own
-        encoder, state = with_layers(own.encoder_config, own.state, layers)
-        return replace(own, encoder_config=encoder, state=state)
+            return bundle
+        encoder, state = with_layers(bundle.encoder_config, bundle.state, layers)
+        return replace(bundle, encoder_config=encoder, state=state)
 
     def sizes(self, teacher: "Bundle") -> dict[str, int]:
-        """Parameters of both, with the heads that they answer with."""
+        """Numbers of parameters of both, heads included."""
         models = {
             "teacher": self.build_teacher(teacher, scored=self.losses.soft > 0),
             "student": self.build_student(0, teacher),
         }
         return {
-            f"{name}_parameters": sum(each.numel() for each in model.parameters())
+            f"{name}_parameters": sum(tensor.numel() for tensor in model.parameters())
             for name, model in models.items()
         }
 
     def lineage(self, teacher: "Bundle", own: "Bundle") -> dict[str, Any]:
-        """What the student learns from, and what it begins with: `own`, of `load_student`."""
+        """What the student learns from and starts from; `own` is the result of `load_student`."""
         lineage: dict[str, Any] = {"stage": "distill", "from_scratch": self.from_scratch}
         if own.state:
             lineage |= {"parent": own.digest, "parent_lineage": own.lineage}
@@ -224,16 +227,16 @@ class TeacherStudent:
         return lineage
 
     def trained_rows(self, teacher: "Bundle", own: "Bundle") -> Digests:
-        """Of the rows that they have seen before."""
-        begun = own.state and not self.from_scratch
+        """Digests of the rows that both have seen before."""
+        has_weights = own.state and not self.from_scratch
         return np.union1d(
-            own.trained_rows if begun else NO_ROWS,
+            own.trained_rows if has_weights else NO_ROWS,
             teacher.trained_rows if self.losses.of_teacher else NO_ROWS,
         )
 
 
 def _answers(teacher: "Bundle", task: "Task") -> bool:
-    """Whether a bundle has the head of a task."""
+    """Whether a bundle has the head for a task."""
     if teacher.task is not None and not task.headless:
         return teacher.task.name == task.name
     part = f"objectives.{task.objective}."

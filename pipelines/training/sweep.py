@@ -1,4 +1,4 @@
-"""The trials of a sweep: which fields of fine-tuning they differ in, and which values they try."""
+"""The trials of a sweep: which fields of fine-tuning they vary, and over which values."""
 
 import math
 from collections.abc import Mapping
@@ -16,21 +16,21 @@ from pipelines.training.config import LabelledTrainingConfig
 
 Method = Literal["grid", "random", "asha"]
 SEARCHED: dict[str, Any] = {
-    one.name: base_type(one.type)
-    for one in fields(LabelledTrainingConfig)
-    if base_type(one.type) in (int, float)
-    and one.name not in operational_fields(LabelledTrainingConfig)
+    item.name: base_type(item.type)
+    for item in fields(LabelledTrainingConfig)
+    if base_type(item.type) in (int, float)
+    and item.name not in operational_fields(LabelledTrainingConfig)
 }
-"""Fields that trials may differ in, and their types."""
+"""Fields that trials may vary, and their types."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """Which trials there are. Default: the grid of Devlin et al. 2019, appendix A.3."""
+    """Which trials to run. Default: the grid of Devlin et al. 2019, appendix A.3."""
 
     method: Method = "grid"
-    """`grid` tries all combinations; `random` draws some; `asha` draws and ends those early that do
-    worse than others did by then (Li et al. 2020)."""
+    """`grid` tries all combinations; `random` draws some; `asha` draws some and stops those early
+    that do worse than others at the same point (Li et al. 2020)."""
     space: dict[str, Any] = field(
         default_factory=lambda: {
             "batch_size": [16, 32],
@@ -38,22 +38,22 @@ class SweepConfig:
             "epochs": [2.0, 3.0, 4.0],
         }
     )
-    """Field of fine-tuning → the values to try, or to draw from: `{lr = [5e-5, 3e-5]}`; where they
-    are drawn also a range, `{lr = {low = 1e-5, high = 1e-3, log = true}}`."""
+    """Field of fine-tuning → the values to try or draw from, `{lr = [5e-5, 3e-5]}`; for `random`
+    and `asha` also a range, `{lr = {low = 1e-5, high = 1e-3, log = true}}`."""
     num_samples: PositiveInt = 16
-    """How many trials are drawn."""
+    """Number of trials drawn by `random` and `asha`."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
     grace_epochs: PositiveFloat = 1.0
-    """No trial ends earlier by `asha`."""
+    """Epochs before `asha` may stop a trial."""
     reduction_factor: Annotated[float, Range(above=1)] = 3.0
-    """`asha` lets one of so many go on, after the grace and whenever they have trained for so many
-    times as long."""
+    """At each rung `asha` continues one trial in this many; the first rung is after the grace
+    epochs, each next one after this many times as long."""
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="search.")
         if not self.space:
-            raise ConfigError("search.space: wanted a field to vary at least, got none")
+            raise ConfigError("search.space: wanted at least one field to vary, got none")
         for name, values in self.space.items():
             if name not in SEARCHED:
                 raise ConfigError(
@@ -77,18 +77,18 @@ class SweepConfig:
             )
         if not {"low", "high"} <= values.keys() <= {"low", "high", "log"}:
             raise ConfigError(
-                f"{where}: wanted a range of low and high, and log where it is to be drawn by "
-                f"magnitude, got {', '.join(values) or 'nothing'}"
+                f"{where}: wanted a range of low and high, and log to draw on a logarithmic scale, "
+                f"got {', '.join(values) or 'nothing'}"
             )
         if not isinstance(values.get("log", False), bool):
             raise ConfigError(f"{where}.log: wanted true or false, got {values['log']!r}")
 
     def trials(self) -> list[dict[str, int | float]]:
-        """The fields in which each trial differs from what all share; the same at every call."""
+        """The varied fields of each trial, with their values; the same at every call."""
         if self.method == "grid":
             return [
-                {name: SEARCHED[name](value) for name, value in zip(self.space, each, strict=True)}
-                for each in product(*self.space.values())
+                {name: SEARCHED[name](value) for name, value in zip(self.space, point, strict=True)}
+                for point in product(*self.space.values())
             ]
         return [
             {

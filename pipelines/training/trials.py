@@ -1,8 +1,8 @@
-"""Many fine-tunings on Ray Tune: as many at a time as there is room for, none a second time.
+"""Many fine-tunings on Ray Tune: as many at a time as there is room for, each only once.
 
-Each is a stage in a folder of its own, and that is all a sweep needs to go on after it was killed:
-a folder with a manifest is done, one with `stopped.json` stays as it is, in any other training goes
-on from its newest checkpoint. What Ray Tune writes for a restart of its own is never read.
+Each trial is a stage with its own output folder, which is all a killed sweep needs to resume: a
+folder with a manifest is finished, one with `stopped.json` is left alone, and in any other training
+resumes from the newest checkpoint. What Ray Tune writes for its own restarts is never read.
 
 `run_trials`, the watcher and the scheduler run in the driver, `train_trial` in a trial's process.
 """
@@ -42,20 +42,20 @@ from tracking.server import tracking_uri
 MEASUREMENTS = "measurements.json"
 STOPPED = "stopped.json"
 Train = Callable[[Any, Callable[[Measurement], None]], Any]
-"""Trains one trial, given its config, as a stage, and shows every measurement."""
+"""Trains one trial as a stage, given its config, and reports every measurement."""
 State = Literal["finished", "stopped", "diverged"]
-"""How a trial ended: by itself, by `asha`, or by a loss that was no number."""
+"""How a trial ended: by itself, by `asha`, or because its loss diverged."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial came to on the rows that select."""
+    """The result of a trial on the selection rows."""
 
     state: State
     cost: float | None
-    """Of its best weights, mean over its seeds; None where there was no number."""
+    """Cost of its best weights, mean over its seeds; None if a seed has no finite cost."""
     steps: int
-    """The last that was measured, of its last seed."""
+    """The last measured step of its last seed."""
 
 
 def run_trials(
@@ -69,16 +69,16 @@ def run_trials(
     title: str,
     sign: int,
 ) -> list[Outcome]:
-    """Train all that have not ended, and give what each came to.
+    """Train all trials that have not ended, and return the outcome of every trial.
 
     Args:
-        trials: with `num_workers` 0, paths from the root, and outputs apart from each other.
-        output: of the sweep, from the root too.
-        on_ray: as many at a time as there is room for, up to `max_concurrent`; else one by one in
-            this process.
+        trials: with `num_workers` 0, absolute paths, and distinct outputs.
+        output: of the sweep, also absolute.
+        on_ray: as many at a time as there is room for, up to `max_concurrent`; otherwise one by one
+            in this process.
         title: of the progress.
-        sign: what makes a score of a cost.
-    Raises: the first RaybertError of a trial, which ends them all.
+        sign: factor that turns a cost back into a score.
+    Raises: the first RaybertError of a trial, which ends all of them.
     """
     left = {number: trial for number, trial in enumerate(trials) if state_of(trial) is None}
     with meter("trials", len(trials), "trials") as progress:
@@ -95,7 +95,7 @@ def run_trials(
 
 
 def state_of(trial: LabelledTrainingConfig) -> State | None:
-    """How the trial ended, None while it has not."""
+    """How the trial ended; None if it has not ended."""
     if is_complete(trial.output):
         return "finished"
     stopped = files.join(trial.output, STOPPED)
@@ -103,44 +103,44 @@ def state_of(trial: LabelledTrainingConfig) -> State | None:
 
 
 def measurements_of(trial: LabelledTrainingConfig) -> list[Measurement]:
-    """All measurements on the rows that select, in their order."""
+    """All measurements on the selection rows, in order."""
     path = files.join(trial.output, MEASUREMENTS)
     return [Measurement(**each) for each in files.read_json(path)] if files.exists(path) else []
 
 
 def outcome_of(trial: LabelledTrainingConfig) -> Outcome:
-    """What a trial that has ended came to."""
-    state, found = state_of(trial), measurements_of(trial)
+    """The outcome of a trial that has ended."""
+    state, taken = state_of(trial), measurements_of(trial)
     assert state is not None
-    costs = {seed: [m.cost for m in found if m.seed == seed] for seed in {m.seed for m in found}}
+    costs = {seed: [m.cost for m in taken if m.seed == seed] for seed in {m.seed for m in taken}}
     best = [min((c for c in each if np.isfinite(c)), default=np.nan) for each in costs.values()]
     cost = float(np.mean(best)) if best and np.isfinite(best).all() else None
-    return Outcome(state, cost, found[-1].step if found else 0)
+    return Outcome(state, cost, taken[-1].step if taken else 0)
 
 
 def train_trial(
     train: Train, trial: LabelledTrainingConfig, tell: Callable[[Measurement], None]
 ) -> None:
-    """Train one trial from where it was, in this process, and keep what it is measured to be.
+    """Train or resume one trial in this process, and save its measurements.
 
-    A loss that is no number ends the trial, not the sweep.
+    A loss that diverges ends the trial, not the sweep.
     """
     if files.exists(files.join(trial.output, STARTED)) and not trial.local_folder.exists():
-        files.remove(trial.output)  # its record lies on another machine
+        files.remove(trial.output)  # its record is on another machine
 
     def keep(measurement: Measurement) -> None:
-        # After a kill it may have been measured without a checkpoint, and be so again.
-        found = {(each.seed, each.step): each for each in measurements_of(trial)}
-        found[measurement.seed, measurement.step] = measurement
+        # If a kill came after a measurement but before its checkpoint, the step is measured again.
+        by_step = {(each.seed, each.step): each for each in measurements_of(trial)}
+        by_step[measurement.seed, measurement.step] = measurement
         path = files.join(trial.output, MEASUREMENTS)
-        files.write_json(path, [asdict(each) for each in found.values()])
+        files.write_json(path, [asdict(each) for each in by_step.values()])
         tell(measurement)
 
     try:
         train(trial, keep)
     except DivergedError as error:
         _stop(trial, "diverged", str(error))
-    files.remove(files.join(trial.output, CHECKPOINTS))  # of every trial they would fill a disk
+    files.remove(files.join(trial.output, CHECKPOINTS))  # those of all trials would fill a disk
 
 
 def _stop(trial: LabelledTrainingConfig, state: State, why: str) -> None:
@@ -148,10 +148,10 @@ def _stop(trial: LabelledTrainingConfig, state: State, why: str) -> None:
 
 
 def _clear_up(trial: LabelledTrainingConfig) -> None:
-    """Do what the process of a trial could not, where it was ended from outside."""
+    """Clean up what a trial's process could not, if it was ended from outside."""
     files.remove(files.join(trial.output, CHECKPOINTS))
     state = state_of(trial)
-    # One that diverged has said so; a process that does not end does not hold up the sweep.
+    # A diverged trial has closed its run; a process that does not end must not block the sweep.
     if state != "diverged" and (trial.local_folder / METRICS).exists():
         with suppress(errors.ResourceError):
             recorder = RunRecorder.open(trial.local_folder, uri=tracking_uri(trial.tracking_uri))
@@ -167,11 +167,11 @@ def _run_on_tune(
     max_concurrent: int | None,
     watcher: "Watcher",
 ) -> None:
-    shared = trials[0]  # trials differ in what is searched only
+    shared = trials[0]  # trials differ only in the searched fields
     check_cpus(ray.cluster_resources(), 1, shared.threads_per_worker)
     use_gpu = cluster.has_gpus(1)
     storage = files.join(output, "ray")
-    files.remove(storage)  # of a run that was killed
+    files.remove(storage)  # from a run that was killed
     tuner = ray_tune.Tuner(
         ray_tune.with_resources(
             partial(_on_tune, train, dict(left), output, os.getcwd()),
@@ -205,39 +205,39 @@ def _on_tune(
     home: str,
     parameters: Mapping[str, Any],
 ) -> None:
-    """Entry point of a trial of Ray Tune: what the user can mend is reported, and not raised,
-    since what is raised is tried again, as a lost worker's trial is to be.
+    """Entry point of a Ray Tune trial: errors that the user can fix are reported, not raised, since
+    Ray Tune retries a trial that raises, as it should when a worker is lost.
     """
     if Path(home).is_dir():
-        os.chdir(home)  # Ray Tune gives every trial a folder of its own
+        os.chdir(home)  # Ray Tune gives every trial its own folder
     flush_denormals()
     number, error = parameters["trial"], None
 
     def tell(measurement: Measurement) -> None:
-        # A trial that has come to its end is not to be ended.
+        # A trial at its end must not be stopped.
         if measurement.share < 1:
             ray_tune.report({"trial": number, **asdict(measurement), "error": None})
 
     try:
         check_shared(sweep)
         train_trial(train, trials[number], tell)
-    except errors.RaybertError as found:
-        error = [type(found).__name__, str(found)]
+    except errors.RaybertError as raised:
+        error = [type(raised).__name__, str(raised)]
     ray_tune.report({"trial": number, "share": 1.0, "cost": None, "error": error})
 
 
 class Watcher(Stopper):
-    """Shows how far a sweep is, and ends it at the first error that a user can mend."""
+    """Shows the progress of a sweep, and ends it at the first error that the user can fix."""
 
     def __init__(self, progress: Meter, ended: int, title: str, sign: int) -> None:
-        """`ended` trials came to their end before."""
+        """`ended` is how many trials ended before this start."""
         self._progress, self._ended, self._title, self._sign = progress, ended, title, sign
         self._shares: dict[int, float] = {}
         self._best: float | None = None
         self.error: errors.RaybertError | None = None
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Whether the trial is to end."""
+        """Whether to end the trial."""
         if result["error"] is not None:
             kind, message = result["error"]
             self.error = getattr(errors, kind, errors.RaybertError)(message)
@@ -246,7 +246,7 @@ class Watcher(Stopper):
         return False
 
     def stop_all(self) -> bool:
-        """Whether all are."""
+        """Whether to end all trials."""
         return self.error is not None
 
     def saw(self, number: int, measurement: Measurement) -> None:
@@ -254,7 +254,7 @@ class Watcher(Stopper):
         self._show(number, measurement.share, measurement.cost)
 
     def ended(self, number: int) -> None:
-        """Trial `number` came to its end."""
+        """Trial `number` ended."""
         self._show(number, 1.0, None)
 
     def _show(self, number: int, share: float, cost: float | None) -> None:
@@ -265,12 +265,12 @@ class Watcher(Stopper):
         self._progress.set(self._ended + sum(self._shares.values()), note)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Ray Tune writes it down for a restart of its own
+        return {}  # Ray Tune saves it for its own restarts
 
 
 class Halving(ASHAScheduler):
-    """Asynchronous successive halving that knows what came to an end before this start, and whose
-    word outlives this process.
+    """Asynchronous successive halving that knows the trials which ended before this start, and
+    whose decisions outlive this process.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class Halving(ASHAScheduler):
         every = trials[0].selection.every_epochs
         grace = max(1, round(search.grace_epochs / every))
         super().__init__(
-            time_attr="number",  # of a measurement
+            time_attr="number",  # the number of a measurement
             metric="cost",
             mode="min",
             grace_period=grace,

@@ -1,6 +1,7 @@
 """What one training worker does, on Ray Train or in this process.
 
-It reads as the flow: place, data, model, then steps with their reports and checkpoints.
+It reads in the order of the flow: place, data, model, then steps with their reports and
+checkpoints.
 """
 
 import logging
@@ -57,7 +58,7 @@ ABORT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Place:
-    """Which of how many workers this process is, and where it computes."""
+    """The rank of this process, the number of workers, and the device it computes on."""
 
     rank: int
     world_size: int
@@ -65,7 +66,7 @@ class Place:
 
     @classmethod
     def here(cls, config: TrainingConfig) -> "Place":
-        """This process's place; sets up torch so that the CPU gives the same bits every time."""
+        """This process's place; also sets up torch to compute the same bits every time on CPU."""
         torch.set_num_threads(config.threads_per_worker)
         keep_freed_memory()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -76,7 +77,7 @@ class Place:
 def on_ray(arguments: dict[str, Any]) -> None:
     """Entry point of a Ray Train worker: reports go through `ray.train.report`."""
 
-    flush_denormals()  # not where the work is done in a user's own process
+    flush_denormals()  # only here, not when the work is done in the user's own process
     noticed: set[str] = set()
 
     def report(records: Records, last: bool) -> bool:
@@ -90,16 +91,16 @@ def on_ray(arguments: dict[str, Any]) -> None:
     check_storage(config.output, rank)
     try:
         arguments["worker"](config, arguments["digest"], report)
-    except DivergedError as error:  # raised, it would be tried again, to diverge again
+    except DivergedError as error:  # if raised, training would be retried, to diverge again
         if rank == 0:
             files.write_bytes(files.join(config.output, DIVERGED), str(error).encode())
 
 
 def check_storage(output: str, rank: int) -> None:
-    """Find out before the first step, not at the first checkpoint, that there will be none.
+    """Check before the first step, not at the first checkpoint, that checkpoints can be written.
 
-    Raises: ResourceError if this node cannot write to `output`, or what the driver wrote there is
-        not there.
+    Raises: ResourceError if this node cannot write to `output`, or does not see what the driver
+        wrote there.
     """
     check_shared(output)
     probe = files.join(output, CHECKPOINTS, f"probe-{rank}")
@@ -108,23 +109,23 @@ def check_storage(output: str, rank: int) -> None:
 
 
 def check_shared(output: str) -> None:
-    """Raises: ResourceError if what the driver wrote to `output` is not there on this node."""
+    """Raises: ResourceError if this node does not see what the driver wrote to `output`."""
     if not files.exists(files.join(output, STARTED)):
         raise ResourceError(
-            f"{output}: wanted a place that all nodes share, {socket.gethostname()} finds nothing "
-            "there of what the driver wrote: give a folder that is mounted on all, or a URI"
+            f"{output}: wanted a place that all nodes share, {socket.gethostname()} does not see "
+            "what the driver wrote there: give a folder that is mounted on all nodes, or a URI"
         )
 
 
 def check_agreement(checkpoints: str, step: int) -> None:
-    """See that this rank goes on from where rank 0 does. Collective.
+    """Check that this rank resumes from the same step as rank 0. Collective.
 
-    Raises: ResourceError if it finds another newest checkpoint.
+    Raises: ResourceError if its newest checkpoint is another one.
     """
     wanted = round(from_rank_0(step))
     if step != wanted:
         raise ResourceError(
-            f"{checkpoints}: wanted the checkpoint after step {wanted}, from which rank 0 goes on, "
+            f"{checkpoints}: wanted the checkpoint after step {wanted}, from which rank 0 resumes, "
             f"{socket.gethostname()} finds step {step} as the newest: give a folder that all nodes "
             "share, or a URI"
         )
@@ -132,37 +133,37 @@ def check_agreement(checkpoints: str, step: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A model that is to be trained: everything that `train` needs."""
+    """A model to train, with everything that `train` needs."""
 
     config: TrainingConfig
     place: Place
     model: ObjectiveModel
     batches: RankBatches | PhasedBatches
     measure: Callable[[ObjectiveModel], dict[str, float]] | None
-    """Numbers of a model on rows that it is not trained on; None where nothing is to be known of it
-    before it is trained. Collective."""
+    """Metrics of a model on rows that it is not trained on; None to measure nothing during
+    training. Collective."""
     measured_as: str = HELD_OUT
-    """What these rows are called."""
+    """Name of these rows."""
     measure_before: bool = True
-    """Whether the untrained model is measured too."""
+    """Whether to measure the untrained model too."""
     measure_every_steps: int = 0
-    """Steps between two measurements, each with a checkpoint; the last step always has one."""
+    """Steps between measurements, each with a checkpoint; the last step always has one."""
     cost: Callable[[dict[str, float]], float] = itemgetter(LOSS)
-    """What says of these numbers which model is the best: the least."""
+    """The cost of these metrics; the model with the lowest is the best."""
     patience: int = 0
-    """Training ends after so many measurements in a row that found none better; 0 never does."""
+    """Stop after this many measurements in a row without improvement; 0 disables."""
     optimizer: OptimizerConfig
     learning_rate: Callable[[float], float]
-    """Of a step, counted from 0."""
+    """Learning rate of a step, counted from 0."""
     loop: LoopConfig
     digest: str
     checkpoints: str
     first_record: int = 0
-    """Added to the step of every record, where one stage trains several models in turn."""
+    """Added to the step of every record, for a stage that trains several models in turn."""
 
 
 def train(training: Training, report: Report) -> None:
-    """Train from the newest checkpoint, or the beginning, to the end."""
+    """Train to the end, from the newest checkpoint or from the beginning."""
     place, config, loop = training.place, training.config, training.loop
     model = training.model
     checkpoint = latest_checkpoint(training.checkpoints)
@@ -200,7 +201,7 @@ def train(training: Training, report: Report) -> None:
         start=start,
         elapsed_s=before.elapsed_s,
     )
-    # Left in the other order: what is being written is there before it is named.
+    # Exited in reverse: pending writes finish before `explained` names the newest checkpoint.
     with explained(training.checkpoints), writer, closing(steps):
         for step in () if measurements.enough else steps:
             totals.add_step(step)
@@ -215,14 +216,14 @@ def train(training: Training, report: Report) -> None:
                 try:
                     rise.check(step.index, _unweighted(numbers))
                 except DivergedError:
-                    report(records, True)  # the curve shows why
+                    report(records, True)  # so that the curve shows why
                     raise
                 if measuring and training.measure is not None:
                     numbers |= measurements.take(model)
                     last, cost = last or measurements.enough, measurements.costs[-1]
                 totals, since = Totals(model.weights), time.monotonic()
                 due = time.monotonic() - reported >= config.report_every_s
-                # Before a checkpoint, so that a run resumed from it has all points of the curve.
+                # Before the checkpoint, so that a run resumed from it has all points of the curve.
                 if checkpointing or from_rank_0(due):
                     checkpointing |= report(records, last)
                     records, reported = [], time.monotonic()
@@ -235,19 +236,19 @@ def train(training: Training, report: Report) -> None:
             if last:
                 break
         writer.wait()
-    if records:  # killed after the last checkpoint, maybe before its report
+    if records:  # an earlier run was killed after its last checkpoint, perhaps before its report
         report(records, True)
 
 
 class Measurements:
-    """What a model came to whenever it was measured, and whether there have been enough."""
+    """The costs of all measurements of a model, and whether there have been enough."""
 
     def __init__(self, training: Training, costs: Sequence[float]) -> None:
-        """`costs` are those that the run has behind it."""
+        """`costs` are those measured before this start."""
         self._training, self.costs = training, list(costs)
 
     def take(self, model: ObjectiveModel) -> dict[str, float]:
-        """The numbers, under their names in the record. Collective."""
+        """Measure the model; the metrics, named as in the record. Collective."""
         assert self._training.measure is not None
         numbers = self._training.measure(model)
         self.costs.append(self._training.cost(numbers))
@@ -255,16 +256,16 @@ class Measurements:
 
     @property
     def enough(self) -> bool:
-        """Whether as many in a row as patience allows found no better model."""
+        """Whether the last `patience` measurements in a row found no better model."""
         patience = self._training.patience
         since_best = len(self.costs) - 1 - int(np.argmin(self.costs)) if self.costs else 0
         return 0 < patience <= since_best
 
 
 def chosen_checkpoint(checkpoints: str, rank: int) -> Checkpoint:
-    """The best checkpoint, or the newest where none was measured, as rank 0 has it. Collective."""
-    found = None if rank else best_checkpoint(checkpoints) or latest_checkpoint(checkpoints)
-    return checkpoint_at(checkpoints, round(from_rank_0(found.step if found else 0)))
+    """The best checkpoint, or the newest if none was measured, as rank 0 has it. Collective."""
+    chosen = None if rank else best_checkpoint(checkpoints) or latest_checkpoint(checkpoints)
+    return checkpoint_at(checkpoints, round(from_rank_0(chosen.step if chosen else 0)))
 
 
 def _is_due(step: int, every: int) -> bool:
@@ -274,7 +275,7 @@ def _is_due(step: int, every: int) -> bool:
 def _numbers(
     step: Step, means: dict[str, float], elapsed_s: float, place: Place
 ) -> dict[str, float]:
-    """A point of the curves: means since the last one, over all workers."""
+    """A point of the curves: means since the last point, over all workers."""
     flops_per_s = means["flops"] / elapsed_s
     peak = peak_flops(place.device)
     return {
@@ -295,7 +296,7 @@ def _numbers(
 
 
 def _unweighted(numbers: dict[str, float]) -> float:
-    """The parts' losses added. A weight of 50 would make a rise of what is noise."""
+    """The sum of the parts' losses. With a weight of 50, noise would look like a rise."""
     return sum(value for name, value in numbers.items() if name.endswith("_loss"))
 
 
@@ -304,10 +305,9 @@ _OF_A_STEP = {"tokens", "padded_tokens", "flops", "waited_s"}
 
 @contextmanager
 def explained(checkpoints: str) -> Iterator[None]:
-    """Say of what ends training here what a user can do about it.
+    """Add to an error that ends training what the user can do about it.
 
-    Raises: DivergedError that names the newest of `checkpoints`; ResourceError where memory ran
-        out.
+    Raises: DivergedError naming the newest of `checkpoints`; ResourceError if memory ran out.
     """
     try:
         yield
@@ -320,7 +320,7 @@ def explained(checkpoints: str) -> Iterator[None]:
             raise
         raise ResourceError(
             f"training: wanted more memory than there is ({first_line}): lower micro_batch_tokens, "
-            "which changes no gradient, or set loop.activation_checkpointing"
+            "which does not change gradients, or set loop.activation_checkpointing"
         ) from error
     except DivergedError as error:
         checkpoint = latest_checkpoint(checkpoints)

@@ -183,7 +183,7 @@ def test_a_value_of_another_type_is_told_in_one_line_that_names_the_field(
         assert not INTERNALS.search(said)
         assert said.startswith(name)
         assert ": wanted" in said
-        assert "got" in said or "there is none of that name" in said
+        assert "got" in said or "there is none with that name" in said
 
 
 @pytest.mark.parametrize(("word", "name"), EVERY_FIELD)

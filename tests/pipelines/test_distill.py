@@ -352,7 +352,10 @@ def test_what_shards_do_not_have_is_refused(
     ("weights", "wanted"),
     [
         ({"soft": -1.0}, "losses.soft: wanted at least 0"),
-        ({"soft": 0.0, "hard": 0.0, "cosine": 0.0, "attention": 1.0}, "that the last layer learns"),
+        (
+            {"soft": 0.0, "hard": 0.0, "cosine": 0.0, "attention": 1.0},
+            "a part that trains the last",
+        ),
         ({"soft": math.inf}, "losses.soft: wanted at least 0 and finite, got inf"),
         ({"temperature": 0.0}, "losses.temperature: wanted above 0"),
         ({"temperature": math.inf}, "losses.temperature: wanted above 0 and finite, got inf"),

@@ -176,7 +176,7 @@ def test_rows_of_one_passage_are_all_trained_on_or_all_select() -> None:
         assert len(parts["selection"]) == 10, "as many whole passages as a quarter holds"
         assert sum(map(len, parts.values())) == 45
     one = QuestionAnswering.groups([row | {"context": "one"} for row in rows])
-    with pytest.raises(ConfigError, match=r"share: .* holds a group of .* least group has 45: rai"):
+    with pytest.raises(ConfigError, match=r"share: .* room for a group .* smallest group has 45"):
         divided(rows, one, SelectionConfig(share=0.25))
 
 
@@ -492,7 +492,7 @@ def test_settings_out_of_range_are_refused(
         ({"share": 1.0}, "selection.share: wanted at least 0 and below 1, got 1"),
         ({"every_epochs": 0.0}, "selection.every_epochs: wanted above 0, got 0"),
         ({"share": 0.1, "patience": -1}, "selection.patience: wanted at least 0, got -1"),
-        ({"patience": 2}, "patience: wanted 0 without rows to measure on, got 2: give selection"),
+        ({"patience": 2}, "patience: wanted 0 without rows to measure on, got 2: set selection"),
     ],
 )
 def test_a_selection_that_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:

@@ -447,7 +447,7 @@ def test_a_source_that_vanishes_is_named(prepared: Any, tmp_path: Path) -> None:
     def read_all() -> list[str]:
         return [document.text for block in blocks for document in read_block(block)]
 
-    with pytest.raises(CorpusError, match=r"b.txt: was there when the run began, now there is no"):
+    with pytest.raises(CorpusError, match=r"b.txt: wanted the file that existed when the run be"):
         read_all()
 
 

@@ -137,7 +137,7 @@ def test_rows_whose_label_nothing_learns_are_refused(prepared: Any, tmp_path: Pa
     config = prepared.prepare(tmp_path / "shards")
     pairs = replace(config.pairs, kind="sop", dupe_factor=1)
     prepare.run(replace(config, pairs=pairs))
-    message = "wanted rows that bert-tiny can be trained on, they have sentence_order"
+    message = "wanted rows that bert-tiny can be trained on, got rows with sentence_order"
     with pytest.raises(ConfigError, match=message):
         pretrain.run(replace(prepared.pretrain(tmp_path / "run"), shards=config.output))
 
@@ -331,7 +331,7 @@ def test_a_run_that_everything_happens_to_ends_as_one_left_alone(
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     output = says.read_text()
-    assert "going on where an earlier run of" in output
+    assert "resuming the earlier run of" in output
     assert output.endswith("raybert pretrain: interrupted; run the same command again to resume\n")
     assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
     assert run_of(hurt)[0].info.status == "KILLED"
@@ -391,7 +391,7 @@ def test_a_run_of_hours_ends_with_them_and_its_schedule_too(
     assert done.counts["mlm_loss_after"] < done.counts["mlm_loss_before"]
     shown = re.search(r"^  pretraining: \d+ of 2 seconds", capsys.readouterr().out, re.MULTILINE)
     assert shown, "short as it is, it shows how far it is"
-    with pytest.raises(ConfigError, match=r"then: wanted no loop\.max_hours beside it"):
+    with pytest.raises(ConfigError, match=r"then: wanted no loop\.max_hours with it"):
         replace(config, loop=loop, then=PhaseConfig(shards="x", steps=1))
 
 
@@ -494,8 +494,8 @@ def test_a_shard_that_changed_is_refused_by_name(prepared: Any, tmp_path: Path) 
         ({"global_batch_size": 0}, "global_batch_size: wanted at least 1, got 0"),
         ({"num_workers": 40}, "global_batch_size: wanted at least a row for each of 40 workers"),
         ({"num_workers": (1, 40)}, "global_batch_size: wanted at least a row for each of 40 work"),
-        ({"num_workers": (3, 2)}, r"num_workers: wanted .* the least and the most, .* \[3, 2\]"),
-        ({"num_workers": (0, 2)}, r"num_workers: wanted .* at least 1 and in .*, got \[0, 2\]"),
+        ({"num_workers": (3, 2)}, r"num_workers: wanted .* and then a maximum, got \[3, 2\]"),
+        ({"num_workers": (0, 2)}, r"num_workers: wanted .* at least 1 and .*, got \[0, 2\]"),
         ({"micro_batch_tokens": 0}, "micro_batch_tokens: wanted at least 1, got 0"),
         ({"resize_every_s": -1.0}, "resize_every_s: wanted at least 0, got -1.0"),
     ],

@@ -348,7 +348,7 @@ def test_a_range_may_stand_in_a_file_and_on_the_command_line(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"space": {}}, r"search.space: wanted a field to vary at least, got none"),
+        ({"space": {}}, r"search.space: wanted at least one field to vary, got none"),
         ({"space": {"lr": []}}, r"search.space.lr: wanted a list of values, or a range .*got \[\]"),
         ({"space": {"lr": 1e-3}}, r"search.space.lr: wanted a list of values, or a range .*0.001"),
         ({"space": {"lrr": [1.0]}}, r"search.space: wanted fields among .*'lrr' \(did you mean lr"),

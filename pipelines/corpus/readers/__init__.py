@@ -1,4 +1,4 @@
-"""The formats that documents are read from: one file and one entry in `READERS` per format."""
+"""The formats of documents: one file and one entry in `READERS` per format."""
 
 from bert_core import files
 from bert_core.errors import CorpusError
@@ -17,21 +17,21 @@ READERS: dict[str, Reader] = {
     "parquet": ParquetReader(),
     "wikipedia": WikipediaReader(),
 }
-"""Name of a format → what reads it."""
+"""Name of a format → its reader."""
 
 ENDINGS = {ending: reader for reader in READERS.values() for ending in reader.endings}
-"""What a file's name ends in, without the dot → what reads it."""
+"""Suffix of a file's name, without the dot → its reader."""
 
-# What sets are published in that only stages of labelled rows read, by `format`.
+# Suffixes of published sets that only stages of labelled rows read, given a `format`.
 _PUBLISHED = ("json", "conll", "conllu")
 
 
 def reader_of(path: str) -> Reader:
-    """What reads a file, by its name. Raises: CorpusError if nothing does."""
+    """The reader of a file, by its name. Raises: CorpusError if there is none."""
     suffix, _ = files.suffixes(path)
     if suffix not in ENDINGS:
         got = f".{suffix}" if suffix else "none"
-        way_out = "rename it, or name the files that are meant by a glob"
+        way_out = "rename it, or give the files as a glob"
         if suffix in _PUBLISHED:
             way_out = (
                 "write its rows as .jsonl or .parquet; only stages of labelled rows, such as "
@@ -39,6 +39,6 @@ def reader_of(path: str) -> Reader:
             )
         raise CorpusError(
             f"{path}: wanted a file ending in {', '.join('.' + name for name in ENDINGS)}, "
-            f"or one of these and .gz, .bz2 or .zst, got {got}: {way_out}"
+            f"or one of these followed by .gz, .bz2 or .zst, got {got}: {way_out}"
         )
     return ENDINGS[suffix]

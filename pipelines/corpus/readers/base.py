@@ -1,4 +1,4 @@
-"""What every reader of a format is, and how files of bytes are cut at what divides documents."""
+"""The base classes of readers, and how files of bytes are cut between documents."""
 
 import io
 import re
@@ -17,19 +17,19 @@ from bert_core.errors import CorpusError
 from pipelines.corpus.config import CorpusConfig
 
 SCAN_BYTES = 1 << 16
-# Longer than what stands between two documents in a text file.
+# Longer than any separator between two documents in a text file.
 LONGEST_SEPARATOR_BYTES = 1024
-# Bytes of text that a byte of a compressed file gives, about: for the sizes of blocks and shards.
+# Approximate bytes of text per byte of a compressed file: for the sizes of blocks and shards.
 _EXPANSION = {None: 1, "gz": 3, "bz2": 4, "zst": 3}
 
 Rows = Literal["lines", "objects", "cells", "table"]
-"""As what rows are read from a format, for a model to answer: texts, JSON objects, the cells of CSV
-and TSV, or an Arrow table."""
+"""The form in which rows to answer are read from a format: lines of text, JSON objects, cells of
+CSV and TSV, or an Arrow table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusFile:
-    """A file of the corpus, from the root, and which of the sources named it first."""
+    """A file of the corpus, by its absolute path, and the number of the first source to name it."""
 
     path: str
     source: int
@@ -42,7 +42,7 @@ class CorpusFile:
 
     @property
     def expansion(self) -> int:
-        """Bytes of text that a byte of the file gives, about."""
+        """Approximate bytes of text per byte of the file."""
         return _EXPANSION[self.compression]
 
 
@@ -54,28 +54,28 @@ class Extent:
     start: int
     end: int
     text_bytes: int
-    """Bytes of text in it, about where it is compressed."""
+    """Bytes of text in it; approximate if it is compressed."""
     columns: tuple[str, ...] = ()
-    """Of a part of a CSV or TSV file that begins behind the header: what the header says."""
+    """For a part of a CSV or TSV file that begins after the header: the header's columns."""
     line: int = 1
-    """Of the same: the number of its first line."""
+    """For such a part: the number of its first line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """What is read as one piece of work: a part of a large file, or several small files."""
+    """The unit of reading: a part of a large file, or several small files."""
 
     extents: tuple[Extent, ...]
     corpus: CorpusConfig
     part_bytes: int
-    """How much is read at once where a file can only be read from its beginning."""
+    """How much to read at a time from a file that can only be read from its beginning."""
 
 
 @dataclass(frozen=True)
 class Document:
     """A document as it was read, and the number of its source.
 
-    `split` is set where the corpus itself says it; `dropped` says why there is no text.
+    `split` is set if the corpus itself assigns it; `dropped` says why there is no text.
     """
 
     text: str
@@ -85,42 +85,42 @@ class Document:
 
 
 class Reader(ABC):
-    """How files of one format are cut into extents, and the documents of an extent are read."""
+    """Cuts files of one format into extents, and reads the documents of an extent."""
 
     endings: ClassVar[tuple[str, ...]]
-    """What the files' names end in, without the dot, and without .gz, .bz2 or .zst after it."""
+    """Suffixes of file names, without the dot and without a following .gz, .bz2 or .zst."""
     rows: ClassVar[Rows | None] = None
-    """As what rows are read from it; None where a model is not asked about its documents."""
+    """The form in which rows are read from it; None if models do not answer its documents."""
 
     def text_bytes(self, file: CorpusFile, config: CorpusConfig) -> int:
-        """Bytes of text in a file, about where it is compressed."""
+        """Bytes of text in a file; approximate if it is compressed."""
         return file.size_bytes * file.expansion
 
     @abstractmethod
     def cut(self, file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[Extent]:
-        """Extents of about `block_bytes` of text, or less, each of whole documents."""
+        """Extents of up to about `block_bytes` of text, each of whole documents."""
 
     @abstractmethod
     def read(self, extent: Extent, block: Block) -> Iterator[Document]:
-        """The documents of an extent, in their order."""
+        """The documents of an extent, in order."""
 
 
 class BytesReader(Reader):
-    """A format whose documents are divided by bytes that a pattern finds."""
+    """A format whose documents are separated by bytes that match a pattern."""
 
     def separator(self, config: CorpusConfig) -> re.Pattern[bytes] | None:
-        """What stands between two documents; None where a file is never cut."""
+        """The pattern that separates documents; None if a file is never cut."""
         raise NotImplementedError
 
     def documents(
         self, data: bytes, offset: int, file: CorpusFile, config: CorpusConfig
     ) -> Iterator[Document]:
-        """The documents in whole pieces of a file that begin at a byte of it."""
+        """The documents in `data`: whole pieces of the file, beginning at byte `offset`."""
         raise NotImplementedError
 
     def cut(self, file: CorpusFile, config: CorpusConfig, block_bytes: int) -> Iterator[Extent]:
         separator = self.separator(config)
-        if file.compression or separator is None:  # read from its beginning, or not cut
+        if file.compression or separator is None:  # read from its beginning, or never cut
             cuts = [0, file.size_bytes]
         else:
             cuts = cuts_of(file, block_bytes, separator)
@@ -131,7 +131,7 @@ class BytesReader(Reader):
             yield from self.documents(data, offset, extent.file, block.corpus)
 
     def pieces(self, extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
-        """The bytes of an extent in pieces of whole documents, and where each begins."""
+        """The bytes of an extent in pieces of whole documents, each with its offset."""
         file = extent.file
         if file.compression:
             with files.open_stream(file.path) as stream:
@@ -148,15 +148,15 @@ def cuts_of(
     *,
     at_start: bool = False,
 ) -> list[int]:
-    """Where a file is cut, its beginning and end included: `next_boundary` after every
+    """Offsets at which a file is cut, including its beginning and end: `next_boundary` after every
     `block_bytes`."""
     cuts = [0]
     with files.open_input(file.path) as opened, files.reading(file.path):
         while cuts[-1] < file.size_bytes:
-            wanted = cuts[-1] + max(1, block_bytes // file.expansion)
+            target = cuts[-1] + max(1, block_bytes // file.expansion)
             cuts.append(
                 next_boundary(
-                    opened, wanted, file.size_bytes, separator, longest_bytes, at_start=at_start
+                    opened, target, file.size_bytes, separator, longest_bytes, at_start=at_start
                 )
             )
     return cuts
@@ -169,7 +169,7 @@ def extents_between(cuts: list[int], file: CorpusFile) -> Iterator[Extent]:
 
 
 def bytes_of(extent: Extent) -> bytes:
-    """The bytes of an extent, as they lie in the file."""
+    """The bytes of an extent, as stored in the file."""
     path = extent.file.path
     with files.open_input(path) as opened, files.reading(path):
         opened.seek(extent.start)
@@ -178,21 +178,21 @@ def bytes_of(extent: Extent) -> bytes:
 
 @contextmanager
 def unchanged(file: CorpusFile) -> Iterator[None]:
-    """Read the file that was there when the run began.
+    """Check that a file is still the one that existed when the run began.
 
-    Raises: CorpusError if it is gone or has another size.
+    Raises: CorpusError if it is missing or its size has changed.
     """
     try:
         if (size_bytes := files.size_bytes(file.path)) != file.size_bytes:
             raise CorpusError(
                 f"{file.path}: wanted the {file.size_bytes:,} bytes that were there when the run "
-                f"began, got {size_bytes:,}: leave the corpus alone while it is read, and run again"
+                f"began, got {size_bytes:,}: do not change the corpus while it is read, run again"
             )
         yield
     except FileNotFoundError as error:
         raise CorpusError(
-            f"{file.path}: was there when the run began, now there is no such file: put it back "
-            "and run again, what is finished stays"
+            f"{file.path}: wanted the file that existed when the run began, it is missing: put it "
+            "back and run again, finished work is kept"
         ) from error
 
 
@@ -205,11 +205,11 @@ def next_boundary(
     *,
     at_start: bool = False,
 ) -> int:
-    """Where the first document begins that starts after `position`; the end if none is found.
+    """Offset of the first document that starts after `position`; the end of the file if none does.
 
     Args:
-        longest_bytes: how far is looked; without it to the end.
-        at_start: whether a document begins with the separator, instead of after it.
+        longest_bytes: how far to search; None searches to the end.
+        at_start: whether a document begins with the separator rather than after it.
     """
     overlap = b""
     last = size_bytes if longest_bytes is None else min(size_bytes, position + longest_bytes)
@@ -217,7 +217,7 @@ def next_boundary(
         file.seek(position)
         window = overlap + file.read(SCAN_BYTES)
         if len(window) == len(overlap):
-            break  # it became shorter: who reads the block will say so
+            break  # the file became shorter: reading the block will report it
         if match := separator.search(window):
             cut = match.start() if at_start else match.end()
             return position - len(overlap) + cut
@@ -230,7 +230,7 @@ def next_boundary(
 def _cut_stream(
     stream: io.BufferedReader, separator: re.Pattern[bytes] | None, part_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
-    """A stream in pieces of about `part_bytes`, each of whole documents."""
+    """A stream in pieces of about `part_bytes`, each made of whole documents."""
     offset, kept = 0, b""
     while chunk := stream.read(part_bytes):
         searched = max(0, len(kept) - LONGEST_SEPARATOR_BYTES)
@@ -248,9 +248,9 @@ def _cut_stream(
 def document_of_row(
     row: dict | None, where: str, file: CorpusFile, config: CorpusConfig
 ) -> Document:
-    """The document in a row's column of text; None is a row that cannot be read.
+    """The document in a row's text column; a row of None is one that could not be read.
 
-    Raises: CorpusError if it has no text, unless that is to be skipped.
+    Raises: CorpusError if it has no text, unless `config` says to skip such rows.
     """
     if row is None:
         return Document("", file.source, dropped="unreadable")

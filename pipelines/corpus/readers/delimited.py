@@ -21,7 +21,7 @@ from pipelines.corpus.readers.base import (
 
 
 class DelimitedReader(Reader):
-    """Rows of cells. A line may end within quotes, so a file is read to its end to cut it."""
+    """Rows of cells. Quotes may contain line ends, so cutting a file means reading all of it."""
 
     rows = "cells"
 
@@ -74,10 +74,10 @@ def _cut(file: CorpusFile, block_bytes: int) -> Iterator[Extent]:
 
 
 def read_cells(extent: Extent) -> Iterator[tuple[TextRow, dict[str, str]]]:
-    """The rows of CSV or TSV, blank lines and those with a fault too, and what each holds by
-    column: nothing of such.
+    """The rows of CSV or TSV, each with its cells by column; blank lines and faulty rows are
+    included, without cells.
 
-    Raises: CorpusError naming file and place, also if the file has no header, is gone or was
+    Raises: CorpusError naming file and place, also if the file has no header, is missing or was
         replaced.
     """
     with unchanged(extent.file):
@@ -93,7 +93,7 @@ def _rows(extent: Extent) -> Iterator[tuple[TextRow, dict[str, str]]]:
 
 
 def _opened(extent: Extent) -> Stream:
-    """A part of a file as a stream, or the whole of one, decompressed."""
+    """A part of a file, or a whole file decompressed, as a stream."""
     if (extent.start, extent.end) == (0, extent.file.size_bytes):
         return files.open_stream(extent.file.path)
     return io.BytesIO(bytes_of(extent))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ParquetReader(Reader):
-    """Row groups of a table, which are never cut."""
+    """Row groups of a table; a row group is never cut."""
 
     endings = ("parquet",)
     rows = "table"
@@ -54,7 +54,7 @@ class ParquetReader(Reader):
 
 
 def open_parquet(path: str) -> "pq.ParquetFile":
-    """Raises: CorpusError naming `path` if it is no whole Parquet file."""
+    """Raises: CorpusError naming `path` if it is not a complete Parquet file."""
     import pyarrow.parquet as pq
 
     opened = files.open_input(path)
@@ -65,7 +65,7 @@ def open_parquet(path: str) -> "pq.ParquetFile":
 
 
 def check_text_column(parquet: "pq.ParquetFile", name: str, path: str) -> None:
-    """Raises: CorpusError listing the columns there are if `name` is none, or holds no text."""
+    """Raises: CorpusError listing the columns if none is called `name`, or it holds no text."""
     schema = parquet.schema_arrow
     if name not in schema.names:
         raise CorpusError(
@@ -85,7 +85,7 @@ def text_bytes(path: str, column: str) -> int:
     """Bytes of the text in a column, before compression. Raises: as `check_text_column`."""
     with open_parquet(path) as parquet:
         check_text_column(parquet, column, path)
-        # NOTE: a struct before it is a column in the schema and several in a row group.
+        # NOTE: a struct before it is one column in the schema but several in a row group.
         leaves = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
         number = leaves.index(column)
         groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
@@ -95,7 +95,7 @@ def text_bytes(path: str, column: str) -> int:
 def texts_of(texts: pa.Array) -> list[bytes | None]:
     """The bytes of a column of text.
 
-    NOTE: nothing but decoding them looks whether what Parquet calls a string is one.
+    NOTE: only decoding them checks that what Parquet calls a string is valid UTF-8.
     """
     texts = texts.dictionary_decode() if pa.types.is_dictionary(texts.type) else texts
     return texts.cast(pa.large_binary()).to_pylist()
@@ -111,9 +111,9 @@ def next_batch(batches: Iterator[pa.RecordBatch], path: str) -> pa.RecordBatch |
 
 
 def read_row_groups(block: Block) -> Iterator[tuple[str, pa.Table]]:
-    """The row groups of a block's Parquet files, and where each stands, for a message.
+    """The row groups of a block's Parquet files, and the place of each, for messages.
 
-    Raises: CorpusError naming file and place, also if a file is gone or was replaced.
+    Raises: CorpusError naming file and place, also if a file is missing or was replaced.
     """
     for extent in block.extents:
         path = extent.file.path

@@ -1,4 +1,4 @@
-"""Text files, whose documents end where `corpus.document_boundary` says."""
+"""Text files; `corpus.document_boundary` says where their documents end."""
 
 import re
 from collections.abc import Iterator
@@ -25,5 +25,5 @@ class TextReader(BytesReader):
         ):
             if text is None:
                 yield Document("", file.source, dropped="unreadable")
-            elif text.strip():  # of many blank lines, some may be a piece of their own
+            elif text.strip():  # a run of blank lines may give blank pieces
                 yield Document(text, file.source)

@@ -21,15 +21,15 @@ from pipelines.corpus.readers.base import (
     extents_between,
 )
 
-# How a bz2 stream begins, in whole bytes: a file of several can be cut there (Wikipedia's
-# multistream dumps have a stream for every 100 pages).
+# First bytes of a bz2 stream: a file of several streams can be cut there (Wikipedia's multistream
+# dumps have one stream per 100 pages).
 BZ2_STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 LONGEST_BZ2_STREAM_BYTES = 16 << 20
-LONGEST_BZ2_BLOCK_BYTES = 1 << 20  # of what is in a stream; compression adds next to nothing
+LONGEST_BZ2_BLOCK_BYTES = 1 << 20  # of content; compression can only make it slightly larger
 
 
 class WikipediaReader(BytesReader):
-    """Pages of an XML dump. One in many bz2 streams is cut between them."""
+    """Pages of an XML dump. A dump of several bz2 streams is cut between the streams."""
 
     endings = ("xml",)
 
@@ -45,7 +45,7 @@ class WikipediaReader(BytesReader):
         if len(cuts) > 2:
             too_long = max(end - start for start, end in pairwise(cuts)) > block_bytes + longest
             if too_long or not _begins_a_page(file, cuts[1]):
-                cuts = [0, file.size_bytes]  # as `pbzip2` writes them, say, cut anywhere
+                cuts = [0, file.size_bytes]  # streams end within pages, as from `pbzip2`
         yield from extents_between(cuts, file)
 
     def pieces(self, extent: Extent, block: Block) -> Iterator[tuple[int, bytes]]:
@@ -56,7 +56,7 @@ class WikipediaReader(BytesReader):
         data = bytes_of(extent)
         try:
             data = bz2.decompress(data)
-        except (OSError, ValueError) as error:  # damaged, broken off
+        except (OSError, ValueError) as error:  # damaged or truncated
             raise damaged(file.path, ".bz2 file", error) from error
         yield extent.start, data
 
@@ -70,7 +70,7 @@ class WikipediaReader(BytesReader):
             try:
                 if (b"<page>" in page) != (b"</page>" in page):
                     raise CorpusError(
-                        f"{file.path}: wanted whole pages, what is at byte {offset + start:,} "
+                        f"{file.path}: wanted whole pages, the piece at byte {offset + start:,} "
                         "begins or ends within one: download the dump again, or decompress it"
                     )
                 articles = list(dump_pages(page, file.path, offset + start))
@@ -90,6 +90,6 @@ def _begins_a_page(file: CorpusFile, position: int) -> bool:
         data = opened.read(LONGEST_BZ2_BLOCK_BYTES)
     try:
         begins = bz2.BZ2Decompressor().decompress(data, max_length=100)
-    except OSError:  # damaged: who reads it will say so
+    except OSError:  # damaged: reading it will report that
         return False
     return begins.lstrip().startswith((b"<page>", b"</mediawiki>"))

@@ -183,7 +183,7 @@ def test_what_was_read_is_used_or_left_out_for_a_reason(made: Made) -> None:
     left_out = sum(count for what, count in rows.items() if what.startswith("left out"))
     assert rows["read"] == left_out + used
     assert ["used", f"{used}", f"{used / 60:.2%}"] in made.rows("Documents")
-    [contaminated] = made.rows("Evaluation rows that stand in the corpus")
+    [contaminated] = made.rows("Evaluation rows found in the corpus")
     path = f"{made.folder.parent}/dev.txt"
     assert contaminated == [f"`{path}`", "1"]
     named = json.loads((made.folder / "contamination.jsonl").read_text())
@@ -197,8 +197,8 @@ def test_tokens_and_words_are_those_of_the_texts(made: Made) -> None:
     assert values["entries"] == str(len(VOCABULARY))
     assert values["cased"] == "no"
     assert values["tokens"] == f"{tokens:,}"
-    assert values["words, punctuation marks counted"] == f"{words:,}"
-    assert values["fertility (tokens a word)"] == f"{tokens / words:.3f}"
+    assert values["words, including punctuation marks"] == f"{words:,}"
+    assert values["fertility (tokens per word)"] == f"{tokens / words:.3f}"
     assert values["unknown tokens"] == f"{unknown / tokens:.2%}"
 
 
@@ -238,14 +238,14 @@ def test_rows_and_masks_are_those_of_the_shards(made: Made) -> None:
     assert made.values("Rows") == {
         "rows": f"{seen['rows']:,}",
         "kind": "nsp",
-        "tokens, special ones counted": f"{seen['tokens']:,}",
-        "tokens a row": f"{seen['tokens'] / seen['rows']:.1f} of 64",
+        "tokens, including special ones": f"{seen['tokens']:,}",
+        "tokens per row": f"{seen['tokens'] / seen['rows']:.1f} of 64",
         "random next sentence": f"{seen['random'] / seen['rows']:.2%}",
         "masking": "token",
         "predicted tokens": f"{seen['masked'] / seen['tokens']:.2%}",
         "of these [MASK]": f"{seen['mask'] / seen['masked']:.2%}",
         "of these random": f"{changed / seen['masked']:.2%}",
-        "of these as they are": f"{seen['kept'] / seen['masked']:.2%}",
+        "of these unchanged": f"{seen['kept'] / seen['masked']:.2%}",
     }
     assert made.counts()["rows"] == seen["rows"]
 

@@ -93,7 +93,7 @@ def test_workers_hash_what_is_more_than_a_second_takes(
     assert read < 50 * MEGABYTE  # Ray itself, where it is imported here
     corpus = list_corpus(many)
     (tmp_path / "2.txt").unlink()
-    with pytest.raises(CorpusError, match=r"^\S+/2.txt: was there when the run began, now there"):
+    with pytest.raises(CorpusError, match=r"^\S+/2.txt: wanted the file that existed when the"):
         corpus_input(corpus, StageConfig(output="unused", num_workers=2))
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_is_gone_or_changed_before_it_is_hashed_is_named(many: Corpu
     ):
         corpus_input(corpus, stage)
     Path(corpus.files[1].path).unlink()
-    with pytest.raises(CorpusError, match=r"1.txt: was there when the run began, now there is no"):
+    with pytest.raises(CorpusError, match=r"1.txt: wanted the file that existed when the run"):
         corpus_input(corpus, stage)
 
 

@@ -119,17 +119,17 @@ def test_a_split_is_a_word_of_its_own_in_a_path(
     ("lines", "names", "message"),
     [
         (("configs:", *GERMAN, *ENGLISH), NAMES, ": wanted one config, this data set has german, "
-         "english: name the files of the one that is meant by a folder or a glob below it"),
+         "english: give the files of the one you want as a folder or a glob below it"),
         (("configs:", "- config_name: a", "  data_files:", "  - {split: test, path: b}"), NAMES,
-         ": wanted a split train, its card names test: name one of them, or the files by a glob"),
+         ": wanted a split train, its card lists test: name one of them, or give the files as a"),
         ((), ["test.jsonl", "dev.jsonl"], ": wanted a split train in Parquet, JSONL, CSV, TSV or "
-         "text, its files are named after validation, test: name the files that are meant by a gl"),
+         "text, its files are named after validation, test: give the files as a glob"),
         ((), ["data.npy"], ": wanted a split train in Parquet, JSONL, CSV, TSV or text, this data"),
-        (("configs:", "- data_files: data.npy"), ["data.npy"], ", its card names "),
+        (("configs:", "- data_files: data.npy"), ["data.npy"], ", its card lists "),
         (("configs:", "- data_files: gone/*"), NAMES, "/gone/*: wanted a file, a folder or a glob"),
-        (("configs:", "- data_files: 3"), NAMES, "/README.md: wanted configs with data_files as the"
-         " hub describes them, got others (TypeError"),
-        (("configs: all",), NAMES, "/README.md: wanted configs with data_files as the hub describ"),
+        (("configs:", "- data_files: 3"), NAMES, "/README.md: wanted configs with data_files in the"
+         " hub's format, got another format (TypeError"),
+        (("configs: all",), NAMES, "/README.md: wanted configs with data_files in the hub's for"),
         (("license: [mit",), NAMES, "/README.md: wanted YAML between its first two lines of ---, it"
          " cannot be read ("),
         (("license: \udcff",), NAMES, "/README.md: wanted YAML between its first two lines of ---"),
@@ -196,11 +196,11 @@ def test_a_split_goes_by_the_name_that_the_card_gives_it(tmp_path: Path) -> None
     assert labelled_paths(source, "held_out", split="validation_mismatched") == ["test.csv"]
     lines = [line.replace("split: validation,", "split: dev_matched,") for line in lines]
     source = data_set(tmp_path / "several", card(*lines), LABELLED)
-    message = "wanted one split validation, its card names dev_matched, validation_mismatched: name"
+    message = "wanted one split validation, its card lists dev_matched, validation_mismatched: name"
     with pytest.raises(CorpusError, match=message):
         labelled_paths(source, "held_out")
     assert labelled_paths(source, "held_out", split="dev_matched") == ["dev.csv"]
-    with pytest.raises(CorpusError, match="wanted a split all, its card names train, dev_matc"):
+    with pytest.raises(CorpusError, match="wanted a split all, its card lists train, dev_matc"):
         labelled_paths(source, "held_out", split="all")
 
 

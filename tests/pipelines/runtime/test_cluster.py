@@ -159,7 +159,7 @@ def test_a_stage_refuses_a_cluster_that_asks_for_no_token(
         "raybert vocab: wanted a Ray cluster that asks for a token, the one at "
         f"{address} {DANGER}; restart it with "
         "`ray get-auth-token --generate` and `RAY_AUTH_MODE=token ray start --head`, or join it "
-        "all the same with --allow_open_cluster"
+        "anyway with --allow_open_cluster"
     )
 
 
@@ -216,5 +216,5 @@ def test_what_rays_client_cannot_run_says_so(head: Any, tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1] == (
         "raybert vocab: address: wanted host:6379 or auto, since Ray Data does not run through "
-        "ray://: run it on a machine of the cluster, or send it there with `raybert submit`"
+        "ray://: run it on a machine of the cluster, or submit it with `raybert submit`"
     )

@@ -96,7 +96,7 @@ def test_that_mlflow_is_away_is_said_once_before_the_work_and_once_after(
     config: CopyConfig, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run(replace(config, tracking_uri="http://127.0.0.1:1"), [])
-    told = f"copy: MLflow has not answered yet, records wait for it in {config.output}"
+    told = f"copy: MLflow has not answered yet, records are kept in {config.output}"
     assert capsys.readouterr().out.splitlines() == [told]
     (line,) = [one for one in caplog.messages if "MLflow" in one]
     assert "has yet to be sent 1 record: " in line
@@ -137,7 +137,7 @@ def test_an_output_with_an_input_in_it_is_refused_and_nothing_is_removed(
     ]
     for changes in given:
         with pytest.raises(
-            ConfigError, match=r"output: wanted a folder of its own, .* has the inp"
+            ConfigError, match=r"output: wanted a folder without inputs, .* contains"
         ):
             run(replace(there, **changes), [])
     assert (source / "copy.txt").read_bytes() == b"x"

@@ -93,7 +93,7 @@ def test_an_objective_that_rows_do_not_teach_is_refused_with_the_way_out(
     shards = spans if rows == "spans" else config.shards
     config = replace(config, shards=shards, objectives=("mlm", objective))
     wanted = (
-        f"objectives: {objective} wants rows that were prepared with {message}: "
+        f"objectives: {objective} wants rows prepared with {message}: "
         f"run `raybert prepare` with --.* into another folder, or leave {objective} out"
     )
     with pytest.raises(ConfigError, match=wanted):

@@ -53,7 +53,9 @@ def test_storage_that_is_not_shared_or_not_writable_is_found_before_the_first_st
     tmp_path: Path,
 ) -> None:
     output = str(tmp_path / "out")
-    with pytest.raises(ResourceError, match=r"out: wanted a place that all nodes share, .* finds"):
+    with pytest.raises(
+        ResourceError, match=r"out: wanted a place that all nodes share, .* does not"
+    ):
         check_storage(output, 0)
     files.write_json(files.join(output, STARTED), {})
     check_storage(output, 0)
