@@ -209,14 +209,10 @@ def test_rows_of_a_table_that_cannot_be_read_are_put_aside_by_line(
         ),
         (
             "a.csv",
-            "text;label
-a;b
-",
+            "text;label\na;b\n",
             "line 1: wanted names of columns separated by commas, got n",
         ),
-        ("a.csv", "text,answer
-a,b
-", "wanted no column 'answer', which answers are written"),
+        ("a.csv", "text,answer\na,b\n", "wanted no column 'answer', which answers are written"),
         ("a.csv", "text,,\na,b,c\n", "wanted each column once, got '' 2 times"),
         (
             "a.json",
