@@ -326,7 +326,7 @@ def test_types_tasks_and_columns_that_there_are_none_of_are_refused(
     with pytest.raises(ConfigError, match="columns: wanted names of the fields text, id, got body"):
         extract.run(replace(config, columns={"body": "text"}))
     pq.write_table(pa.table({"body": TEXTS}), tmp_path / "t.parquet")
-    with pytest.raises(CorpusError, match="wanted a column 'text', there are: body: name it by"):
+    with pytest.raises(CorpusError, match="wanted a column 'text', there are: body: map it with"):
         extract.run(replace(config, source=str(tmp_path / "t.parquet")))
 
 

@@ -205,7 +205,7 @@ def test_rows_of_a_table_that_cannot_be_read_are_put_aside_by_line(
         (
             "a.csv",
             "body,label\na,b\n",
-            "wanted a column 'text', there are: body, label: name it by",
+            "wanted a column 'text', there are: body, label: map it",
         ),
         (
             "a.csv",
