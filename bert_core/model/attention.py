@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 
 from bert_core.model.config import (
     AttentionConfig,
@@ -105,6 +104,8 @@ def _attend_unpadded(
     query, key, value = qkv.unbind(-3)
     offsets = rows.offsets.int()
     window: Any = {} if reach is None else {"window_size": (reach, reach)}
+    from torch.nn.attention.varlen import varlen_attn  # it imports torch._dynamo: a second
+
     context = varlen_attn(query, key, value, offsets, offsets, rows.bound, rows.bound, **window)
     assert isinstance(context, Tensor)
     return context.flatten(-2)

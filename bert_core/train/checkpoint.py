@@ -17,11 +17,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.fsdp import FSDPModule
 
 from bert_core import files
 from bert_core.errors import FormatError
-from bert_core.train.parallel import like_part, own_part, rank_of_world
+from bert_core.train.parallel import is_sharded, like_part, own_part, rank_of_world
 from bert_core.train.words import table_of
 
 FORMAT_VERSION = 1
@@ -87,7 +86,7 @@ class CheckpointWriter:
         """
         self.wait()
         rank, world_size = rank_of_world()
-        sharded = isinstance(model, FSDPModule)
+        sharded = is_sharded(model)
         if rank and not sharded:
             return
         part = f"-{rank + 1:05d}-of-{world_size:05d}" if sharded else ""

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bert_core.batches import prefetched, row_lengths
@@ -31,6 +29,8 @@ from bert_core.train.config import LoopConfig
 from bert_core.train.parallel import (
     from_rank_0,
     gathered,
+    is_part,
+    is_sharded,
     joined_over_ranks,
     rank_of_world,
     replicated,
@@ -136,7 +136,7 @@ def training_steps(
     place = config.place(start, elapsed_s)
     if place >= config.max_steps:
         return
-    by_rows = not (on_gpu or config.compile or isinstance(model, FSDPModule))
+    by_rows = not (on_gpu or config.compile or is_sharded(model))
     with (
         closing(prefetched(batches, pin_memory=on_gpu)) as ahead,
         sparse_gradients(model, on=by_rows) as sparse,
@@ -187,8 +187,8 @@ def _clipped(weights: Sequence[Tensor], most: float) -> float:
     this does not multiply by 1 if the norm is smaller, which would be one more pass over all
     gradients."""
     gradients = [weight.grad for weight in weights if weight.grad is not None]
-    norm = nn.utils.get_total_norm([_row_norms(gradient) for gradient in gradients])
-    whole = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    norm: Any = nn.utils.get_total_norm([_row_norms(gradient) for gradient in gradients])
+    whole = float(norm.full_tensor() if is_part(norm) else norm)
     if 0 < most < whole:
         nn.utils.clip_grads_with_norm_(weights, most, norm)
     return whole
@@ -199,7 +199,7 @@ def _row_norms(gradient: Tensor) -> Tensor:
     norm use all cores; elsewhere the gradient itself."""
     if gradient.is_sparse:
         gradient = gradient.values()
-    if gradient.is_cuda or gradient.ndim < 2 or isinstance(gradient, DTensor):
+    if gradient.is_cuda or gradient.ndim < 2 or is_part(gradient):
         return gradient
     return torch.linalg.vector_norm(gradient, dim=-1)
 

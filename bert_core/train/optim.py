@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from bert_core.train.config import OptimizerConfig
-from bert_core.train.parallel import norms, own_part
+from bert_core.train.parallel import is_part, norms, own_part
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
@@ -86,7 +85,7 @@ class Lamb(torch.optim.Optimizer):
     def _move(self, weights: list[Tensor], slopes: list[Tensor], group: dict[str, Any]) -> None:
         """Update weights; for sharded weights, this rank's part."""
         states = [self._state_of(weight) for weight in weights]
-        sharded = isinstance(weights[0], DTensor)
+        sharded = is_part(weights[0])
         first = [own_part(state["exp_avg"]) for state in states]
         second = [own_part(state["exp_avg_sq"]) for state in states]
         slopes, weights = [own_part(s) for s in slopes], [own_part(w) for w in weights]

@@ -1,5 +1,6 @@
 """A model on many ranks: a copy on each (DistributedDataParallel), or a shard on each (FSDP2)."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bert_core.objectives.base import ObjectiveModel
@@ -19,6 +18,22 @@ def rank_of_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `shard` has sharded it."""
+    return isinstance(module, _if_imported("torch.distributed.fsdp", "FSDPModule"))
+
+
+def is_part(tensor: Tensor) -> bool:
+    """Whether a tensor is one rank's part of a sharded one."""
+    return isinstance(tensor, _if_imported("torch.distributed.tensor", "DTensor"))
+
+
+def _if_imported(module: str, name: str) -> Any:
+    """A class of torch's, or no class: importing its module takes most of a second, and without it
+    nothing is sharded."""
+    return getattr(sys.modules.get(module), name, ())
+
+
 def shard(model: ObjectiveModel) -> None:
     """Shard every weight over ranks, and with it gradients and optimizer state.
 
@@ -26,6 +41,8 @@ def shard(model: ObjectiveModel) -> None:
     backward pass has summed the gradients: ranks may differ in their number of micro-batches, and
     network traffic is no higher than with copies. Every rank must start with the same weights.
     """
+    from torch.distributed.fsdp import fully_shard
+
     for encoder in model.encoders:
         if len(encoder.layers) > 1:  # a shared layer is used repeatedly
             for layer in encoder.layers.children():
@@ -35,15 +52,15 @@ def shard(model: ObjectiveModel) -> None:
 
 def replicated(model: ObjectiveModel) -> nn.Module:
     """The module that trains `model` on all ranks: `model` itself on one rank or if sharded."""
-    if rank_of_world()[1] == 1 or isinstance(model, FSDPModule):
+    if rank_of_world()[1] == 1 or is_sharded(model):
         return model
     return DistributedDataParallel(model, gradient_as_bucket_view=True)  # views, not copies
 
 
 @contextmanager
-def sum_gradients(model: nn.Module, now: bool) -> Iterator[None]:
+def sum_gradients(model: Any, now: bool) -> Iterator[None]:
     """Sum gradients over ranks in the backward pass inside if `now`, else in a later one."""
-    if isinstance(model, FSDPModule):
+    if is_sharded(model):
         model.set_requires_gradient_sync(now)
         model.set_reshard_after_backward(now)
     if isinstance(model, DistributedDataParallel) and not now:
@@ -57,7 +74,7 @@ def sum_gradients(model: nn.Module, now: bool) -> Iterator[None]:
 def gathered(model: nn.Module) -> Iterator[None]:
     """Gather all weights on every rank, so that ranks can run forward passes independently.
     Collective."""
-    parts = [part for part in model.modules() if isinstance(part, FSDPModule)]
+    parts: list[Any] = [part for part in model.modules() if is_sharded(part)]
     for part in parts:
         part.unshard()
     try:
@@ -67,15 +84,17 @@ def gathered(model: nn.Module) -> Iterator[None]:
             part.reshard()
 
 
-def own_part(tensor: Tensor) -> Tensor:
+def own_part(tensor: Any) -> Tensor:
     """This rank's rows of a tensor that may be sharded; shards are always along rows."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_part(tensor) else tensor
 
 
-def like_part(whole: Tensor, part: Tensor) -> Tensor:
+def like_part(whole: Tensor, part: Any) -> Tensor:
     """`whole` sharded like `part`, which has the same global shape; every rank passes the whole."""
-    if not isinstance(part, DTensor):
+    if not is_part(part):
         return whole
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(
         whole.to(part.device), part.device_mesh, part.placements, src_data_rank=None
     )

@@ -53,8 +53,6 @@ from tracking.metric_names import LOSS
 
 logger = logging.getLogger(__name__)
 
-ABORT_TIMEOUT_S = 10.0
-
 
 @dataclass(frozen=True)
 class Place:
