@@ -10,6 +10,7 @@ import tomllib
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
@@ -98,6 +99,7 @@ def config_class(word: str) -> Any:
     return getattr(importlib.import_module(command.module), command.config)
 
 
+@cache
 def parser_for(word: str) -> "ArgumentParser":
     """The parser of one command: an option for every field of its config."""
     from jsonargparse import (
