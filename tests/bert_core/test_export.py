@@ -267,9 +267,7 @@ def test_a_graph_for_another_task_is_refused(classifier: Path) -> None:
 def test_a_graph_is_not_for_a_gpu_and_not_to_be_trained(classifier: Path) -> None:
     with pytest.raises(ConfigError, match=r"device: wanted cpu for .*got cuda: leave it unset"):
         Predictor(classifier / "graph", device="cuda")
-    with pytest.raises(
-        FormatError, match=r"wanted a bundle with .*, got an exported one"
-    ):
+    with pytest.raises(FormatError, match=r"wanted a bundle with .*, got an exported one"):
         build_model(load_bundle(classifier / "graph"), [])
 
 

@@ -116,15 +116,14 @@ def test_the_student_begins_with_the_layers_that_are_named(on_rows: Distilling) 
 
 @pytest.mark.drill
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_train_the_same_student(on_rows: Distilling, workers: int, tmp_path: Path) -> None:
+def test_workers_train_the_same_student(on_rows: Distilling, tmp_path: Path) -> None:
     losses = replace(INTERMEDIATE, soft=1.0, hard=1.0)
     config = on_rows("none", losses=losses, log_every_steps=1, epochs=1.0)
-    if workers > 1:  # dropout draws by worker
-        config = replace(config, teacher=undropped(config.teacher, tmp_path))
+    # Dropout is drawn by worker.
+    config = replace(config, teacher=undropped(config.teacher, tmp_path))
     here = distill.run(config).counts
-    there = replace(config, output=f"{config.output}-there", num_workers=workers)
-    counts = distill.run(there).counts
+    there = replace(config, output=f"{config.output}-there", num_workers=2)
+    distill.run(there)
     curves = [
         [
             numbers["loss"]
@@ -134,9 +133,7 @@ def test_workers_train_the_same_student(on_rows: Distilling, workers: int, tmp_p
         for each in (config, there)
     ]
     assert len(curves[0]) == here["steps"] > 1
-    assert curves[0] == pytest.approx(curves[1], rel=1e-4 if workers > 1 else 0.0)
-    if workers == 1:
-        assert counts["seeds"] == here["seeds"]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
 
 
 def undropped(teacher: str, folder: Path) -> str:

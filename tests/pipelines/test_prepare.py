@@ -79,29 +79,43 @@ def test_a_restart_makes_only_what_is_missing(prepared: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.drill
-def test_fresh_processes_and_one_that_was_killed_end_in_the_same_bytes(
+def test_a_run_that_everything_happens_to_ends_in_the_same_bytes(
     prepared: Any, tmp_path: Path
 ) -> None:
-    for num_workers, block_bytes in ((1, 5_000), (4, 1_000_000)):
-        whole = replace(prepared.prepare(tmp_path / str(num_workers)), num_workers=num_workers)
-        subprocess.run(command(replace(whole, block_bytes=block_bytes)), check=True, timeout=240)
-        assert digests(Path(whole.output)) == digests(prepared.folder / "shards")
-    config = replace(prepared.prepare(tmp_path / "shards"), num_workers=2)
-    for left in ("fragments/*.arrow", "train-*.arrow"):  # killed in the first pass, and the second
-        killed = subprocess.Popen(command(config), start_new_session=True)
-        deadline = time.monotonic() + 120
-        while not list((tmp_path / "shards").glob(left)):
-            assert time.monotonic() < deadline
-            assert killed.poll() is None
-            time.sleep(0.01)
-        os.killpg(killed.pid, signal.SIGKILL)
-        killed.wait()
-        assert not (tmp_path / "shards" / "manifest.json").exists()
-        with pytest.raises(FormatError, match=r"it has no manifest.json"):
-            ShardSet.read(str(tmp_path / "shards"))
+    """In fresh processes: killed in the first pass; a worker killed, then all in the second."""
+    folder = tmp_path / "shards"
+    config = replace(prepared.prepare(folder), num_workers=2, block_bytes=2_000)
+    process = subprocess.Popen(command(config), start_new_session=True)
+    wait_for(process, folder, "fragments/*.arrow")
+    kill_session(process)
+    process = subprocess.Popen(command(config), start_new_session=True)
+    wait_for(process, folder, "fragments/*.arrow")
+    deadline = time.monotonic() + 60
+    while not (workers := workers_of(process.pid)):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+    os.kill(workers[0], signal.SIGKILL)
+    wait_for(process, folder, "train-*.arrow")
+    kill_session(process)
+    assert not (folder / "manifest.json").exists()
+    with pytest.raises(FormatError, match=r"it has no manifest.json"):
+        ShardSet.read(str(folder))
     subprocess.run(command(config), check=True, timeout=240)
-    assert digests(tmp_path / "shards") == digests(prepared.folder / "shards")
-    assert not (tmp_path / "shards" / "fragments").exists()
+    assert digests(folder) == digests(prepared.folder / "shards")
+    assert not (folder / "fragments").exists()
+
+
+def wait_for(process: subprocess.Popen, folder: Path, files: str) -> None:
+    deadline = time.monotonic() + 120
+    while not list(folder.glob(files)):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+
+
+def kill_session(process: subprocess.Popen) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def workers_of(pid: int) -> list[int]:
@@ -115,22 +129,6 @@ def workers_of(pid: int) -> list[int]:
         except OSError:
             continue
     return found
-
-
-@pytest.mark.drill
-def test_a_killed_worker_is_replaced_and_the_bytes_are_the_same(
-    prepared: Any, tmp_path: Path
-) -> None:
-    config = replace(prepared.prepare(tmp_path / "shards"), num_workers=2, block_bytes=2_000)
-    process = subprocess.Popen(command(config), start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "shards").glob("fragments/*.arrow")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.01)
-    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
-    assert process.wait(timeout=240) == 0
-    assert digests(tmp_path / "shards") == digests(prepared.folder / "shards")
 
 
 @pytest.mark.drill

@@ -457,19 +457,29 @@ def batch_of(lengths: list[int]) -> Batch:
     return batch if mask.all() else batch | {"attention_mask": mask}
 
 
+GRAPHS = [
+    *(
+        (kind, *objectives)
+        for kind, objectives in cast(
+            "list[tuple[str, tuple[str, ...]]]", [case.values for case in CASES]
+        )
+        if len(objectives) == 1
+    ),
+    *((kind, "embedding") for kind in KINDS),
+]
+# The drills have every kind, and every objective, at least once; the rest is for the matrix.
+DRILLED = {
+    *({kind: (kind, objective) for kind, objective in GRAPHS}.values()),
+    *({objective: (kind, objective) for kind, objective in GRAPHS}.values()),
+}
+
+
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.drill
 @pytest.mark.parametrize(
     ("kind", "objective"),
     [
-        *(
-            (kind, *objectives)
-            for kind, objectives in cast(
-                "list[tuple[str, tuple[str, ...]]]", [case.values for case in CASES]
-            )
-            if len(objectives) == 1
-        ),
-        *((kind, "embedding") for kind in KINDS),
+        pytest.param(*graph, marks=pytest.mark.drill if graph in DRILLED else pytest.mark.matrix)
+        for graph in GRAPHS
     ],
 )
 def test_a_graph_gives_the_scores_of_torch(kind: str, objective: str, tmp_path: Path) -> None:
@@ -617,6 +627,7 @@ def test_bundles_go_to_transformers_and_back(
 
 
 @pytest.mark.drill
+@pytest.mark.usefixtures("unchecked")  # hundreds of models are built
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tensor_that_is_missing_or_of_another_shape_is_named(kind: str, tmp_path: Path) -> None:
     """Every tensor but those of later layers in turn, as transformers' files have them."""

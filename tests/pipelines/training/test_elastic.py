@@ -23,6 +23,7 @@ from pipelines.training.records import read_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
+CHECKPOINTS_WRITTEN = "checkpoints/*/checkpoint.json"
 RUN = """
 import pickle, sys
 from pipelines import pretrain
@@ -90,22 +91,44 @@ def losses(folder: Path) -> np.ndarray:
 def test_workers_follow_the_nodes_and_losses_stay(
     prepared: Any, tmp_path: Path, cluster: Cluster
 ) -> None:
-    """Two nodes, then one is lost, then another comes."""
+    """Two nodes: one is taken with notice, which leads to a checkpoint; another comes, and is
+    lost."""
+    folder = tmp_path / "out"
     second = cluster.add_node(num_cpus=1)
-    config = replace(config_of(prepared, tmp_path / "out", cluster), num_workers=(1, 2))
+    config = replace(config_of(prepared, folder, cluster), num_workers=(1, 2))
+    config = replace(config, checkpoint_every_steps=CHECKPOINT_EVERY_STEPS, keep_checkpoints=99)
     with running(config) as process:
-        wait_until(process, "two train", lambda: workers(tmp_path / "out")[20:])
-        assert set(workers(tmp_path / "out")) == {2}
+        wait_until(process, "two train", lambda: workers(folder)[20:])
+        assert set(workers(folder)) == {2}
+        subprocess.run(
+            [Path(sys.executable).parent / "ray", "drain-node", "--address", cluster.address,
+             "--node-id", second.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION",
+             "--reason-message", "a drill", "--deadline-remaining-seconds", "15"],
+            check=True,
+            env=os.environ,
+        )  # fmt: skip
+        step = wait_until(process, "a checkpoint out of turn", lambda: out_of_turn(folder))
+        wait_until(process, "one trains", lambda: 1 in workers(folder))
+        assert workers(folder).index(1) >= step
+        third = cluster.add_node(num_cpus=1)
+        wait_until(process, "two train again", lambda: workers(folder)[-1] == 2)
         lost = time.monotonic()
-        cluster.remove_node(second, allow_graceful=False)
-        wait_until(process, "one trains", lambda: 1 in workers(tmp_path / "out"))
+        cluster.remove_node(third, allow_graceful=False)
+        wait_until(process, "one trains again", lambda: workers(folder)[-1] == 1)
         print(f"a node lost: {time.monotonic() - lost:.1f} s to the next step")
-        cluster.add_node(num_cpus=1)
-        wait_until(process, "two train again", lambda: workers(tmp_path / "out")[-1] == 2)
-    found = losses(tmp_path / "out")
+    found = losses(folder)
     loop = replace(config.loop, max_steps=len(found))
     pretrain.run(replace(config, output=str(tmp_path / "alone"), num_workers=0, loop=loop))
     np.testing.assert_allclose(found, losses(tmp_path / "alone"), rtol=0, atol=1e-3)
+
+
+CHECKPOINT_EVERY_STEPS = 100
+
+
+def out_of_turn(folder: Path) -> int | None:
+    """The step of a checkpoint that was written on a notice."""
+    steps = [json.loads(path.read_text())["step"] for path in folder.glob(CHECKPOINTS_WRITTEN)]
+    return next((step for step in steps if step % CHECKPOINT_EVERY_STEPS), None)
 
 
 def test_a_lost_node_is_replaced_by_another(
@@ -123,35 +146,6 @@ def test_a_lost_node_is_replaced_by_another(
         wait_until(process, "they go on", lambda: len(workers(tmp_path / "out")) > at_loss + 20)
         print(f"a node lost: {time.monotonic() - lost:.1f} s to the next steps")
         assert set(workers(tmp_path / "out")) == {2}
-
-
-def test_a_notice_that_a_node_will_be_taken_leads_to_a_checkpoint(
-    prepared: Any, tmp_path: Path, cluster: Cluster
-) -> None:
-    second = cluster.add_node(num_cpus=1)
-    config = replace(
-        config_of(prepared, tmp_path / "out", cluster),
-        num_workers=(1, 2),
-        checkpoint_every_steps=100_000,
-    )
-    with running(config) as process:
-        wait_until(process, "two train", lambda: workers(tmp_path / "out")[20:])
-        assert not list((tmp_path / "out").glob("checkpoints/*/checkpoint.json"))
-        subprocess.run(
-            [Path(sys.executable).parent / "ray", "drain-node", "--address", cluster.address,
-             "--node-id", second.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION",
-             "--reason-message", "a drill", "--deadline-remaining-seconds", "15"],
-            check=True,
-            env=os.environ,
-        )  # fmt: skip
-        [written] = wait_until(
-            process,
-            "a checkpoint",
-            lambda: list((tmp_path / "out").glob("checkpoints/*/checkpoint.json")),
-        )
-        step = json.loads(written.read_text())["step"]
-        wait_until(process, "one trains", lambda: 1 in workers(tmp_path / "out"))
-    assert workers(tmp_path / "out").index(1) >= step
 
 
 DRIVER = """
