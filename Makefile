@@ -6,7 +6,7 @@ VENV_OPTIONS ?=
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: help demo fast test drill matrix lint
+.PHONY: help demo fast test drill check matrix lint
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -20,6 +20,9 @@ fast: $(INSTALLED)  ## the tests that start no Ray
 
 test: $(INSTALLED)  ## all tests but the drills
 	$(BIN)/python -m pytest -m "not drill and not matrix"
+
+check: $(INSTALLED)  ## test and drill in one go, as CI does
+	$(BIN)/python -m pytest -m "not matrix"
 
 drill: $(INSTALLED)  ## the tests that kill processes and cut files
 	$(BIN)/python -m pytest -m drill

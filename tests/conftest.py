@@ -69,6 +69,11 @@ HEAD_STARTS, HEAD_START_TIMEOUT_S = 3, 120
 SHARED = {"local_ray": "local_ray", "prepared": "prepared", "head": "head", "open_head": "head"}
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: some tests wait, for Ray above all."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests go to one process (else those of a file do); give out the long ones first."""

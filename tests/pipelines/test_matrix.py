@@ -6,8 +6,6 @@ takes minutes: the commands that no other test takes through every kind, and a t
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +30,7 @@ from pipelines import cli
 from pipelines import evaluate as evaluating
 from pipelines.configure import parse
 from tests.labelled_rows import KINDS, holds_lists, rows_of, write
+from tests.with_ray import run_with_ray
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -340,38 +339,6 @@ def test_rows_of_every_kind_are_read_from_every_source(
 
 
 # ---------------------------------------------------------------------------- s3:// with Ray
-
-RUN = """
-import json, sys
-from pipelines import cli
-from pipelines.runtime import cluster
-
-failed = []
-try:
-    for arguments in json.load(sys.stdin):
-        try:
-            cli.main(arguments)
-        except SystemExit as ended:
-            if ended.code != 0:
-                failed.append(arguments)
-finally:
-    cluster.disconnect()
-sys.exit("failed: " + "; ".join(map(" ".join, failed)) if failed else 0)
-"""
-
-
-def run_with_ray(commands: list[list[str]], folder: Path) -> None:
-    """Run command lines in one process, whose Ray they share and which knows the bucket."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUN],
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=550,
-    )
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
-
 
 # The drills have the first kind whose rows hold lists.
 DRILLED_ON_S3 = next(name for name, (_, kind) in KINDS.items() if holds_lists(kind))

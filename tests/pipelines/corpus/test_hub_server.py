@@ -1,10 +1,6 @@
 """Data sets of the hub through its own client and HTTP, as far as it is asked to read files."""
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +12,7 @@ from aiohttp import web
 from bert_core.manifest import read_manifest
 from bert_core.tasks.text_classification import TextClassification
 from tests.labelled_rows import rows_of, write
+from tests.with_ray import run_with_ray
 from tracking.ports import free_ports
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
@@ -121,7 +118,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 def test_rows_and_texts_of_the_hub_are_read_by_workers(
     hub: Hub, pretrained: Any, tmp_path: Path
 ) -> None:
-    source, shared = f"hf://datasets/{NAME}", ["--num_workers=2", "--address=local"]
+    source, shared = f"hf://datasets/{NAME}", ["--num_workers=2"]
     shared.append(f"--tracking_uri={pretrained.tracking_uri}")
     commands = {
         "finetune": [
@@ -132,17 +129,18 @@ def test_rows_and_texts_of_the_hub_are_read_by_workers(
         "predict": [f"--model={tmp_path}/finetune/bundle", f"--source={source}"],
         "vocab": [f"--corpus.source={source}", "--vocab_size=200"],
     }  # fmt: skip
-    environment = os.environ | {
-        "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}", "HF_HOME": str(tmp_path / "home"),
-        "HF_TOKEN": "", "HF_HUB_DISABLE_XET": "1",
-    }  # fmt: skip
-    for word, arguments in commands.items():
-        command = [sys.executable, "-m", "pipelines.cli", word, f"--output={tmp_path / word}"]
-        done = subprocess.run(
-            [*command, *arguments, *shared],
-            env=environment, capture_output=True, text=True, timeout=400, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{word}: {done.stderr}{done.stdout}{json.dumps(hub.asked)}"
+    run_with_ray(
+        [
+            [word, f"--output={tmp_path / word}", *arguments, *shared]
+            for word, arguments in commands.items()
+        ],
+        tmp_path,
+        HF_ENDPOINT=f"http://127.0.0.1:{hub.port}",
+        HF_HOME=str(tmp_path / "home"),
+        HF_TOKEN="",
+        HF_HUB_DISABLE_XET="1",
+        RAY_ADDRESS="local",
+    )
     counts = read_manifest(str(tmp_path / "finetune")).counts
     assert (counts["train_rows"], counts["held_out_rows"]) == (32, 8)
     assert read_manifest(str(tmp_path / "evaluate")).counts["rows"] == 8
