@@ -209,11 +209,12 @@ def _measured(
         old, new = (task.compare(rows, each) for each in answers)
     metrics = task.metrics(new)
     verdict = not_worse(task.main_metric(metrics), task.metrics, new, old)
-    _check_drop(config, verdict)
+    check_drop(config, verdict)
     return _Measured(difference=difference, metrics=metrics, verdict=verdict)
 
 
-def _check_drop(config: ExportConfig, verdict: Verdict) -> None:
+def check_drop(config: ExportConfig, verdict: Verdict) -> None:
+    """Raises: ConfigError if the metric falls, or may fall, by more than `max_drop`."""
     if config.quantize and verdict.low == verdict.high == 0 and 3 / verdict.rows > config.max_drop:
         # Rule of three (Hanley and Lippman-Hand 1983): the 95 % upper bound when no row differs.
         raise ConfigError(

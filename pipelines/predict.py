@@ -90,7 +90,7 @@ def _predict(config: PredictConfig, corpus: Corpus, folder: Path) -> Result:
     task = _predictor(config, folder).task
     _parameters(config, task)
     check_files(config, corpus, task.inputs, partial(_check_free, config))
-    result = make_parts("predict", config, corpus, partial(_make_part, config, folder))
+    result = make_parts("predict", config, corpus, partial(make_part, config, folder))
     folder_of_rows = files.join(config.output, ROWS)
     say(f"predict: {counted(result.counts[ROWS], 'row')} with answers in {folder_of_rows}")
     return Result(outputs=result.outputs, counts=result.counts)
@@ -124,7 +124,7 @@ def _check_free(config: PredictConfig, names: Iterable[str], where: str) -> None
             )
 
 
-def _make_part(config: PredictConfig, folder: Path, item: tuple[int, Block]) -> dict[str, Any]:
+def make_part(config: PredictConfig, folder: Path, item: tuple[int, Block]) -> dict[str, Any]:
     """Answer the rows of one block and write them."""
     number, block = item
     answering = _Answering(config, _predictor(config, folder))

@@ -49,7 +49,7 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
             f"{text}: wanted a folder, or a URI that can be reached: {error}"
         ) from error
     if folder is None:
-        return _resolve_remote(text, cache)
+        return fetch_remote(text, cache)
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing there"
         hub = f"; {_on_the_hub(text)}" if _HUB_NAME.fullmatch(text) and not folder.exists() else ""
@@ -87,14 +87,15 @@ def _verify(folder: Path) -> str:
     return bundle_digest(folder)
 
 
-def _resolve_remote(source: str, cache: Path) -> Path:
+def fetch_remote(source: str, cache: Path) -> Path:
+    """The bundle at a URI, in the cache; fetched again where the copy is damaged."""
     if not files.exists(source):
         raise ConfigError(f"{source}: wanted a bundle, got nothing there: check the URI")
     source = _bundle_in(source, source)
     record = files.join(source, RECORD)
     # The record has the sha256 of every file: equal records mean equal bundles.
     key = files.sha256_of(record) if files.exists(record) else None
-    return _cached(cache, key, lambda folder: files.fetch_folder(source, folder))
+    return cached(cache, key, lambda folder: files.fetch_folder(source, folder))
 
 
 def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
@@ -115,7 +116,7 @@ def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
     source = files.join(stored, version.tags[PATH_TAG])
     # A registry in a SQLite file keeps bundles on this disk: no copy is needed.
     local = files.local_path(source) if source.startswith(("/", "file:")) else None
-    folder = local or _cached(cache, digest, lambda arriving: _download(source, uri, arriving))
+    folder = local or cached(cache, digest, lambda arriving: download(source, uri, arriving))
     if (actual := _verify(folder)) != digest:
         raise FormatError(
             f"{reference}: wanted the bundle with digest {digest[:12]} that was registered, "
@@ -124,7 +125,8 @@ def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
     return folder
 
 
-def _download(source: str, uri: str, folder: Path) -> None:
+def download(source: str, uri: str, folder: Path) -> None:
+    """Fetch a bundle that an MLflow server stores; a download that fails leaves nothing."""
     from mlflow.artifacts import download_artifacts
 
     # MLflow downloads into a subfolder of `dst_path`.
@@ -170,7 +172,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names) or "none; `raybert publish` registers one"
 
 
-def _cached(cache: Path, key: str | None, fetch: Callable[[Path], object]) -> Path:
+def cached(cache: Path, key: str | None, fetch: Callable[[Path], object]) -> Path:
     """The folder `key` of the cache, fetched if missing or damaged; None always fetches."""
     if key is not None and (kept := cache / key).is_dir():
         try:

@@ -73,10 +73,11 @@ def peak_flops(device: "torch.device") -> float | None:
         return None
     import torch
 
-    return _peak_of(torch.cuda.get_device_name(device))
+    return peak_flops_of(torch.cuda.get_device_name(device))
 
 
-def _peak_of(name: str) -> float | None:
+def peak_flops_of(name: str) -> float | None:
+    """Dense bf16 FLOP/s of the GPU of this name; None if it is unknown."""
     words = f" {name.replace('-', ' ')} "
     return next((peak for part, peak in PEAK_FLOPS.items() if f" {part} " in words), None)
 

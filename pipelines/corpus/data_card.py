@@ -65,7 +65,7 @@ def write(
     text = "\n\n".join(
         [
             f"# Data card of `{output}`",
-            *_sources(corpus, counts),
+            *describe_sources(corpus, counts),
             *_documents(counts),
             *_contamination(overlaps),
             *_vocabulary(compare_with, blocks, tokenizer, counts),
@@ -131,7 +131,7 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.2%}" if whole else "–"
 
 
-def _sources(corpus: Corpus, counts: Mapping[str, Any]) -> list[str]:
+def describe_sources(corpus: Corpus, counts: Mapping[str, Any]) -> list[str]:
     config = corpus.config
     tokens = [counts.get(f"source_{number}_tokens", 0) for number in range(len(config.sources))]
     rows = []

@@ -87,7 +87,7 @@ def connect(
         return
     if address is None or address == "auto":  # RAY_ADDRESS overrides `auto` in Ray too
         address = os.environ.get("RAY_ADDRESS") or address or "local"
-    _set_defaults(SETTINGS)
+    set_defaults(SETTINGS)
     previous = signal.getsignal(signal.SIGTERM)
     if address == "local":
         _start(num_cpus)
@@ -96,6 +96,11 @@ def connect(
     # NOTE: ray.init replaces the SIGTERM handler with one that exits with 15.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, previous if callable(previous) else _exit_on_sigterm)
+
+
+def started() -> str | None:
+    """The marker of the cluster that this process started, which its processes carry."""
+    return _started
 
 
 def is_connected() -> bool:
@@ -133,7 +138,7 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "RAY_ADDRESS": "local"}
 
 
-def _set_defaults(settings: dict[str, str]) -> None:
+def set_defaults(settings: dict[str, str]) -> None:
     """Set the variables that the user has not set."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
@@ -374,15 +379,15 @@ def _end_processes(marker: str) -> None:
     Ray ends its own, but leaves HAProxy and anything that user code has started.
     """
     for signum in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _processes(marker):
+        for pid in processes_of(marker):
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
         deadline = time.monotonic() + END_TIMEOUT_S
-        while _processes(marker) and time.monotonic() < deadline:
+        while processes_of(marker) and time.monotonic() < deadline:
             time.sleep(0.05)
 
 
-def _processes(marker: str) -> list[int]:
+def processes_of(marker: str) -> list[int]:
     """Ids of the running processes that have `marker` in their environment (Linux)."""
     wanted = f"{MARKER}={marker}\0".encode()
     pids = []

@@ -18,7 +18,7 @@ from bert_core.tasks.text_classification import TextClassification
 from pipelines import evaluate, export, predict, publish
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.evaluate import EvaluateConfig
-from pipelines.export import ExportConfig, _check_drop
+from pipelines.export import ExportConfig, check_drop
 from pipelines.predict import PredictConfig
 from pipelines.publish import PublishConfig
 
@@ -142,7 +142,7 @@ def test_an_export_that_was_not_asked_for_8_bits_is_not_told_to_leave_them_out(
     fallen = Verdict(not_worse=False, metric="f1", difference=-0.1, low=-0.2, high=0.0, rows=9)
     message = r"a drop of 0\.1000 by export .* on 9 rows\): raise max_drop, or give more rows if"
     with pytest.raises(ConfigError, match=message):
-        _check_drop(config, fallen)
+        check_drop(config, fallen)
 
 
 def test_8_bits_that_err_on_none_of_too_few_rows_are_refused(

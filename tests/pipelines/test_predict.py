@@ -295,7 +295,7 @@ def test_a_run_that_was_killed_goes_on_with_the_parts_that_are_missing(
 ) -> None:
     Path(str(config.source)).write_text("".join(f"{json.dumps({'text': t})}\n" for t in TEXTS))
     made: list[int] = []
-    make = predict._make_part
+    make = predict.make_part
 
     def killed(config: Any, folder: Any, item: Any) -> Any:
         if len(made) == 2:
@@ -304,7 +304,7 @@ def test_a_run_that_was_killed_goes_on_with_the_parts_that_are_missing(
         return make(config, folder, item)
 
     with monkeypatch.context() as patch:
-        patch.setattr(predict, "_make_part", killed)
+        patch.setattr(predict, "make_part", killed)
         with pytest.raises(KeyboardInterrupt):
             predict.run(config)
     first = {path: path.stat().st_mtime_ns for path in Path(config.output, "rows").iterdir()}

@@ -8,7 +8,7 @@ from bert_core import files
 from bert_core.bundle.format import bundle_digest
 from bert_core.errors import ConfigError, FormatError
 from tracking.registry import publish
-from tracking.resolve import _cached, _download, _resolve_remote, resolve
+from tracking.resolve import cached, download, fetch_remote, resolve
 from tracking.server import connect
 
 if TYPE_CHECKING:
@@ -129,13 +129,13 @@ def test_what_is_fetched_is_fetched_once_and_again_if_the_copy_is_damaged(
 ) -> None:
     # A folder stands for a bucket: the way there is pyarrow's, and the same for both.
     source, cache = str(bundles[0]), tmp_path / "cache"
-    kept = _resolve_remote(source, cache)
+    kept = fetch_remote(source, cache)
     assert bundle_digest(kept) == bundle_digest(bundles[0])
     inode = (kept / "config.json").stat().st_ino
-    assert _resolve_remote(source, cache) == kept
+    assert fetch_remote(source, cache) == kept
     assert (kept / "config.json").stat().st_ino == inode
     (kept / "model.safetensors").write_bytes(b"")
-    assert _resolve_remote(source, cache) == kept
+    assert fetch_remote(source, cache) == kept
     assert bundle_digest(kept) == bundle_digest(bundles[0])
     assert [path.name for path in cache.iterdir()] == [kept.name]
 
@@ -144,11 +144,11 @@ def test_a_download_that_fails_leaves_nothing_behind(
     tmp_path: Path, store: str, bundles: list[Path]
 ) -> None:
     stored, cache = shutil.copytree(bundles[0], tmp_path / "stored"), tmp_path / "cache"
-    _cached(cache, "whole", lambda arriving: _download(str(stored), store, arriving))
+    cached(cache, "whole", lambda arriving: download(str(stored), store, arriving))
     assert bundle_digest(cache / "whole") == bundle_digest(bundles[0])
     (stored / "gone.json").symlink_to(tmp_path / "nowhere")
     with pytest.raises(OSError, match=r"gone\.json"):
-        _cached(cache, "part", lambda arriving: _download(str(stored), store, arriving))
+        cached(cache, "part", lambda arriving: download(str(stored), store, arriving))
     assert [path.name for path in cache.iterdir()] == ["whole"]
 
 
@@ -157,9 +157,9 @@ def test_a_folder_that_transformers_wrote_is_fetched_whenever_it_is_asked_for(
 ) -> None:
     foreign = shutil.copytree(bundles[0], tmp_path / "foreign")
     (foreign / "raybert.json").unlink()
-    first = _resolve_remote(str(foreign), tmp_path / "cache")
+    first = fetch_remote(str(foreign), tmp_path / "cache")
     shutil.copy(bundles[1] / "model.safetensors", foreign)
-    assert _resolve_remote(str(foreign), tmp_path / "cache") != first
+    assert fetch_remote(str(foreign), tmp_path / "cache") != first
 
 
 @pytest.mark.drill

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from bert_core.train.hardware import _peak_of, peak_flops, peak_memory_bytes
+from bert_core.train.hardware import peak_flops_of, peak_flops, peak_memory_bytes
 
 
 def test_memory_is_the_most_that_was_held_and_not_what_is_held_now() -> None:
@@ -68,8 +68,8 @@ def test_a_cpu_has_no_peak_to_compare_with() -> None:
 
 
 def test_a_chip_is_known_by_whole_words_of_its_name() -> None:
-    assert _peak_of("NVIDIA H200") == _peak_of("NVIDIA H100 80GB HBM3") == 989e12
-    assert _peak_of("NVIDIA H100 PCIe") == 756e12
-    assert _peak_of("NVIDIA A100-SXM4-80GB") == 312e12
-    assert _peak_of("NVIDIA L40") is None
-    assert _peak_of("NVIDIA T400 4GB") is None
+    assert peak_flops_of("NVIDIA H200") == peak_flops_of("NVIDIA H100 80GB HBM3") == 989e12
+    assert peak_flops_of("NVIDIA H100 PCIe") == 756e12
+    assert peak_flops_of("NVIDIA A100-SXM4-80GB") == 312e12
+    assert peak_flops_of("NVIDIA L40") is None
+    assert peak_flops_of("NVIDIA T400 4GB") is None

@@ -156,7 +156,7 @@ def test_licences_that_are_given_count(made: Made, tmp_path: Path) -> None:
     corpus = replace(made.config.corpus, licenses=("MIT", "CC0", "GFDL"), weights=())
     rows = [
         line
-        for part in data_card._sources(list_corpus(corpus), {})
+        for part in data_card.describe_sources(list_corpus(corpus), {})
         for line in part.splitlines()[2:]
     ]
     assert [row.split(" | ")[1] for row in rows if " | " in row] == ["MIT", "CC0", "GFDL"]

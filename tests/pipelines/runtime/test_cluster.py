@@ -35,7 +35,7 @@ DRIVER = """
 
     cpus = ray.cluster_resources()["CPU"]
     try:
-        print(cluster._started, cpus, ray.get(work.remote()), flush=True)
+        print(cluster.started(), cpus, ray.get(work.remote()), flush=True)
         ray.get(wait.remote())
     finally:
         print("finally", flush=True)
@@ -72,12 +72,12 @@ def test_a_driver_that_is_ended_leaves_no_process_and_no_token_behind(
         line = process.stdout.readline()  # the first: of Ray itself a person sees nothing
         assert line.endswith(" 1.0 token\n"), line + process.stdout.read()
         marker = line.split()[0]
-        assert cluster._processes(marker)
+        assert cluster.processes_of(marker)
         process.send_signal(signum)
         output, _ = process.communicate(timeout=60)
         assert output.startswith("finally\n"), output
         assert process.returncode != 0
-        assert cluster._processes(marker) == []
+        assert cluster.processes_of(marker) == []
         assert not (tmp_path / ".ray").exists()
     finally:
         process.kill()
@@ -86,7 +86,7 @@ def test_a_driver_that_is_ended_leaves_no_process_and_no_token_behind(
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
-    cluster._set_defaults(cluster.SETTINGS)
+    cluster.set_defaults(cluster.SETTINGS)
     assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
 
