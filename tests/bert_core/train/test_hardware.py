@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from bert_core.train.hardware import peak_flops_of, peak_flops, peak_memory_bytes
+from bert_core.train.hardware import peak_flops, peak_flops_of, peak_memory_bytes
 
 
 def test_memory_is_the_most_that_was_held_and_not_what_is_held_now() -> None:
