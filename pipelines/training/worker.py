@@ -8,7 +8,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -179,13 +179,10 @@ def train(training: Training, report: Report) -> None:
         before = read_progress(checkpoint)
     rise = Rise(config.max_loss_rise, before.losses)
     measurements = Measurements(training, before.costs)
-    # NOTE: a report comes back before it is recorded, and is lost if the controller dies then. So a
-    # checkpoint has the points since the one before the last, and they are reported once more.
-    records: Records = [(step, dict(numbers)) for step, numbers in before.records]
-    unconfirmed, recent = list(records), list[tuple[int, dict[str, float]]]()
+    points = Points(report, training.first_record, before.records)
     if training.measure_before and not start:
-        records.append((training.first_record, measurements.take(model)))
-    totals, since, reported = Totals(model.weights), time.monotonic(), time.monotonic()
+        points.add(0, measurements.take(model))
+    totals, since = Totals(model.weights), time.monotonic()
     writer = CheckpointWriter(
         training.checkpoints, run_digest=training.digest, keep=config.keep_checkpoints
     )
@@ -203,39 +200,96 @@ def train(training: Training, report: Report) -> None:
     with explained(training.checkpoints), writer, closing(steps):
         for step in () if measurements.enough else steps:
             totals.add_step(step)
-            last, cost = step.last, None
-            measuring = last or _is_due(step.index, training.measure_every_steps)
-            checkpointing = measuring or _is_due(step.index, config.checkpoint_every_steps)
-            if checkpointing or _is_due(step.index, config.log_every_steps):
+            due = due_after(step, training)
+            last, checkpointing, cost = step.last, due.checkpoint, None
+            if due.point:
                 numbers = _numbers(step, totals.means(), time.monotonic() - since, place)
-                point = training.first_record + step.index, numbers
-                records.append(point)
-                recent.append(point)
+                points.add(step.index, numbers)
                 try:
                     rise.check(step.index, _unweighted(numbers))
                 except DivergedError:
-                    report(records, True)  # so that the curve shows why
+                    points.report(last=True)  # so that the curve shows why
                     raise
-                if measuring and training.measure is not None:
+                if due.measurement and training.measure is not None:
                     numbers |= measurements.take(model)
                     last, cost = last or measurements.enough, measurements.costs[-1]
                 totals, since = Totals(model.weights), time.monotonic()
-                due = time.monotonic() - reported >= config.report_every_s
                 # Before the checkpoint, so that a run resumed from it has all points of the curve.
-                if checkpointing or from_rank_0(due):
-                    checkpointing |= report(records, last)
-                    records, reported = [], time.monotonic()
+                if checkpointing or from_rank_0(points.waited_s >= config.report_every_s):
+                    checkpointing |= points.report(last=last)
             if checkpointing:
                 progress = Progress(
-                    rise.losses, measurements.costs, step.elapsed_s, [*unconfirmed, *recent]
+                    rise.losses, measurements.costs, step.elapsed_s, points.unconfirmed()
                 )
                 writer.save(step.index, model, optimizer, cost, progress)
-                unconfirmed, recent = recent, []
             if last:
                 break
         writer.wait()
-    if records:  # an earlier run was killed after its last checkpoint, perhaps before its report
-        report(records, True)
+    points.report_rest()
+
+
+@dataclass(frozen=True)
+class Due:
+    """What to do after a step."""
+
+    measurement: bool
+    checkpoint: bool
+    point: bool
+    """Whether the curves get a point; measurements and checkpoints come with one."""
+
+
+def due_after(step: Step, training: Training) -> Due:
+    """What is due; the last step always has everything."""
+    config = training.config
+    measurement = step.last or _is_due(step.index, training.measure_every_steps)
+    checkpoint = measurement or _is_due(step.index, config.checkpoint_every_steps)
+    return Due(measurement, checkpoint, checkpoint or _is_due(step.index, config.log_every_steps))
+
+
+class Points:
+    """Points of the curves on their way to the run's record.
+
+    NOTE: a report returns before it is recorded, and is lost if the controller dies in between. So
+    each checkpoint stores the points since the last but one, and a resumed run reports them again:
+    those that were recorded are dropped there.
+    """
+
+    def __init__(
+        self, report: Report, first_record: int, before: Sequence[tuple[int, Mapping[str, float]]]
+    ) -> None:
+        """`before` are those of the checkpoint that the run resumes from."""
+        self._report, self._first_record = report, first_record
+        self._waiting: Records = [(record, dict(numbers)) for record, numbers in before]
+        self._earlier, self._recent = list(self._waiting), list[tuple[int, dict[str, float]]]()
+        self._reported = time.monotonic()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the last report."""
+        return time.monotonic() - self._reported
+
+    def add(self, step: int, numbers: dict[str, float]) -> None:
+        """Take a point; its numbers may be completed until the next report."""
+        point = self._first_record + step, numbers
+        self._waiting.append(point)
+        self._recent.append(point)
+
+    def report(self, *, last: bool) -> bool:
+        """Report the points since the last time. Collective; returns what `Report` returns."""
+        waiting, self._waiting = self._waiting, []
+        self._reported = time.monotonic()
+        return self._report(waiting, last)
+
+    def report_rest(self) -> None:
+        """Report what is left: of a run that was killed between its last checkpoint and report."""
+        if self._waiting:
+            self.report(last=True)
+
+    def unconfirmed(self) -> Records:
+        """The points to store with the checkpoint that is written now."""
+        points = [*self._earlier, *self._recent]
+        self._earlier, self._recent = self._recent, []
+        return points
 
 
 class Measurements:
