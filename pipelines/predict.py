@@ -31,7 +31,13 @@ from pipelines.answering.parts import (
     read_texts,
     row_file,
 )
-from pipelines.answering.predictors import ANSWER, answer_columns, option_items, predictor_of
+from pipelines.answering.predictors import (
+    ANSWER,
+    answer_cells,
+    answer_columns,
+    option_items,
+    predictor_of,
+)
 from pipelines.corpus.digest import corpus_input
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import Corpus, list_corpus
@@ -207,11 +213,9 @@ class _Answering(OutputPart):
 
     def objects(self) -> Iterator[dict[str, Any]]:
         """The columns of each answer to the last batch, as JSON values."""
+        config = self.config
         for answer in self._answers:
-            cells = self._task.cells(answer)
-            best = {f"{self.config.prefix}{name}": value for name, value in cells.items()}
-            name = self.config.answer_column
-            yield best | ({name: answer} if name else {})
+            yield answer_cells(self._task, answer, config.prefix, config.answer_column)
 
     def arrays(self) -> dict[str, pa.Array]:
         """The columns of all answers to the last batch, as Arrow arrays."""

@@ -93,16 +93,20 @@ def predictor_of(
     return Predictor(folder, threads=threads, task=task, options=dict(options))
 
 
+def answer_cells(task: "Task", answer: Any, prefix: str, column: str) -> dict[str, Any]:
+    """What a row gets of its answer: the best of it in columns named with `prefix`, and the whole
+    answer in `column`, unless that is empty."""
+    best = {f"{prefix}{name}": value for name, value in task.cells(answer).items()}
+    return best | ({column: answer} if column else {})
+
+
 def answer_columns(
-    task: "Task", answers: Sequence[Any], prefix: str = "predicted_", answer: str = ANSWER
+    task: "Task", answers: Sequence[Any], prefix: str = "predicted_", column: str = ANSWER
 ) -> dict[str, pa.Array]:
-    """The best of each answer in columns named with `prefix`, and the whole answer as JSON in the
-    column `answer`, unless that is empty."""
-    cells = [task.cells(each) for each in answers]
-    return {
-        **{
-            f"{prefix}{name}": pa.array([cell[name] for cell in cells], kind)
-            for name, kind in task.cell_types.items()
-        },
-        **({answer: pa.array(map(json.dumps, answers), pa.string())} if answer else {}),
-    }
+    """`answer_cells` of all answers as Arrow arrays; the whole answer is JSON there."""
+    rows = [answer_cells(task, answer, prefix, column) for answer in answers]
+    types = {f"{prefix}{name}": kind for name, kind in task.cell_types.items()}
+    arrays = {name: pa.array([row[name] for row in rows], kind) for name, kind in types.items()}
+    if column:
+        arrays[column] = pa.array([json.dumps(row[column]) for row in rows], pa.string())
+    return arrays
