@@ -235,7 +235,7 @@ def test_a_taken_port_is_an_error_that_names_who_holds_it(
     assert second.process.wait(START_S) == 1
     message = second.output.read_text()
     assert f"port {server.port} on 127.0.0.1 is in use by haproxy (process " in message
-    assert "listens there: end that, or choose another with --port" in message
+    assert "): stop that process, or choose another port with --port" in message
     assert "Traceback" not in message
     assert second.processes() == []
 
