@@ -216,7 +216,7 @@ def test_asha_ends_what_does_worse_and_what_it_ended_stays_so(
 def test_what_a_user_can_mend_in_a_trial_is_said(pretrained: Any, tmp_path: Path) -> None:
     search = SweepConfig(space={"batch_size": [8, 64]})
     config = sweep(pretrained, tmp_path / "out", search=search)
-    message = r"rows.jsonl: wanted at least batch_size = 64 rows to train on, got 32, of which 8 are"
+    message = r"rows.jsonl: wanted at least batch_size = 64 rows to train on, got 32, of which 8 ar"
     with pytest.raises(CorpusError, match=message):
         tune.run(config)
     assert runs_of(config)[0].info.status == "FAILED"
