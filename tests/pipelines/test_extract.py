@@ -292,7 +292,7 @@ def test_either_model_may_be_left_out(config: ExtractConfig) -> None:
             {"reader": {"fields": {"people": "Who?"}}},
             "reader.fields: wanted unique names, got 'people', which is already in tagger.fields",
         ),
-        ({"tagger": {"fields": {"id": "person"}}}, "'id' is in every record already"),
+        ({"tagger": {"fields": {"id": "person"}}}, "got 'id', which is already in every record"),
         ({"tagger": {"least_score": 1.5}}, "tagger.least_score: wanted 0 to 1, got 1.5"),
         ({"part_bytes": 0}, "part_bytes: wanted at least 1, got 0"),
     ],
