@@ -66,12 +66,7 @@ HEAD_STARTS, HEAD_START_TIMEOUT_S = 3, 120
 
 # Session fixtures that take seconds → the group of the tests that use one, which share a process.
 # Two heads in two processes would give their clients' servers the same ports, from 23000.
-SHARED = {"local_ray": "local_ray", "prepared": "prepared", "head": "head", "open_head": "head"}
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: some tests wait, for Ray above all."""
-    return (os.cpu_count() or 1) + 1
+SHARED = {"local_ray": "local_ray", "head": "head", "open_head": "head"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

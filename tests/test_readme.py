@@ -137,7 +137,6 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(600)
 def test_every_command_in_the_readme_runs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name[:3] != "RAY"}

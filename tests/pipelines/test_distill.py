@@ -262,7 +262,7 @@ def test_shards_of_other_words_are_refused(on_shards: Distilling, tmp_path: Path
         ({"layers": (0, 2)}, r"wanted layers of the model, 0 to 1, got \[0, 2\]"),
         (
             {"layer_map": (0, 1), "losses": INTERMEDIATE, "held_out": None},
-            r"1 layers one of the teacher's, 0 to 1",
+            r"a layer of the teacher, 0 to 1, for each of the student's 1 layers",
         ),
         (
             {"losses": INTERMEDIATE},

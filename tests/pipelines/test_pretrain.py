@@ -300,6 +300,7 @@ def test_a_run_that_diverges_is_not_tried_again_and_names_its_last_checkpoint(
 
 
 @pytest.mark.drill
+@pytest.mark.timeout(1800)
 def test_a_run_that_everything_happens_to_ends_as_one_left_alone(
     prepared: Any, tmp_path: Path, server: Any
 ) -> None:
@@ -310,12 +311,17 @@ def test_a_run_that_everything_happens_to_ends_as_one_left_alone(
     folder, says = tmp_path / "hurt", tmp_path / "says.txt"
     hurt = replace(alone, output=str(folder), tracking_uri=server.uri)
 
-    # The tracking server is away, and then everything is killed in the middle of an epoch.
+    # The tracking server is away, and then everything is killed, in the middle of an epoch and
+    # while a checkpoint is written.
     process = start(hurt, says)
     wait_for_step(process, folder, 4)
     server.stop()
     wait_for_step(process, folder, 8)
-    kill_all(process.pid, *descendants(process.pid))
+    everything = [process.pid, *descendants(process.pid)]
+    deadline = time.monotonic() + 60
+    while not checkpoint_in_writing(folder):  # no sleep: it is written in no time
+        assert time.monotonic() < deadline
+    kill_all(*everything)
     process.wait()
     assert not (folder / "manifest.json").exists()
     server.start()
@@ -344,16 +350,6 @@ def test_a_run_that_everything_happens_to_ends_as_one_left_alone(
     assert process.wait(timeout=240) == 1
     assert run_of(hurt)[0].info.status == "FAILED"
 
-    # Everything is killed while a checkpoint is written.
-    process = start(hurt, says)
-    wait_for_step(process, folder, 44)
-    everything = [process.pid, *descendants(process.pid)]
-    deadline = time.monotonic() + 60
-    while not checkpoint_in_writing(folder):  # no sleep: it is written in no time
-        assert time.monotonic() < deadline
-    kill_all(*everything)
-    process.wait()
-
     subprocess.run(command(hurt), check=True, timeout=240)
     assert_equal_bits(weights(folder), weights(tmp_path / "alone"))
     assert losses(folder) == losses(tmp_path / "alone")
@@ -364,7 +360,7 @@ def test_a_run_that_everything_happens_to_ends_as_one_left_alone(
     assert [point.value for point in history] == losses(folder)
 
 
-STEPS = 80
+STEPS = 60
 
 
 def start(config: PretrainConfig, says: Path) -> subprocess.Popen[bytes]:
