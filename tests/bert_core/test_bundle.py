@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, BertConfig, BertTokenizer
 from bert_core.bundle.format import Bundle, bundle_digest, load_bundle, save_bundle
 from bert_core.bundle.layout import FORMAT_VERSION
 from bert_core.bundle.weights import build_model
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError
-from bert_core.model.hf import encoder_config_from_huggingface, encoder_config_to_huggingface
+from bert_core.model.hf import encoder_config_to_huggingface
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
@@ -27,20 +27,12 @@ from bert_core.objectives.span_boundary import SpanBoundary
 from bert_core.tasks.base import Task
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
+from tests import tiny
 
-ALPHABET = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-VOCABULARY = [*SPECIAL_TOKENS, *ALPHABET, *(f"##{letter}" for letter in ALPHABET), "!", ",", "海"]
-TOKENIZER = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": len(VOCABULARY),
-        "hidden_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 48,
-        "max_position_embeddings": 32,
-        "initializer_range": 0.2,
-    }
+TOKENIZER = tiny.tokenizer([*tiny.pieces(tiny.ALPHABET), "!", ",", "海"])
+VOCABULARY = TOKENIZER.vocabulary
+CONFIG = tiny.encoder_config(
+    len(VOCABULARY), hidden_size=24, num_attention_heads=3, intermediate_size=48
 )
 TASK = TextClassification(["land", "sea", "sky"])
 TEXTS = ["The sea, the sea!", "Café in a tree", "海 sea 🌊", "", "a" * 300, "x " * 100]

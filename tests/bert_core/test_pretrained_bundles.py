@@ -14,7 +14,6 @@ from torch import Tensor
 from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.layout import names_in
 from bert_core.bundle.weights import build_model
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import FormatError
 from bert_core.model.config import EncoderConfig, FeedForwardConfig
 from bert_core.model.sharing import plain_state
@@ -24,8 +23,9 @@ from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.rtd import ReplacedTokenDetection
 from bert_core.predictor import Predictor
+from tests import tiny
 
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *map(chr, range(48, 90))], lowercase=False)
+TOKENIZER = tiny.tokenizer(map(chr, range(48, 90)), lowercase=False)
 
 
 def config_of(variant: str) -> EncoderConfig:

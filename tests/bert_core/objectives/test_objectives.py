@@ -12,7 +12,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from bert_core.model.config import EncoderConfig
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives import IGNORE
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, cross_entropy
 from bert_core.objectives.catalog import PRETRAINING
@@ -21,38 +20,18 @@ from bert_core.objectives.feature_based import FeatureBasedTokenClassification
 from bert_core.objectives.multiple_choice import MultipleChoice
 from bert_core.objectives.span import Span
 from bert_core.objectives.token_classification import TokenClassification
+from tests import tiny
 
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": 120,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 32,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "initializer_range": 0.2,
-    }
-)
-DEBERTA = encoder_config_from_huggingface(
-    {
-        "model_type": "deberta-v2",
-        "vocab_size": 120,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 32,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "initializer_range": 0.2,
-        "relative_attention": True,
-        "position_biased_input": False,
-        "pos_att_type": "p2c|c2p",
-        "share_att_key": True,
-        "norm_rel_ebd": "layer_norm",
-    }
+CONFIG = tiny.encoder_config(120, dropout=0.0)
+DEBERTA = tiny.encoder_config(
+    120,
+    model_type="deberta-v2",
+    dropout=0.0,
+    relative_attention=True,
+    position_biased_input=False,
+    pos_att_type="p2c|c2p",
+    share_att_key=True,
+    norm_rel_ebd="layer_norm",
 )
 FEATURES = FeatureBasedTokenClassification.name
 OBJECTIVES: dict[str, Callable[[EncoderConfig], Objective]] = {
