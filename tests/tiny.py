@@ -20,6 +20,9 @@ WORDS = ("the", "sea", "is", "blue", "tree", "a")
 LETTERS = "abcdefgh"
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
+# Makes an objective for an encoder: its class, or a task's method.
+Build = Callable[[EncoderConfig], Objective]
+
 
 def pieces(letters: str) -> list[str]:
     """What spells every word of the letters: each where a word begins, and each within one."""
@@ -55,11 +58,21 @@ def encoder_config(vocab_size: int, *, dropout: float = 0.1, **changes: Any) -> 
 
 
 def model(
-    config: EncoderConfig, *objectives: Callable[[EncoderConfig], Objective], seed: int = 0
+    config: EncoderConfig, *objectives: Build, seed: int = 0, noise: float = 0.0
 ) -> ObjectiveModel:
-    """An encoder with objectives, built from its config; its weights depend on the seed alone."""
+    """An encoder with objectives; equal arguments give equal weights.
+
+    Args:
+        noise: standard deviation of what is added to every parameter; with it biases are off zero
+            and norms off one, or a mix-up of two of them would go unseen.
+    """
     torch.manual_seed(seed)
-    return ObjectiveModel(config, [build(config) for build in objectives])
+    model = ObjectiveModel(config, [build(config) for build in objectives])
+    if noise:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(noise * torch.randn_like(parameter))
+    return model
 
 
 def bundle(
@@ -68,7 +81,7 @@ def bundle(
     config: EncoderConfig | None = None,
     *,
     task: Task | None = None,
-    objectives: Sequence[Callable[[EncoderConfig], Objective]] | None = None,
+    objectives: Sequence[Build] | None = None,
     metrics: dict[str, float] | None = None,
     seed: int = 0,
 ) -> Path:

@@ -39,17 +39,12 @@ TEXTS = ["The sea, the sea!", "Café in a tree", "海 sea 🌊", "", "a" * 300, 
 
 
 def model_of(*names: str) -> ObjectiveModel:
-    torch.manual_seed(0)
-    objectives = {
-        "mlm": MaskedLanguageModeling(CONFIG),
-        "nsp": NextSentencePrediction(CONFIG),
-        "classification": Classification(CONFIG, 3),
+    objectives: dict[str, tiny.Build] = {
+        "mlm": MaskedLanguageModeling,
+        "nsp": NextSentencePrediction,
+        "classification": lambda config: Classification(config, 3),
     }
-    model = ObjectiveModel(CONFIG, [objectives[name] for name in names])
-    with torch.no_grad():  # biases off zero and norms off one, or a mix-up would go unseen
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
+    return tiny.model(CONFIG, *(objectives[name] for name in names), noise=0.1).eval()
 
 
 def saved(folder: Path, *names: str, task: Task | None = None) -> ObjectiveModel:
@@ -95,9 +90,7 @@ def test_transformers_loads_a_pretrained_bundle_with_equal_logits(tmp_path: Path
 
 
 def test_a_span_boundary_head_is_kept_beside_what_transformers_reads(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    objectives = [MaskedLanguageModeling(CONFIG), SpanBoundary(CONFIG)]
-    model = ObjectiveModel(CONFIG, objectives).eval()
+    model = tiny.model(CONFIG, MaskedLanguageModeling, SpanBoundary).eval()
     folder = tmp_path / "bundle"
     save_bundle(folder, model, TOKENIZER, task=None, metrics={}, lineage={})
     heads = load_file(folder / "objective.safetensors")
@@ -114,8 +107,7 @@ def test_a_span_boundary_head_is_kept_beside_what_transformers_reads(tmp_path: P
 
 def test_a_head_that_transformers_lacks_is_in_a_file_that_it_ignores(tmp_path: Path) -> None:
     task = TokenClassification(["B-sea", "O"], TokenClassificationOptions(feature_based=True))
-    torch.manual_seed(0)
-    model = ObjectiveModel(CONFIG, [task.build_objective(CONFIG)]).eval()
+    model = tiny.model(CONFIG, task.build_objective).eval()
     folder = tmp_path / "bundle"
     save_bundle(folder, model, TOKENIZER, task=task, metrics={}, lineage={})
     heads = load_file(folder / "objective.safetensors")

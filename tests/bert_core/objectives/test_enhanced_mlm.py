@@ -41,13 +41,7 @@ def config_of(variant: str) -> EncoderConfig:
 
 
 def model_of(variant: str) -> ObjectiveModel:
-    torch.manual_seed(0)
-    config = config_of(variant)
-    model = ObjectiveModel(config, [EnhancedMaskedLanguageModeling(config)]).double()
-    with torch.no_grad():  # biases off zero and norms off one, or a mix-up would go unseen
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return tiny.model(config_of(variant), EnhancedMaskedLanguageModeling, noise=0.1).double()
 
 
 def objective_of(model: ObjectiveModel) -> EnhancedMaskedLanguageModeling:

@@ -1,6 +1,6 @@
 """What every objective keeps: sums and counts, whole gradients, fp32 losses, room for DDP."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ DEBERTA = tiny.encoder_config(
     norm_rel_ebd="layer_norm",
 )
 FEATURES = FeatureBasedTokenClassification.name
-OBJECTIVES: dict[str, Callable[[EncoderConfig], Objective]] = {
+OBJECTIVES: dict[str, tiny.Build] = {
     **PRETRAINING,
     "classification": lambda config: Classification(config, 3),
     "token_classification": lambda config: TokenClassification(config, 3),
@@ -51,9 +51,8 @@ def config_for(*names: str) -> EncoderConfig:
 
 
 def model_of(*names: str) -> ObjectiveModel:
-    torch.manual_seed(0)
-    made, config = OBJECTIVES | {"span": Span}, config_for(*names)
-    return ObjectiveModel(config, [made[name](config) for name in names])
+    builds = OBJECTIVES | {"span": Span}
+    return tiny.model(config_for(*names), *(builds[name] for name in names))
 
 
 def runs(positions: Iterable[int]) -> list[list[int]]:
@@ -148,8 +147,7 @@ def test_a_span_is_scored_within_its_row_and_both_its_ends_must_be_right() -> No
 
 
 def test_choices_of_a_question_compete_with_each_other() -> None:
-    torch.manual_seed(0)
-    model = ObjectiveModel(CONFIG, [MultipleChoice(CONFIG)]).eval()
+    model = tiny.model(CONFIG, MultipleChoice).eval()
     batch = batch_of() | {"labels": torch.tensor([2, 0]), "choices": torch.tensor([3, 3])}
     part, logits = model(batch)["multiple_choice"], model.logits(batch)["multiple_choice"]
     assert logits.shape == (2, 3)
@@ -215,8 +213,7 @@ def test_every_parameter_gets_a_gradient(names: tuple[str, ...]) -> None:
 
 def test_an_encoder_that_gives_features_alone_stays_as_it_is() -> None:
     config = CONFIG.adapted(hidden_dropout_prob=0.5, attention_dropout=0.5)
-    torch.manual_seed(0)
-    model = ObjectiveModel(config, [FeatureBasedTokenClassification(config, 3)]).train()
+    model = tiny.model(config, OBJECTIVES[FEATURES]).train()
     batch = batch_of()
     seen = [model.encode(batch, all_layers=True).layers[-1] for _ in range(2)]
     assert torch.equal(*seen)  # it drops nothing

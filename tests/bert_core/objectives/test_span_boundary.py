@@ -23,11 +23,7 @@ ROWS = [(9, [(1, 2), (5, 7)]), (6, []), (14, [(1, 12)]), (12, [(3, 3), (5, 8), (
 
 
 def model_of() -> ObjectiveModel:
-    torch.manual_seed(0)
-    model = ObjectiveModel(CONFIG, [MaskedLanguageModeling(CONFIG), SpanBoundary(CONFIG)])
-    with torch.no_grad():  # biases off zero and norms off one, or a mix-up would go unseen
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    model = tiny.model(CONFIG, MaskedLanguageModeling, SpanBoundary, noise=0.1)
     return model.double().eval()
 
 

@@ -98,13 +98,11 @@ def batches(micro: int, rank: int = 0, world_size: int = 1) -> RankBatches:
 
 
 def model_of(config: EncoderConfig = CONFIG, seed: int = 0) -> ObjectiveModel:
-    torch.manual_seed(seed)
-    return ObjectiveModel(config, [MaskedLanguageModeling(config), NextSentencePrediction(config)])
+    return tiny.model(config, MaskedLanguageModeling, NextSentencePrediction, seed=seed)
 
 
 def model_that_minimises(names: str) -> ObjectiveModel:
-    torch.manual_seed(0)
-    return ObjectiveModel(DEBERTA, [PRETRAINING[name](DEBERTA) for name in names.split()])
+    return tiny.model(DEBERTA, *(PRETRAINING[name] for name in names.split()))
 
 
 def train(
@@ -494,8 +492,7 @@ def test_gradients_of_the_rows_that_were_read_train_as_those_of_all(
             "bert_core.train.loop.sparse_gradients",
             lambda model, *, on, allowed=on: sparse_gradients(model, on=on and allowed),
         )
-        torch.manual_seed(0)
-        model = ObjectiveModel(CONFIG, [PRETRAINING[name](CONFIG)]).double()
+        model = tiny.model(CONFIG, PRETRAINING[name]).double()
         words = model.encoder.embeddings.word_embeddings
         by_rows: list[bool] = []
         words.weight.register_post_accumulate_grad_hook(
