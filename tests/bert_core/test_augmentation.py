@@ -9,15 +9,13 @@ from torch.nn import functional
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bert_core.augmentation import Candidates, Word, augmented, varied
-from bert_core.bundle.format import load_bundle, save_bundle
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.bundle.format import load_bundle
 from bert_core.errors import FormatError
-from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
+from tests import tiny
 
 WORDS = ["the", "sea", "is", "blue", "tree", "green", "ship", "un", "##known", "##s", "7", ",", "."]
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
+TOKENIZER = tiny.tokenizer(WORDS)
 LETTERS = {"the", "sea", "is", "blue", "tree", "green", "ship", "un"}
 TEXT = "The sea, 7 unknown ships."
 
@@ -25,18 +23,9 @@ TEXT = "The sea, 7 unknown ships."
 @pytest.fixture(scope="module", params=[True, False])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a model that fills masks, or does not."""
-    config = encoder_config_from_huggingface(
-        {
-            "vocab_size": TOKENIZER.vocab_size, "hidden_size": 16, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 32,
-            "initializer_range": 0.5,
-        }
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = ObjectiveModel(config, [MaskedLanguageModeling(config)] if request.param else [])
     folder = tmp_path_factory.mktemp("bundle") / str(request.param)
-    save_bundle(folder, model, TOKENIZER, task=None, metrics={}, lineage={})
-    return folder
+    objectives = [MaskedLanguageModeling] if request.param else []
+    return tiny.bundle(folder, TOKENIZER, objectives=objectives)
 
 
 def nearest(folder: Path, pieces: list[str], count: int) -> list[str]:

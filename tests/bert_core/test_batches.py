@@ -30,8 +30,8 @@ from bert_core.data.shards import ShardRows
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError
 from bert_core.model.encoder import Encoder
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import Batch
+from tests import tiny
 
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
 SHARD_ROWS = [17, 0, 40, 9]
@@ -160,17 +160,7 @@ def test_the_mask_is_left_out_only_where_no_row_is_padded(length: int) -> None:
 
 
 def test_what_a_row_is_padded_with_changes_nothing_in_the_encoder() -> None:
-    config = encoder_config_from_huggingface(
-        {
-            "vocab_size": 30,
-            "hidden_size": 16,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 16,
-            "max_position_embeddings": 64,
-            "initializer_range": 0.5,
-        }
-    )
+    config = tiny.encoder_config(30)
     torch.manual_seed(0)
     encoder = Encoder(config, pooler=True).eval()
     rows = [np.array([2, 9, 8, 3]), np.arange(5, 28)]

@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, BertConfig, BertTokenizer
 from bert_core.bundle.format import Bundle, bundle_digest, load_bundle, save_bundle
 from bert_core.bundle.layout import FORMAT_VERSION
 from bert_core.bundle.weights import build_model
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError
-from bert_core.model.hf import encoder_config_from_huggingface, encoder_config_to_huggingface
+from bert_core.model.hf import encoder_config_to_huggingface
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
@@ -27,37 +27,24 @@ from bert_core.objectives.span_boundary import SpanBoundary
 from bert_core.tasks.base import Task
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
+from tests import tiny
 
-ALPHABET = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-VOCABULARY = [*SPECIAL_TOKENS, *ALPHABET, *(f"##{letter}" for letter in ALPHABET), "!", ",", "海"]
-TOKENIZER = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": len(VOCABULARY),
-        "hidden_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 48,
-        "max_position_embeddings": 32,
-        "initializer_range": 0.2,
-    }
+TOKENIZER = tiny.tokenizer([*tiny.pieces(tiny.ALPHABET), "!", ",", "海"])
+VOCABULARY = TOKENIZER.vocabulary
+CONFIG = tiny.encoder_config(
+    len(VOCABULARY), hidden_size=24, num_attention_heads=3, intermediate_size=48
 )
 TASK = TextClassification(["land", "sea", "sky"])
 TEXTS = ["The sea, the sea!", "Café in a tree", "海 sea 🌊", "", "a" * 300, "x " * 100]
 
 
 def model_of(*names: str) -> ObjectiveModel:
-    torch.manual_seed(0)
-    objectives = {
-        "mlm": MaskedLanguageModeling(CONFIG),
-        "nsp": NextSentencePrediction(CONFIG),
-        "classification": Classification(CONFIG, 3),
+    objectives: dict[str, tiny.Build] = {
+        "mlm": MaskedLanguageModeling,
+        "nsp": NextSentencePrediction,
+        "classification": lambda config: Classification(config, 3),
     }
-    model = ObjectiveModel(CONFIG, [objectives[name] for name in names])
-    with torch.no_grad():  # biases off zero and norms off one, or a mix-up would go unseen
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
+    return tiny.model(CONFIG, *(objectives[name] for name in names), noise=0.1).eval()
 
 
 def saved(folder: Path, *names: str, task: Task | None = None) -> ObjectiveModel:
@@ -103,9 +90,7 @@ def test_transformers_loads_a_pretrained_bundle_with_equal_logits(tmp_path: Path
 
 
 def test_a_span_boundary_head_is_kept_beside_what_transformers_reads(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    objectives = [MaskedLanguageModeling(CONFIG), SpanBoundary(CONFIG)]
-    model = ObjectiveModel(CONFIG, objectives).eval()
+    model = tiny.model(CONFIG, MaskedLanguageModeling, SpanBoundary).eval()
     folder = tmp_path / "bundle"
     save_bundle(folder, model, TOKENIZER, task=None, metrics={}, lineage={})
     heads = load_file(folder / "objective.safetensors")
@@ -122,8 +107,7 @@ def test_a_span_boundary_head_is_kept_beside_what_transformers_reads(tmp_path: P
 
 def test_a_head_that_transformers_lacks_is_in_a_file_that_it_ignores(tmp_path: Path) -> None:
     task = TokenClassification(["B-sea", "O"], TokenClassificationOptions(feature_based=True))
-    torch.manual_seed(0)
-    model = ObjectiveModel(CONFIG, [task.build_objective(CONFIG)]).eval()
+    model = tiny.model(CONFIG, task.build_objective).eval()
     folder = tmp_path / "bundle"
     save_bundle(folder, model, TOKENIZER, task=task, metrics={}, lineage={})
     heads = load_file(folder / "objective.safetensors")

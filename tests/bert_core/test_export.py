@@ -16,14 +16,11 @@ from bert_core import export
 from bert_core.bundle.format import bundle_digest, load_bundle, save_bundle
 from bert_core.bundle.layout import GRAPHS
 from bert_core.bundle.weights import build_model
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, FormatError
 from bert_core.export import TOLERANCE, Quantize, export_graph, largest_difference
 from bert_core.graph import GraphBackend
 from bert_core.model.config import EncoderConfig, FeedForwardConfig
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.model.variants import VARIANTS
-from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
@@ -33,23 +30,13 @@ from bert_core.tasks.fill_mask import FillMask, FillMaskOptions
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
+from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
-LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-TOKENIZER = Tokenizer.from_vocabulary(
-    [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), ".", "?"], lowercase=True
-)
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": TOKENIZER.vocab_size,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.3,
-    }
+TOKENIZER = tiny.tokenizer([*tiny.pieces(tiny.ALPHABET), ".", "?"])
+CONFIG = tiny.encoder_config(
+    TOKENIZER.vocab_size, max_position_embeddings=64, initializer_range=0.3
 )
 LABELS = ["B-sea", "I-sea", "O"]
 
@@ -58,9 +45,7 @@ def saved(
     folder: Path, task: Task, quantize: Quantize | None = None, encoder: EncoderConfig = CONFIG
 ) -> Path:
     """A folder with `weights` and `graph`, bundles of one model with random weights."""
-    torch.manual_seed(0)
-    config = task.encoder_config(encoder)
-    model = ObjectiveModel(config, [task.build_objective(config)]).eval()
+    model = tiny.model(task.encoder_config(encoder), task.build_objective).eval()
     about: dict[str, Any] = {"task": task, "metrics": {"accuracy": 0.5}, "lineage": {"a": 1}}
     save_bundle(folder / "weights", model, TOKENIZER, **about)
     write: Callable[[Path], None] = lambda path: export_graph(model, path, quantize)  # noqa: E731

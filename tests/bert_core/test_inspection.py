@@ -9,39 +9,28 @@ import torch
 import transformers
 
 from bert_core.bundle.format import save_bundle
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import InputError
 from bert_core.inspection import Attention, attention, cosines, word_uses
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
+from tests import tiny
 
 TAUGHT = "the a old man sat by bank of river and took money to on right is turn answer"
 WORDS = TAUGHT.split()
-TOKENIZER = Tokenizer.from_vocabulary(
-    [*SPECIAL_TOKENS, *WORDS, ".", "-", "over", "##turn", "##ed", "##s"], lowercase=True
-)
+TOKENIZER = tiny.tokenizer([*WORDS, ".", "-", "over", "##turn", "##ed", "##s"])
 SENTENCES = ["The old man sat by the bank.", "A man overturned the BANK - the bank of money."]
 
 
 def config_of(tokenizer: Tokenizer) -> Any:
-    return encoder_config_from_huggingface(
-        {
-            "vocab_size": tokenizer.vocab_size,
-            "hidden_size": 32,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "intermediate_size": 64,
-            "max_position_embeddings": 24,
-            "initializer_range": 0.3,
-        }
+    return tiny.encoder_config(
+        tokenizer.vocab_size, num_hidden_layers=3, max_position_embeddings=24
     )
 
 
 @pytest.fixture(scope="module")
 def model() -> ObjectiveModel:
-    torch.manual_seed(0)
-    return ObjectiveModel(config_of(TOKENIZER), []).eval()
+    return tiny.model(config_of(TOKENIZER)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +111,8 @@ def test_a_word_within_another_is_not_that_word(model: ObjectiveModel) -> None:
 
 
 def test_a_word_is_found_between_letters_of_a_script_without_spaces() -> None:
-    tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *"鍵を開く"], lowercase=True)
-    model = ObjectiveModel(config_of(tokenizer), []).eval()
+    tokenizer = tiny.tokenizer("鍵を開く")
+    model = tiny.model(config_of(tokenizer)).eval()
     seen = word_uses(model, tokenizer, "開く", ["鍵を開く"])
     assert [(use.start, use.end, use.pieces) for use in seen.uses] == [(2, 4, ["開", "く"])]
 
@@ -131,8 +120,7 @@ def test_a_word_is_found_between_letters_of_a_script_without_spaces() -> None:
 def test_a_word_of_a_byte_level_vocabulary_is_found_without_its_space(tmp_path: Path) -> None:
     texts = ["a naïve man sat by the bank", "the bank of the river"] * 3
     tokenizer = train_tokenizer("bpe", texts, vocab_size=320, lowercase=False)
-    torch.manual_seed(0)
-    bpe = ObjectiveModel(config_of(tokenizer), []).eval()
+    bpe = tiny.model(config_of(tokenizer)).eval()
     for word in ("naïve", "bank", "a"):
         seen = word_uses(bpe, tokenizer, word, [texts[0]])
         (use,) = seen.uses

@@ -9,11 +9,7 @@ import pytest
 import torch
 from transformers import pipeline
 
-from bert_core.bundle.format import save_bundle
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import FormatError, InputError
-from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.predictor import Predictor
@@ -21,30 +17,19 @@ from bert_core.tasks.text_classification import (
     TextClassification,
     TextClassificationParameters,
 )
+from tests import tiny
 
 WORDS = [f"word{number}" for number in range(40)]
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": TOKENIZER.vocab_size,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 36,
-        "initializer_range": 0.3,
-    }
-)
+TOKENIZER = tiny.tokenizer(WORDS)
+CONFIG = tiny.encoder_config(TOKENIZER.vocab_size, max_position_embeddings=36)
 TASK = TextClassification(["ham", "maybe", "spam"])
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = ObjectiveModel(CONFIG, [TASK.build_objective(CONFIG)])
-    path = tmp_path_factory.mktemp("predictor") / "bundle"
-    save_bundle(path, model, TOKENIZER, task=TASK, metrics={}, lineage={})
-    return path
+    return tiny.bundle(
+        tmp_path_factory.mktemp("predictor") / "bundle", TOKENIZER, CONFIG, task=TASK
+    )
 
 
 @pytest.fixture(scope="module")
@@ -159,9 +144,7 @@ def test_an_empty_text_is_a_text(predictor: Predictor) -> None:
 
 
 def test_a_bundle_without_a_task_is_refused(tmp_path: Path) -> None:
-    save_bundle(
-        tmp_path / "bare", ObjectiveModel(CONFIG, []), TOKENIZER, task=None, metrics={}, lineage={}
-    )
+    tiny.bundle(tmp_path / "bare", TOKENIZER, CONFIG)
     with pytest.raises(FormatError, match=r"raybert finetune`, or ask for feature-extraction$"):
         Predictor(tmp_path / "bare")
 
@@ -169,10 +152,8 @@ def test_a_bundle_without_a_task_is_refused(tmp_path: Path) -> None:
 def test_a_pretrained_bundle_fills_masks_and_tells_what_is_next(
     tmp_path: Path, folder: Path
 ) -> None:
-    torch.manual_seed(0)
-    heads = [MaskedLanguageModeling(CONFIG), NextSentencePrediction(CONFIG)]
-    path = tmp_path / "bundle"
-    save_bundle(path, ObjectiveModel(CONFIG, heads), TOKENIZER, task=None, metrics={}, lineage={})
+    heads = [MaskedLanguageModeling, NextSentencePrediction]
+    path = tiny.bundle(tmp_path / "bundle", TOKENIZER, CONFIG, objectives=heads)
     text = "word1 [MASK] word3"
     peer: Any = pipeline("fill-mask", model=str(path), device="cpu")(text)
     (ours,) = Predictor(path, device="cpu").predict([text])

@@ -1,6 +1,5 @@
 """Bundles of what transformers has not whole: a decoder of positions, a generator beside."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,18 @@ from torch import Tensor
 from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.layout import names_in
 from bert_core.bundle.weights import build_model
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import FormatError
 from bert_core.model.config import EncoderConfig, FeedForwardConfig
 from bert_core.model.sharing import plain_state
 from bert_core.model.variants import VARIANTS
-from bert_core.objectives.base import Batch, Objective, ObjectiveModel
+from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.rtd import ReplacedTokenDetection
 from bert_core.predictor import Predictor
+from tests import tiny
 
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *map(chr, range(48, 90))], lowercase=False)
+TOKENIZER = tiny.tokenizer(map(chr, range(48, 90)), lowercase=False)
 
 
 def config_of(variant: str) -> EncoderConfig:
@@ -38,15 +37,8 @@ def config_of(variant: str) -> EncoderConfig:
     return config.adapted(vocab_size=TOKENIZER.vocab_size, pad_token_id=TOKENIZER.pad_id)
 
 
-def saved(
-    folder: Path, variant: str, objective: Callable[[EncoderConfig], Objective]
-) -> ObjectiveModel:
-    torch.manual_seed(0)
-    config = config_of(variant)
-    model = ObjectiveModel(config, [objective(config)])
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+def saved(folder: Path, variant: str, objective: tiny.Build) -> ObjectiveModel:
+    model = tiny.model(config_of(variant), objective, noise=0.1)
     save_bundle(folder, model, TOKENIZER, task=None, metrics={"loss": 1.0}, lineage={"of": "all"})
     return model.eval()
 

@@ -15,11 +15,8 @@ from transformers import AutoModelForMaskedLM
 from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.layout import GRAPHS
 from bert_core.bundle.weights import build_model
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, FormatError
 from bert_core.manifest import read_manifest
-from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from pipelines import distill, evaluate
 from pipelines.distill import DistillConfig
@@ -27,6 +24,7 @@ from pipelines.evaluate import EvaluateConfig
 from pipelines.training.records import read_records
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.student import AugmentationConfig, LossesConfig
+from tests import tiny
 from tracking.server import connect
 from tracking.spool import read_run
 
@@ -217,17 +215,7 @@ def test_without_a_teacher_the_same_student_is_fine_tuned(on_rows: Distilling) -
 
 def other_words(folder: Path) -> str:
     """A bundle of another vocabulary."""
-    tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a", "b"], lowercase=True)
-    config = encoder_config_from_huggingface(
-        {
-            "vocab_size": tokenizer.vocab_size, "hidden_size": 16, "num_hidden_layers": 1,
-            "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 64,
-        }
-    )  # fmt: skip
-    save_bundle(
-        folder / "other", ObjectiveModel(config, []), tokenizer, task=None, metrics={}, lineage={}
-    )
-    return str(folder / "other")
+    return str(tiny.bundle(folder / "other", tiny.tokenizer(["a", "b"])))
 
 
 def test_a_student_of_other_words_is_refused(on_rows: Distilling, tmp_path: Path) -> None:

@@ -11,13 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
-from bert_core.bundle.format import save_bundle
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, CorpusError, FormatError
-from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.question_answering import (
@@ -28,21 +23,14 @@ from bert_core.tasks.question_answering import (
 from bert_core.tasks.token_classification import TokenClassification
 from pipelines import extract
 from pipelines.extract import ExtractConfig, ReaderConfig, TaggerConfig
+from tests import tiny
 
 pytestmark = pytest.mark.ray
 
 WORDS = ["the", "sea", "is", "blue", "tree", "anna", "rome", "when", "?", "."]
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
-ENCODER = encoder_config_from_huggingface(
-    {
-        "vocab_size": TOKENIZER.vocab_size,
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "max_position_embeddings": 32,
-        "initializer_range": 0.5,
-    }
+TOKENIZER = tiny.tokenizer(WORDS)
+ENCODER = tiny.encoder_config(
+    TOKENIZER.vocab_size, max_position_embeddings=32, initializer_range=0.5
 )
 TASKS: dict[str, Task] = {
     "tagger": TokenClassification(["B-person", "B-place", "I-person", "I-place", "O"]),
@@ -57,9 +45,7 @@ TEXTS = [" ".join(_RNG.choices(WORDS, k=1 + 3 * n)).capitalize() for n in range(
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("bundles")
     for seed, (name, task) in enumerate(TASKS.items()):
-        torch.manual_seed(seed)
-        model = ObjectiveModel(ENCODER, [task.build_objective(ENCODER)])
-        save_bundle(folder / name, model, TOKENIZER, task=task, metrics={}, lineage={})
+        tiny.bundle(folder / name, TOKENIZER, ENCODER, task=task, seed=seed)
     return {name: str(folder / name) for name in TASKS}
 
 

@@ -6,37 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from bert_core import files
-from bert_core.bundle.format import save_bundle
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.manifest import Manifest, write_manifest
 from bert_core.metrics.glue import SETS
-from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.text_regression import TextRegression
 from pipelines import cli, glue
 from pipelines.glue import GlueConfig
+from tests import tiny
 
 pytestmark = pytest.mark.ray
 
-WORDS = ["the", "sea", "is", "blue", "a", "tree"]
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
-ENCODER = encoder_config_from_huggingface(
-    {
-        "vocab_size": TOKENIZER.vocab_size,
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "max_position_embeddings": 16,
-        "initializer_range": 0.5,
-    }
-)
+TOKENIZER = tiny.tokenizer()
+ENCODER = tiny.encoder_config(TOKENIZER.vocab_size, initializer_range=0.5)
 TEXTS = [("the sea is", "a tree"), ("the tree", "blue"), ("a", "the sea is blue"), ("sea", "sea")]
 HEADERS = {"mrpc": "#1 String\t#2 String", "qqp": "question1\tquestion2"} | {
     "qnli": "question\tsentence", "cola": "sentence", "sst2": "sentence"
@@ -50,11 +35,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     found = {}
     for seed, (name, one) in enumerate(SETS.items()):
         if one.task is None:
-            torch.manual_seed(seed)
             task = TextClassification(sorted(one.labels)) if one.labels else TextRegression()
-            model = ObjectiveModel(ENCODER, [task.build_objective(ENCODER)])
-            save_bundle(folder / name, model, TOKENIZER, task=task, metrics={}, lineage={})
-            found[name] = str(folder / name)
+            found[name] = str(tiny.bundle(folder / name, TOKENIZER, ENCODER, task=task, seed=seed))
     return found
 
 

@@ -13,22 +13,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import torch
 
 from bert_core import files
-from bert_core.bundle.format import save_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.errors import CorpusError
 from bert_core.manifest import read_manifest
-from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.tasks.base import Kind, Task
 from pipelines import cli
 from pipelines import evaluate as evaluating
 from pipelines.configure import parse
+from tests import tiny
 from tests.labelled_rows import KINDS, holds_lists, rows_of, write
 from tests.with_ray import run_with_ray
 
@@ -80,22 +77,15 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [json.dumps(row) for _, kind in KINDS.values() for row in rows_of(kind, 40)]
     vocabulary = train_vocabulary(texts, vocab_size=600, lowercase=True, min_frequency=1)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
-    config = encoder_config_from_huggingface(
-        {
-            "vocab_size": tokenizer.vocab_size,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-            "max_position_embeddings": 64,
-        }
+    config = tiny.encoder_config(
+        tokenizer.vocab_size,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.02,
     )
-    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("encoder") / "bundle"
-    objectives = [MaskedLanguageModeling(config), NextSentencePrediction(config)]
-    model = ObjectiveModel(config, objectives)
-    save_bundle(folder, model, tokenizer, task=None, metrics={}, lineage={})
-    return folder
+    objectives = [MaskedLanguageModeling, NextSentencePrediction]
+    return tiny.bundle(folder, tokenizer, config, objectives=objectives)
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from bert_core.bundle.format import load_bundle, save_bundle
-from bert_core.objectives.base import ObjectiveModel
+from bert_core.bundle.format import load_bundle
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from serve import api
 from serve.model import Card, Model, ServedModel
+from tests import tiny
 from tests.labelled_rows import EVERY_KIND, rows_of
 
 Answer = tuple[int, Any]
@@ -101,9 +101,8 @@ def test_a_model_that_learned_one_kind_of_texts_refuses_the_other(
     loaded = load_bundle(bundle)
     assert loaded.task is not None
     task = TextClassification(loaded.task.labels, TextClassificationOptions(pairs=pairs))
-    own = ObjectiveModel(loaded.encoder_config, [task.build_objective(loaded.encoder_config)])
     folder = tmp_path / "bundle"
-    save_bundle(folder, own, loaded.tokenizer, task=task, metrics={}, lineage={})
+    tiny.bundle(folder, loaded.tokenizer, loaded.encoder_config, task=task)
     model = Model("docs", folder, device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0)
     try:
         runner.run(model.check_ready())  # by examples of its kind
@@ -336,8 +335,7 @@ def test_vectors_are_served_as_hugging_faces_client_asks_for_them(
     tokenizer = load_bundle(bundle).tokenizer
     config = load_bundle(bundle).encoder_config
     task = FeatureExtraction()
-    embedder = ObjectiveModel(config, [task.build_objective(config)])
-    save_bundle(tmp_path / "vectors", embedder, tokenizer, task=task, metrics={}, lineage={})
+    tiny.bundle(tmp_path / "vectors", tokenizer, config, task=task)
     model = Model(
         "docs", tmp_path / "vectors", device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0
     )
@@ -403,8 +401,7 @@ def test_a_model_of_every_kind_of_rows_answers_as_its_predictor(
 ) -> None:
     loaded = load_bundle(bundle)
     task = kind_of_task.from_rows(kind.rows, kind_of_task.options_of(kind.options))
-    own = ObjectiveModel(loaded.encoder_config, [task.build_objective(loaded.encoder_config)])
-    save_bundle(tmp_path / "own", own, loaded.tokenizer, task=task, metrics={}, lineage={})
+    tiny.bundle(tmp_path / "own", loaded.tokenizer, loaded.encoder_config, task=task)
     requests = [task.request_of(row) for row in rows_of(kind, 4)]
     wanted = json.loads(json.dumps(Predictor(tmp_path / "own", device="cpu").predict(requests)))
     model = Model(

@@ -11,12 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 import uvicorn
 from huggingface_hub import InferenceClient
 
-from bert_core.bundle.format import load_bundle, save_bundle
-from bert_core.objectives.base import ObjectiveModel
+from bert_core.bundle.format import load_bundle
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
@@ -24,6 +22,7 @@ from serve import api
 from serve.app import curl
 from serve.model import Model
 from serve.schema import Shapes
+from tests import tiny
 from tracking.ports import free_ports
 
 LABELS = {
@@ -41,12 +40,10 @@ QUESTION: dict[str, Any] = {
 @pytest.fixture
 def folder(bundle: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A bundle of the task that the test names."""
-    torch.manual_seed(7)
     loaded, name = load_bundle(bundle), request.param
     task = TASKS[name](LABELS.get(name, []))
-    model = ObjectiveModel(loaded.encoder_config, [task.build_objective(loaded.encoder_config)])
-    save_bundle(tmp_path / "own", model, loaded.tokenizer, task=task, metrics={}, lineage={})
-    return tmp_path / "own"
+    folder = tmp_path / "own"
+    return tiny.bundle(folder, loaded.tokenizer, loaded.encoder_config, task=task, seed=7)
 
 
 @contextmanager

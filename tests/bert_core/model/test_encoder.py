@@ -6,19 +6,9 @@ import pytest
 import torch
 
 from bert_core.model.encoder import Encoder
-from bert_core.model.hf import encoder_config_from_huggingface
+from tests import tiny
 
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": 200,
-        "hidden_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 96,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.2,
-    }
-)
+CONFIG = tiny.encoder_config(200, max_position_embeddings=64, initializer_range=0.2)
 
 
 def fresh(pooler: bool = True) -> Encoder:

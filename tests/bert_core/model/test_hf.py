@@ -24,17 +24,9 @@ from bert_core.objectives.base import Objective, ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
+from tests import tiny
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 24,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+SIZES = tiny.entries(97, hidden_size=32, num_hidden_layers=3, max_position_embeddings=24)
 CONFIG = encoder_config_from_huggingface(SIZES)
 DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 
@@ -52,7 +44,7 @@ def state_of(*names: str, config: EncoderConfig = CONFIG) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu"])
 def test_every_activation_is_transformers_own(activation: str) -> None:
-    entries = SIZES | {"hidden_act": activation, "initializer_range": 0.2}
+    entries = SIZES | {"hidden_act": activation}
     ours = Encoder(encoder_config_from_huggingface(entries)).eval()
     theirs = BertModel(BertConfig(**entries)).eval()
     theirs.load_state_dict(

@@ -11,11 +11,9 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from bert_core.bundle.format import load_bundle, save_bundle
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoder
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, soft_cross_entropy
 from bert_core.objectives.classification import Classification, ProblemType
@@ -24,27 +22,16 @@ from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.span import Span
 from bert_core.tasks.text_classification import TextClassification
+from tests import tiny
 
-TOKENIZER = Tokenizer.from_vocabulary(
-    [*SPECIAL_TOKENS, *(f"word{number}" for number in range(60))], lowercase=True
-)
+TOKENIZER = tiny.tokenizer(f"word{number}" for number in range(60))
 ALL = {"soft": 5.0, "hard": 2.0, "cosine": 1.0, "embeddings": 0.5, "hidden": 3.0, "attention": 0.7}
 LENGTHS = (9, 4, 12, 7)
 
 
 def encoder_of(hidden: int, layers: int, dropout: float = 0.0) -> EncoderConfig:
-    return encoder_config_from_huggingface(
-        {
-            "vocab_size": TOKENIZER.vocab_size,
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "intermediate_size": 48,
-            "max_position_embeddings": 32,
-            "hidden_dropout_prob": dropout,
-            "attention_probs_dropout_prob": dropout,
-            "initializer_range": 0.3,
-        }
+    return tiny.encoder_config(
+        TOKENIZER.vocab_size, hidden_size=hidden, num_hidden_layers=layers, dropout=dropout
     )
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from bert_core.bundle.format import save_bundle
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError
 from bert_core.model.attention import KeylessBiasLinear, RelativePositions
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, FeedForwardConfig
@@ -19,6 +18,7 @@ from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.predictor import Predictor
 from bert_core.tasks.fill_mask import FillMask
+from tests import tiny
 
 WIDTH, HEADS, SPAN = 12, 2, 5
 LENGTHS = (9, 5, 7)  # some distances are beyond the span
@@ -41,13 +41,7 @@ def config_of(variant: str) -> EncoderConfig:
 
 
 def model_of(variant: str) -> ObjectiveModel:
-    torch.manual_seed(0)
-    config = config_of(variant)
-    model = ObjectiveModel(config, [EnhancedMaskedLanguageModeling(config)]).double()
-    with torch.no_grad():  # biases off zero and norms off one, or a mix-up would go unseen
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return tiny.model(config_of(variant), EnhancedMaskedLanguageModeling, noise=0.1).double()
 
 
 def objective_of(model: ObjectiveModel) -> EnhancedMaskedLanguageModeling:
@@ -187,9 +181,7 @@ def test_scores_of_every_token_are_those_of_the_chosen_ones(variant: str) -> Non
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_bundle_fills_masks_as_it_was_trained_to(recorded: bool, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_vocabulary(
-        [*SPECIAL_TOKENS, *(chr(97 + n) for n in range(26))], lowercase=True
-    )
+    tokenizer = tiny.tokenizer(tiny.ALPHABET)
     model = model_of("deberta-base").float().eval()
     save_bundle(tmp_path / "bundle", model, tokenizer, task=None, metrics={}, lineage={})
     if not recorded:

@@ -1,6 +1,6 @@
 """What every objective keeps: sums and counts, whole gradients, fp32 losses, room for DDP."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from bert_core.model.config import EncoderConfig
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives import IGNORE
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel, cross_entropy
 from bert_core.objectives.catalog import PRETRAINING
@@ -21,41 +20,21 @@ from bert_core.objectives.feature_based import FeatureBasedTokenClassification
 from bert_core.objectives.multiple_choice import MultipleChoice
 from bert_core.objectives.span import Span
 from bert_core.objectives.token_classification import TokenClassification
+from tests import tiny
 
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": 120,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 32,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "initializer_range": 0.2,
-    }
-)
-DEBERTA = encoder_config_from_huggingface(
-    {
-        "model_type": "deberta-v2",
-        "vocab_size": 120,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 32,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "initializer_range": 0.2,
-        "relative_attention": True,
-        "position_biased_input": False,
-        "pos_att_type": "p2c|c2p",
-        "share_att_key": True,
-        "norm_rel_ebd": "layer_norm",
-    }
+CONFIG = tiny.encoder_config(120, dropout=0.0)
+DEBERTA = tiny.encoder_config(
+    120,
+    model_type="deberta-v2",
+    dropout=0.0,
+    relative_attention=True,
+    position_biased_input=False,
+    pos_att_type="p2c|c2p",
+    share_att_key=True,
+    norm_rel_ebd="layer_norm",
 )
 FEATURES = FeatureBasedTokenClassification.name
-OBJECTIVES: dict[str, Callable[[EncoderConfig], Objective]] = {
+OBJECTIVES: dict[str, tiny.Build] = {
     **PRETRAINING,
     "classification": lambda config: Classification(config, 3),
     "token_classification": lambda config: TokenClassification(config, 3),
@@ -72,9 +51,8 @@ def config_for(*names: str) -> EncoderConfig:
 
 
 def model_of(*names: str) -> ObjectiveModel:
-    torch.manual_seed(0)
-    made, config = OBJECTIVES | {"span": Span}, config_for(*names)
-    return ObjectiveModel(config, [made[name](config) for name in names])
+    builds = OBJECTIVES | {"span": Span}
+    return tiny.model(config_for(*names), *(builds[name] for name in names))
 
 
 def runs(positions: Iterable[int]) -> list[list[int]]:
@@ -169,8 +147,7 @@ def test_a_span_is_scored_within_its_row_and_both_its_ends_must_be_right() -> No
 
 
 def test_choices_of_a_question_compete_with_each_other() -> None:
-    torch.manual_seed(0)
-    model = ObjectiveModel(CONFIG, [MultipleChoice(CONFIG)]).eval()
+    model = tiny.model(CONFIG, MultipleChoice).eval()
     batch = batch_of() | {"labels": torch.tensor([2, 0]), "choices": torch.tensor([3, 3])}
     part, logits = model(batch)["multiple_choice"], model.logits(batch)["multiple_choice"]
     assert logits.shape == (2, 3)
@@ -236,8 +213,7 @@ def test_every_parameter_gets_a_gradient(names: tuple[str, ...]) -> None:
 
 def test_an_encoder_that_gives_features_alone_stays_as_it_is() -> None:
     config = CONFIG.adapted(hidden_dropout_prob=0.5, attention_dropout=0.5)
-    torch.manual_seed(0)
-    model = ObjectiveModel(config, [FeatureBasedTokenClassification(config, 3)]).train()
+    model = tiny.model(config, OBJECTIVES[FEATURES]).train()
     batch = batch_of()
     seen = [model.encode(batch, all_layers=True).layers[-1] for _ in range(2)]
     assert torch.equal(*seen)  # it drops nothing

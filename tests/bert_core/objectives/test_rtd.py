@@ -18,6 +18,7 @@ from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 from bert_core.objectives.linear_cross_entropy import linear_sample
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.rtd import ReplacedTokenDetection
+from tests import tiny
 
 VOCABULARY = 40
 DIFFERENCE = "encoder.embeddings.word_embeddings.parametrizations.weight.original"
@@ -42,13 +43,7 @@ def config_of(layers: int = 4) -> EncoderConfig:
 
 def model_of(config: EncoderConfig | None = None) -> ObjectiveModel:
     """In fp64, with no weight where it began."""
-    config = config or config_of()
-    torch.manual_seed(0)
-    model = ObjectiveModel(config, [ReplacedTokenDetection(config)]).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
+    return tiny.model(config or config_of(), ReplacedTokenDetection, noise=0.2).double()
 
 
 def detection(model: ObjectiveModel) -> ReplacedTokenDetection:

@@ -9,38 +9,21 @@ from torch import Tensor
 
 from bert_core.batches import PAD_MULTIPLE, pack, pad
 from bert_core.data.masking import span_lengths
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.model.size import training_flops
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.span_boundary import SpanBoundary
+from tests import tiny
 
 WORDS, WIDTH, EPS = 60, 32, 1e-12
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": WORDS,
-        "hidden_size": WIDTH,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 32,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "initializer_range": 0.2,
-        "layer_norm_eps": EPS,
-    }
-)
+CONFIG = tiny.encoder_config(WORDS, hidden_size=WIDTH, dropout=0.0, layer_norm_eps=EPS)
 # A row's tokens, and its spans: first and last token. One begins behind [CLS], one ends before
 # [SEP], one is as long as its row lets it; two of the last row have one token between them.
 ROWS = [(9, [(1, 2), (5, 7)]), (6, []), (14, [(1, 12)]), (12, [(3, 3), (5, 8), (10, 10)])]
 
 
 def model_of() -> ObjectiveModel:
-    torch.manual_seed(0)
-    model = ObjectiveModel(CONFIG, [MaskedLanguageModeling(CONFIG), SpanBoundary(CONFIG)])
-    with torch.no_grad():  # biases off zero and norms off one, or a mix-up would go unseen
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    model = tiny.model(CONFIG, MaskedLanguageModeling, SpanBoundary, noise=0.1)
     return model.double().eval()
 
 

@@ -12,12 +12,9 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from bert_core.batches import collate
-from bert_core.bundle.format import load_bundle, save_bundle
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.bundle.format import load_bundle
 from bert_core.errors import ConfigError, CorpusError, FormatError, InputError
 from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.objectives.base import ObjectiveModel
-from bert_core.objectives.classification import Classification
 from bert_core.predictor import Predictor
 from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
@@ -26,18 +23,18 @@ from bert_core.tasks.feature_extraction import (
 )
 from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import TextClassification
+from tests import tiny
 
 WORDS = ["the", "sea", "is", "blue", "tree", "a", "green", "deep"]
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
-SIZES: dict[str, Any] = {
-    "vocab_size": TOKENIZER.vocab_size,
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "intermediate_size": 32,
-    "max_position_embeddings": 24,
-    "initializer_range": 0.5,
-}
+TOKENIZER = tiny.tokenizer(WORDS)
+SIZES = tiny.entries(
+    TOKENIZER.vocab_size,
+    hidden_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=3,
+    max_position_embeddings=24,
+    initializer_range=0.5,
+)
 CONFIG = encoder_config_from_huggingface(SIZES)
 TEXTS = ["the sea is blue", "a tree", "", "the deep sea is green and a tree is not"]
 PAIRS: list[dict[str, Any]] = [
@@ -126,10 +123,8 @@ def test_a_long_text_is_refused_or_cut_at_either_end(folder: Path) -> None:
 
 
 def test_a_model_of_another_task_gives_vectors_too(tmp_path: Path) -> None:
-    torch.manual_seed(0)
     task = TextClassification(["ham", "spam"])
-    model = ObjectiveModel(CONFIG, [Classification(CONFIG, 2)])
-    save_bundle(tmp_path / "bundle", model, TOKENIZER, task=task, metrics={}, lineage={})
+    tiny.bundle(tmp_path / "bundle", TOKENIZER, CONFIG, task=task)
     predictor = Predictor(tmp_path / "bundle", device="cpu", task="feature-extraction")
     [vector] = predictor.predict(["the sea"])
     close(vector, theirs(tmp_path / "bundle", "the sea")[-1].mean(0))
@@ -142,14 +137,9 @@ def test_a_model_of_another_task_gives_vectors_too(tmp_path: Path) -> None:
 def test_sentence_transformers_loads_a_bundle_and_what_is_written_for_it_is_read_again(
     pooling: Any, normalize: bool, tmp_path: Path
 ) -> None:
-    torch.manual_seed(0)
     options = FeatureExtractionOptions(pooling=pooling, normalize=normalize, max_length=8, layer=2)
     task = FeatureExtraction(options=options)
-    model = ObjectiveModel(
-        task.encoder_config(CONFIG), [task.build_objective(task.encoder_config(CONFIG))]
-    )
-    path = tmp_path / "bundle"
-    save_bundle(path, model, TOKENIZER, task=task, metrics={}, lineage={})
+    path = tiny.bundle(tmp_path / "bundle", TOKENIZER, CONFIG, task=task)
     modules = json.loads((path / "modules.json").read_text())
     assert [one["path"] for one in modules] == ["", "1_Pooling", "2_Normalize"][: 2 + normalize]
     says = json.loads((path / "1_Pooling" / "config.json").read_text())
@@ -190,8 +180,7 @@ def test_options_that_are_not_right_are_refused(folder: Path) -> None:
 
 def loss_of(task: FeatureExtraction, rows: list[dict], groups: list[int]) -> tuple[Any, Any]:
     """The part, and the vectors of each row's texts, scaled to length 1."""
-    torch.manual_seed(0)
-    model = ObjectiveModel(CONFIG, [task.build_objective(CONFIG)]).double().eval()
+    model = tiny.model(CONFIG, task.build_objective).double().eval()
     windows = task.encode(rows, TOKENIZER, 24, labelled=True)
     batch = collate(windows, TOKENIZER.pad_id) | {"groups": torch.tensor(groups)}
     vectors = model.logits(batch)["embedding"].detach()

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_core.data.tables import table_rows
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.tasks.base import Task
@@ -21,9 +20,9 @@ from bert_core.tasks.shapes import as_row, labelled
 from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from bert_core.tasks.text_regression import TextRegression
 from bert_core.tasks.token_classification import TokenClassification
+from tests import tiny
 
-WORDS = ["the", "sea", "is", "blue", "tree", "a"]
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
+TOKENIZER = tiny.tokenizer()
 QUESTION = {"question": "is the sea blue", "context": "the sea is blue"}
 
 
@@ -276,7 +275,7 @@ def test_rows_of_nothing_are_taken_and_counted(name: str, rows: list[dict]) -> N
     assert {window.row for window in windows} == {0, 1}
 
 
-LONG = " ".join(random.Random(0).choices(WORDS, k=100_000))
+LONG = " ".join(random.Random(0).choices(tiny.WORDS, k=100_000))
 
 
 def test_of_a_hundred_thousand_words_every_one_is_tagged() -> None:

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.windows import Window, cut_rows
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.question_answering import (
@@ -15,17 +14,15 @@ from bert_core.tasks.question_answering import (
     QuestionAnsweringOptions,
     QuestionAnsweringParameters,
 )
+from tests import tiny
 
-LETTERS = "abcdefgh"
-TOKENIZER = Tokenizer.from_vocabulary(
-    [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), ".", "?"], lowercase=True
-)
+TOKENIZER = tiny.tokenizer([*tiny.pieces(tiny.LETTERS), ".", "?"])
 OPTIONS = QuestionAnsweringOptions(doc_stride=4, max_question_length=6)
 TASK = QuestionAnswering(options=OPTIONS)
 WITH_NONE = QuestionAnswering(
     options=QuestionAnsweringOptions(doc_stride=4, max_question_length=6, no_answer=True)
 )
-WORDS = st.lists(st.text(LETTERS + "AB.", min_size=1, max_size=5), min_size=1, max_size=40)
+WORDS = st.lists(st.text(tiny.LETTERS + "AB.", min_size=1, max_size=5), min_size=1, max_size=40)
 
 
 def row_of(context: str, answer: str | None = None) -> dict[str, Any]:

@@ -12,12 +12,11 @@ import torch
 import transformers
 
 from bert_core.batches import collate
-from bert_core.bundle.format import load_bundle, save_bundle
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.bundle.format import load_bundle
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError
 from bert_core.metrics.bootstrap import intervals
-from bert_core.model.hf import architecture, encoder_config_from_huggingface
+from bert_core.model.hf import architecture
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.distillation import Distillation
 from bert_core.predictor import Predictor
@@ -26,6 +25,7 @@ from bert_core.tasks.base import Columns, Parameters, Task
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.shapes import Row, as_row, labelled
 from bert_core.tasks.text_regression import TextRegression
+from tests import tiny
 
 LONG = "sea sea the tree " * 20
 ROWS: dict[str, list[Row]] = {
@@ -76,18 +76,13 @@ ROWS: dict[str, list[Row]] = {
         },
     ],
 }
-WORDS = ["the", "sea", "is", "blue", "tree", "a"]
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": TOKENIZER.vocab_size,
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "max_position_embeddings": 16,
-        "initializer_range": 0.5,
-    }
+TOKENIZER = tiny.tokenizer()
+CONFIG = tiny.encoder_config(
+    TOKENIZER.vocab_size,
+    hidden_size=16,
+    num_hidden_layers=1,
+    max_position_embeddings=16,
+    initializer_range=0.5,
 )
 
 
@@ -97,8 +92,7 @@ def each_task(request: pytest.FixtureRequest) -> Task:
 
 
 def model_of(task: Task) -> ObjectiveModel:
-    torch.manual_seed(0)
-    return ObjectiveModel(CONFIG, [task.build_objective(CONFIG)]).eval()
+    return tiny.model(CONFIG, task.build_objective).eval()
 
 
 def windows_of(task: Task, *, is_labelled: bool = False) -> list[Window]:
@@ -238,7 +232,7 @@ def test_a_student_learns_from_the_scores_of_a_wider_teacher(task: Task) -> None
 
 def test_a_bundle_brings_it_back_and_answers_its_examples(task: Task, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
-    save_bundle(folder, model_of(task), TOKENIZER, task=task, metrics={}, lineage={})
+    tiny.bundle(folder, TOKENIZER, CONFIG, task=task)
     again = load_bundle(folder).task
     assert type(again) is type(task)
     assert again is not None

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.text_classification import (
     TextClassification,
     TextClassificationOptions,
     TextClassificationParameters,
 )
+from tests import tiny
 
 TASK = TextClassification(["ham", "maybe", "spam"])
 LOGITS = list(np.array([[0.5, -1.0, 2.0], [3.0, 3.0, -800.0]], dtype=np.float32))
@@ -57,7 +57,7 @@ def test_parameters_out_of_range_are_refused() -> None:
 
 
 def test_a_label_unseen_in_training_is_named_with_those_there_are() -> None:
-    tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a"], lowercase=True)
+    tokenizer = tiny.tokenizer(["a"])
     rows = [{"text": "a", "label": "ham"}, {"text": "a", "label": "eggs"}]
     message = "row 2: its label 'eggs' is not one of the training rows', which are ham, maybe, spam"
     with pytest.raises(CorpusError, match=message):
@@ -81,7 +81,7 @@ SEVERAL = TextClassification(["a", "b", "c"], TextClassificationOptions(multi_la
 
 def test_with_several_labels_each_has_a_chance_of_its_own() -> None:
     rows = [{"text": "x", "labels": ["a", "c"]}, {"text": "y", "labels": []}]
-    tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a"], lowercase=True)
+    tokenizer = tiny.tokenizer(["a"])
     windows = SEVERAL.encode(rows, tokenizer, 8, labelled=True)
     assert [window.labels["labels"].tolist() for window in windows] == [[[1, 0, 1]], [[0, 0, 0]]]
     answers = SEVERAL.decode(rows, windows, [np.array([3.0, -1, 2]), np.array([-2.0, 0.1, -3])])

@@ -5,29 +5,16 @@ from typing import Any
 
 import pytest
 
-from bert_core.bundle.format import save_bundle
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import CorpusError, InputError
-from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.shapes import labelled
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.text_regression import TextRegression
 from bert_core.tasks.texts import TextInput, TextTask
+from tests import tiny
 
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a", "b"], lowercase=True)
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": TOKENIZER.vocab_size,
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "max_position_embeddings": 16,
-    }
-)
+TOKENIZER = tiny.tokenizer(["a", "b"])
 KINDS: list[tuple[type[TextTask], dict[str, list]]] = [
     (TextClassification, {"label": ["x", "y", "x"]}),
     (TextRegression, {"score": [1.0, 2.0, 3.0]}),
@@ -113,9 +100,7 @@ def test_a_bundle_keeps_what_it_was_trained_for(
     kind: type[TextTask], targets: dict[str, list], pair: str | None, tmp_path: Path
 ) -> None:
     task = TASKS[kind.name].from_rows(rows_of(targets, pair, pair, pair))
-    model = ObjectiveModel(CONFIG, [task.build_objective(CONFIG)])
-    save_bundle(tmp_path / "bundle", model, TOKENIZER, task=task, metrics={}, lineage={})
-    predictor = Predictor(tmp_path / "bundle", device="cpu")
+    predictor = Predictor(tiny.bundle(tmp_path / "bundle", TOKENIZER, task=task), device="cpu")
     assert len(predictor.predict(predictor.task.examples)) == 1
     if pair:
         assert predictor.predict([{"text": "a", "text_pair": "b"}])

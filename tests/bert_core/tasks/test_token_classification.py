@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.format import load_bundle
 from bert_core.bundle.layout import RECORD
 from bert_core.data.labelled_formats import labelled_records
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.entities import SCHEMES, Entity, Scheme, entities_of, tags_of
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives import IGNORE
-from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.shapes import as_row, labelled
 from bert_core.tasks.token_classification import (
@@ -28,15 +26,13 @@ from bert_core.tasks.token_classification import (
     TokenClassificationParameters,
     TokenInput,
 )
+from tests import tiny
 
-LETTERS = "abcdefgh"
-WORDPIECE = Tokenizer.from_vocabulary(
-    [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), ".", "-"], lowercase=True
-)
+WORDPIECE = tiny.tokenizer([*tiny.pieces(tiny.LETTERS), ".", "-"])
 BPE = train_tokenizer("bpe", ["abc def gh. a-b"] * 3, vocab_size=280, lowercase=False)
 LABELS = ["B-loc", "B-per", "I-loc", "I-per", "O"]
 TASK = TokenClassification(LABELS, TokenClassificationOptions(stride=3))
-WORD = st.text(LETTERS + "AB.-", min_size=1, max_size=6)
+WORD = st.text(tiny.LETTERS + "AB.-", min_size=1, max_size=6)
 
 
 def scored(windows: list[Window], tags: list[list[str]]) -> list[np.ndarray]:
@@ -411,15 +407,7 @@ OLD: dict[Scheme, list[str]] = {
 def test_a_bundle_with_other_labels_and_no_scheme_answers_as_before(
     scheme: Scheme, tmp_path: Path
 ) -> None:
-    config = encoder_config_from_huggingface(
-        {
-            "vocab_size": WORDPIECE.vocab_size, "hidden_size": 16, "num_hidden_layers": 1,
-            "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 32,
-        }
-    )  # fmt: skip
-    task = TokenClassification(OLD[scheme])
-    model = ObjectiveModel(config, [task.build_objective(config)])
-    save_bundle(tmp_path / "old", model, WORDPIECE, task=task, metrics={}, lineage={})
+    tiny.bundle(tmp_path / "old", WORDPIECE, task=TokenClassification(OLD[scheme]))
     record = json.loads((tmp_path / "old" / RECORD).read_text())
     del record["options"]["scheme"]
     (tmp_path / "old" / RECORD).write_text(json.dumps(record))

@@ -14,17 +14,16 @@ from torch import distributed as dist
 
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.distillation import Distillation
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.train.config import LoopConfig
 from bert_core.train.loop import evaluate, training_steps
 from bert_core.train.parallel import rank_of_world
+from tests import tiny
 
 WORDS = [f"word{number}" for number in range(50)]
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
+TOKENIZER = tiny.tokenizer(WORDS)
 WEIGHTS = {"soft": 5.0, "hard": 2.0, "embeddings": 1.0, "hidden": 1.0, "attention": 1.0}
 LOOP = LoopConfig(max_steps=2, precision="fp32")
 PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
@@ -45,14 +44,9 @@ def gradient_of(
     torch.manual_seed(0)
     models = []
     for hidden, layers in ((16, 2), (32, 4)):
-        config = encoder_config_from_huggingface(
-            {
-                "vocab_size": TOKENIZER.vocab_size, "hidden_size": hidden,
-                "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 32,
-                "max_position_embeddings": 32, "hidden_dropout_prob": 0.0,
-                "attention_probs_dropout_prob": 0.0, "initializer_range": 0.2,
-            }
-        )  # fmt: skip
+        config = tiny.encoder_config(
+            TOKENIZER.vocab_size, hidden_size=hidden, num_hidden_layers=layers, dropout=0.0
+        )
         objective = task.build_objective(config)
         if general:
             vars(objective)["reads_words"] = True

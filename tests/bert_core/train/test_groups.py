@@ -14,31 +14,17 @@ from torch import distributed as dist
 
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError
-from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import evaluate, training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import rank_of_world
+from tests import tiny
 
 WORDS = [f"word{number}" for number in range(50)]
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": TOKENIZER.vocab_size,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 32,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "initializer_range": 0.2,
-    }
-)
+TOKENIZER = tiny.tokenizer(WORDS)
+CONFIG = tiny.encoder_config(TOKENIZER.vocab_size, dropout=0.0)
 GROUP, BATCH, ONE_STEP = 3, 13, LoopConfig(max_steps=1, precision="fp32")
 PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
 
@@ -66,8 +52,7 @@ def gradient_of(
     rows = rows_of(scored=scored)
     task = FeatureExtraction.from_rows(rows, FeatureExtractionOptions(group_size=GROUP))
     windows = task.encode(rows, TOKENIZER, 32, labelled=True)
-    torch.manual_seed(0)
-    model = ObjectiveModel(CONFIG, [task.build_objective(CONFIG)]).to(dtype)
+    model = tiny.model(CONFIG, task.build_objective).to(dtype)
     batches = RankBatches(
         WindowSource(windows, TOKENIZER.pad_id), GlobalOrder([len(windows)], seed=0), BATCH,
         budget, rank, world_size, group_rows=task.group_rows,

@@ -23,7 +23,6 @@ from bert_core.batches import RankBatches, ShardSource, row_lengths
 from bert_core.data.order import GlobalOrder
 from bert_core.data.shards import ShardRows
 from bert_core.model.config import EncoderConfig, FeedForwardConfig
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.model.size import training_flops
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, ObjectiveModel
@@ -48,21 +47,10 @@ from bert_core.train.loop import DivergedError, Rise, Step, Totals, evaluate, tr
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
 from bert_core.train.sparse import sparse_gradients
+from tests import tiny
 
 VOCABULARY, GLOBAL_BATCH, LONGEST = 60, 13, 32
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 32,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "initializer_range": 0.2,
-    }
-)
+CONFIG = tiny.encoder_config(VOCABULARY, hidden_size=32, dropout=0.0)
 DEBERTA = replace(
     VARIANTS["deberta-v3-tiny"].config,
     hidden_size=32,
@@ -110,13 +98,11 @@ def batches(micro: int, rank: int = 0, world_size: int = 1) -> RankBatches:
 
 
 def model_of(config: EncoderConfig = CONFIG, seed: int = 0) -> ObjectiveModel:
-    torch.manual_seed(seed)
-    return ObjectiveModel(config, [MaskedLanguageModeling(config), NextSentencePrediction(config)])
+    return tiny.model(config, MaskedLanguageModeling, NextSentencePrediction, seed=seed)
 
 
 def model_that_minimises(names: str) -> ObjectiveModel:
-    torch.manual_seed(0)
-    return ObjectiveModel(DEBERTA, [PRETRAINING[name](DEBERTA) for name in names.split()])
+    return tiny.model(DEBERTA, *(PRETRAINING[name] for name in names.split()))
 
 
 def train(
@@ -506,8 +492,7 @@ def test_gradients_of_the_rows_that_were_read_train_as_those_of_all(
             "bert_core.train.loop.sparse_gradients",
             lambda model, *, on, allowed=on: sparse_gradients(model, on=on and allowed),
         )
-        torch.manual_seed(0)
-        model = ObjectiveModel(CONFIG, [PRETRAINING[name](CONFIG)]).double()
+        model = tiny.model(CONFIG, PRETRAINING[name]).double()
         words = model.encoder.embeddings.word_embeddings
         by_rows: list[bool] = []
         words.weight.register_post_accumulate_grad_hook(

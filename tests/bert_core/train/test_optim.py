@@ -6,31 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.optim import build_optimizer, parameter_groups
+from tests import tiny
 
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": 40,
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "max_position_embeddings": 8,
-    }
-)
-
-
+CONFIG = tiny.encoder_config(40)
 OF_BERT = [PRETRAINING[name] for name in ("mlm", "nsp", "sop")]
 
 
 @pytest.fixture
 def model() -> ObjectiveModel:
-    torch.manual_seed(0)
-    return ObjectiveModel(CONFIG, [objective(CONFIG) for objective in OF_BERT])
+    return tiny.model(CONFIG, *OF_BERT)
 
 
 def test_biases_and_layer_norms_have_no_decay_and_all_else_has(model: ObjectiveModel) -> None:
@@ -53,8 +41,7 @@ def test_frozen_parameters_are_left_out(model: ObjectiveModel) -> None:
 
 
 def test_a_layer_learns_more_slowly_than_the_one_above_it() -> None:
-    config = replace(CONFIG, num_hidden_layers=3)
-    model = ObjectiveModel(config, [objective(config) for objective in OF_BERT])
+    model = tiny.model(replace(CONFIG, num_hidden_layers=3), *OF_BERT)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = parameter_groups(model, 0.01, layer_decay=0.5)
     scales = {

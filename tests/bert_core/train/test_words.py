@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
 from bert_core.data.windows import Window
-from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.classification import Classification
 from bert_core.objectives.distillation import Distillation
@@ -27,19 +26,10 @@ from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.loop import Step, training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.words import ReadWords, train_read_words
+from tests import tiny
 
 VOCABULARY, PAD, STEPS = 200, 0, 6
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 32,
-        "initializer_range": 0.2,
-    }
-)
+CONFIG = tiny.encoder_config(VOCABULARY)
 # Decay that shows in a few steps.
 OPTIMIZER = OptimizerConfig(lr=0.01, weight_decay=0.3, max_grad_norm=0.5)
 EVEN = np.arange(2, VOCABULARY, 2)

@@ -6,36 +6,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from transformers import pipeline
 
-from bert_core.bundle.format import save_bundle
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.errors import ConfigError, InputError
 from bert_core.inspection import attention
-from bert_core.model.hf import encoder_config_from_huggingface
-from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
 from bert_core.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
 from pipelines import cli
 from pipelines.commands.inspect import InspectConfig, look, run, write_page
+from tests import tiny
 
 TAUGHT = "the a old man sat by bank of river and took money to on right is turn answer"
 WORDS = TAUGHT.split()
-TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS, "."], lowercase=True)
+TOKENIZER = tiny.tokenizer([*WORDS, "."])
 LAYERS, HEADS = 3, 4
-CONFIG = encoder_config_from_huggingface(
-    {
-        "vocab_size": TOKENIZER.vocab_size,
-        "hidden_size": 32,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "intermediate_size": 64,
-        "max_position_embeddings": 160,
-        "initializer_range": 0.3,
-    }
+CONFIG = tiny.encoder_config(
+    TOKENIZER.vocab_size,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=HEADS,
+    max_position_embeddings=160,
 )
 TEXT, PAIR = "The old man sat by the bank.", "The river is old."
 SENTENCES = ("A man took money.", "The old man sat on the river bank.", "Turn right.")
@@ -52,11 +43,8 @@ EVERYTHING: dict[str, Any] = {
 
 
 def saved(path: Path, heads: bool = True, task: Any = None) -> Path:
-    torch.manual_seed(0)
-    objectives = [MaskedLanguageModeling(CONFIG), NextSentencePrediction(CONFIG)] if heads else []
-    model = ObjectiveModel(CONFIG, objectives)
-    save_bundle(path, model, TOKENIZER, task=task, metrics={}, lineage={})
-    return path
+    objectives = [MaskedLanguageModeling, NextSentencePrediction] if heads else []
+    return tiny.bundle(path, TOKENIZER, CONFIG, task=task, objectives=objectives)
 
 
 @pytest.fixture(scope="module")
