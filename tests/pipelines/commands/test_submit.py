@@ -10,36 +10,11 @@ import yaml
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.manifest import read_manifest
 from bert_core.tasks.text_classification import TextClassification
-from pipelines import vocab
 from pipelines.commands.submit import SubmitConfig, run, split_arguments
-from pipelines.corpus.config import CorpusConfig
-from pipelines.vocab import VocabConfig
 from tests.labelled_rows import rows_of, write
 
 ROOT = Path(__file__).parents[3]
 REFUSAL = "wanted a Ray cluster that asks for a token"
-
-
-@pytest.mark.ray
-def test_prepare_runs_as_a_job_on_a_cluster(head: Any, tmp_path: Path) -> None:
-    corpus = tmp_path / "two words.txt"  # a name that a shell would cut in two
-    corpus.write_text("\n\n".join(f"One sentence, {i}. Another one, {i}." for i in range(50)))
-    tracking_uri = f"sqlite:///{tmp_path}/mlflow.db"
-    vocab.run(
-        VocabConfig(
-            corpus=CorpusConfig(source=str(corpus)),
-            vocab_size=200,
-            num_workers=0,
-            output=f"{tmp_path}/vocab",
-            tracking_uri=tracking_uri,
-        )
-    )
-    prepare = ["prepare", "--corpus.source", str(corpus), "--tokenizer", f"{tmp_path}/vocab"]
-    prepare += ["--num_workers", "1", "--tracking_uri", tracking_uri]
-    done = head.raybert("submit", *prepare, "--output", f"{tmp_path}/rows")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "succeeded, exit code 0" in done.stdout
-    assert (tmp_path / "rows" / "manifest.json").is_file()
 
 
 @pytest.mark.ray
@@ -133,8 +108,9 @@ def test_the_whole_flow_runs_as_jobs(head: Any, tmp_path: Path) -> None:
     rows = write(tmp_path / "train.jsonl", rows_of(single, 32))
     unseen = write(tmp_path / "dev.jsonl", rows_of(single, 8, start=32))
     texts = (f"{row['text']} {row['text']}\nClose the file." for row in rows_of(single, 100))
-    (tmp_path / "text.txt").write_text("\n\n".join(texts))
-    tokenizer, corpus = f"--tokenizer={tmp_path}/vocab", f"--corpus.source={tmp_path}/text.txt"
+    corpus_file = tmp_path / "two words.txt"  # a name that a shell would cut in two
+    corpus_file.write_text("\n\n".join(texts))
+    tokenizer, corpus = f"--tokenizer={tmp_path}/vocab", f"--corpus.source={corpus_file}"
     share = "--corpus.held_out_share=0.2"
     jobs = {
         "vocab": [corpus, "--vocab_size=200"],
@@ -152,5 +128,6 @@ def test_the_whole_flow_runs_as_jobs(head: Any, tmp_path: Path) -> None:
     for word, arguments in jobs.items():
         done = head.raybert("submit", word, f"--output={tmp_path}/{word}", *arguments, *shared)
         assert done.returncode == 0, f"{word}: {done.stdout}{done.stderr}"
+        assert "succeeded, exit code 0" in done.stdout
     assert read_manifest(f"{tmp_path}/evaluate").counts["rows"] == 8
     assert read_manifest(f"{tmp_path}/predict").counts["rows"] == 8
