@@ -17,6 +17,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bert_core.errors import ConfigError, RaybertError
+from bert_core.wording import one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +78,6 @@ def check_fields(config: Any, *, prefix: str = "", error: type[RaybertError] = C
             if item is not None and item not in allowed:
                 wanted = allowed if isinstance(allowed, Range) else one_of(allowed)
                 raise error(f"{prefix}{name}: wanted {wanted}, got {value!r}")
-
-
-def one_of(choices: Any) -> str:
-    """`one of a, b`, as messages list choices."""
-    return f"one of {', '.join(map(str, choices))}"
 
 
 def base_type(hint: Any) -> Any:

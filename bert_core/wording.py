@@ -14,6 +14,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+def one_of(choices: Iterable[Any]) -> str:
+    """`one of a, b`, as messages list choices."""
+    return f"one of {', '.join(map(str, choices))}"
+
+
 def shortened(text: str, characters: int = SHOWN_CHARACTERS) -> str:
     """The text, or its beginning and `…`: at most `characters` in total."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"

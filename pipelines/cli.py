@@ -9,7 +9,7 @@ import sys
 from typing import Any, NoReturn
 
 from bert_core.errors import ConfigError, RaybertError
-from bert_core.wording import nearest
+from bert_core.wording import nearest, one_of
 from pipelines.configure import ALL, COMMANDS, STAGES, Command, parse
 
 
@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     word, rest = arguments[0], arguments[1:]
     if word not in ALL:
-        _fail(f"raybert: wanted one of {', '.join(ALL)}, got {word!r}{nearest(word, ALL)}", 2)
+        _fail(f"raybert: wanted {one_of(ALL)}, got {word!r}{nearest(word, ALL)}", 2)
     try:
         code = _run(word, rest)
     except ConfigError as error:

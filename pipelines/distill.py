@@ -19,6 +19,7 @@ from bert_core.errors import ConfigError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
 from bert_core.model.variants import VARIANTS
 from bert_core.train.config import LoopConfig, ScheduleConfig
+from bert_core.wording import one_of
 from pipelines.corpus.labelled import labelled_input
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT, Result, bundle_input, input_digest, run_stage
@@ -29,7 +30,8 @@ from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_r
 from pipelines.training.seeds import TrainableTask, learn
 from pipelines.training.shard_batches import batches, check_rows
 from pipelines.training.student import TEACHER, AugmentationConfig, LossesConfig, TeacherStudent
-from tracking.metric_names import LOSS, TOKENS_PER_S, after, before, measured_on
+from tracking import metric_names as names
+from tracking.metric_names import LOSS
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class DistillConfig(LabelledTrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.variant is not None and self.variant not in VARIANTS:
-            raise ConfigError(f"variant: wanted one of {', '.join(VARIANTS)}, got {self.variant!r}")
+            raise ConfigError(f"variant: wanted {one_of(VARIANTS)}, got {self.variant!r}")
         if self.variant is not None and self.layers:
             raise ConfigError(
                 f"layers: wanted none with variant, since {self.variant} starts from fresh "
@@ -163,7 +165,7 @@ def _task_of(teacher: str, folder: Path) -> str:
     task = load_bundle(folder).task
     if task is None:
         raise ConfigError(
-            f"task: wanted one of {', '.join(TASKS)}, since the teacher {teacher} was only "
+            f"task: wanted {one_of(TASKS)}, since the teacher {teacher} was only "
             "pretrained, got none: give --task"
         )
     return task.name
@@ -178,7 +180,7 @@ def _on_labelled_rows(
     from bert_core.tasks.catalog import TASKS
 
     if config.task not in TASKS:
-        raise ConfigError(f"task: wanted one of {', '.join(TASKS)}, got {config.task!r}")
+        raise ConfigError(f"task: wanted {one_of(TASKS)}, got {config.task!r}")
     teacher = require_weights(load_bundle(folders["teacher"]))
     kind = TASKS[config.task]
     answers = config.losses.of_answers or kind.headless
@@ -316,7 +318,7 @@ def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) 
     loop = LoopConfig(max_steps=steps, precision=config.precision, seed=config.seeds[0])
     fit(partial(train_on_shards, pair, loop), config, digest, loop, "distill")
     records = read_records(config.local_folder)
-    fresh, trained = (measured_on(HELD_OUT, records[step]) for step in (0, steps))
+    fresh, trained = (names.measured_on(HELD_OUT, records[step]) for step in (0, steps))
     prepared = read_manifest(config.shards)
     outputs = write_bundle(
         config,
@@ -339,11 +341,11 @@ def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) 
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
     counts = {
-        **{before(name): value for name, value in fresh.items()},
-        **{after(name): value for name, value in trained.items()},
+        **{names.before(name): value for name, value in fresh.items()},
+        **{names.after(name): value for name, value in trained.items()},
         **pair.sizes(teacher),
         "steps": steps,
-        TOKENS_PER_S: median_speed(records),
+        names.TOKENS_PER_S: median_speed(records),
     }
     return Result(outputs=outputs, counts=counts, artifacts=curves(config))
 

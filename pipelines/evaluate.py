@@ -18,6 +18,7 @@ from bert_core.checks import NonNegativeInt
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest
 from bert_core.tasks.shapes import Row
+from bert_core.wording import one_of
 from pipelines.answering.predictors import answer_columns, option_items, predict_rows, predictor_of
 from pipelines.corpus.labelled import (
     LabelledConfig,
@@ -95,7 +96,7 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     metrics = task.metrics(columns)
     main = config.metric or task.main_metric(metrics)
     if main not in metrics:
-        raise ConfigError(f"metric: wanted one of {', '.join(metrics)}, got {main!r}")
+        raise ConfigError(f"metric: wanted {one_of(metrics)}, got {main!r}")
     ranges = intervals(task.metrics, columns)
     seen = int(predictor.bundle.has_seen(task, rows).sum())
     remarks = task.remarks(rows) | {CUT: answered.cut, SEEN: seen}

@@ -20,6 +20,7 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.variants import VARIANTS
 from bert_core.tasks.digests import NO_ROWS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
+from bert_core.wording import one_of
 from pipelines.runtime.progress import say
 from pipelines.runtime.stage import INPUT, REMARK, Result, input_digest, run_stage
 from pipelines.training.config import TrainingConfig
@@ -105,7 +106,7 @@ class PretrainConfig(TrainingConfig):
         for name in ("variant", "sizes_of"):
             given = getattr(self, name)
             if given is not None and given not in VARIANTS:
-                raise ConfigError(f"{name}: wanted one of {', '.join(VARIANTS)}, got {given!r}")
+                raise ConfigError(f"{name}: wanted {one_of(VARIANTS)}, got {given!r}")
             if given is not None and self.model is not None:
                 raise ConfigError(
                     f"{name}: wanted none with model = {self.model!r}, whose encoder is trained "

@@ -91,7 +91,7 @@ class Shapes:
             "properties": {
                 "inputs": {"anyOf": [*kinds, several]},
                 "parameters": parameters,
-                **(parameters["properties"] if self._task.parameters_beside else {}),
+                **(parameters["properties"] if self._task.parameters_at_root else {}),
             },
         }
         content = {"application/json": {"schema": schema, "example": self._example}}
@@ -114,7 +114,7 @@ class Shapes:
             ) from error
         if not isinstance(request, dict):
             raise RequestError(f"the body: wanted a JSON object, got {shown(request)}: {way_out}")
-        at_top = self._checked.model_fields if self._task.parameters_beside else ()
+        at_top = self._checked.model_fields if self._task.parameters_at_root else ()
         unknown = sorted(request.keys() - {"inputs", "parameters", *at_top})
         if unknown:
             raise RequestError(

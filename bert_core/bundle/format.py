@@ -247,7 +247,7 @@ def _is_ours(name: str, model: ObjectiveModel) -> bool:
     _, known_as, part, *_ = name.split(".")
     objective = model.objectives[known_as]
     assert isinstance(objective, Objective)
-    return known_as not in model.in_transformers or part in objective.beside
+    return known_as not in model.in_transformers or part in objective.not_in_transformers
 
 
 def submodels_of(model: ObjectiveModel) -> list[tuple[str, str, ObjectiveModel]]:

@@ -13,6 +13,7 @@ from typing import Any
 from bert_core.data.formats import Errors, decode_utf8
 from bert_core.data.tables import check_header, parquet_rows, table_rows
 from bert_core.errors import ConfigError, CorpusError
+from bert_core.wording import one_of
 
 Record = dict[str, Any]
 Reader = Callable[[bytes, str], Sequence[Record | None]]
@@ -51,7 +52,7 @@ def labelled_records(
     if name is None:
         return table_rows(data, source), {}
     if name not in FORMATS:
-        raise ConfigError(f"format: wanted one of {', '.join(FORMATS)}, got {name!r}")
+        raise ConfigError(f"format: wanted {one_of(FORMATS)}, got {name!r}")
     labelled_format = FORMATS[name]
     columns = labelled_format.columns
     if data.startswith(_PARQUET):

@@ -44,10 +44,10 @@ class MaskingConfig:
     """Draw new masks in every epoch, at training time (RoBERTa); shards then have none."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, prefix="masking.")
         if self.mask_share + self.random_share > 1:
             raise ConfigError(
-                "mask_share, random_share: wanted at most 1 together, got "
+                "masking.mask_share, masking.random_share: wanted at most 1 together, got "
                 f"{self.mask_share} and {self.random_share}"
             )
 

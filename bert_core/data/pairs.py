@@ -48,7 +48,7 @@ class PairsConfig:
     """How many times every document is made into rows, with new random choices each time."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, prefix="pairs.")
 
     @property
     def is_pairs(self) -> bool:

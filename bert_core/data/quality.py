@@ -66,20 +66,20 @@ class QualityConfig:
     """What to do with a document that shares them: `report` counts it, `drop` drops it."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, prefix="quality.")
         if self.max_words is not None and self.max_words < self.min_words:
             raise ConfigError(
-                f"max_words: wanted at least min_words = {self.min_words}, got {self.max_words}: "
-                "leave it unset to keep long documents"
+                f"quality.max_words: wanted at least min_words = {self.min_words}, got "
+                f"{self.max_words}: leave it unset to keep long documents"
             )
         if self.languages and (unknown := set(self.languages) - set(_identifier().labels)):
             raise ConfigError(
-                f"languages: wanted codes of {', '.join(sorted(_identifier().labels))}, got "
-                f"{', '.join(map(repr, sorted(unknown)))}"
+                f"quality.languages: wanted codes of {', '.join(sorted(_identifier().labels))}, "
+                f"got {', '.join(map(repr, sorted(unknown)))}"
             )
         if self.min_language_probability and not self.languages:
             raise ConfigError(
-                f"min_language_probability: wanted 0 without languages, got "
+                f"quality.min_language_probability: wanted 0 without languages, got "
                 f'{self.min_language_probability}: set languages too, such as ["en"]'
             )
 

@@ -75,7 +75,7 @@ class Objective(nn.Module, ABC):
     graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
     """Outputs of its ONNX graph, by optimum's names: the result of `every`, split along its last
     dimension if there are several names. Empty if there is no such graph."""
-    beside: ClassVar[tuple[str, ...]] = ()
+    not_in_transformers: ClassVar[tuple[str, ...]] = ()
     """Its submodules that the transformers class lacks."""
     weight: ClassVar[float] = 1.0
     """Weight of its part in the total loss."""

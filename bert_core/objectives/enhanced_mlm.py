@@ -30,7 +30,7 @@ class EnhancedMaskedLanguageModeling(MaskedLanguageModeling):
     """
 
     reads_layers = True
-    beside: ClassVar[tuple[str, ...]] = ("positions",)
+    not_in_transformers: ClassVar[tuple[str, ...]] = ("positions",)
 
     def __init__(self, config: EncoderConfig) -> None:
         """Raises: ConfigError if the encoder adds absolute positions or its attention is not

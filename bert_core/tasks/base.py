@@ -100,7 +100,7 @@ class Task(ABC):
     single_is_bare: ClassVar[bool] = False
     """Whether, in Hugging Face's schema, a single input outside a list gets its bare answer rather
     than a list of one."""
-    parameters_beside: ClassVar[bool] = False
+    parameters_at_root: ClassVar[bool] = False
     """Whether Hugging Face's schema also allows parameters at the top level, next to `inputs`."""
     replaceable: ClassVar[tuple[str, ...]] = ()
     """Fields whose words may be replaced without changing the right answer."""

@@ -128,7 +128,7 @@ class FeatureExtraction(Task):
     )
     primary_metric = "mrr"
     headless = True
-    parameters_beside = True
+    parameters_at_root = True
     shared = ("text",)
     parameters = FeatureExtractionParameters
     options = FeatureExtractionOptions

@@ -95,7 +95,7 @@ class LoopConfig:
     """Whether to recompute layers in the backward pass: a third more compute, far less memory."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, prefix="loop.")
 
     def place(self, steps: int, elapsed_s: float) -> float:
         """The run's progress in steps of `max_steps`: by its steps, or by its hours if those are

@@ -24,6 +24,7 @@ from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
     CHECKPOINTS,
     DIVERGED,
+    METRICS,
     NewRecords,
     Records,
     Report,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
     from bert_core.tasks.base import Task
     from bert_core.train.checkpoint import Checkpoint
-
-METRICS = "metrics.jsonl"
 
 
 Worker = Callable[[Any, str, Report], None]

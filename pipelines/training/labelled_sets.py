@@ -10,6 +10,7 @@ from bert_core.data.splits import HELD_OUT, SELECTION, TRAIN
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
+from bert_core.wording import one_of
 from pipelines.corpus.labelled import labelled_input, read_labelled, rows_of
 from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, tell_remarks
 from pipelines.runtime.stage import bundle_input
@@ -29,7 +30,7 @@ def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]
     from bert_core.tasks.catalog import TASKS
 
     if config.task not in TASKS:
-        raise ConfigError(f"task: wanted one of {', '.join(TASKS)}, got {config.task!r}")
+        raise ConfigError(f"task: wanted {one_of(TASKS)}, got {config.task!r}")
     folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
     inputs = [model, labelled_input(TRAIN, config.train, TRAIN)]
     if config.held_out is not None:

@@ -22,7 +22,8 @@ from pipelines.training.driver import curves, fit, write_bundle
 from pipelines.training.labelled_sets import LabelledSet, remarks_of, trained_rows
 from pipelines.training.records import CHECKPOINTS, Records, Report, median_speed, read_records
 from pipelines.training.selection import Measurement
-from tracking.metric_names import TASK, TOKENS_PER_S, measured_on, on, on_all
+from tracking import metric_names as names
+from tracking.metric_names import TASK
 
 if TYPE_CHECKING:
     from bert_core.data.tokenizer import Tokenizer
@@ -100,7 +101,7 @@ def learn(
         "labels": len(task.labels),
         "steps": steps,
         "seeds": [{"seed": seed} | each for seed, each in zip(config.seeds, seeds, strict=True)],
-        TOKENS_PER_S: median_speed(records),
+        names.TOKENS_PER_S: median_speed(records),
         "primary_metric": main,
         **_spread(values),
         **(_baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}),
@@ -119,7 +120,7 @@ def _show(
     steps, between = config.steps(rows), config.steps_between(rows)
     cost = config.selection.cost(task)
     for record, numbers in records:
-        if selecting := measured_on(SELECTION, numbers):
+        if selecting := names.measured_on(SELECTION, numbers):
             seed, step = divmod(record, _records_before(1, steps))
             share = (seed * steps + step) / (len(config.seeds) * steps)
             watch(Measurement(seed, -(-step // between), step, share, cost(selecting)))
@@ -160,10 +161,11 @@ def _measured(records: dict[int, dict[str, float]], index: int, steps: int) -> d
     metrics on the selection rows."""
     result = records[_records_before(index + 1, steps) - 1]
     selected = records[_records_before(index, steps) + round(result[SELECTED_STEP])]
+    selecting = names.measured_on(names.on(SELECTION, TASK), selected)
     return {
         "steps": result[SELECTED_STEP],
-        **measured_on(on(HELD_OUT, TASK), result),
-        **{f"{SELECTION}_{k}": v for k, v in measured_on(on(SELECTION, TASK), selected).items()},
+        **names.measured_on(names.on(HELD_OUT, TASK), result),
+        **{f"{SELECTION}_{name}": value for name, value in selecting.items()},
     }
 
 
@@ -224,5 +226,5 @@ def train_seeds(
         load_weights(taken, model, run_digest=digest)
         model.to(place.device)
         scored = rank.measure(HELD_OUT, loop, model) if HELD_OUT in sets else {}
-        result = on_all(HELD_OUT, scored)
+        result = names.on_all(HELD_OUT, scored)
         report([(first_record + steps + 1, result | {SELECTED_STEP: float(taken.step)})], True)

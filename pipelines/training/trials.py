@@ -31,8 +31,8 @@ from pipelines.runtime import cluster
 from pipelines.runtime.progress import Meter, meter
 from pipelines.runtime.stage import STARTED
 from pipelines.training.config import LabelledTrainingConfig
-from pipelines.training.driver import METRICS, check_cpus
-from pipelines.training.records import CHECKPOINTS
+from pipelines.training.driver import check_cpus
+from pipelines.training.records import CHECKPOINTS, METRICS
 from pipelines.training.selection import Measurement
 from pipelines.training.sweep import SweepConfig
 from pipelines.training.worker import check_shared

@@ -152,27 +152,33 @@ def test_articles_of_the_english_wikipedia_are_english(articles: list[str]) -> N
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"min_words": -1}, r"^min_words: wanted at least 0, got -1$"),
-        ({"max_words": 0}, r"^max_words: wanted at least 1, got 0$"),
+        ({"min_words": -1}, r"^quality.min_words: wanted at least 0, got -1$"),
+        ({"max_words": 0}, r"^quality.max_words: wanted at least 1, got 0$"),
         (
             {"min_words": 9, "max_words": 8},
-            r"^max_words: wanted at least min_words = 9, got 8: leave it unset",
+            r"^quality.max_words: wanted at least min_words = 9, got 8: leave it unset",
         ),
         (
             {"languages": ("en", "english", "DE")},
-            r"^languages: wanted codes of ace, af, .*, zxx, got 'DE', 'english'$",
+            r"^quality.languages: wanted codes of ace, af, .*, zxx, got 'DE', 'english'$",
         ),
         (
             {"languages": ("en",), "min_language_probability": 1.1},
-            r"^min_language_probability: wanted 0 to 1, got 1\.1$",
+            r"^quality.min_language_probability: wanted 0 to 1, got 1\.1$",
         ),
         (
             {"min_language_probability": 0.5},
-            r"^min_language_probability: wanted 0 without languages, got 0\.5: set languages too",
+            r"^quality.min_language_probability: wanted 0 without languages, got 0\.5: set lang",
         ),
-        ({"near_duplicates": 0.0}, r"^near_duplicates: wanted above 0 and at most 1, got 0\.0$"),
-        ({"near_duplicates": 80.0}, r"^near_duplicates: wanted above 0 and at most 1, got 80\.0"),
-        ({"contamination_ngram": 0}, r"^contamination_ngram: wanted at least 1, got 0$"),
+        (
+            {"near_duplicates": 0.0},
+            r"^quality.near_duplicates: wanted above 0 and at most 1, got 0\.0",
+        ),
+        (
+            {"near_duplicates": 80.0},
+            r"^quality.near_duplicates: wanted above 0 and at most 1, got 80\.0",
+        ),
+        ({"contamination_ngram": 0}, r"^quality.contamination_ngram: wanted at least 1, got 0$"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
@@ -184,7 +190,7 @@ def test_another_answer_to_contamination_is_refused() -> None:
     config = QualityConfig()
     object.__setattr__(config, "on_contamination", "mask")  # past the types, which are checked here
     with pytest.raises(
-        ConfigError, match=r"^on_contamination: wanted one of report, drop, got 'mask'$"
+        ConfigError, match=r"^quality.on_contamination: wanted one of report, drop, got 'mask'$"
     ):
         config.__post_init__()
 

@@ -160,11 +160,11 @@ Model = TypeVar("Model", bound=nn.Module)
 ABOUT_VARIANTS = """# Encoders
 
 Written by `tests/bert_core/model/test_families.py`, which compares each variant, made small, with
-transformers' own classes (the same weights; scores and all hidden states within 1e-5, padded and
-end to end; gradients within 1e-4). The last column has the classes that give the same: `Model` is
-the encoder alone. Parameters are those of transformers' class without a head, exactly; beside them
-what the paper, or its authors' repository, says. GFLOP are those of a forward and backward pass for
-a token of a row of 512. A model is trained by `raybert pretrain --variant <variant>`.
+transformers' own classes (same weights; scores and all hidden states within 1e-5, padded and
+packed; gradients within 1e-4). The last column lists the classes that agree: `Model` is
+the encoder alone. Parameters are exactly those of transformers' class without a head; "published"
+is what the paper, or its authors' repository, says. GFLOP are per token of a row of 512, for a
+forward and a backward pass. `raybert pretrain --variant <variant>` trains a model.
 """
 
 
@@ -720,10 +720,10 @@ def equal_classes(config: EncoderConfig) -> list[str]:
 
 @pytest.mark.drill
 def test_the_table_of_variants_is_what_was_measured() -> None:
-    """Writes `docs/variants.md` again where it says something else."""
+    """Rewrites `docs/variants.md` if it differs."""
     rows = [
         "| variant | family | tokenizer | layers | hidden | heads | parameters | published | "
-        "GFLOP a token | paper | equal to transformers |",
+        "GFLOP per token | paper | equal to transformers |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     measured: dict[EncoderConfig, list[str]] = {}
@@ -743,4 +743,4 @@ def test_the_table_of_variants_is_what_was_measured() -> None:
     written = path.read_text() if path.exists() else ""
     if written != table:
         path.write_text(table)
-    assert written == table, f"{path} was out of date and has been written again: commit it"
+    assert written == table, f"{path} was out of date and has been rewritten: commit it"

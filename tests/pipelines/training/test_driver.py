@@ -4,8 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from pipelines.training.driver import METRICS
-from pipelines.training.records import NewRecords, read_records
+from pipelines.training.records import METRICS, NewRecords, read_records
 
 
 def line(step: int) -> str:
