@@ -34,4 +34,8 @@ def shown(value: Any) -> str:
 
 def as_json(value: Any) -> str:
     """The beginning of a value as JSON."""
-    return shortened(json.dumps(value, ensure_ascii=False, default=str))
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:  # a value from a caller, nested almost as deeply as can be parsed
+        return "nested too deeply to be shown"
+    return shortened(text)

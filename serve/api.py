@@ -1,13 +1,16 @@
-"""HTTP: which path answers what, and every error as JSON that says how to fix it.
+"""HTTP: which path answers what.
 
-An error is `{"error": …, "error_type": …}` with one of these statuses: 400 the body is not JSON,
-422 it is JSON of the wrong shape, 404 no such model or path, 405 wrong method, 503 a model does not
-answer, 500 our fault. `ServedModel` hides where a model runs: no Ray here.
+Below a model's URL are its card, `/healthz` and `/readyz`, and the paths of every surface
+(`serve.surfaces`). The front answers the same surface paths at the root, by passing them on to the
+model that the request names, or else to the first that can do the task. Errors on surface paths
+have the surface's shape; all others are `{"error": …, "error_type": …}`. `ServedModel` hides where
+a model runs: no Ray here.
 """
 
 import asyncio
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -15,13 +18,31 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bert_core.errors import InputError
+from serve import forward
+from serve.errors import (
+    InternalError,
+    NotReadyError,
+    RequestError,
+    UnknownModelError,
+    WrongTaskError,
+)
+from serve.limits import Limits
 from serve.model import Card, Model, ServedModel
-from serve.schema import NotReadyError, RequestError, Shapes, UnknownModelError
+from serve.model import Response as Passed
+from serve.surfaces import huggingface
+from serve.surfaces.base import Call, Endpoint, Surface, deadline_of, receive, refusal
+from serve.surfaces.catalog import SURFACES
 
 READY_TIMEOUT_S = 10.0
 """Timeout of the forward pass that shows a model to be ready."""
+
+LIST = "/v1/models"
+
+logger = logging.getLogger(__name__)
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
@@ -45,8 +66,10 @@ class Entry:
 
     id: str
     object: str = "model"
-    predict: str
-    """Path to post requests to."""
+    created: int
+    owned_by: str = "raybert"
+    url: str
+    """Path of the model, to which requests are posted."""
     card: Card | None
     """None if the model does not answer."""
 
@@ -59,46 +82,100 @@ class Listing:
     data: list[Entry]
 
 
-def model_routes(model: Model) -> APIRouter:
-    """The routes of one model: `POST /predict`, `GET /` (its card), `/healthz` and `/readyz`."""
-    router = APIRouter(tags=[model.name])
-    shapes = Shapes(model.task)
-    responses: dict[int | str, dict[str, Any]] = {
-        200: {"model": shapes.response},
-        400: {"model": Error},
-        422: {"model": Error},
-    }
+class LocalModel(ServedModel):
+    """A model in this process."""
 
-    @router.get("/")
+    def __init__(self, model: Model) -> None:
+        self.tasks = tuple(model.predictors)
+        self.model, self._app = model, create_model_app(model, alone=False)
+
+    async def card(self) -> Card:
+        return self.model.card()
+
+    async def check_ready(self) -> None:
+        await self.model.check_ready()
+
+    async def request(
+        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> Passed:
+        return await forward.call(self._app, method, path, headers, body)
+
+
+def model_routes(model: Model, prefix: str = "", without: Container[str] = ()) -> APIRouter:
+    """The routes of one model: its card, `/healthz` and `/readyz`, and those of every surface.
+
+    Args:
+        without: paths of surfaces to leave out.
+    """
+    router = APIRouter(prefix=prefix)
+
+    @router.get("/", tags=["model"])
     async def card() -> Card:
         """The card of this model."""
-        return await model.card()
+        return model.card()
 
-    @router.post(
-        "/predict",
-        response_model=None,
-        responses=responses,
-        openapi_extra=shapes.openapi,
-    )
-    async def predict(request: Request) -> Response:
-        """A list of answers to a list of inputs, in order. A single input is answered as Hugging
-        Face's clients expect for the task: with a bare answer, or with a list of one."""
-        checked = shapes.parse(await request.body())
-        answers = await model.predict(checked.inputs, checked.parameters)
-        return _json(200, shapes.body(checked, answers))
-
-    @router.get("/healthz")
+    @router.get("/healthz", tags=["model"])
     async def health() -> Status:
         """The process is up."""
         return Status("ok")
 
-    @router.get("/readyz", responses={503: {"model": Error}})
+    @router.get("/readyz", responses={503: {"model": Error}}, tags=["model"])
     async def readiness() -> Status:
         """The model has just run a forward pass."""
         await _check_ready({model.name: model})
         return Status("ready")
 
+    for surface in SURFACES:
+        prepared = surface.prepare(model)
+        for endpoint in surface.endpoints:
+            if endpoint.path in without:
+                continue
+            router.add_api_route(
+                endpoint.path or ("" if prefix else "/"),
+                _handler(model, surface, endpoint, prepared),
+                methods=[endpoint.method],
+                include_in_schema=endpoint.task is None or endpoint.task in model.predictors,
+                tags=[surface.name],
+                summary=endpoint.summary or None,
+                response_model=None,
+                **_documented(endpoint, prepared),
+            )
     return router
+
+
+def _handler(model: Model, surface: Surface, endpoint: Endpoint, prepared: Any) -> Handler:
+    async def handle(request: Request) -> Response:
+        try:
+            named = request.path_params.get("model", model.name)
+            if named != model.name:
+                raise UnknownModelError(f'there is no model "{named}" here: this is {model.name}')
+            limits = model.limits
+            body = b"" if endpoint.method == "GET" else await receive(request, limits)
+            call = Call(model, request, body, deadline_of(request, limits), prepared)
+            return await endpoint.answer(call)
+        except Exception as error:
+            return _refused(surface, request, error)
+
+    handle.__doc__ = endpoint.answer.__doc__
+    return handle
+
+
+def _refused(surface: Surface, request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestError | InputError):
+        here = f"{request.method} {request.url.path}"
+        logger.error("%s failed", here, exc_info=error)
+        error = InternalError(f"{here} failed in the server: its log says why")
+    return refusal(surface, error)
+
+
+def _documented(endpoint: Endpoint, prepared: Any) -> dict[str, Any]:
+    """What the API's documentation says of a path, besides its docstring."""
+    if endpoint.document is not None:
+        return endpoint.document(prepared)
+    if endpoint.body is None:
+        return {}
+    content = {"application/json": {"schema": endpoint.body.model_json_schema()}}
+    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 
 def list_routes(models: Mapping[str, ServedModel]) -> APIRouter:
@@ -110,9 +187,10 @@ def list_routes(models: Mapping[str, ServedModel]) -> APIRouter:
             card = await asyncio.wait_for(model.card(), READY_TIMEOUT_S)
         except Exception:  # whatever is wrong with one model, the others are listed
             card = None
-        return Entry(id=name, predict=f"/v1/models/{name}/predict", card=card)
+        created = 0 if card is None else card.created
+        return Entry(id=name, created=created, url=f"/v1/models/{name}", card=card)
 
-    @router.get("/v1/models")
+    @router.get(LIST)
     async def listing() -> Listing:
         """The models served here."""
         return Listing(data=await asyncio.gather(*(entry(*item) for item in models.items())))
@@ -121,7 +199,7 @@ def list_routes(models: Mapping[str, ServedModel]) -> APIRouter:
     async def card(name: str) -> Card:
         """The card of one model."""
         if name not in models:
-            raise unknown(name)
+            raise unknown_model(name, models)
         return await models[name].card()
 
     @router.api_route(
@@ -130,68 +208,151 @@ def list_routes(models: Mapping[str, ServedModel]) -> APIRouter:
         include_in_schema=False,
     )
     async def elsewhere(name: str, path: str) -> None:
-        raise HTTPException(404) if name in models else unknown(name)
-
-    def unknown(name: str) -> UnknownModelError:
-        return UnknownModelError(
-            f'there is no model "{name}": those served here are {", ".join(models)}'
-        )
+        raise HTTPException(404) if name in models else unknown_model(name, models)
 
     return router
 
 
-def front_routes(models: Mapping[str, ServedModel]) -> APIRouter:
-    """The routes in front of the models: the page, `/healthz`, and `/readyz` for all of them."""
-    router = APIRouter(tags=["front"])
+def unknown_model(name: str, models: Mapping[str, ServedModel]) -> UnknownModelError:
+    return UnknownModelError(
+        f'there is no model "{name}": those served here are {", ".join(models)}'
+    )
+
+
+def front_routes(models: Mapping[str, ServedModel], limits: Limits) -> APIRouter:
+    """The routes in front of the models: the page, `/healthz`, `/readyz` for all of them, and every
+    surface's paths, which are passed on."""
+    router = APIRouter()
     page = files("serve").joinpath("page/index.html").read_text(encoding="utf-8")
 
-    @router.get("/", response_class=HTMLResponse)
+    @router.get("/", response_class=HTMLResponse, tags=["front"])
     async def show() -> str:
         """A page for trying the models."""
         return page
 
-    @router.get("/healthz")
+    @router.get("/healthz", tags=["front"])
     async def health() -> Status:
         """The process is up."""
         return Status("ok")
 
-    @router.get("/readyz", responses={503: {"model": Error}})
+    @router.get("/readyz", responses={503: {"model": Error}}, tags=["front"])
     async def readiness() -> Status:
         """Every model has just run a forward pass."""
         await _check_ready(models)
         return Status("ready")
 
+    for surface in SURFACES:
+        for endpoint in surface.endpoints:
+            if endpoint.path == LIST:
+                continue  # the front lists all of them
+            router.add_api_route(
+                endpoint.path or "/",
+                _forwarder(models, surface, endpoint, limits),
+                methods=[endpoint.method],
+                tags=[surface.name],
+                summary=endpoint.summary or None,
+                response_model=None,
+                **_documented(endpoint, None),
+            )
     return router
+
+
+def _forwarder(
+    models: Mapping[str, ServedModel], surface: Surface, endpoint: Endpoint, limits: Limits
+) -> Handler:
+    async def handle(request: Request) -> Response:
+        try:
+            body = b"" if endpoint.method == "GET" else await receive(request, limits)
+            name = request.path_params.get("model") or _named(body)
+            chosen = _chosen(models, name, endpoint)
+            path = (endpoint.path or "/").replace("{model}", name or "")
+            passed = await models[chosen].request(
+                request.method, path, list(request.headers.items()), body
+            )
+        except Exception as error:
+            return _refused(surface, request, error)
+        response = Response(passed.body, passed.status)
+        response.raw_headers[:] = [
+            (key.encode("latin-1"), value.encode("latin-1"))
+            for key, value in (*passed.headers, ("content-length", str(len(passed.body))))
+        ]
+        return response
+
+    handle.__doc__ = endpoint.answer.__doc__
+    return handle
+
+
+def _named(body: bytes) -> str | None:
+    """The model that a body names, if it does."""
+    if b'"model"' not in body:
+        return None
+    try:
+        name = json.loads(body).get("model")
+    except (ValueError, RecursionError, AttributeError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _chosen(models: Mapping[str, ServedModel], name: str | None, endpoint: Endpoint) -> str:
+    """The model that is to answer. Raises: UnknownModelError, WrongTaskError."""
+    if name is not None:
+        if name not in models:
+            raise unknown_model(name, models)
+        return name
+    for known, model in models.items():
+        if endpoint.task is None or endpoint.task in model.tasks:
+            return known
+    listed = ", ".join(f"{known} ({', '.join(model.tasks)})" for known, model in models.items())
+    raise WrongTaskError(f"no model here is for {endpoint.task}: those served here are {listed}")
 
 
 def create_model_app(model: Model, *, alone: bool) -> FastAPI:
     """The application of one model; if `alone`, without a front, it also lists itself."""
-    routes = model_routes(model)
+    routes = model_routes(model, without=(LIST,) if alone else ())
     app = _create_app(f"raybert: {model.name}", routes)
     if alone:
-        app.include_router(routes, prefix=f"/v1/models/{model.name}")
-        app.include_router(list_routes({model.name: model}))
+        app.include_router(model_routes(model, f"/v1/models/{model.name}"))
+        app.include_router(list_routes({model.name: LocalModel(model)}))
     return app
 
 
-def create_front_app(models: Mapping[str, ServedModel]) -> FastAPI:
-    """The application at `/`, which handles every path that belongs to no model."""
-    return _create_app("raybert", front_routes(models), list_routes(models))
+def create_front_app(models: Mapping[str, ServedModel], limits: Limits | None = None) -> FastAPI:
+    """The application at `/`, which handles every path that belongs to no model elsewhere."""
+    here = [
+        model_routes(model.model, f"/v1/models/{name}")
+        for name, model in models.items()
+        if isinstance(model, LocalModel)
+    ]
+    front = front_routes(models, limits or Limits())
+    return _create_app("raybert", *here, list_routes(models), front)
+
+
+class _EmptyPath:
+    """Answers a model's URL without a trailing slash like the one with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == scope.get("root_path", ""):
+            scope = {**scope, "path": f"{scope['path']}/"}
+        await self._app(scope, receive, send)
 
 
 def _create_app(title: str, *routers: APIRouter) -> FastAPI:
     """The routes, their OpenAPI at `/openapi.json`, and all errors in our format."""
     app = FastAPI(title=title)
+    app.add_middleware(_EmptyPath)
     for router in routers:
         app.include_router(router)
 
     @app.exception_handler(RequestError)
     async def refuse(_: Request, error: RequestError) -> Response:
-        return _json(error.status, {"error": str(error), "error_type": error.error_type})
+        return refusal(huggingface.SURFACE, error)
 
     @app.exception_handler(InputError)
     async def refuse_input(request: Request, error: InputError) -> Response:
-        return await refuse(request, RequestError(str(error)))
+        return refusal(huggingface.SURFACE, error)
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
@@ -211,7 +372,7 @@ def _create_app(title: str, *routers: APIRouter) -> FastAPI:
     return app
 
 
-async def _check_ready(models: Mapping[str, ServedModel]) -> None:
+async def _check_ready(models: Mapping[str, Any]) -> None:
     """Run a pass of all models concurrently. Raises: NotReadyError naming those that failed."""
     results = await asyncio.gather(
         *(asyncio.wait_for(model.check_ready(), READY_TIMEOUT_S) for model in models.values()),

@@ -12,7 +12,7 @@ import math
 import shlex
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,8 @@ from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
 from serve import api, haproxy, steady
 from serve.config import ServeConfig, parse_models
-from serve.model import Card, Model, ServedModel
+from serve.limits import Limits
+from serve.model import Card, Model, Response, ServedModel
 from tracking.ports import require_free
 from tracking.resolve import resolve
 from tracking.server import tracking_uri
@@ -53,6 +54,9 @@ class Found:
 
     source: Source
     folder: Path
+    digest: str
+    tasks: tuple[str, ...]
+    """The tasks that it does, its own first."""
     example: Any
     """An input, as in a request."""
 
@@ -73,12 +77,18 @@ class ModelReplica:
         self._alone = alone
         here = folder if folder.is_dir() else resolve(source.reference, uri=source.tracking_uri)
         self._model = Model(folder=here, **settings)
+        self._local = api.LocalModel(self._model)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return api.create_model_app(self._model, alone=self._alone)
 
     async def card(self) -> Card:
-        return await self._model.card()
+        return self._model.card()
+
+    async def request(
+        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> Response:
+        return await self._local.request(method, path, headers, body)
 
     async def check_ready(self) -> None:
         await self._model.check_ready()
@@ -87,7 +97,8 @@ class ModelReplica:
 class RemoteModel(ServedModel):
     """A model in a separate application, as the front sees it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tasks: Sequence[str]) -> None:
+        self.tasks = tasks
         self._handle: DeploymentHandle = ray_serve.get_deployment_handle(
             "model", app_name=application_name(name)
         )
@@ -98,16 +109,23 @@ class RemoteModel(ServedModel):
     async def check_ready(self) -> None:
         await self._handle.check_ready.remote()
 
+    async def request(
+        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> Response:
+        return await self._handle.request.remote(method, path, headers, body)
+
 
 @ray_serve.ingress()
 class Front:
-    """The page, the list of models, and the readiness check for all of them."""
+    """The page, the list of models, the readiness check for all of them, and the root routes."""
 
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
+    def __init__(self, tasks: Mapping[str, Sequence[str]], limits: Limits) -> None:
+        """`tasks`: those of each model, by its name."""
+        self._tasks, self._limits = tasks, limits
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return api.create_front_app({name: RemoteModel(name) for name in self._names})
+        models = {name: RemoteModel(name, tasks) for name, tasks in self._tasks.items()}
+        return api.create_front_app(models, self._limits)
 
 
 def application_name(model: str) -> str:
@@ -221,7 +239,13 @@ def find(config: ServeConfig) -> dict[str, Found]:
                 f"CPUs, got {config.num_gpus:g}: leave it out, or serve the bundle with "
                 f"{WEIGHTS} that it was exported from"
             )
-        models[name] = Found(source, folder, predictor.task.examples[0])
+        models[name] = Found(
+            source=source,
+            folder=folder,
+            digest=predictor.bundle.digest,
+            tasks=(predictor.task.name, *getattr(predictor, "also", ())),
+            example=predictor.task.examples[0],
+        )
     return models
 
 
@@ -231,7 +255,7 @@ def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
         name="front",
         graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
         ray_actor_options={"num_cpus": 0},
-    )(Front).bind(list(models))
+    )(Front).bind({name: model.tasks for name, model in models.items()}, config.limits)
     targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
     for name, model in models.items():
         application = _model_application(config, name, model, alone=False)
@@ -275,6 +299,8 @@ def _model_application(config: ServeConfig, name: str, model: Found, *, alone: b
         threads=config.threads,
         max_batch_tokens=config.max_batch_tokens,
         max_wait_ms=config.max_wait_ms,
+        limits=config.limits,
+        digest=model.digest,
     )
 
 
@@ -282,7 +308,7 @@ def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
     url = f"http://{steady.reachable(config.host)}:{config.port}"
     name, model = next(iter(models.items()))
     print(f"serving {', '.join(models)} at {url} (a page for trying them; stop with Ctrl-C)")
-    print(curl(f"{url}/v1/models/{name}/predict", model.example), flush=True)
+    print(curl(f"{url}/v1/models/{name}", model.example), flush=True)
 
 
 def curl(url: str, example: Any) -> str:

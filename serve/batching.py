@@ -16,6 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+RATE_WEIGHT = 0.2
+"""Weight of the newest pass in the measured rate."""
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -91,6 +94,13 @@ class Batcher(Generic[Item, Answer]):
         self._turns = 0
         self._last_size = 1
         self._last_end_s = 0.0
+        self.tokens_per_s: float | None = None
+        """Rate of recent passes; None before the first."""
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of all items in the queue."""
+        return self._waiting_tokens
 
     async def submit(self, item: Item) -> Answer:
         """Wait for the answer to one item. Cancelling this removes the item from the queue.
@@ -133,6 +143,7 @@ class Batcher(Generic[Item, Answer]):
         loop = asyncio.get_running_loop()
         while True:
             batch = await self._next_batch()
+            began_s = time.monotonic()
             try:
                 items = [waiting.item for waiting in batch]
                 answers = await loop.run_in_executor(self._executor, self._run, items)
@@ -150,6 +161,12 @@ class Batcher(Generic[Item, Answer]):
                         waiting.answer.set_exception(error)
             self._last_size = len(batch)
             self._last_end_s = time.monotonic()
+            self._measure(sum(waiting.length for waiting in batch), self._last_end_s - began_s)
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        rate = tokens / max(seconds, 1e-6)
+        before = rate if self.tokens_per_s is None else self.tokens_per_s
+        self.tokens_per_s = before + RATE_WEIGHT * (rate - before)
 
     async def _next_batch(self) -> list[_Waiting[Item, Answer]]:
         """Wait as the class describes, then take the oldest item and those of similar length."""

@@ -1,10 +1,11 @@
 """The config of `raybert serve`."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bert_core.checks import NonNegativeFloat, Port, PositiveInt, check_fields
 from bert_core.errors import ConfigError
+from serve.limits import Limits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -32,6 +33,8 @@ class ServeConfig:
     """Maximum wait of a pass for more requests; a request to an idle model never waits."""
     max_ongoing_requests: PositiveInt = 256
     """Maximum concurrent requests per replica, so that batches can fill."""
+    limits: Limits = field(default_factory=Limits)
+    """What is refused at once, before it costs anything."""
     haproxy: bool = True
     """Put HAProxy in front (far more requests per second); false uses Ray's own proxy."""
     allow_open_cluster: bool = False

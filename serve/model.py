@@ -1,29 +1,48 @@
-"""One model that serves many clients: a `Predictor` whose passes a `Batcher` fills."""
+"""One model that serves many clients: `Predictor`s of one bundle whose passes a `Batcher` fills."""
 
 import asyncio
+import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bert_core.batches import PAD_MULTIPLE
 from bert_core.data.windows import Window
+from bert_core.errors import FormatError
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Parameters
 from serve.batching import Batcher
+from serve.errors import DeadlineError, OverloadedError, TooLargeError, WrongTaskError
+from serve.limits import Limits
+
+SMALL = 4_096
+"""Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """Information about a model for clients."""
 
-    name: str
+    id: str
+    """The model's name here."""
+    object: str = "model"
+    created: int
+    """When it was loaded, in seconds since 1970."""
+    owned_by: str = "raybert"
+    version: str | None
+    """Its version in the registry, if it comes from there."""
     task: str
     """Hugging Face's name for the task."""
+    also: list[str]
+    """Other tasks that the same weights answer."""
     labels: list[str]
     example: Any
     """An input, as in a request."""
@@ -31,10 +50,41 @@ class Card:
     """Metrics stored in the bundle."""
     digest: str
     """sha256 of the bundle: servers with equal digests give equal answers."""
+    max_tokens: int
+    """Maximum tokens of a text, special ones included; longer texts are cut, or read in windows."""
+    limits: Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """Answers, and what they took."""
+
+    answers: list[Any]
+    """One per input, in the task's own schema."""
+    tokens: int
+    """Tokens that were read, special ones included."""
+    cut: list[int]
+    """Inputs of which not everything was read."""
+    tokenize_s: float
+    queue_s: float
+    """How long the last of the windows waited for its pass."""
+    compute_s: float
+
+
+@dataclass(frozen=True)
+class Response:
+    """An HTTP response as it is passed on to the client."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
 
 
 class ServedModel(ABC):
     """A model as the front sees it, in this or another process. Calls raise if it is down."""
+
+    tasks: Sequence[str]
+    """The tasks that it does, its own first."""
 
     @abstractmethod
     async def card(self) -> Card: ...
@@ -43,8 +93,23 @@ class ServedModel(ABC):
     async def check_ready(self) -> None:
         """Run a real forward pass."""
 
+    @abstractmethod
+    async def request(
+        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> Response:
+        """What the model answers at one of its paths."""
 
-class Model(ServedModel):
+
+@dataclass(frozen=True)
+class _Pass:
+    """A window's scores, with the times at which its pass began and ended."""
+
+    scores: np.ndarray
+    began_s: float
+    ended_s: float
+
+
+class Model:
     """A bundle behind a queue. Tokenizing, passes and decoding all run off the event loop."""
 
     def __init__(
@@ -56,44 +121,154 @@ class Model(ServedModel):
         threads: int,
         max_batch_tokens: int,
         max_wait_ms: float,
+        limits: Limits | None = None,
+        digest: str | None = None,
+        version: str | None = None,
     ) -> None:
         """Load the bundle and run it once, to make sure that it answers.
 
-        Raises: FormatError if the bundle is damaged or answers no task.
+        Args:
+            digest: what the bundle must have; None takes any.
+            version: the bundle's version in the registry, if it has one.
+        Raises: FormatError if the bundle is damaged, answers no task, or is another one.
         """
         self.predictor = Predictor(folder, device=device, threads=threads)
+        self.digest = self.predictor.bundle.digest
+        if digest not in (None, self.digest):
+            raise FormatError(
+                f"{folder}: wanted the bundle {digest[:12]}, with which {name} was deployed, got "
+                f"{self.digest[:12]}: deploy it again, so that all replicas have the same weights"
+            )
         self.predictor.predict(self.predictor.task.examples)
-        self.name = name
+        self.name, self.version = name, version
+        self.created_s = int(time.time())
+        self.max_batch_tokens = max_batch_tokens
         self.task = self.predictor.task
+        self.predictors: Mapping[str, Predictor] = {
+            self.task.name: self.predictor,
+            **getattr(self.predictor, "also", {}),
+        }
+        self.limits = limits or Limits()
         self._texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
-        self._batcher: Batcher[Window, np.ndarray] = Batcher(
+        self._batcher: Batcher[Window, _Pass] = Batcher(
             self._forward,
-            length_of=lambda window: -(-window.tokens // PAD_MULTIPLE) * PAD_MULTIPLE,
+            length_of=padded_length,
             max_batch_tokens=max_batch_tokens,
             max_wait_ms=max_wait_ms,
         )
 
-    async def predict(self, inputs: list[Any], parameters: Parameters | None) -> list[Any]:
-        """One answer per input, as from `Predictor.predict`. Raises: InputError."""
-        loop, model = asyncio.get_running_loop(), self.predictor
-        rows = model.rows(inputs)
-        windows = await loop.run_in_executor(self._texts, model.encode, rows, parameters)
-        scores = await asyncio.gather(*map(self._batcher.submit, windows))
-        return await loop.run_in_executor(
-            self._texts, model.decode, rows, windows, scores, parameters
+    def predictor_for(self, task: str) -> Predictor:
+        """The predictor for a task. Raises: WrongTaskError if the model does not do it."""
+        if task not in self.predictors:
+            raise WrongTaskError(
+                f"{self.name}: wanted a model for {task}, this one is for "
+                f"{', '.join(self.predictors)}: ask another model, /v1/models lists them"
+            )
+        return self.predictors[task]
+
+    async def predict(
+        self, inputs: Sequence[Any], parameters: Parameters | None, task: str | None = None
+    ) -> list[Any]:
+        """The answers of `answer` alone."""
+        return (await self.answer(inputs, parameters, task)).answers
+
+    async def answer(
+        self,
+        inputs: Sequence[Any],
+        parameters: Parameters | None,
+        task: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Answered:
+        """One answer per input, as from `Predictor.predict`.
+
+        Args:
+            task: None for the model's own.
+            deadline_s: within which it must be ready; None takes the server's. Work that is late
+                is dropped from the queue.
+        Raises: InputError; TooLargeError, OverloadedError or DeadlineError beyond a limit.
+        """
+        predictor = self.predictor if task is None else self.predictor_for(task)
+        if len(inputs) > self.limits.max_inputs:
+            raise TooLargeError(
+                f"inputs: wanted at most {self.limits.max_inputs} per request, got {len(inputs)}: "
+                "send several requests"
+            )
+        self._check_queue(0)  # before tokenizing what will be refused
+        limit_s = self.limits.deadline_s if deadline_s is None else deadline_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._answer(predictor, inputs, parameters)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"wanted an answer within {limit_s:g} s, the request has waited longer: send fewer "
+                "texts at once, allow more time, or serve more replicas"
+            ) from error
+
+    async def _answer(
+        self, predictor: Predictor, inputs: Sequence[Any], parameters: Parameters | None
+    ) -> Answered:
+        began_s = time.perf_counter()
+
+        def encode() -> tuple[list[Any], list[Window]]:
+            rows = predictor.rows(list(inputs))
+            return rows, predictor.encode(rows, parameters)
+
+        rows, windows = await self.off_loop(encode)
+        encoded_s = time.perf_counter()
+        tokens = sum(map(padded_length, windows))
+        if tokens > self.limits.max_request_tokens:
+            raise TooLargeError(
+                f"inputs: wanted at most {self.limits.max_request_tokens} tokens per request, got "
+                f"{tokens}: send several requests, or shorter texts"
+            )
+        self._check_queue(tokens)
+        passes = await asyncio.gather(*map(self._batcher.submit, windows))
+        scores = [each.scores for each in passes]
+        answers = await self.off_loop(predictor.decode, rows, windows, scores, parameters)
+        last_began_s = max((each.began_s for each in passes), default=encoded_s)
+        return Answered(
+            answers=answers,
+            tokens=sum(sum(map(len, window.ids)) for window in windows),
+            cut=sorted({window.row for window in windows if window.is_cut}),
+            tokenize_s=encoded_s - began_s,
+            queue_s=max(0.0, last_began_s - encoded_s),
+            compute_s=max((each.ended_s for each in passes), default=encoded_s) - last_began_s,
         )
+
+    def _check_queue(self, tokens: int) -> None:
+        """Raises: OverloadedError if these tokens do not fit the queue. An empty queue takes any
+        request."""
+        waiting = self._batcher.waiting_tokens
+        if waiting and waiting + tokens > self.limits.max_queue_tokens:
+            rate = self._batcher.tokens_per_s
+            wait_s = max(1, math.ceil(waiting / rate)) if rate else 1
+            raise OverloadedError(
+                f"wanted at most {self.limits.max_queue_tokens} tokens in the queue of "
+                f"{self.name}, {waiting} wait: try again in {wait_s} s, or serve more replicas",
+                wait_s,
+            )
+
+    async def off_loop(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Run what may take over a millisecond on the thread for texts."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._texts, function, *arguments)
 
     async def check_ready(self) -> None:
         await self.predict(list(self.task.examples), None)
 
-    async def card(self) -> Card:
+    def card(self) -> Card:
         return Card(
-            name=self.name,
+            id=self.name,
+            created=self.created_s,
+            version=self.version,
             task=self.task.name,
+            also=[name for name in self.predictors if name != self.task.name],
             labels=self.task.labels,
             example=self.task.examples[0],
             metrics=self.predictor.bundle.metrics,
-            digest=self.predictor.bundle.digest,
+            digest=self.digest,
+            max_tokens=self.predictor.max_length,
+            limits=self.limits,
         )
 
     async def close(self) -> None:
@@ -101,5 +276,13 @@ class Model(ServedModel):
         await self._batcher.close()
         self._texts.shutdown(wait=False)
 
-    def _forward(self, windows: list[Window]) -> Sequence[np.ndarray]:
-        return self.predictor.forward(windows)
+    def _forward(self, windows: list[Window]) -> Sequence[_Pass]:
+        began_s = time.perf_counter()
+        scores = self.predictor.forward(windows)
+        ended_s = time.perf_counter()
+        return [_Pass(each, began_s, ended_s) for each in scores]
+
+
+def padded_length(window: Window) -> int:
+    """Tokens of a window as a pass computes them."""
+    return -(-window.tokens // PAD_MULTIPLE) * PAD_MULTIPLE

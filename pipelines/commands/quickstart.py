@@ -112,7 +112,7 @@ def _query(config: QuickstartConfig) -> None:
     port = free_port(config.port)
     with _server(port) as address:
         for row in _questions():
-            answer = _post(f"{address}/v1/models/{NAME}/predict", {"inputs": row["text"]})
+            answer = _post(f"{address}/v1/models/{NAME}", {"inputs": row["text"]})
             best = answer[0][0]
             say(f"  “{row['text'][:88]}”")
             say(f"    → {best['label']} ({best['score']:.0%}); it is from {row['label']}")
@@ -210,7 +210,7 @@ def _report(done: dict[str, Manifest], seconds: float) -> None:
         f"  {page}                      the curves and the data card, in a browser\n"
         f"  raybert serve --config configs/serve/{NAME}.toml     keep the server up\n"
         "  raybert ui                                         open the MLflow page\n"
-        f"  curl http://127.0.0.1:8000/v1/models/{NAME}/predict "
+        f"  curl http://127.0.0.1:8000/v1/models/{NAME} "
         f"-H 'Content-Type: application/json' -d '{body}'"
     )
 

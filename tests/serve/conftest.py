@@ -1,19 +1,22 @@
 """A tiny bundle for the server's tests: real formats and code, weights drawn at random."""
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 from jaxtyping import config as checks
 
-from bert_core.bundle.format import save_bundle
+from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.layout import GRAPHS
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.export import export_graph
 from bert_core.predictor import Predictor
+from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
+from tests.serve import live
 
 TEXTS = [
     "Return the sorted values of an array along an axis.",
@@ -40,6 +43,35 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         metrics={"accuracy": 0.75},
         seed=7,
     )
+
+
+LABELS = {
+    "token-classification": ["B-place", "I-place", "O"],
+    "text-classification": ["json", "numpy", "socket"],
+}
+
+
+@pytest.fixture(scope="session")
+def bundles(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A bundle per task, all with the same tokenizer."""
+    loaded, folder = load_bundle(bundle), tmp_path_factory.mktemp("bundles")
+    return {
+        name: tiny.bundle(
+            folder / name,
+            loaded.tokenizer,
+            loaded.encoder_config,
+            task=task(LABELS.get(name, [])),
+            seed=7,
+        )
+        for name, task in TASKS.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def front(bundles: dict[str, Path]) -> Iterator[str]:
+    """URL of a live server of a model per task, named like its task."""
+    with live.fronted(bundles) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

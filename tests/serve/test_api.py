@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from serve import api
-from serve.model import Card, Model, ServedModel
+from serve.limits import Limits
+from serve.model import Card, Model, Response, ServedModel
 from tests import tiny
 from tests.labelled_rows import EVERY_KIND, rows_of
 
@@ -39,7 +42,7 @@ class Caller:
         return self.runner.run(self.ask(method, path, **request))
 
     def predict(self, body: Any) -> Answer:
-        return self("POST", "/v1/models/docs/predict", json=body)
+        return self("POST", "/v1/models/docs", json=body)
 
     async def ask(self, method: str, path: str, **request: Any) -> Answer:
         response = await self.client.request(method, path, **request)
@@ -138,9 +141,9 @@ def test_parameters_reach_the_task(ask: Caller) -> None:
         (b'"a text"', 422, 'the body: wanted a JSON object, got text ("a text"): send'),
         (b"{}", 422, 'the body: wanted the key "inputs", it is missing: send {"inputs"'),
         (
-            b'{"inputs": "a", "options": {}}',
+            b'{"inputs": "a", "paramaters": {}}',
             422,
-            'wanted the keys "inputs" and "parameters", got "options" too: leave it out',
+            'got "paramaters" too (did you mean parameters?): leave it out',
         ),
         (b'{"inputs": 7}', 422, "inputs: wanted text, got a number (7)"),
         (b'{"inputs": null}', 422, "inputs: wanted text, got nothing"),
@@ -178,7 +181,7 @@ def test_parameters_reach_the_task(ask: Caller) -> None:
 def test_a_body_that_cannot_be_answered_is_told_why(
     ask: Caller, body: bytes, status: int, message: str
 ) -> None:
-    came_status, came = ask("POST", "/predict", content=body)
+    came_status, came = ask("POST", "/", content=body)
     assert (came_status, came["error_type"]) == (
         status,
         {400: "not_json", 422: "invalid_request"}[status],
@@ -188,7 +191,7 @@ def test_a_body_that_cannot_be_answered_is_told_why(
 
 
 def test_an_unknown_model_is_a_404_that_names_those_there_are(ask: Caller) -> None:
-    for method, path in (("POST", "/v1/models/dogs/predict"), ("GET", "/v1/models/dogs")):
+    for method, path in (("POST", "/v1/models/dogs/embed"), ("GET", "/v1/models/dogs")):
         status, came = ask(method, path)
         assert status == 404
         message = 'there is no model "dogs": those served here are docs'
@@ -200,28 +203,39 @@ def test_an_unknown_path_and_a_wrong_method_are_errors_in_the_same_shape(ask: Ca
         status, came = ask("GET", path)
         assert (status, came["error_type"]) == (404, "not_found")
         assert came["error"] == f"GET {path}: there is no such path, see /openapi.json"
-    status, came = ask("GET", "/predict")
+    status, came = ask("GET", "/embed")
     assert (status, came["error_type"]) == (405, "method_not_allowed")
-    assert came["error"] == "GET /predict: wanted the method POST"
+    assert came["error"] == "GET /embed: wanted the method POST"
 
 
 def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path) -> None:
     status, card = ask("GET", "/v1/models/docs/")
     assert status == 200
+    created = card.pop("created")
+    assert abs(time.time() - created) < 3600
     assert card == {
-        "name": "docs",
+        "id": "docs",
+        "object": "model",
+        "owned_by": "raybert",
+        "version": None,
         "task": "text-classification",
+        "also": [],
         "labels": ["json", "numpy", "socket"],
         "example": "A text to be labelled.",
         "metrics": {"accuracy": 0.75},
         "digest": Predictor(bundle, device="cpu").bundle.digest,
+        "max_tokens": 128,
+        "limits": asdict(Limits()),
     }
     _, listing = ask("GET", "/v1/models")
-    assert listing == {
-        "object": "list",
-        "data": [
-            {"id": "docs", "object": "model", "predict": "/v1/models/docs/predict", "card": card}
-        ],
+    [entry] = listing["data"]
+    assert entry.pop("card") == card | {"created": created}
+    assert entry == {
+        "id": "docs",
+        "object": "model",
+        "created": created,
+        "owned_by": "raybert",
+        "url": "/v1/models/docs",
     }
 
 
@@ -242,15 +256,17 @@ def test_readiness_runs_a_forward_pass(
     assert (status, came["error_type"]) == (503, "not_ready")
     assert "got none from docs (RuntimeError)" in came["error"]
     assert ask("GET", "/healthz")[0] == 200
-    status, came = ask("POST", "/predict", json={"inputs": "a"})
+    status, came = ask("POST", "/", json={"inputs": "a"})
     assert (status, came["error_type"]) == (500, "internal")
-    assert came["error"] == "POST /predict failed in the server: its log says why"
+    assert came["error"] == "POST / failed in the server: its log says why"
     monkeypatch.undo()
-    assert ask("POST", "/predict", json={"inputs": "a"})[0] == 200
+    assert ask("POST", "/", json={"inputs": "a"})[0] == 200
 
 
 class Down(ServedModel):
     """A model whose process is gone."""
+
+    tasks = ("fill-mask",)
 
     async def card(self) -> Card:
         raise ConnectionError
@@ -258,11 +274,16 @@ class Down(ServedModel):
     async def check_ready(self) -> None:
         raise ConnectionError
 
+    async def request(
+        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> Response:
+        raise ConnectionError
+
 
 def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
     model: Model, runner: asyncio.Runner
 ) -> None:
-    ask = Caller(runner, api.create_front_app({"docs": model, "gone": Down()}))
+    ask = Caller(runner, api.create_front_app({"docs": api.LocalModel(model), "gone": Down()}))
     status, listing = ask("GET", "/v1/models")
     assert status == 200
     assert [(each["id"], each["card"] is None) for each in listing["data"]] == [
@@ -273,7 +294,7 @@ def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
     assert status == 503
     assert "got none from gone (ConnectionError)" in came["error"]
     assert ask("GET", "/healthz")[0] == 200
-    status, came = ask("POST", "/v1/models/dogs/predict")
+    status, came = ask("POST", "/v1/models/dogs/embed")
     assert status == 404
     assert came["error"].endswith("are docs, gone")
 
@@ -291,7 +312,7 @@ def test_the_page_needs_nothing_from_elsewhere(runner: asyncio.Runner) -> None:
 def test_openapi_has_the_shapes_of_the_task(ask: Caller) -> None:
     status, spec = ask("GET", "/openapi.json")
     assert status == 200
-    operation = spec["paths"]["/predict"]["post"]
+    operation = spec["paths"]["/"]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     assert schema["required"] == ["inputs"]
     assert schema["additionalProperties"] is False
@@ -319,7 +340,7 @@ def test_concurrent_requests_get_their_own_answers(ask: Caller, bundle: Path) ->
 
     async def scenario() -> list[Answer]:
         bodies = ({"inputs": text} for text in texts)
-        return await asyncio.gather(*(ask.ask("POST", "/predict", json=body) for body in bodies))
+        return await asyncio.gather(*(ask.ask("POST", "/", json=body) for body in bodies))
 
     for (_, answers), wanted in zip(ask.runner.run(scenario()), expected, strict=True):
         assert [each["label"] for each in answers[0]] == [each["label"] for each in wanted]
@@ -370,7 +391,7 @@ def test_vectors_are_served_as_hugging_faces_client_asks_for_them(
             assert status == 422
             assert message in came["error"]
         _, spec = ask("GET", "/openapi.json")
-        content = spec["paths"]["/predict"]["post"]["requestBody"]["content"]
+        content = spec["paths"]["/"]["post"]["requestBody"]["content"]
         fields = set(content["application/json"]["schema"]["properties"])
         assert {"inputs", "parameters", "normalize", "truncate"} <= fields
     finally:

@@ -125,13 +125,13 @@ def assert_same_answers(came: list[Any], wanted: list[Any]) -> None:
 def test_every_model_answers_at_its_own_path(client: httpx.Client, bundle: Path) -> None:
     wanted = Predictor(bundle, device="cpu").predict(TEXTS)
     for name in ("docs", "other"):
-        response = client.post(f"/v1/models/{name}/predict", json={"inputs": TEXTS})
+        response = client.post(f"/v1/models/{name}", json={"inputs": TEXTS})
         assert response.status_code == 200
         assert_same_answers(response.json(), wanted)
 
 
 def test_the_inference_client_of_hugging_face_works(server: Server, bundle: Path) -> None:
-    url = f"{server.url}/v1/models/docs/predict"
+    url = f"{server.url}/v1/models/docs"
     client = InferenceClient(model=url)
     answer = client.text_classification(TEXTS[0], top_k=2)
     wanted = Predictor(bundle, device="cpu").predict(TEXTS[:1])[0][:2]
@@ -142,7 +142,7 @@ def test_the_inference_client_of_hugging_face_works(server: Server, bundle: Path
 
 def test_concurrent_requests_get_their_own_answers(server: Server, bundle: Path) -> None:
     texts = [f"{TEXTS[n % 9]} {n}" for n in range(200)]
-    url = f"{server.url}/v1/models/docs/predict"
+    url = f"{server.url}/v1/models/docs"
 
     async def ask() -> list[Any]:
         async with httpx.AsyncClient(timeout=60) as client:
@@ -197,7 +197,7 @@ def test_health_and_readiness_answer_everywhere(client: httpx.Client, prefix: st
 def test_a_bad_request_is_told_why(
     client: httpx.Client, body: bytes, status: int, message: str
 ) -> None:
-    response = client.post("/v1/models/docs/predict", content=body)
+    response = client.post("/v1/models/docs", content=body)
     assert response.status_code == status
     assert message in response.json()["error"]
 
@@ -214,7 +214,7 @@ def test_an_unknown_model_is_a_404_that_names_those_there_are(client: httpx.Clie
 
 def test_openapi_is_served_by_each_model_and_the_front(client: httpx.Client) -> None:
     spec = client.get("/v1/models/docs/openapi.json").json()
-    body = spec["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]
+    body = spec["paths"]["/"]["post"]["requestBody"]["content"]["application/json"]
     assert set(body["schema"]["properties"]) == {"inputs", "parameters"}
     assert spec["servers"] == [{"url": "/v1/models/docs"}]
     assert "/v1/models/docs/openapi.json" in client.get("/v1/models/docs/docs").text
@@ -342,7 +342,7 @@ def test_serve_run_deploys_one_model_at_the_same_paths(bundle: Path, tmp_path: P
         server.wait_until_ready()
         wanted = Predictor(bundle, device="cpu").predict(TEXTS)
         with httpx.Client(base_url=server.url, timeout=30, follow_redirects=True) as client:
-            for path in ("/predict", "/v1/models/docs/predict"):
+            for path in ("/", "/v1/models/docs"):
                 assert_same_answers(client.post(path, json={"inputs": TEXTS}).json(), wanted)
             for path in ("/healthz", "/v1/models/docs/healthz", "/v1/models/docs/readyz"):
                 assert client.get(path).status_code == 200
@@ -351,7 +351,7 @@ def test_serve_run_deploys_one_model_at_the_same_paths(bundle: Path, tmp_path: P
             unknown = client.post("/v1/models/dogs/predict", json={"inputs": "a"})
             assert unknown.status_code == 404
             assert unknown.json()["error"].endswith("those served here are docs")
-            assert "/predict" in client.get("/openapi.json").json()["paths"]
+            assert "/embed" in client.get("/openapi.json").json()["paths"]
         server.end(signal.SIGINT)
     finally:
         end_and_kill(server)

@@ -21,7 +21,7 @@ from bert_core.tasks.catalog import TASKS
 from serve import api
 from serve.app import curl
 from serve.model import Model
-from serve.schema import Shapes
+from serve.surfaces.huggingface import Shapes
 from tests import tiny
 from tracking.ports import free_ports
 
@@ -59,7 +59,7 @@ def served(folder: Path) -> Iterator[str]:
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        yield f"http://127.0.0.1:{port}/predict"
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
         thread.join()
@@ -135,9 +135,7 @@ def test_the_line_that_serve_prints_is_a_request_of_every_task(name: str) -> Non
         options += [{"pairs": True}, {"pairs": False}]
     for each in options:
         task: Task = TASKS[name](["a", "b"], TASKS[name].options_of(each))
-        *_, body = shlex.split(
-            curl("http://127.0.0.1:8000/v1/models/own/predict", task.examples[0])
-        )
+        *_, body = shlex.split(curl("http://127.0.0.1:8000/v1/models/own", task.examples[0]))
         parsed = Shapes(task).parse(body.encode())
         assert len(parsed.inputs) == 1
         assert json.loads(body) == {"inputs": task.examples[0]}

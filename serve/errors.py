@@ -1,0 +1,91 @@
+"""Why a request is not answered. `serve.surfaces` puts these into each client's own shape."""
+
+from typing import ClassVar
+
+from bert_core.errors import RaybertError
+
+
+class RequestError(RaybertError):
+    """A request that cannot be answered. Subclasses define the status."""
+
+    status: ClassVar[int] = 422
+    error_type: ClassVar[str] = "invalid_request"
+    retry_after_s: int | None = None
+    """When to try again; None if trying again does not help."""
+
+
+class NotJSONError(RequestError):
+    """The body is not JSON."""
+
+    status = 400
+    error_type = "not_json"
+
+
+class MediaTypeError(RequestError):
+    """The body claims to be something other than JSON."""
+
+    status = 415
+    error_type = "unsupported_media_type"
+
+
+class SlowRequestError(RequestError):
+    """The body did not arrive in time."""
+
+    status = 408
+    error_type = "request_timeout"
+
+
+class TooLargeError(RequestError):
+    """The request exceeds a limit of the server."""
+
+    status = 413
+    error_type = "too_large"
+
+
+class WrongTaskError(RequestError):
+    """The model is not trained for what is asked of it."""
+
+    error_type = "wrong_task"
+
+
+class UnknownModelError(RequestError):
+    """The request names a model that is not served here."""
+
+    status = 404
+    error_type = "not_found"
+
+
+class OverloadedError(RequestError):
+    """More work is waiting than the model may queue."""
+
+    status = 429
+    error_type = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DeadlineError(RequestError):
+    """The answer was not ready before the deadline."""
+
+    status = 504
+    error_type = "deadline_exceeded"
+
+
+class NotReadyError(RequestError):
+    """A model did not answer in time, or answered with an error."""
+
+    status = 503
+    error_type = "not_ready"
+    retry_after_s = 5
+
+
+class InternalError(RequestError):
+    """The server's own fault."""
+
+    status = 500
+    error_type = "internal"

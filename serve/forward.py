@@ -1,0 +1,60 @@
+"""A request to an ASGI app in this process, without a socket: the front's calls to a model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from serve.model import Response
+
+NOT_PASSED_ON = frozenset({"host", "connection", "content-length", "transfer-encoding"})
+"""Headers of the connection rather than of the request."""
+
+
+async def call(
+    app: ASGIApp, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+) -> Response:
+    """The app's whole response. Raises: whatever the app raises."""
+    raw = [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in headers
+        if name.lower() not in NOT_PASSED_ON
+    ]
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [*raw, (b"content-length", str(len(body)).encode())],
+        "client": None,
+        "server": ("model", 0),
+    }
+    started: dict[str, Any] = {}
+    parts: list[bytes] = []
+    received = False
+
+    async def receive() -> Message:
+        nonlocal received
+        if received:
+            return {"type": "http.disconnect"}
+        received = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            started.update(message)
+        else:
+            parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    passed_on = [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in started.get("headers", ())
+        if name.decode("latin-1").lower() not in NOT_PASSED_ON
+    ]
+    return Response(started["status"], passed_on, b"".join(parts))

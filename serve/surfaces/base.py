@@ -1,0 +1,254 @@
+"""What a surface is: the routes that one family of clients calls, and the shape of its errors.
+
+A surface turns a request into inputs of a task, and answers into a response. It knows neither Ray
+nor where a model runs. `serve.api` mounts every surface under each model, and the front passes the
+same paths at the root on to a model.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import orjson
+import pydantic
+from fastapi import Request, Response
+
+from bert_core.errors import InputError
+from bert_core.tasks.base import Parameters
+from bert_core.wording import as_json, nearest, shown
+from serve.errors import (
+    MediaTypeError,
+    NotJSONError,
+    RequestError,
+    SlowRequestError,
+    TooLargeError,
+)
+from serve.limits import Limits
+from serve.model import SMALL, Answered, Model
+
+Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here"]
+"""Type of a field that is accepted and ignored."""
+TEXT_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+"""What a web page may post to any server without its consent."""
+DEADLINE = "x-request-timeout-ms"
+
+
+class Body(pydantic.BaseModel):
+    """A request's body: unknown keys are refused, values are not converted."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+Shape = TypeVar("Shape", bound=Body)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request to a model, and what it asked for besides its body."""
+
+    model: Model
+    request: Request
+    body: bytes
+    deadline_s: float | None
+    prepared: Any = None
+    """What the surface prepared for this model."""
+
+    async def read(self, shape: type[Shape]) -> Shape:
+        """The body in this shape. Raises: NotJSONError, RequestError."""
+        if len(self.body) <= SMALL:
+            return read(shape, self.body)
+        return await self.model.off_loop(read, shape, self.body)
+
+    async def answer(
+        self, task: str | None, inputs: list[Any], parameters: Parameters | None
+    ) -> Answered:
+        """The model's answers. Raises: see `Model.answer`."""
+        return await self.model.answer(inputs, parameters, task, self.deadline_s)
+
+    async def respond(self, answered: Answered, content: Callable[[], Any]) -> Response:
+        """JSON of `content`, which may take long to make, with what the answers took."""
+        size = answered.tokens
+        make = _json_of(content)
+        body = make() if size < SMALL // 16 else await self.model.off_loop(make)
+        return Response(body, 200, headers(self.model, answered), "application/json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A path of a surface, below the model's URL and at the root."""
+
+    path: str
+    answer: Callable[[Call], Awaitable[Response]]
+    task: str | None = None
+    """The task that a model must do to answer it; None if any model can."""
+    method: str = "POST"
+    body: type[Body] | None = None
+    """Shape of the body, for the API's documentation."""
+    summary: str = ""
+    document: Callable[[Any], dict[str, Any]] | None = None
+    """Arguments of the route for the API's documentation, from what the surface prepared; where
+    `body` does not say enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surface:
+    """A family of clients: what they call, and how they are told of errors."""
+
+    name: str
+    endpoints: tuple[Endpoint, ...]
+    refuse: Callable[[RequestError], tuple[int, Any]]
+    """Status and body of an error, as these clients read it."""
+    prepare: Callable[[Model], Any] = lambda model: None
+    """Made once per model, for all calls."""
+
+
+async def receive(request: Request, limits: Limits) -> bytes:
+    """The request's body. Raises: TooLargeError, SlowRequestError, MediaTypeError."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in TEXT_TYPES and request.method == "POST":
+        raise MediaTypeError(
+            f"content-type: wanted application/json, got {kind}: send the header "
+            "Content-Type: application/json"
+        )
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limits.max_body_bytes:
+        raise _too_large(limits, int(declared))
+    parts, size_bytes = [], 0
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            async for part in request.stream():
+                size_bytes += len(part)
+                if size_bytes > limits.max_body_bytes:
+                    raise _too_large(limits, size_bytes)
+                parts.append(part)
+    except TimeoutError as error:
+        raise SlowRequestError(
+            f"the body: wanted all of it within {limits.body_timeout_s:g} s, got {size_bytes} "
+            "bytes: send it again over a faster connection"
+        ) from error
+    return b"".join(parts)
+
+
+def _too_large(limits: Limits, size_bytes: int) -> TooLargeError:
+    return TooLargeError(
+        f"the body: wanted at most {limits.max_body_bytes} bytes, got {size_bytes}: send several "
+        "requests"
+    )
+
+
+def deadline_of(request: Request, limits: Limits) -> float:
+    """Seconds within which the caller wants its answer. Raises: RequestError."""
+    value = request.headers.get(DEADLINE)
+    if value is None:
+        return limits.deadline_s
+    if not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise RequestError(f"{DEADLINE}: wanted a whole number of milliseconds, got {value[:20]!r}")
+    return min(limits.deadline_s, int(value) / 1000)
+
+
+def parsed(body: bytes, example: Any = None) -> Any:
+    """The JSON value of a body. Raises: NotJSONError."""
+    way_out = "" if example is None else f": send {json.dumps(example)}"
+    if not body.strip():
+        raise NotJSONError(f"the body: wanted a JSON object, it is empty{way_out}")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise NotJSONError(
+            f"the body: wanted a JSON object, it is not JSON ({error}){way_out}"
+        ) from error
+
+
+def read(shape: type[Shape], body: bytes) -> Shape:
+    """A body in this shape. Raises: NotJSONError, RequestError."""
+    value = parsed(body)
+    if not isinstance(value, dict):
+        raise RequestError(f"the body: wanted a JSON object, got {shown(value)}")
+    try:
+        return shape.model_validate(value)
+    except pydantic.ValidationError as error:
+        raise RequestError(complaint(shape, error)) from error
+
+
+def complaint(shape: type[pydantic.BaseModel], error: pydantic.ValidationError) -> str:
+    """The first fault of a body."""
+    fault = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, fault["loc"]))
+    names = [field.alias or name for name, field in shape.model_fields.items()]
+    if fault["type"] == "extra_forbidden":
+        near = nearest(where, names)
+        return f"the body: wanted some of {', '.join(names)}, got {as_json(where)}{near}"
+    if fault["type"] == "missing":
+        return f"the body: wanted the key {as_json(where)}, it is missing"
+    return f"{where}: {fault['msg']}, got {shown(fault['input'])}"
+
+
+def parameters_of(kind: type[Parameters], values: Mapping[str, Any], limits: Limits) -> Parameters:
+    """Parameters of a task by name; those that are None keep their defaults.
+
+    Raises: RequestError for a parameter that the task does not have; InputError for its value.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    names = [field.name for field in fields(kind)]
+    for name in given:
+        if name not in names:
+            raise RequestError(
+                f"{name}: this model has no such parameter, it has {', '.join(names) or 'none'}"
+                f"{nearest(name, names)}: leave it out"
+            )
+    check_top_k(given, limits)
+    return kind(**given)
+
+
+def check_top_k(values: Mapping[str, Any], limits: Limits) -> None:
+    """Raises: TooLargeError if `top_k` exceeds the limit."""
+    top_k = values.get("top_k")
+    if isinstance(top_k, int) and top_k > limits.max_top_k:
+        raise TooLargeError(f"top_k: wanted at most {limits.max_top_k}, got {top_k}: ask for fewer")
+
+
+def headers(model: Model, answered: Answered | None = None) -> dict[str, str]:
+    """Which model answered, and what its answers took (`Server-Timing`, in milliseconds)."""
+    named = {"X-Model": model.name, "X-Model-Digest": model.digest}
+    if model.version:
+        named["X-Model-Version"] = model.version
+    if answered is None:
+        return named
+    spans = {
+        "tokenize": answered.tokenize_s,
+        "queue": answered.queue_s,
+        "compute": answered.compute_s,
+    }
+    named["Server-Timing"] = ", ".join(f"{name};dur={s * 1e3:.2f}" for name, s in spans.items())
+    named["X-Tokens"] = str(answered.tokens)
+    if answered.cut:
+        named["X-Cut-Inputs"] = ",".join(map(str, answered.cut[:100]))
+    return named
+
+
+def json_response(model: Model, content: Any, status: int = 200) -> Response:
+    """A response that needs no pass of the model."""
+    return Response(orjson.dumps(content), status, headers(model), "application/json")
+
+
+def refusal(surface: Surface, error: Exception) -> Response:
+    """An error in the surface's own shape."""
+    if isinstance(error, InputError):
+        error = RequestError(str(error))
+    assert isinstance(error, RequestError)
+    status, content = surface.refuse(error)
+    extra = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    # ASCII: a lone surrogate from a caller, repeated in a message, cannot be encoded as UTF-8.
+    return Response(json.dumps(content), status, extra, "application/json")
+
+
+def vectors_of(answers: list[Any]) -> np.ndarray:
+    """Answers of feature extraction, (texts, size), fp32."""
+    return np.asarray(answers, dtype=np.float32)
+
+
+def _json_of(content: Callable[[], Any]) -> Callable[[], bytes]:
+    return lambda: orjson.dumps(content(), option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,239 @@
+"""Hugging Face's inference API, as `huggingface_hub.InferenceClient` and Chroma call it.
+
+`POST` to the model's URL: `{"inputs": …, "parameters": {…}}`, an input of the task or a list of
+them, checked against the task's dataclasses; parameters may be next to `inputs` if Hugging Face's
+schema allows it for the task. `options` is accepted and ignored; other keys are rejected. Of the
+tasks that a model does, a body is for the first whose inputs and parameters it has.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, get_args, get_type_hints
+
+import pydantic
+from fastapi import Response
+
+from bert_core.tasks.base import Parameters, Task
+from bert_core.tasks.shapes import as_row
+from bert_core.wording import as_json, nearest, shown
+from serve.errors import RequestError
+from serve.limits import Limits
+from serve.model import SMALL, Model
+from serve.surfaces.base import (
+    Call,
+    Endpoint,
+    Surface,
+    check_top_k,
+    json_response,
+    parsed,
+)
+
+IGNORED = frozenset({"options", "model"})
+"""Keys that clients of other servers send, and that change nothing here."""
+
+
+@dataclass(frozen=True)
+class PredictRequest:
+    """A validated body."""
+
+    inputs: list[Any]
+    several: bool
+    """Whether the inputs were given as a list."""
+    parameters: Parameters | None
+
+
+class Shapes:
+    """A task's request and response over HTTP, derived from its dataclasses."""
+
+    def __init__(self, task: Task, limits: Limits | None = None) -> None:
+        self._task = task
+        self._limits = limits or Limits()
+        self._parameters = task.parameters
+        hints = get_type_hints(task.parameters)
+        definitions: dict[str, Any] = {
+            field.name: (hints[field.name], _default(field)) for field in fields(task.parameters)
+        }
+        self._checked = pydantic.create_model(
+            task.parameters.__name__,
+            __config__=pydantic.ConfigDict(extra="forbid", strict=True),
+            **definitions,
+        )
+        answers = get_type_hints(task.decode)["return"]
+        (answer,) = get_args(answers)
+        self.response: Any = answers | answer if task.single_is_bare else answers
+        """Type of the response body."""
+
+    @property
+    def openapi(self) -> dict[str, Any]:
+        """The request schema for the model's OpenAPI page."""
+        single = pydantic.TypeAdapter(self._task.inputs).json_schema()
+        single["additionalProperties"] = False
+        one_text = [{"type": "string"}] if len(single.get("required", ())) <= 1 else []
+        kinds = [*one_text, single]
+        several = {"type": "array", "items": {"anyOf": kinds}, "minItems": 1}
+        parameters = self._checked.model_json_schema()
+        schema = {
+            "type": "object",
+            "required": ["inputs"],
+            "additionalProperties": False,
+            "properties": {
+                "inputs": {"anyOf": [*kinds, several]},
+                "parameters": parameters,
+                **(parameters["properties"] if self._task.parameters_at_root else {}),
+            },
+        }
+        content = {"application/json": {"schema": schema, "example": self.example}}
+        return {"requestBody": {"required": True, "content": content}}
+
+    @property
+    def example(self) -> dict[str, Any]:
+        """A body, as shown in docs and messages."""
+        return {"inputs": self._task.examples[0]}
+
+    def fits(self, request: Mapping[str, Any]) -> bool:
+        """Whether a body has an input of this task, and no parameter that the task lacks."""
+        parameters = request.get("parameters")
+        given = set(parameters) if isinstance(parameters, dict) else set()
+        if self._task.parameters_at_root:
+            given |= request.keys() - {"inputs", "parameters", *IGNORED}
+        if not given <= set(self._checked.model_fields):
+            return False
+        inputs = request.get("inputs")
+        first = inputs[0] if isinstance(inputs, list) and inputs else inputs
+        names = {field.name for field in fields(self._task.inputs)}
+        return not isinstance(first, dict) or first.keys() <= names
+
+    def parse(self, body: bytes) -> PredictRequest:
+        """Validate a body. Raises: NotJSONError, RequestError."""
+        return self.check(parsed(body, self.example))
+
+    def check(self, request: Any) -> PredictRequest:
+        """Validate the JSON value of a body. Raises: RequestError."""
+        way_out = f"send {json.dumps(self.example)}, or a list of such inputs"
+        if not isinstance(request, dict):
+            raise RequestError(f"the body: wanted a JSON object, got {shown(request)}: {way_out}")
+        at_top = self._checked.model_fields if self._task.parameters_at_root else ()
+        unknown = sorted(request.keys() - {"inputs", "parameters", *at_top, *IGNORED})
+        if unknown:
+            raise RequestError(
+                f'the body: wanted the keys "inputs" and "parameters", got {as_json(unknown[0])} '
+                f"too{nearest(unknown[0], [*at_top, 'inputs', 'parameters'])}: leave it out, or "
+                "put a parameter of the task under parameters"
+            )
+        if "inputs" not in request:
+            raise RequestError(f'the body: wanted the key "inputs", it is missing: {way_out}')
+        inputs = request["inputs"]
+        several = isinstance(inputs, list)
+        if several and not inputs:
+            raise RequestError("inputs: wanted at least one input, got an empty list")
+        rows = [
+            as_row(self._task.inputs, value, f"inputs[{place}]" if several else "inputs")
+            for place, value in enumerate(inputs if several else [inputs])
+        ]
+        top_level = {name: request[name] for name in at_top if name in request}
+        parameters = self._parse_parameters(request.get("parameters"), top_level)
+        return PredictRequest(rows, several, parameters)
+
+    def body(self, request: PredictRequest, answers: list[Any]) -> Any:
+        """The response body: a list, or for a single input a bare answer, if the task does so."""
+        return answers[0] if self._task.single_is_bare and not request.several else answers
+
+    def _parse_parameters(self, values: Any, top_level: dict[str, Any]) -> Parameters | None:
+        if values is None and not top_level:
+            return None
+        if values is not None and not isinstance(values, dict):
+            raise RequestError(f"parameters: wanted a JSON object, got {shown(values)}")
+        values = top_level | (values or {})
+        check_top_k(values, self._limits)
+        names = list(self._checked.model_fields)
+        for name in values:
+            if name not in names:
+                raise RequestError(
+                    f"parameters: wanted some of {', '.join(names)}, got {as_json(name)}"
+                    f"{nearest(name, names)}"
+                )
+        try:
+            checked = self._checked.model_validate(values)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RequestError(
+                f"parameters.{where}: {first['msg']}, got {shown(first['input'])}"
+            ) from error
+        return self._parameters(**checked.model_dump(exclude_unset=True))
+
+
+def _default(field: "Field[Any]") -> Any:
+    if field.default_factory is not MISSING:
+        return pydantic.Field(default_factory=field.default_factory)
+    return ... if field.default is MISSING else field.default
+
+
+class Bodies:
+    """The shapes of every task that a model does, its own first."""
+
+    def __init__(self, model: Model) -> None:
+        self._shapes = {
+            name: Shapes(predictor.task, model.limits)
+            for name, predictor in model.predictors.items()
+        }
+        self.own = self._shapes[model.task.name]
+
+    def parse(self, body: bytes) -> tuple[str, Shapes, PredictRequest]:
+        """The task that a body is for, and the checked body. Raises: see `Shapes.parse`."""
+        request = parsed(body, self.own.example)
+        names = [name for name, shapes in self._shapes.items() if _fits(shapes, request)]
+        name = names[0] if names else next(iter(self._shapes))
+        return name, self._shapes[name], self._shapes[name].check(request)
+
+
+def _fits(shapes: Shapes, request: Any) -> bool:
+    return isinstance(request, dict) and shapes.fits(request)
+
+
+async def predict(call: Call) -> Response:
+    """A list of answers to a list of inputs, in order. A single input is answered as Hugging
+    Face's clients expect for the task: with a bare answer, or with a list of one."""
+    bodies: Bodies = call.prepared
+    if len(call.body) <= SMALL:
+        name, shapes, request = bodies.parse(call.body)
+    else:
+        name, shapes, request = await call.model.off_loop(bodies.parse, call.body)
+    answered = await call.answer(name, request.inputs, request.parameters)
+    return await call.respond(answered, lambda: shapes.body(request, answered.answers))
+
+
+def _documented(bodies: Bodies | None) -> dict[str, Any]:
+    if bodies is None:  # the front, whose models differ
+        return {}
+    return {
+        "openapi_extra": bodies.own.openapi,
+        "responses": {200: {"model": bodies.own.response}},
+    }
+
+
+async def health(call: Call) -> Response:
+    """200 if the model has just run a forward pass."""
+    await call.model.check_ready()
+    return json_response(call.model, {"status": "ok"})
+
+
+def refuse(error: RequestError) -> tuple[int, Any]:
+    return error.status, {"error": str(error), "error_type": error.error_type}
+
+
+SURFACE = Surface(
+    name="huggingface",
+    endpoints=(
+        Endpoint(
+            path="",
+            answer=predict,
+            summary="Hugging Face's inference API",
+            document=_documented,
+        ),
+        Endpoint(path="/health", answer=health, method="GET", summary="A forward pass"),
+    ),
+    refuse=refuse,
+    prepare=Bodies,
+)

@@ -1,0 +1,116 @@
+"""MLflow's and SageMaker's `/invocations` and `/ping`.
+
+Answers are those of the model that `raybert publish` registers: a record per row with the task's
+columns, such as `label` and `score`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from fastapi import Response
+
+from bert_core.tasks.base import Task
+from bert_core.wording import shown
+from serve.errors import RequestError
+from serve.surfaces.base import Body, Call, Endpoint, Surface, json_response, parameters_of
+
+FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
+
+
+class Split(Body):
+    """A table as columns and rows."""
+
+    columns: list[str]
+    data: list[list[Any]]
+    index: list[Any] | None = None
+
+
+class Invocation(Body):
+    """A request in one of MLflow's forms."""
+
+    inputs: Any = None
+    instances: Any = None
+    dataframe_split: Split | None = None
+    dataframe_records: list[dict[str, Any]] | None = None
+    params: dict[str, Any] | None = None
+
+
+async def invoke(call: Call) -> Response:
+    """A record per row."""
+    request = await call.read(Invocation)
+    given = [name for name in FORMS if getattr(request, name) is not None]
+    if len(given) != 1:
+        raise RequestError(
+            f"the body: wanted one of {', '.join(FORMS)}, got {', '.join(given) or 'none'}"
+        )
+    task = call.model.task
+    if request.dataframe_split is not None:
+        split = request.dataframe_split
+        for number, row in enumerate(split.data):
+            if len(row) != len(split.columns):
+                raise RequestError(
+                    f"dataframe_split.data[{number}]: wanted {len(split.columns)} cells, as there "
+                    f"are columns, got {len(row)}"
+                )
+        rows = [dict(zip(split.columns, row, strict=True)) for row in split.data]
+    else:
+        value = getattr(request, given[0])
+        rows = _columns(value) if isinstance(value, dict) else value
+    if not isinstance(rows, list) or not rows:
+        raise RequestError(f"{given[0]}: wanted a list of at least one row, got {shown(rows)}")
+    parameters = parameters_of(task.parameters, request.params or {}, call.model.limits)
+    answered = await call.answer(None, [_input(task, row) for row in rows], parameters)
+    return await call.respond(
+        answered,
+        lambda: {"predictions": [_record(task, parameters, each) for each in answered.answers]},
+    )
+
+
+def _columns(table: dict[str, Any]) -> list[Any]:
+    """Rows of a table that is given by columns."""
+    columns = [column if isinstance(column, list) else [column] for column in table.values()]
+    if len({*map(len, columns)}) != 1:
+        raise RequestError("inputs: wanted columns of the same length")
+    return [dict(zip(table, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _input(task: Task, row: Any) -> Any:
+    """A row as the task takes it: a bare text, or its fields without empty cells."""
+    if not isinstance(row, dict):
+        return row[0] if isinstance(row, Sequence) and len(row) == 1 else row
+    names = [field.name for field in fields(task.inputs)]
+    given = {name: value for name, value in row.items() if value is not None}
+    if len(given) == 1 and next(iter(given)) == "inputs" and "inputs" not in names:
+        return next(iter(given.values()))
+    return given
+
+
+def _record(task: Task, parameters: Any, answer: Any) -> dict[str, Any]:
+    """The columns of an answer; all candidates if `top_k` was asked for."""
+    if getattr(parameters, "top_k", None) != getattr(task.parameters(), "top_k", None):
+        return {"answers": answer}
+    return task.cells(answer)
+
+
+async def ping(call: Call) -> Response:
+    """200 if the model has just run a forward pass."""
+    await call.model.check_ready()
+    return json_response(call.model, {})
+
+
+def refuse(error: RequestError) -> tuple[int, Any]:
+    status = 400 if error.status in (413, 415, 422) else error.status
+    code = {404: "RESOURCE_DOES_NOT_EXIST", 429: "RESOURCE_EXHAUSTED"}
+    kinds = "INVALID_PARAMETER_VALUE" if status < 500 else "TEMPORARILY_UNAVAILABLE"
+    return status, {"error_code": code.get(status, kinds), "message": str(error)}
+
+
+SURFACE = Surface(
+    name="invocations",
+    endpoints=(
+        Endpoint(path="/invocations", answer=invoke, body=Invocation),
+        Endpoint(path="/ping", answer=ping, method="GET"),
+    ),
+    refuse=refuse,
+)

@@ -1,0 +1,304 @@
+"""The Open Inference Protocol v2, as KServe's, MLServer's and `tritonclient` call it.
+
+Inputs are BYTES tensors named like the fields of the task's input, `text` for most; outputs are the
+columns that the task has for its best answer, such as `label` and `score`, or `vector`. Tensors may
+be JSON or follow it as raw bytes (Triton's binary tensor data extension).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from fastapi import Response
+
+from bert_core.tasks.base import Task
+from bert_core.wording import nearest, one_of
+from serve.errors import RequestError
+from serve.model import Model
+from serve.surfaces.base import (
+    Body,
+    Call,
+    Endpoint,
+    Ignored,
+    Surface,
+    headers,
+    json_response,
+    parameters_of,
+    read,
+)
+
+HEADER = "Inference-Header-Content-Length"
+"""Length of the JSON before raw tensors."""
+ALIASES = ("args", "inputs")
+"""Names that MLServer's and MLflow's clients give to an only text."""
+TEXTS = "BYTES"
+
+
+class Tensor(Body):
+    """An input: texts."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: Any = None
+    parameters: dict[str, Any] | None = None
+
+
+class Wanted(Body):
+    """An output that is asked for."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class Infer(Body):
+    """A request for inference."""
+
+    inputs: list[Tensor]
+    outputs: list[Wanted] | None = None
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+    model_name: Ignored = None
+
+
+async def infer(call: Call) -> Response:
+    """The task's columns for each row of the input tensors."""
+    request, texts = await call.model.off_loop(_request, call)
+    task = call.model.task
+    rows = _rows(
+        task, {tensor.name: text for tensor, text in zip(request.inputs, texts, strict=True)}
+    )
+    values = {
+        name: value
+        for name, value in (request.parameters or {}).items()
+        if name != "binary_data_output"
+    }
+    parameters = parameters_of(task.parameters, values, call.model.limits)
+    answered = await call.answer(None, rows, parameters)
+
+    def body() -> tuple[bytes, dict[str, str]]:
+        cells = [task.cells(answer) for answer in answered.answers]
+        outputs = {name: _column(kind, [row[name] for row in cells])
+                   for name, kind in task.cell_types.items()}  # fmt: skip
+        return _response(call.model, request, outputs)
+
+    content, extra = await call.model.off_loop(body)
+    kind = "application/octet-stream" if extra else "application/json"
+    return Response(content, 200, headers(call.model, answered) | extra, kind)
+
+
+def _request(call: Call) -> tuple[Infer, list[np.ndarray]]:
+    """The request, and the texts of each input as an array of its shape."""
+    length = call.request.headers.get(HEADER)
+    if length is None:
+        return (request := read(Infer, call.body)), [
+            _texts(tensor, None) for tensor in request.inputs
+        ]
+    if not (length.isascii() and length.isdigit() and int(length) <= len(call.body)):
+        raise RequestError(f"{HEADER}: wanted the length of the JSON in bytes, got {length[:20]!r}")
+    end = int(length)
+    request, raw = read(Infer, call.body[:end]), call.body[end:]
+    texts = []
+    for tensor in request.inputs:
+        size = (tensor.parameters or {}).get("binary_data_size")
+        if size is None:
+            texts.append(_texts(tensor, None))
+            continue
+        if not isinstance(size, int) or not 0 <= size <= len(raw):
+            raise RequestError(
+                f"{tensor.name}: wanted a binary_data_size of at most the {len(raw)} bytes that "
+                f"follow, got {size}"
+            )
+        texts.append(_texts(tensor, raw[:size]))
+        raw = raw[size:]
+    return request, texts
+
+
+def _texts(tensor: Tensor, raw: bytes | None) -> np.ndarray:
+    """The texts of a tensor, in its shape."""
+    if tensor.datatype != TEXTS:
+        raise RequestError(f"{tensor.name}: wanted the datatype {TEXTS}, got {tensor.datatype}")
+    values = _unpacked(tensor.name, raw) if raw is not None else _flat(tensor.data)
+    if not all(isinstance(value, str) for value in values):
+        raise RequestError(f"{tensor.name}: wanted texts as data")
+    count = int(np.prod(tensor.shape)) if tensor.shape else 0
+    if count != len(values) or not tensor.shape or min(tensor.shape) < 0:
+        raise RequestError(
+            f"{tensor.name}: wanted as many texts as the shape {tensor.shape} says, got "
+            f"{len(values)}"
+        )
+    texts = np.empty(len(values), dtype=object)
+    texts[:] = values
+    return texts.reshape(tensor.shape)
+
+
+def _flat(data: Any) -> list[Any]:
+    if not isinstance(data, list):
+        return [data]
+    return [item for part in data for item in (_flat(part) if isinstance(part, list) else [part])]
+
+
+def _unpacked(name: str, raw: bytes) -> list[str]:
+    """Texts that each follow their length in four bytes, little-endian."""
+    texts, place = [], 0
+    while place < len(raw):
+        size = int.from_bytes(raw[place : place + 4], "little")
+        text = raw[place + 4 : place + 4 + size]
+        if len(text) != size:
+            raise RequestError(f"{name}: wanted a text of {size} bytes, got {len(text)}")
+        try:
+            texts.append(text.decode())
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{name}: wanted UTF-8, got byte {text[error.start]:#x}") from error
+        place += 4 + size
+    return texts
+
+
+def _rows(task: Task, tensors: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """One input of the task per row of the tensors."""
+    names = _names(task)
+    if len(tensors) == 1 and (only := next(iter(tensors))) in ALIASES:
+        tensors = {names[0]: tensors[only]}
+    for name in tensors:
+        if name not in names:
+            raise RequestError(
+                f"inputs: wanted {one_of(names)}, got {name!r}{nearest(name, names)}"
+            )
+    sizes = {len(tensor) for tensor in tensors.values()}
+    if len(sizes) != 1 or 0 in sizes:
+        raise RequestError(
+            "inputs: wanted at least one tensor, all with the same number of rows, got "
+            f"{ {name: list(tensor.shape) for name, tensor in tensors.items()} }"
+        )
+    columns = {
+        name: tensor.reshape(len(tensor)).tolist()
+        if tensor.size == len(tensor)
+        else tensor.tolist()
+        for name, tensor in tensors.items()
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _names(task: Task) -> list[str]:
+    return [field.name for field in fields(task.inputs)]
+
+
+def _column(kind: pa.DataType, values: Sequence[Any]) -> np.ndarray:
+    """A column of answers as a tensor; columns of lists and objects as JSON."""
+    if pa.types.is_floating(kind):
+        return np.array(values, dtype=np.float64)
+    if pa.types.is_integer(kind):
+        return np.array(values, dtype=np.int64)
+    if pa.types.is_list(kind) and pa.types.is_float32(kind.value_type):
+        return np.array(values, dtype=np.float32)
+    texts = np.empty(len(values), dtype=object)
+    texts[:] = values if pa.types.is_string(kind) else [_as_json(value) for value in values]
+    return texts
+
+
+def _as_json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+_DATATYPES = {"f8": "FP64", "f4": "FP32", "i8": "INT64", "O": TEXTS}
+
+
+def _datatype(tensor: np.ndarray) -> str:
+    return _DATATYPES["O" if tensor.dtype == object else tensor.dtype.str[1:]]
+
+
+def _response(
+    model: Model, request: Infer, outputs: Mapping[str, np.ndarray]
+) -> tuple[bytes, dict[str, str]]:
+    """The body, and the header that it needs if tensors follow the JSON."""
+    wanted = request.outputs or [Wanted(name=name) for name in outputs]
+    all_raw = bool((request.parameters or {}).get("binary_data_output"))
+    described, raw = [], []
+    for output in wanted:
+        if output.name not in outputs:
+            raise RequestError(
+                f"outputs: wanted {one_of(outputs)}, got {output.name!r}"
+                f"{nearest(output.name, outputs)}"
+            )
+        tensor = outputs[output.name]
+        entry: dict[str, Any] = {
+            "name": output.name,
+            "shape": list(tensor.shape),
+            "datatype": _datatype(tensor),
+        }
+        if (output.parameters or {}).get("binary_data", all_raw):
+            packed = _packed(tensor)
+            entry["parameters"] = {"binary_data_size": len(packed)}
+            raw.append(packed)
+        else:
+            entry["data"] = tensor.ravel().tolist()
+        described.append(entry)
+    content = {"model_name": model.name, "model_version": model.version or "1",
+               "outputs": described}  # fmt: skip
+    if request.id is not None:
+        content["id"] = request.id
+    head = orjson.dumps(content)
+    return b"".join([head, *raw]), {HEADER: str(len(head))} if raw else {}
+
+
+def _packed(tensor: np.ndarray) -> bytes:
+    if tensor.dtype != object:
+        return np.ascontiguousarray(tensor).tobytes()
+    texts = [text.encode() for text in tensor.ravel()]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
+async def metadata(call: Call) -> Response:
+    """Names, shapes and types of the inputs and outputs."""
+    task = call.model.task
+    outputs = [
+        {"name": name, "datatype": _datatype(_column(kind, [])), "shape": [-1, -1] if
+         pa.types.is_list(kind) and pa.types.is_float32(kind.value_type) else [-1]}
+        for name, kind in task.cell_types.items()
+    ]  # fmt: skip
+    content = {
+        "name": call.model.name,
+        "versions": [call.model.version or "1"],
+        "platform": "raybert",
+        "inputs": [{"name": name, "datatype": TEXTS, "shape": [-1]} for name in _names(task)],
+        "outputs": outputs,
+    }
+    return json_response(call.model, content)
+
+
+async def ready(call: Call) -> Response:
+    """200 if the model has just run a forward pass."""
+    await call.model.check_ready()
+    return json_response(call.model, {"name": call.model.name, "ready": True})
+
+
+async def server(call: Call) -> Response:
+    """The server's name, and which extensions it has."""
+    content = {"name": "raybert", "version": "2", "extensions": ["binary_tensor_data"]}
+    return json_response(call.model, content)
+
+
+async def live(call: Call) -> Response:
+    return json_response(call.model, {"live": True})
+
+
+def refuse(error: RequestError) -> tuple[int, Any]:
+    status = 400 if error.status in (413, 415, 422) else error.status
+    return status, {"error": str(error)}
+
+
+SURFACE = Surface(
+    name="open_inference",
+    endpoints=(
+        Endpoint(path="/v2", answer=server, method="GET"),
+        Endpoint(path="/v2/health/live", answer=live, method="GET"),
+        Endpoint(path="/v2/health/ready", answer=ready, method="GET"),
+        Endpoint(path="/v2/models/{model}", answer=metadata, method="GET"),
+        Endpoint(path="/v2/models/{model}/ready", answer=ready, method="GET"),
+        Endpoint(path="/v2/models/{model}/infer", answer=infer, body=Infer),
+    ),
+    refuse=refuse,
+)

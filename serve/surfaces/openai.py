@@ -1,0 +1,106 @@
+"""OpenAI's embeddings, as `openai`, LangChain, LiteLLM and Open WebUI call them.
+
+The client asks for base64 unless told otherwise: little-endian fp32. LangChain sends ids of
+tiktoken's vocabulary unless told not to: these are refused, since as ids of another vocabulary they
+would give vectors that look right.
+"""
+
+import base64
+from typing import Any, Literal
+
+import numpy as np
+from fastapi import Response
+
+from bert_core.tasks.feature_extraction import FeatureExtraction
+from serve.errors import RequestError
+from serve.model import Model
+from serve.surfaces.base import (
+    Body,
+    Call,
+    Endpoint,
+    Ignored,
+    Surface,
+    json_response,
+    parameters_of,
+    vectors_of,
+)
+
+VECTORS = FeatureExtraction.name
+
+
+class Embeddings(Body):
+    """OpenAI's request for embeddings."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    model: Ignored = None
+    user: Ignored = None
+    options: Ignored = None
+
+
+async def embeddings(call: Call) -> Response:
+    """One vector per input, in order."""
+    request = await call.read(Embeddings)
+    texts = request.input if isinstance(request.input, list) else [request.input]
+    if not texts:
+        raise RequestError("input: wanted at least one text, got an empty list")
+    if any(not isinstance(text, str) for text in texts):
+        raise RequestError(
+            "input: wanted texts, got token ids, which belong to the vocabulary of another model: "
+            "send texts (in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))"
+        )
+    kind = call.model.predictor_for(VECTORS).task.parameters
+    parameters = parameters_of(kind, {"dimensions": request.dimensions}, call.model.limits)
+    answered = await call.answer(VECTORS, [{"text": text} for text in texts], parameters)
+
+    def content() -> dict[str, Any]:
+        encode = to_base64 if request.encoding_format == "base64" else (lambda vector: vector)
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": encode(vector)}
+                for index, vector in enumerate(vectors_of(answered.answers))
+            ],
+            "model": call.model.name,
+            "usage": {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens},
+        }
+
+    return await call.respond(answered, content)
+
+
+async def models(call: Call) -> Response:
+    """The list of models, which has this one."""
+    return json_response(call.model, {"object": "list", "data": [entry(call.model)]})
+
+
+def entry(model: Model) -> dict[str, Any]:
+    return {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "raybert"}
+
+
+def to_base64(vector: np.ndarray) -> str:
+    """Base64 of the vector's little-endian fp32."""
+    return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").data).decode()
+
+
+def refuse(error: RequestError) -> tuple[int, Any]:
+    # The client raises BadRequestError for 400, and retries 408, 409, 429 and 5xx.
+    status = 400 if error.status in (413, 415, 422) else error.status
+    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
+    if status == 429:
+        kind = "rate_limit_error"
+    message = {"message": str(error), "type": kind, "param": None, "code": error.error_type}
+    return status, {"error": message}
+
+
+SURFACE = Surface(
+    name="openai",
+    endpoints=(
+        Endpoint(path="/v1/embeddings", answer=embeddings, task=VECTORS, body=Embeddings,
+                 summary="OpenAI's embeddings"),
+        Endpoint(path="/embeddings", answer=embeddings, task=VECTORS, body=Embeddings,
+                 summary="OpenAI's embeddings"),
+        Endpoint(path="/v1/models", answer=models, method="GET", summary="OpenAI's list of models"),
+    ),
+    refuse=refuse,
+)  # fmt: skip

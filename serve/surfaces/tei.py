@@ -1,0 +1,316 @@
+"""The routes of Text Embeddings Inference, as LlamaIndex, Haystack and others call them.
+
+Requests and responses have the shapes of its OpenAPI (huggingface/text-embeddings-inference 1.9).
+"""
+
+from typing import Any, Literal
+
+from fastapi import Response
+
+from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.text_classification import TextClassification
+from serve.errors import RequestError
+from serve.model import Answered, Model
+from serve.surfaces.base import (
+    Body,
+    Call,
+    Endpoint,
+    Ignored,
+    Surface,
+    json_response,
+    parameters_of,
+    vectors_of,
+)
+
+VECTORS, CLASSES = FeatureExtraction.name, TextClassification.name
+RANKING, SIMILARITY, SPARSE = "text-ranking", "sentence-similarity", "sparse-embedding"
+Direction = Literal["left", "right", "Left", "Right"]
+VERSION = "1.9.3"
+"""The version of Text Embeddings Inference whose routes these are."""
+
+
+class Cut(Body):
+    """How texts that are too long are cut."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    model: Ignored = None
+    options: Ignored = None
+
+    @property
+    def side(self) -> str | None:
+        return self.truncation_direction and self.truncation_direction.lower()
+
+
+class Embed(Cut):
+    """Texts for vectors."""
+
+    inputs: str | list[str]
+    normalize: bool = True
+    prompt_name: str | None = None
+    dimensions: int | None = None
+
+
+class EmbedAll(Cut):
+    """Texts for a vector per token."""
+
+    inputs: str | list[str]
+    prompt_name: str | None = None
+
+
+class Rerank(Cut):
+    """A query, and the texts to be ranked."""
+
+    query: str
+    texts: list[str]
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class Predict(Cut):
+    """A text, a pair, or a list of lists of one or two texts."""
+
+    inputs: str | list[str] | list[list[str]]
+    raw_scores: bool = False
+
+
+class Sentences(Body):
+    """A sentence and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class Similarity(Body):
+    """A request for similarities."""
+
+    inputs: Sentences
+    parameters: Cut | None = None
+    options: Ignored = None
+
+
+class Tokenize(Body):
+    """Texts to be tokenized."""
+
+    inputs: str | list[str]
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    model: Ignored = None
+
+
+def _texts(inputs: str | list[str]) -> list[str]:
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    if not texts:
+        raise RequestError("inputs: wanted at least one text, got an empty list")
+    return texts
+
+
+def _cut(request: Cut) -> dict[str, Any]:
+    return {"truncate": request.truncate, "truncation_direction": request.side}
+
+
+async def embed(call: Call) -> Response:
+    """One vector per text."""
+    request = await call.read(Embed)
+    kind = call.model.predictor_for(VECTORS).task.parameters
+    values = _cut(request) | {
+        "normalize": request.normalize,
+        "prompt_name": request.prompt_name,
+        "dimensions": request.dimensions,
+    }
+    parameters = parameters_of(kind, values, call.model.limits)
+    rows = [{"text": text} for text in _texts(request.inputs)]
+    answered = await call.answer(VECTORS, rows, parameters)
+    return await call.respond(answered, lambda: vectors_of(answered.answers))
+
+
+async def embed_all(call: Call) -> Response:
+    """One vector per token."""
+    request = await call.read(EmbedAll)
+    kind = call.model.predictor_for(VECTORS).task.parameters
+    values = _cut(request) | {"per_token": True, "prompt_name": request.prompt_name}
+    values["normalize"] = False
+    parameters = parameters_of(kind, values, call.model.limits)
+    rows = [{"text": text} for text in _texts(request.inputs)]
+    answered = await call.answer(VECTORS, rows, parameters)
+    return await call.respond(answered, lambda: answered.answers)
+
+
+async def embed_sparse(call: Call) -> Response:
+    """The weights of vocabulary entries, per text."""
+    request = await call.read(EmbedAll)
+    predictor = call.model.predictor_for(SPARSE)
+    parameters = parameters_of(predictor.task.parameters, {"truncation": request.truncate},
+                               call.model.limits)  # fmt: skip
+    rows = [{"text": text} for text in _texts(request.inputs)]
+    answered = await call.answer(SPARSE, rows, parameters)
+    return await call.respond(answered, lambda: answered.answers)
+
+
+async def rerank(call: Call) -> Response:
+    """The texts by score, best first."""
+    request = await call.read(Rerank)
+    answered = await ranked(
+        call, request.query, request.texts, truncate=request.truncate, raw=request.raw_scores
+    )
+
+    def content() -> list[dict[str, Any]]:
+        return [
+            {"index": index, "score": score}
+            | ({"text": request.texts[index]} if request.return_text else {})
+            for index, score in best_first(answered)
+        ]
+
+    return await call.respond(answered, content)
+
+
+async def ranked(
+    call: Call, query: str, texts: list[str], *, truncate: bool | None, raw: bool = False
+) -> Answered:
+    """The score of each text, in order. Raises: RequestError without texts."""
+    if not texts:
+        raise RequestError("texts: wanted at least one text, got an empty list")
+    predictor = call.model.predictor_for(RANKING)
+    values = {"truncation": truncate, "raw_scores": raw or None}
+    parameters = parameters_of(predictor.task.parameters, values, call.model.limits)
+    rows = [{"text": query, "text_pair": text} for text in texts]
+    return await call.answer(RANKING, rows, parameters)
+
+
+def best_first(answered: Answered) -> list[tuple[int, float]]:
+    """Index and score of each text, by score."""
+    scores = [answer["score"] for answer in answered.answers]
+    return sorted(enumerate(scores), key=lambda item: -item[1])
+
+
+async def predict(call: Call) -> Response:
+    """Labels with scores: a list for a text or a pair, a list of lists for a list of lists."""
+    request = await call.read(Predict)
+    several = isinstance(request.inputs, list) and any(
+        isinstance(item, list) for item in request.inputs
+    )
+    items: list[Any] = list(request.inputs) if several else [request.inputs]
+    rows = [_pair(item, place) for place, item in enumerate(items)]
+    if not rows:
+        raise RequestError("inputs: wanted at least one input, got an empty list")
+    predictor = call.model.predictor_for(CLASSES)
+    values = {
+        "truncation": request.truncate,
+        "function_to_apply": "none" if request.raw_scores else None,
+    }
+    parameters = parameters_of(predictor.task.parameters, values, call.model.limits)
+    answered = await call.answer(CLASSES, rows, parameters)
+    return await call.respond(
+        answered, lambda: answered.answers if several else answered.answers[0]
+    )
+
+
+def _pair(item: Any, place: int) -> dict[str, str]:
+    texts = [item] if isinstance(item, str) else item
+    if not 1 <= len(texts) <= 2 or not all(isinstance(text, str) for text in texts):
+        raise RequestError(
+            f"inputs[{place}]: wanted a text, or a list of one or two texts, got {len(texts)}: "
+            "send a batch as a list of lists"
+        )
+    return dict(zip(("text", "text_pair"), texts, strict=False))
+
+
+async def similarity(call: Call) -> Response:
+    """The cosine of each sentence with the first."""
+    request = await call.read(Similarity)
+    predictor = call.model.predictor_for(SIMILARITY)
+    values = _cut(request.parameters) if request.parameters else {}
+    parameters = parameters_of(predictor.task.parameters, values, call.model.limits)
+    answered = await call.answer(SIMILARITY, [request.inputs.model_dump()], parameters)
+    return await call.respond(answered, lambda: answered.answers[0])
+
+
+async def tokenize(call: Call) -> Response:
+    """The tokens of each text, with their characters."""
+    request = await call.read(Tokenize)
+    texts = _texts(request.inputs)
+    inner = call.model.predictor.bundle.tokenizer.inner
+
+    def tokens() -> list[list[dict[str, Any]]]:
+        encodings = inner.encode_batch(texts, add_special_tokens=request.add_special_tokens)
+        return [
+            [
+                {
+                    "id": token,
+                    "text": name,
+                    "special": bool(special),
+                    "start": None if special else start,
+                    "stop": None if special else stop,
+                }
+                for token, name, special, (start, stop) in zip(
+                    encoding.ids,
+                    encoding.tokens,
+                    encoding.special_tokens_mask,
+                    encoding.offsets,
+                    strict=True,
+                )
+            ]
+            for encoding in encodings
+        ]
+
+    return json_response(call.model, await call.model.off_loop(tokens))
+
+
+async def info(call: Call) -> Response:
+    """What the model is, and the server's limits."""
+    return json_response(call.model, description(call.model))
+
+
+def description(model: Model) -> dict[str, Any]:
+    limits = model.limits
+    return {
+        "model_id": model.name,
+        "model_sha": model.digest,
+        "model_dtype": "float32",
+        "model_type": _kind(model),
+        "max_concurrent_requests": limits.max_queue_tokens,
+        "max_input_length": model.predictor.max_length,
+        "max_batch_tokens": model.max_batch_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": limits.max_inputs,
+        "auto_truncate": False,
+        "tokenization_workers": 1,
+        "version": VERSION,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+def _kind(model: Model) -> dict[str, Any]:
+    labels = {str(index): label for index, label in enumerate(model.task.labels)}
+    classes = {"id2label": labels, "label2id": {label: int(at) for at, label in labels.items()}}
+    if VECTORS in model.predictors:
+        return {
+            "embedding": {"pooling": model.predictors[VECTORS].task.record["options"]["pooling"]}
+        }
+    if RANKING in model.predictors:
+        return {"reranker": classes}
+    return {"classifier": classes}
+
+
+_TYPES = {413: "Validation", 422: "Validation", 429: "Overloaded", 503: "Unhealthy"}
+
+
+def refuse(error: RequestError) -> tuple[int, Any]:
+    return error.status, {"error": str(error), "error_type": _TYPES.get(error.status, "Backend")}
+
+
+SURFACE = Surface(
+    name="tei",
+    endpoints=(
+        Endpoint(path="/embed", answer=embed, task=VECTORS, body=Embed),
+        Endpoint(path="/embed_all", answer=embed_all, task=VECTORS, body=EmbedAll),
+        Endpoint(path="/embed_sparse", answer=embed_sparse, task=SPARSE, body=EmbedAll),
+        Endpoint(path="/rerank", answer=rerank, task=RANKING, body=Rerank),
+        Endpoint(path="/predict", answer=predict, task=CLASSES, body=Predict),
+        Endpoint(path="/similarity", answer=similarity, task=SIMILARITY, body=Similarity),
+        Endpoint(path="/tokenize", answer=tokenize, body=Tokenize),
+        Endpoint(path="/info", answer=info, method="GET"),
+    ),
+    refuse=refuse,
+)

@@ -1,0 +1,60 @@
+"""A live server in this process: a model by uvicorn, as in a replica, or several behind a front."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from serve import api
+from serve.limits import Limits
+from serve.model import Model
+from tracking.ports import free_ports
+
+
+def loaded(name: str, folder: Path, **settings: Any) -> Model:
+    """A model on one thread, with small batches."""
+    usual: dict[str, Any] = {
+        "device": "cpu",
+        "threads": 1,
+        "max_batch_tokens": 256,
+        "max_wait_ms": 1.0,
+    }
+    return Model(name, folder, **usual | settings)
+
+
+@contextmanager
+def running(app: FastAPI) -> Iterator[str]:
+    """URL of an app that uvicorn runs on a thread."""
+    (port,) = free_ports(1)
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def served(folder: Path, **settings: Any) -> Iterator[str]:
+    """URL that one model answers at."""
+    with running(api.create_model_app(loaded("own", folder, **settings), alone=True)) as url:
+        yield url
+
+
+@contextmanager
+def fronted(models: Mapping[str, Path], limits: Limits | None = None) -> Iterator[str]:
+    """URL of a front with models in the same process."""
+    local = {name: api.LocalModel(loaded(name, folder)) for name, folder in models.items()}
+    app = api.create_front_app(local, limits)
+    with running(app) as url:
+        yield url

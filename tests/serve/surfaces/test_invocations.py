@@ -1,0 +1,70 @@
+"""MLflow's and SageMaker's requests against a live server."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bert_core.predictor import Predictor
+
+TEXTS = ["Parse a string.", "Open a socket."]
+NAME = "text-classification"
+SPLIT = {"columns": ["text"], "data": [[text] for text in TEXTS], "index": [0, 1]}
+
+
+@pytest.mark.parametrize("prefix", ["", f"/v1/models/{NAME}"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": TEXTS},
+        {"inputs": {"text": TEXTS}},
+        {"instances": TEXTS},
+        {"instances": [{"text": text} for text in TEXTS]},
+        {"dataframe_split": SPLIT},
+        {"dataframe_records": [{"text": text} for text in TEXTS]},
+        {"dataframe_records": [{"text": text, "text_pair": None} for text in TEXTS]},
+    ],
+)
+def test_every_form_of_the_same_rows_has_the_same_records(
+    front: str, bundles: dict[str, Path], prefix: str, body: dict[str, Any]
+) -> None:
+    predictor = Predictor(bundles[NAME], device="cpu")
+    wanted = [predictor.task.cells(answer) for answer in predictor.predict(TEXTS)]
+    response = httpx.post(f"{front}{prefix}/invocations", json=body, timeout=30)
+    records = response.json()["predictions"]
+    assert [record["label"] for record in records] == [record["label"] for record in wanted]
+    for record, expected in zip(records, wanted, strict=True):
+        assert record["score"] == pytest.approx(expected["score"], abs=1e-6)
+
+
+def test_params_reach_the_task(front: str) -> None:
+    body = {"inputs": TEXTS, "params": {"top_k": 2}}
+    response = httpx.post(f"{front}/invocations", json=body, timeout=30)
+    assert [len(each["answers"]) for each in response.json()["predictions"]] == [2, 2]
+
+
+def test_ping_answers(front: str) -> None:
+    for prefix in ("", f"/v1/models/{NAME}"):
+        assert httpx.get(f"{front}{prefix}/ping", timeout=30).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "wanted one of inputs, instances, dataframe_split, dataframe_records, got none"),
+        ({"inputs": TEXTS, "instances": TEXTS}, "got inputs, instances"),
+        ({"inputs": []}, "inputs: wanted a list of at least one row"),
+        ({"dataframe_split": {"columns": ["text"], "data": [[]]}}, "wanted 1 cells"),
+        ({"inputs": {"text": ["a"], "text_pair": []}}, "columns of the same length"),
+        ({"inputs": TEXTS, "params": {"topk": 1}}, "did you mean top_k"),
+    ],
+)
+def test_a_wrong_body_is_an_error_in_mlflows_shape(
+    front: str, body: dict[str, Any], message: str
+) -> None:
+    response = httpx.post(f"{front}/invocations", json=body, timeout=30)
+    assert response.status_code == 400
+    told = response.json()
+    assert told["error_code"] == "INVALID_PARAMETER_VALUE"
+    assert message in told["message"]

@@ -1,0 +1,137 @@
+"""`tritonclient` and plain requests of the Open Inference Protocol against a live server."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from bert_core.predictor import Predictor
+
+TEXTS = ["Parse a string.", "Öffne einen Socket.", ""]
+
+
+@pytest.fixture(scope="module")
+def client(front: str) -> Any:
+    with tritonclient.http.InferenceServerClient(front.removeprefix("http://")) as client:
+        yield client
+
+
+def tensor(name: str, texts: list[str], *, binary: bool) -> Any:
+    made = tritonclient.http.InferInput(name, [len(texts)], "BYTES")
+    made.set_data_from_numpy(np.array(texts, dtype=object), binary_data=binary)
+    return made
+
+
+def test_server_and_models_are_alive_and_ready(client: Any) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("text-classification")
+    assert not client.is_model_ready("nothing")
+    assert client.get_server_metadata()["name"] == "raybert"
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_vectors_come_as_a_tensor(client: Any, bundles: dict[str, Path], *, binary: bool) -> None:
+    wanted = Predictor(bundles["feature-extraction"], device="cpu").predict(TEXTS)
+    output = tritonclient.http.InferRequestedOutput("vector", binary_data=binary)
+    answer = client.infer(
+        "feature-extraction", [tensor("text", TEXTS, binary=binary)], outputs=[output]
+    )
+    vectors = answer.as_numpy("vector")
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_labels_come_as_texts_with_their_scores(
+    client: Any, bundles: dict[str, Path], *, binary: bool
+) -> None:
+    wanted = Predictor(bundles["text-classification"], device="cpu").predict(TEXTS)
+    answer = client.infer(
+        "text-classification", [tensor("text", TEXTS, binary=binary)], request_id="7"
+    )
+    labels = [label.decode() if isinstance(label, bytes) else label
+              for label in answer.as_numpy("label")]  # fmt: skip
+    assert labels == [each[0]["label"] for each in wanted]
+    scores = answer.as_numpy("score")
+    np.testing.assert_allclose(scores, [each[0]["score"] for each in wanted], atol=1e-6)
+    assert answer.get_response()["id"] == "7"
+
+
+def test_metadata_names_what_infer_takes_and_gives(client: Any, bundles: dict[str, Path]) -> None:
+    for name in bundles:
+        metadata = client.get_model_metadata(name)
+        assert {each["datatype"] for each in metadata["inputs"]} == {"BYTES"}
+        assert all(each["datatype"] in ("BYTES", "FP64", "FP32", "INT64")
+                   for each in metadata["outputs"])  # fmt: skip
+    question = client.get_model_metadata("question-answering")
+    assert [each["name"] for each in question["inputs"]] == ["question", "context"]
+
+
+def test_questions_have_two_inputs_and_an_answer_with_its_place(
+    client: Any, bundles: dict[str, Path]
+) -> None:
+    asked = {"question": ["Where is the tower?"], "context": ["The tower stands in Paris."]}
+    [wanted] = Predictor(bundles["question-answering"], device="cpu").predict(
+        [{name: values[0] for name, values in asked.items()}]
+    )
+    inputs = [tensor(name, values, binary=True) for name, values in asked.items()]
+    answer = client.infer("question-answering", inputs)
+    assert answer.as_numpy("answer")[0].decode() == wanted["answer"]
+    assert answer.as_numpy("start")[0] == wanted["start"]
+
+
+def test_entities_come_as_json(client: Any, bundles: dict[str, Path]) -> None:
+    [wanted] = Predictor(bundles["token-classification"], device="cpu").predict(TEXTS[:1])
+    answer = client.infer("token-classification", [tensor("text", TEXTS[:1], binary=False)])
+    [entities] = answer.as_numpy("entities")
+    assert [each["word"] for each in json.loads(entities)] == [each["word"] for each in wanted]
+
+
+def test_mlservers_name_of_the_only_text_is_taken(front: str) -> None:
+    body = {"inputs": [{"name": "args", "shape": [1], "datatype": "BYTES", "data": ["a fox"]}]}
+    response = httpx.post(f"{front}/v2/models/text-classification/infer", json=body, timeout=30)
+    assert response.status_code == 200
+    assert {each["name"] for each in response.json()["outputs"]} == {"label", "score"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"datatype": "FP32", "data": [1.0]}, "wanted the datatype BYTES, got FP32"),
+        ({"name": "texts"}, "wanted one of text, text_pair, got 'texts' (did you mean text?)"),
+        ({"shape": [2]}, "wanted as many texts as the shape [2] says, got 1"),
+        ({"shape": [-1]}, "wanted as many texts as the shape [-1] says"),
+        ({"data": [7]}, "wanted texts as data"),
+    ],
+)
+def test_a_wrong_tensor_is_an_error_in_the_protocols_shape(
+    front: str, change: dict[str, Any], message: str
+) -> None:
+    good = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    url = f"{front}/v2/models/text-classification/infer"
+    response = httpx.post(url, json={"inputs": [good | change]}, timeout=30)
+    assert response.status_code == 400
+    assert message in response.json()["error"]
+
+
+@pytest.mark.parametrize("length", ["x", "-1", "9999"])
+def test_a_false_length_of_the_json_is_refused(front: str, length: str) -> None:
+    response = httpx.post(
+        f"{front}/v2/models/text-classification/infer",
+        content=b"{}",
+        headers={"Inference-Header-Content-Length": length},
+        timeout=30,
+    )
+    assert response.status_code == 400
+    assert "wanted the length of the JSON in bytes" in response.json()["error"]
+
+
+def test_the_client_raises_what_the_server_says(client: Any) -> None:
+    with pytest.raises(InferenceServerException, match="did you mean text"):
+        client.infer("text-classification", [tensor("texts", ["a"], binary=True)])
