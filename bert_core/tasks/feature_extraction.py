@@ -1,7 +1,8 @@
 """Vectors for texts, for search and similarity (Reimers and Gurevych 2019)."""
 
+import base64
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -27,6 +28,9 @@ Pooling = Literal["mean", "cls"]
 Side = Literal["left", "right"]
 MODULES, POOLING, SETTINGS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
 """Files of sentence-transformers that define how a model turns a text into a vector."""
+PROMPTS = "config_sentence_transformers.json"
+CONFIG = "config.json"
+"""Has `matryoshka_dimensions` where vectors may be cut (vLLM's convention)."""
 _MODES: dict[Pooling, str] = {
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
@@ -64,6 +68,12 @@ class FeatureExtractionOptions(Options):
     micro-batch holds at least one group, and `batch_size` at least one per worker."""
     temperature: PositiveFloat = 0.05
     """Divisor of the cosines (Gao et al. 2021, section 3)."""
+    dimensions: list[int] = field(default_factory=list)
+    """Shorter lengths that the vectors were trained to be cut to (Kusupati et al. 2022)."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Texts to put before a text, by name, such as `query`."""
+    default_prompt: str | None = None
+    """Name of the prompt that is used where none is asked for."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -83,6 +93,12 @@ class FeatureExtractionParameters(Parameters):
     """Which end of the text is cut off."""
     per_token: bool = False
     """Return one vector per token, special ones included, instead of one per text."""
+    prompt_name: str | None = None
+    """Name of the model's prompt to put before each text."""
+    dimensions: PositiveInt | None = None
+    """Length to which vectors are cut, for models that were trained for it."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """`base64` returns each vector as the base64 of its little-endian fp32 numbers."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -180,7 +196,19 @@ class FeatureExtraction(Task):
         for pooling, mode in _MODES.items():
             if modes == [mode] or config.get("pooling_mode") == pooling:
                 longest = (read(SETTINGS) or {}).get("max_seq_length")
-                chosen = cls.options(pooling=pooling, normalize=len(kinds) == 3, max_length=longest)
+                prompts = read(PROMPTS) or {}
+                texts = {
+                    name: text for name, text in (prompts.get("prompts") or {}).items() if text
+                }
+                usual = prompts.get("default_prompt_name")
+                chosen = cls.options(
+                    pooling=pooling,
+                    normalize=len(kinds) == 3,
+                    max_length=longest,
+                    dimensions=list((read(CONFIG) or {}).get("matryoshka_dimensions") or ()),
+                    prompts=texts,
+                    default_prompt=usual if usual in texts else None,
+                )
                 return cls(options=chosen)
         return None
 
@@ -198,11 +226,17 @@ class FeatureExtraction(Task):
         ]
         modes = {mode: self.chosen.pooling == name for name, mode in _MODES.items()}
         longest = self.chosen.max_length or config.max_length
-        return {
+        files = {
             MODULES: modules,
             POOLING: {"word_embedding_dimension": config.hidden_size, **modes},
             SETTINGS: {"max_seq_length": longest, "do_lower_case": False},
         }
+        if self.chosen.prompts:
+            files[PROMPTS] = {
+                "prompts": self.chosen.prompts,
+                "default_prompt_name": self.chosen.default_prompt,
+            }
+        return files
 
     def request_of(self, row: Row) -> str:
         """The row's `text`, whatever it is compared with: a vector is for one text."""
@@ -235,7 +269,8 @@ class FeatureExtraction(Task):
     ) -> list[Window]:
         parameters = parameters or self.parameters(truncate=True)
         limit = min(max_length, self.chosen.max_length or max_length)
-        texts = [_texts_of(row) for row in rows]
+        prompt = self._prompt(parameters.prompt_name)
+        texts = [[prompt + text for text in _texts_of(row)] for row in rows]
         all_texts = [text for row_texts in texts for text in row_texts]
         sequences = iter(self._sequences(tokenizer, all_texts, limit, parameters))
         labels: Iterator[dict[str, np.ndarray]] = iter(())
@@ -259,6 +294,19 @@ class FeatureExtraction(Task):
                 )
             )
         return windows
+
+    def _prompt(self, name: str | None) -> str:
+        """Raises: InputError if the model has no prompt of this name."""
+        name = name or self.chosen.default_prompt
+        if name is None:
+            return ""
+        if name not in self.chosen.prompts:
+            there_are = ", ".join(self.chosen.prompts) or "none"
+            raise InputError(
+                f"prompt_name: wanted one of the model's prompts ({there_are}), got {name!r}: "
+                "leave it out, or put the prompt before the text yourself"
+            )
+        return self.chosen.prompts[name]
 
     def _sequences(
         self,
@@ -308,9 +356,25 @@ class FeatureExtraction(Task):
         answers = []
         for window, vectors in zip(windows, scores, strict=True):
             several = parameters.per_token or len(window.ids) > 1
-            answer = (unit(vectors) if scaled else vectors).tolist()
+            cut = self._cut(vectors, parameters.dimensions)
+            whole = unit(cut) if scaled else cut
+            answer: list[Any] = whole.tolist()
+            if parameters.encoding_format == "base64":
+                answer = [base64_of(vector) for vector in whole]
             answers.append(answer if several else answer[0])
         return answers
+
+    def _cut(self, vectors: Float[np.ndarray, "_ size"], size: int | None) -> np.ndarray:
+        """Raises: InputError if the model was not trained for vectors of this size."""
+        if size is None or size == vectors.shape[-1]:
+            return vectors
+        if size not in self.chosen.dimensions:
+            known = ", ".join(map(str, sorted({vectors.shape[-1], *self.chosen.dimensions})))
+            raise InputError(
+                f"dimensions: wanted one that the model was trained for ({known}), got {size}: "
+                "leave it out"
+            )
+        return vectors[..., :size]
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """For rows with a score: `predicted`, the cosine. For others: the rank of `text_pair` among
@@ -386,6 +450,11 @@ def _loss_of(rows: Sequence[Row]) -> Loss:
                 f"row {number}: wanted a score or negatives, got both: remove one of them"
             )
     return "cosine" if scored else "contrastive"
+
+
+def base64_of(vector: Float[np.ndarray, "size"]) -> str:
+    """Base64 of a vector's little-endian fp32 numbers."""
+    return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").data).decode()
 
 
 def unit(vectors: Float[np.ndarray, "*rows size"]) -> Float[np.ndarray, "*rows size"]:

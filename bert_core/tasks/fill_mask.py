@@ -52,6 +52,9 @@ class FillMaskParameters(CuttingParameters):
 
     top_k: PositiveInt = 5
     """Number of candidates per mask, best first."""
+    targets: list[str] | None = None
+    """The only words to choose from, each one token of the vocabulary; None means all. Scores are
+    shares of all tokens nevertheless, as in transformers."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -116,6 +119,7 @@ class FillMask(Task):
         parameters: FillMaskParameters | None = None,
     ) -> list[Window]:
         limit = max_length if parameters is None or parameters.truncation else None
+        targets = None if parameters is None else _target_ids(tokenizer, parameters.targets)
         windows = []
         texts = ids_of(tokenizer, [_with_masks_of(tokenizer, row["text"]) for row in rows])
         for number, (row, ids) in enumerate(zip(rows, texts, strict=True)):
@@ -139,7 +143,7 @@ class FillMask(Task):
                     segment_b_start=(sequence.segment_b_start,),
                     positions={"mlm_positions": positions},
                     labels={"mlm_labels": wanted} if labelled and wanted is not None else {},
-                    origin=_Masks(tokenizer, sequence.ids, positions, wanted),
+                    origin=_Masks(tokenizer, sequence.ids, positions, wanted, targets),
                     is_cut=sequence.is_cut,
                 )
             )
@@ -203,6 +207,8 @@ class _Masks:
     ids: Ids
     positions: Int[np.ndarray, "masks"]
     wanted: Int[np.ndarray, "masks"] | None
+    targets: Int[np.ndarray, "targets"] | None
+    """Ids of the only candidates; None means all."""
 
 
 def _with_masks_of(tokenizer: Tokenizer, text: str) -> str:
@@ -219,7 +225,7 @@ def _word_ids(row: Row, number: int, tokenizer: Tokenizer, masks: int) -> Int[np
             f"row {number}: wanted a word for each mask of its text, got {len(words)} for {masks}: "
             "correct the row, or remove it"
         )
-    ids = ids_of(tokenizer, [f" {word}" if tokenizer.reads_spaces else word for word in words])
+    ids = _ids_of_words(tokenizer, words)
     for word, tokens in zip(words, ids, strict=True):
         if len(tokens) != 1:
             raise CorpusError(
@@ -229,13 +235,37 @@ def _word_ids(row: Row, number: int, tokenizer: Tokenizer, masks: int) -> Int[np
     return np.concatenate(ids).astype(np.int64)
 
 
+def _target_ids(
+    tokenizer: Tokenizer, targets: Sequence[str] | None
+) -> Int[np.ndarray, "targets"] | None:
+    """Raises: InputError if there are no targets, or one is not a single token."""
+    if targets is None:
+        return None
+    if not targets:
+        raise InputError("targets: wanted at least one word, got an empty list: leave it out")
+    ids = _ids_of_words(tokenizer, targets)
+    for word, tokens in zip(targets, ids, strict=True):
+        if len(tokens) != 1 or int(tokens[0]) == tokenizer.unk_id:
+            raise InputError(
+                f"targets: wanted words that are one token of the vocabulary, {word!r} is not: "
+                "leave it out"
+            )
+    return np.unique(np.concatenate(ids).astype(np.int64))
+
+
+def _ids_of_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[Ids]:
+    """Ids of each word as it stands within a text."""
+    return ids_of(tokenizer, [f" {word}" if tokenizer.reads_spaces else word for word in words])
+
+
 def _candidates(
     masks: _Masks, place: int, logits: Float[np.ndarray, "vocab"], top_k: int
 ) -> list[dict[str, Any]]:
     wide = logits.astype(np.float64)
     log_shares = wide - wide.max()
     log_shares -= np.log(np.exp(log_shares).sum())
-    best = np.argsort(-log_shares, kind="stable")[:top_k]
+    known = np.arange(len(log_shares)) if masks.targets is None else masks.targets
+    best = known[np.argsort(-log_shares[known], kind="stable")[:top_k]]
     candidates = []
     for index in best.tolist():
         ids = masks.ids.copy()

@@ -7,15 +7,15 @@ windows compete by score; a span that occurs in several windows gets its best sc
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Int
 
-from bert_core.checks import NonNegativeInt, PositiveInt, check_fields
+from bert_core.checks import NonNegativeInt, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Window, joined, pieces_of, slices
+from bert_core.data.windows import Pieces, Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.config import EncoderConfig
@@ -91,6 +91,14 @@ class QuestionAnsweringParameters(Parameters):
     """Maximum tokens of an answer."""
     handle_impossible_answer: bool | None = None
     """Whether "no answer" competes too, as an empty answer; None does as the model was trained."""
+    align_to_words: bool = False
+    """Extend answers to whole words, as the tokenizer splits the passage."""
+    doc_stride: NonNegativeInt | None = None
+    """Tokens shared by neighbouring windows; None takes the model's option."""
+    max_question_len: PositiveInt | None = None
+    """Maximum tokens of a question; None takes the model's option."""
+    max_seq_len: Annotated[int, Range(least=8)] | None = None
+    """Maximum tokens of a window, special ones included, if lower than the model's maximum."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -187,6 +195,12 @@ class QuestionAnswering(Task):
         labelled: bool = False,
         parameters: QuestionAnsweringParameters | None = None,
     ) -> list[Window]:
+        parameters = parameters or self.parameters()
+        max_length = min(max_length, parameters.max_seq_len or max_length)
+        max_question = parameters.max_question_len or self.chosen.max_question_length
+        doc_stride = parameters.doc_stride
+        if doc_stride is None:
+            doc_stride = self.chosen.doc_stride
         questions = pieces_of(tokenizer, [row["question"] for row in rows])
         contexts = _shared_pieces(tokenizer, [row["context"] for row in rows])
         windows = []
@@ -194,10 +208,13 @@ class QuestionAnswering(Task):
             zip(rows, questions, contexts, strict=True)
         ):
             overhead = 2 + tokenizer.separators
-            most = min(self.chosen.max_question_length, (max_length - overhead) // 2)
+            most = min(max_question, (max_length - overhead) // 2)
             kept = question.ids[:most]
             room = max_length - overhead - len(kept)
-            stride = min(self.chosen.doc_stride, room // 2)
+            stride = min(doc_stride, room // 2)
+            characters = context.offsets
+            if parameters.align_to_words:
+                characters = _whole_words(context)
             answer = _first_answer(row, number + 1) if labelled else None
             pieces = None if answer is None else _pieces_of(answer, context.offsets)
             parts = slices(len(context.ids), room, stride)
@@ -206,7 +223,7 @@ class QuestionAnswering(Task):
             )
             for part in parts:
                 sequence = joined(tokenizer, kept, context.ids[part.first : part.end])
-                offsets = context.offsets[part.first : part.end]
+                offsets = characters[part.first : part.end]
                 labels = {}
                 if labelled:
                     begin, end = 0, 0
@@ -346,6 +363,19 @@ def _first_answer(row: Row, number: int) -> tuple[int, int] | None:
             )
         start = min(places, key=lambda place: abs(place - start))
     return start, start + len(text)
+
+
+def _whole_words(pieces: Pieces) -> Int[np.ndarray, "pieces 2"]:
+    """For each piece, the characters of its whole word."""
+    offsets = pieces.offsets.copy()
+    _, word = np.unique(pieces.words, return_inverse=True)
+    starts = np.full(word.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    ends = np.zeros_like(starts)
+    np.minimum.at(starts, word, offsets[:, 0])
+    np.maximum.at(ends, word, offsets[:, 1])
+    is_word = pieces.words >= 0
+    offsets[is_word] = np.stack([starts, ends], axis=1)[word[is_word]]
+    return offsets
 
 
 def _shared_pieces(tokenizer: Tokenizer, contexts: Sequence[str]) -> list[Any]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
 from bert_core.checks import NonNegativeInt, check_fields
+from bert_core.data.ragged import starts_of
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Pieces, Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
@@ -34,12 +35,13 @@ from bert_core.model.config import EncoderConfig
 from bert_core.objectives import IGNORE
 from bert_core.tasks.base import Columns, Kind, Options, Parameters, Remarks, Task
 from bert_core.tasks.shapes import Row
+from bert_core.tasks.texts import softmax
 
 if TYPE_CHECKING:
     from bert_core.objectives.feature_based import FeatureBasedTokenClassification
     from bert_core.objectives.token_classification import TokenClassification as TokenObjective
 
-Strategy = Literal["simple", "none"]
+Strategy = Literal["none", "simple", "first", "average", "max"]
 Spans = Int[np.ndarray, "words 2"]
 Mark = tuple[str, int, int]
 """Type or tag, start character, and end character (exclusive)."""
@@ -112,9 +114,13 @@ class TagParameters(Parameters):
     """Hugging Face's parameters for token classification."""
 
     aggregation_strategy: Strategy | None = None
-    """`simple` returns entities, `none` the tag of every word; None follows the model's tags."""
+    """`none` returns the tag of every word, the others entities; None follows the model's tags. A
+    word has the tag of its first piece (`first`, and `simple`, since words are never split), that
+    with the best mean over its pieces (`average`), or that of its most certain piece (`max`)."""
     ignore_labels: list[str] = field(default_factory=lambda: [OUTSIDE])
     """Tags to leave out of an answer."""
+    stride: NonNegativeInt | None = None
+    """Pieces shared by neighbouring windows of a long text; None takes the model's option."""
 
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
@@ -131,10 +137,10 @@ class TokenClassificationParameters(TagParameters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scheme is not None and self.aggregation_strategy == "simple":
+        if self.scheme is not None and self.aggregation_strategy not in (None, "none"):
             raise InputError(
-                "scheme: wanted none with aggregation_strategy = 'simple', which returns "
-                f"entities, got {self.scheme}: leave one out"
+                f"scheme: wanted none with aggregation_strategy = {self.aggregation_strategy!r}, "
+                f"which returns entities, got {self.scheme}: leave one out"
             )
 
 
@@ -252,27 +258,37 @@ class TokenClassification(Task):
             row["text"] if text_spans is None else text_spans[0]
             for row, text_spans in zip(rows, divided, strict=True)
         ]
+        parameters = parameters or TagParameters()
+        all_pieces = parameters.aggregation_strategy in ("average", "max")
+        stride = self.chosen.stride if parameters.stride is None else parameters.stride
         room = max_length - 2
-        stride = min(self.chosen.stride, room // 2)
+        stride = min(stride, room // 2)
         windows = []
         for number, (pieces, text_spans) in enumerate(
             zip(pieces_of(tokenizer, texts), divided, strict=True)
         ):
             spans = _spans_of(pieces) if text_spans is None else text_spans[1]
             firsts, words = _first_pieces(pieces.offsets, spans)
+            if all_pieces:
+                ends = np.append(firsts[1:], len(pieces.ids))
             ids = self._label_ids(rows[number], number + 1) if labelled else None
             for part in slices(len(pieces.ids), room, stride):
                 scored = (firsts >= part.own_first) & (firsts < part.own_end)
                 sequence = joined(tokenizer, pieces.ids[part.first : part.end])
                 labels = {} if ids is None else {"token_labels": ids[words[scored]]}
+                positions, scored_words = firsts[scored], words[scored]
+                if all_pieces:
+                    sizes = np.minimum(ends[scored], part.end) - positions
+                    scored_words = np.repeat(scored_words, sizes)
+                    positions = np.repeat(positions, sizes) + _counted(sizes)
                 windows.append(
                     Window(
                         row=number,
                         ids=(sequence.ids,),
                         segment_b_start=(sequence.segment_b_start,),
-                        positions={"token_positions": firsts[scored] - part.first + 1},
+                        positions={"token_positions": positions - part.first + 1},
                         labels=labels,
-                        origin=_Words(texts[number], spans, words[scored]),
+                        origin=_Words(texts[number], spans, scored_words),
                     )
                 )
         return windows
@@ -288,7 +304,7 @@ class TokenClassification(Task):
         scheme = None
         if isinstance(parameters, TokenClassificationParameters):
             scheme = parameters.scheme
-        usual = "simple" if self.chosen.entities and scheme is None else "none"
+        usual: Strategy = "simple" if self.chosen.entities and scheme is None else "none"
         strategy = parameters.aggregation_strategy or usual
         answers: list[list[dict[str, Any]]] = []
         by_row: list[list[int]] = [[] for _ in rows]
@@ -296,29 +312,32 @@ class TokenClassification(Task):
             by_row[window.row].append(place)
         for places in by_row:
             origin: _Words = windows[places[0]].origin
-            tags, shares = self._tags(origin, [(windows[at].origin, scores[at]) for at in places])
+            parts = [(windows[at].origin, scores[at]) for at in places]
+            tags, shares = self._tags(origin, parts, strategy)
             if scheme is not None:
                 tags = tags_of(entities_of(tags), len(tags), scheme)
-            if strategy == "simple":
+            if strategy != "none":
                 answers.append(_groups(origin, tags, shares, parameters.ignore_labels))
             else:
                 answers.append(_words(origin, tags, shares, parameters.ignore_labels))
         return answers
 
     def _tags(
-        self, origin: "_Words", parts: Sequence[tuple["_Words", np.ndarray]]
+        self,
+        origin: "_Words",
+        parts: Sequence[tuple["_Words", np.ndarray]],
+        strategy: Strategy,
     ) -> tuple[list[str], np.ndarray]:
         """The best tag of each word and its probability; a word without pieces is outside."""
         outside = OUTSIDE if OUTSIDE in self._ids else self.labels[0]
         tags = [outside] * len(origin.spans)
         shares = np.zeros(len(tags))
-        for words, logits in parts:
-            wide = logits.astype(np.float64)
-            wide = np.exp(wide - wide.max(-1, keepdims=True))
-            best = wide.argmax(-1)
-            for word, index, row in zip(words.words, best, wide, strict=True):
+        for part, logits in parts:
+            words, probabilities = _by_word(part.words, softmax(logits), strategy)
+            best = probabilities.argmax(-1)
+            for word, index, row in zip(words, best, probabilities, strict=True):
                 tags[word] = self.labels[index]
-                shares[word] = row[index] / row.sum()
+                shares[word] = row[index]
         return tags, shares
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
@@ -477,6 +496,28 @@ class _Words:
     text: str
     spans: Spans
     words: Int[np.ndarray, "scored"]
+    """The word of each scored piece."""
+
+
+def _counted(sizes: Int[np.ndarray, "runs"]) -> Int[np.ndarray, "_"]:
+    """0, 1, … within each run."""
+    return np.arange(sizes.sum()) - np.repeat(starts_of(sizes), sizes)
+
+
+def _by_word(
+    words: Int[np.ndarray, "scored"],
+    probabilities: Float[np.ndarray, "scored classes"],
+    strategy: Strategy,
+) -> tuple[Int[np.ndarray, "words"], Float[np.ndarray, "words classes"]]:
+    """Words, and the probabilities of each from those of its pieces, as transformers' aggregation
+    strategies do."""
+    if strategy not in ("average", "max") or not len(words):
+        return words, probabilities
+    known, firsts, counts = np.unique(words, return_index=True, return_counts=True)
+    if strategy == "average":
+        return known, np.add.reduceat(probabilities, firsts) / counts[:, None]
+    order = np.lexsort((-probabilities.max(-1), words))  # the most certain piece of each word first
+    return known, probabilities[order[firsts]]
 
 
 def _scheme_of(labels: Sequence[str]) -> Scheme:

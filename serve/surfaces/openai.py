@@ -5,13 +5,11 @@ tiktoken's vocabulary unless told not to: these are refused, since as ids of ano
 would give vectors that look right.
 """
 
-import base64
 from typing import Any, Literal
 
-import numpy as np
 from fastapi import Response
 
-from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.feature_extraction import FeatureExtraction, base64_of
 from serve.errors import RequestError
 from serve.model import Model
 from serve.surfaces.base import (
@@ -55,7 +53,7 @@ async def embeddings(call: Call) -> Response:
     answered = await call.answer(VECTORS, [{"text": text} for text in texts], parameters)
 
     def content() -> dict[str, Any]:
-        encode = to_base64 if request.encoding_format == "base64" else (lambda vector: vector)
+        encode = base64_of if request.encoding_format == "base64" else (lambda vector: vector)
         return {
             "object": "list",
             "data": [
@@ -76,11 +74,6 @@ async def models(call: Call) -> Response:
 
 def entry(model: Model) -> dict[str, Any]:
     return {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "raybert"}
-
-
-def to_base64(vector: np.ndarray) -> str:
-    """Base64 of the vector's little-endian fp32."""
-    return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").data).decode()
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:

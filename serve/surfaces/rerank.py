@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from fastapi import Response
 
-from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.feature_extraction import FeatureExtraction, base64_of
 from serve.errors import RequestError
 from serve.surfaces.base import (
     Body,
@@ -20,7 +20,6 @@ from serve.surfaces.base import (
     parameters_of,
     vectors_of,
 )
-from serve.surfaces.openai import to_base64
 from serve.surfaces.tei import RANKING, best_first, ranked
 
 VECTORS = FeatureExtraction.name
@@ -127,7 +126,7 @@ def _signs(vectors: np.ndarray) -> np.ndarray:
 
 _TYPES: dict[str, Any] = {
     "float": lambda vectors: vectors,
-    "base64": lambda vectors: [to_base64(vector) for vector in vectors],
+    "base64": lambda vectors: [base64_of(vector) for vector in vectors],
     "ubinary": lambda vectors: _signs(vectors).tolist(),
     "binary": lambda vectors: (_signs(vectors).astype(np.int16) - 128).tolist(),
 }
