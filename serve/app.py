@@ -261,7 +261,7 @@ def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
         application = _model_application(config, name, model, alone=False)
         prefix = f"/v1/models/{name}"
         targets.append(ray_serve.RunTarget(application, application_name(name), prefix))
-    environment = haproxy.settings(enabled=config.haproxy)
+    environment = haproxy.settings(enabled=config.haproxy, certificate=config.tls_certificate)
     # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
     # and are waited for below.
     with suppress(TimeoutError):
@@ -271,7 +271,8 @@ def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
         )
     ray_serve.run_many(targets)
     paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in models)]
-    steady.wait_until_steady(config.host, config.port, paths)
+    tls = config.tls_certificate is not None
+    steady.wait_until_steady(config.host, config.port, paths, tls=tls)
 
 
 def shut_down() -> None:
@@ -305,7 +306,8 @@ def _model_application(config: ServeConfig, name: str, model: Found, *, alone: b
 
 
 def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
-    url = f"http://{steady.reachable(config.host)}:{config.port}"
+    scheme = "http" if config.tls_certificate is None else "https"
+    url = f"{scheme}://{steady.reachable(config.host)}:{config.port}"
     name, model = next(iter(models.items()))
     print(f"serving {', '.join(models)} at {url} (a page for trying them; stop with Ctrl-C)")
     print(curl(f"{url}/v1/models/{name}", model.example), flush=True)

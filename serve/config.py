@@ -37,6 +37,9 @@ class ServeConfig:
     """What is refused at once, before it costs anything."""
     haproxy: bool = True
     """Put HAProxy in front (far more requests per second); false uses Ray's own proxy."""
+    tls_certificate: str | None = None
+    """PEM file with certificate, chain and private key: HAProxy then speaks HTTPS only. It is read
+    on every node with a proxy."""
     allow_open_cluster: bool = False
     """Serve on the cluster at RAY_ADDRESS even if it requires no token, so that anyone who reaches
     its ports can run code there."""
@@ -51,6 +54,11 @@ class ServeConfig:
             raise ConfigError(
                 "host: wanted 127.0.0.1 or 0.0.0.0 behind HAProxy, got "
                 f"{self.host!r}: give one of them, or set haproxy = false"
+            )
+        if self.tls_certificate is not None and not self.haproxy:
+            raise ConfigError(
+                f"tls_certificate: wanted none without HAProxy, which speaks TLS, got "
+                f"{self.tls_certificate}: leave haproxy on"
             )
         if self.num_gpus > 1 and not float(self.num_gpus).is_integer():
             raise ConfigError(

@@ -8,15 +8,17 @@ against 310 with Ray's own proxy.
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
+from serve.haproxy_launcher import BINARY, CERTIFICATE
 from tracking.ports import free_ports
 
 # NOTE: short, since a Unix socket's path is limited to 108 bytes and Ray adds a node id of 56.
 _FOLDER = Path(f"/tmp/raybert-haproxy-{os.getuid()}")
 
 
-def settings(*, enabled: bool) -> dict[str, str]:
+def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]:
     """Environment variables for Serve's controller. If off, Ray's own proxy takes the requests.
 
     Creates the folder for HAProxy's files with permissions for us alone, since Ray opens the
@@ -28,6 +30,8 @@ def settings(*, enabled: bool) -> dict[str, str]:
     metrics_port, stats_port, fallback_port = free_ports(3)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        BINARY: str(Path(sys.executable).with_name("raybert-haproxy")),
+        **({} if certificate is None else {CERTIFICATE: certificate}),
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # A replica that dies fails no request: unanswered ones are sent to another replica, which
         # is safe for inference, but not for anything that writes.

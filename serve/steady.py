@@ -1,6 +1,7 @@
 """Waiting until a server on this machine answers reliably."""
 
 import http.client
+import ssl
 import time
 from collections.abc import Sequence
 
@@ -17,14 +18,14 @@ def reachable(host: str) -> str:
     return "127.0.0.1" if host == "0.0.0.0" else host
 
 
-def wait_until_steady(host: str, port: int, paths: Sequence[str]) -> None:
+def wait_until_steady(host: str, port: int, paths: Sequence[str], *, tls: bool = False) -> None:
     """Wait until every path has answered 200 for `STEADY_S` over one connection.
 
     HAProxy restarts a few times while replicas come up, and closes connections when it does: a
     client that starts at the first answer may be cut off at the second.
     Raises: ResourceError after `STEADY_TIMEOUT_S`.
     """
-    connection = http.client.HTTPConnection(reachable(host), port, timeout=ANSWER_TIMEOUT_S)
+    connection = _connection(reachable(host), port, tls=tls)
     deadline_s = time.monotonic() + STEADY_TIMEOUT_S
     since_s = time.monotonic()
     while time.monotonic() < since_s + STEADY_S:
@@ -39,6 +40,15 @@ def wait_until_steady(host: str, port: int, paths: Sequence[str]) -> None:
                 )
         time.sleep(0.05)
     connection.close()
+
+
+def _connection(host: str, port: int, *, tls: bool) -> http.client.HTTPConnection:
+    if not tls:
+        return http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
+    # The certificate is for the name that clients use, not for this machine's address.
+    unverified = ssl.create_default_context()
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=ANSWER_TIMEOUT_S, context=unverified)
 
 
 def _answers(connection: http.client.HTTPConnection, path: str) -> bool:

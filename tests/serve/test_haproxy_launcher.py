@@ -1,0 +1,206 @@
+"""HAProxy itself with the config that we make of Ray's."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+
+from serve import haproxy_launcher
+from tests.serve import live
+from tracking.ports import free_ports
+
+# What matters here of Ray's template, in its words.
+CONFIG = """global
+    stats socket {folder}/admin.sock mode 666 level admin
+    maxconn 4096
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 3600s
+    timeout server 3600s
+    errorfile 503 {folder}/500.http
+    balance leastconn
+frontend prometheus
+    bind :{metrics}
+    mode http
+    http-request use-service prometheus-exporter if {{ path /metrics }}
+frontend http_frontend
+    bind 0.0.0.0:{port}
+    acl is_app path_beg /app
+    use_backend app if is_app
+    acl is_gone path_beg /gone
+    use_backend gone if is_gone
+    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path not found."
+backend app
+    server one 127.0.0.1:{upstream}
+backend gone
+    server one 127.0.0.1:{nothing}
+listen stats
+  bind *:{stats}
+  stats enable
+"""
+
+
+@pytest.fixture
+def upstream() -> Iterator[int]:
+    app = FastAPI()
+
+    @app.post("/app")
+    async def answer() -> dict[str, str]:
+        return {"answer": "yes"}
+
+    with live.running(app) as url:
+        yield int(url.rpartition(":")[2])
+
+
+class Proxy:
+    """A running HAProxy, started as Ray Serve starts it."""
+
+    def __init__(self, folder: Path, upstream: int, **environment: str) -> None:
+        self.port, self.metrics, self.stats, nothing = free_ports(4)
+        config = folder / "haproxy.cfg"
+        config.write_text(
+            CONFIG.format(
+                folder=folder,
+                port=self.port,
+                metrics=self.metrics,
+                stats=self.stats,
+                upstream=upstream,
+                nothing=nothing,
+            )
+        )
+        command = [sys.executable, "-m", "serve.haproxy_launcher", "-db", "-f", str(config)]
+        self.process = subprocess.Popen(command, env={**os.environ, **environment})
+        deadline_s = time.monotonic() + 20
+        while not (folder / "admin.sock").exists():
+            assert self.process.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+
+    def ask(self, path: str, method: str = "POST") -> tuple[int, http.client.HTTPMessage, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request(method, path)
+        response = connection.getresponse()
+        body = response.read()
+        connection.close()
+        return response.status, response.headers, body
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def proxy(tmp_path: Path, upstream: int) -> Iterator[Proxy]:
+    proxy = Proxy(tmp_path, upstream)
+    yield proxy
+    proxy.end()
+
+
+def test_requests_pass_and_errors_of_the_proxy_are_json_with_their_own_status(
+    proxy: Proxy,
+) -> None:
+    status, _, body = proxy.ask("/app")
+    assert (status, json.loads(body)) == (200, {"answer": "yes"})
+    for path in ("/gone", "/elsewhere"):  # no replica; no application at all
+        status, headers, body = proxy.ask(path)
+        assert status == 503
+        assert headers["Retry-After"] == str(haproxy_launcher.RETRY_AFTER_S)
+        assert headers["Content-Type"] == "application/json"
+        assert json.loads(body)["error_type"] == "not_ready"
+
+
+def test_metrics_and_statistics_listen_on_loopback_only(proxy: Proxy) -> None:
+    listening = {
+        int(port, 16): address
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        for address, _, port in [line.split()[1].partition(":")]
+        if line.split()[3] == "0A"
+    }
+    assert listening[proxy.port] == "00000000"
+    assert listening[proxy.metrics] == listening[proxy.stats] == "0100007F"
+
+
+@pytest.mark.drill
+def test_half_sent_requests_take_no_place_in_a_replica_and_are_ended(proxy: Proxy) -> None:
+    head = b"POST /app HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhello"
+    held = []
+    for _ in range(300):  # more than a replica's 256 places
+        connection = socket.create_connection(("127.0.0.1", proxy.port), timeout=40)
+        connection.sendall(head)
+        held.append(connection)
+    began_s = time.monotonic()
+    assert proxy.ask("/app")[0] == 200
+    assert time.monotonic() - began_s < 5
+    for connection in held:
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+        connection.close()
+    assert time.monotonic() - began_s < 2 * haproxy_launcher.SLOW_REQUEST_S
+
+
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path, upstream: int) -> None:
+    code = (
+        "import sys, pathlib\n"
+        "from tests.serve.test_haproxy_launcher import Proxy\n"
+        "proxy = Proxy(pathlib.Path(sys.argv[1]), int(sys.argv[2]))\n"
+        "print(proxy.process.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), str(upstream)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        assert Path(f"/proc/{pid}/comm").read_text().strip() == "haproxy"
+        starter.send_signal(signal.SIGKILL)
+    deadline_s = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "Z" not in _state(pid):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_it_speaks_tls_with_a_certificate(tmp_path: Path, upstream: int) -> None:
+    key, chain, pem = (tmp_path / name for name in ("key.pem", "chain.pem", "both.pem"))
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", chain],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    pem.write_text(chain.read_text() + key.read_text())
+    proxy = Proxy(tmp_path, upstream, **{haproxy_launcher.CERTIFICATE: str(pem)})
+    try:
+        context = ssl.create_default_context(cafile=str(chain))
+        connection = http.client.HTTPSConnection(
+            "localhost", proxy.port, timeout=30, context=context
+        )
+        connection.request("POST", "/app")
+        assert connection.getresponse().read() == b'{"answer":"yes"}'
+        connection.close()
+        with pytest.raises((http.client.HTTPException, OSError)):
+            proxy.ask("/app")
+    finally:
+        proxy.end()
