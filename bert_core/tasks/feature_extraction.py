@@ -349,11 +349,11 @@ class FeatureExtraction(Task):
         windows: Sequence[Window],
         scores: Sequence[Float[np.ndarray, "_ size"]],
         parameters: FeatureExtractionParameters | None = None,
-    ) -> list[list[Any]]:
+    ) -> list[list[Any] | str]:
         """One vector per row; a list of them for rows of several texts, or with `per_token`."""
         parameters = parameters or self.parameters()
         scaled = self.chosen.normalize if parameters.normalize is None else parameters.normalize
-        answers = []
+        answers: list[list[Any] | str] = []
         for window, vectors in zip(windows, scores, strict=True):
             several = parameters.per_token or len(window.ids) > 1
             cut = self._cut(vectors, parameters.dimensions)
