@@ -3,6 +3,7 @@
 A task makes windows of its rows; `bert_core.batches` lays them out as tensors.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ from jaxtyping import Int, UInt32
 from bert_core.data.tokenizer import Tokenizer
 
 Ids = UInt32[np.ndarray, "_"]
+CHARACTERS_PER_ID = 8
+"""How much of a long text is tokenized at first, per id that is wanted."""
+_SPACE = re.compile(r"\s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +78,42 @@ def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
     """Ids of each text, without special tokens."""
     encodings = tokenizer.encode_batch(texts)
     return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+
+def first_ids_of(
+    tokenizer: Tokenizer, texts: Sequence[str], enough: int, *, from_end: bool = False
+) -> list[Ids]:
+    """As `ids_of`, but of a long text only its beginning, or its end, of more than `enough` ids.
+
+    A text whose ids are all returned has at most `enough` of them, or is short: what is left out
+    never costs time. Texts are cut at white space, where every tokenizer here begins a new word.
+    """
+    found: list[Ids] = [np.empty(0, np.uint32)] * len(texts)
+    left = list(range(len(texts)))
+    characters = CHARACTERS_PER_ID * (enough + 1)
+    while left:
+        parts = [_end_of(texts[at], characters, from_end=from_end) for at in left]
+        ids = ids_of(tokenizer, parts)
+        again = []
+        for at, part, part_ids in zip(left, parts, ids, strict=True):
+            found[at] = part_ids
+            if len(part) < len(texts[at]) and len(part_ids) <= enough:
+                again.append(at)
+        left, characters = again, 4 * characters
+    return found
+
+
+def _end_of(text: str, characters: int, *, from_end: bool) -> str:
+    """The first or last `characters` of a text, and what is left of the word there."""
+    if len(text) <= characters:
+        return text
+    if from_end:
+        start = len(text) - characters
+        while start > 0 and not text[start].isspace():
+            start -= 1
+        return text[start:]
+    space = _SPACE.search(text, characters)
+    return text if space is None else text[: space.start()]
 
 
 def pieces_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Pieces]:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Num
 
 from bert_core.checks import PositiveFloat, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Ids, Window, ids_of, joined
+from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, joined
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
@@ -315,8 +315,13 @@ class FeatureExtraction(Task):
         limit: int,
         parameters: FeatureExtractionParameters,
     ) -> Iterator[Ids]:
-        for ids in ids_of(tokenizer, texts):
-            if parameters.truncate and parameters.truncation_direction == "left":
+        from_end = parameters.truncation_direction == "left"
+        if parameters.truncate:
+            all_ids = first_ids_of(tokenizer, texts, limit, from_end=from_end)
+        else:
+            all_ids = ids_of(tokenizer, texts)
+        for ids in all_ids:
+            if parameters.truncate and from_end:
                 ids = ids[-(limit - 2) :]
             yield joined(tokenizer, ids, None, limit if parameters.truncate else None).ids
 

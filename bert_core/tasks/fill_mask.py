@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.data.tokenizer import MASK, OTHER_NAMES, Tokenizer
-from bert_core.data.windows import Ids, Window, ids_of, joined
+from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, joined
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics
 from bert_core.model.config import EncoderConfig
@@ -121,10 +121,15 @@ class FillMask(Task):
         limit = max_length if parameters is None or parameters.truncation else None
         targets = None if parameters is None else _target_ids(tokenizer, parameters.targets)
         windows = []
-        texts = ids_of(tokenizer, [_with_masks_of(tokenizer, row["text"]) for row in rows])
-        for number, (row, ids) in enumerate(zip(rows, texts, strict=True)):
+        texts = [_with_masks_of(tokenizer, row["text"]) for row in rows]
+        # Words are checked against all masks of their text: cutting decides below which are left.
+        if limit is None or any("words" in row for row in rows):
+            all_ids = ids_of(tokenizer, texts)
+        else:
+            all_ids = first_ids_of(tokenizer, texts, limit)
+        for number, (row, ids) in enumerate(zip(rows, all_ids, strict=True)):
             wanted = None
-            if "words" in row:  # of the whole text: cutting decides below which words are left
+            if "words" in row:
                 masks = int(np.count_nonzero(ids == tokenizer.mask_id))
                 wanted = _word_ids(row, number + 1, tokenizer, masks)
             sequence = joined(tokenizer, ids, None, limit)

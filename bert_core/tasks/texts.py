@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Window, ids_of, joined
+from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, joined
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.base import CuttingParameters, Options, Task
 from bert_core.tasks.shapes import Row
@@ -134,12 +134,16 @@ def text_windows(
         parameters: None cuts.
     """
     limit = max_length if parameters is None or parameters.truncation else None
-    first = ids_of(tokenizer, [row["text"] for row in rows])
+    first = _ids(tokenizer, [row["text"] for row in rows], limit)
     pairs = [row.get("text_pair") for row in rows]
-    second = iter(ids_of(tokenizer, [text for text in pairs if text is not None]))
+    second = iter(_ids(tokenizer, [text for text in pairs if text is not None], limit))
     windows = []
     for number, (ids, pair) in enumerate(zip(first, pairs, strict=True)):
-        sequence = joined(tokenizer, ids, None if pair is None else next(second), limit)
+        other = None if pair is None else next(second)
+        if limit is not None and other is not None and min(len(ids), len(other)) > limit:
+            # Which of two long texts is the longer one decides where the odd token goes.
+            ids, other = ids_of(tokenizer, [rows[number]["text"], pair or ""])
+        sequence = joined(tokenizer, ids, other, limit)
         windows.append(
             Window(
                 row=number,
@@ -150,6 +154,10 @@ def text_windows(
             )
         )
     return windows
+
+
+def _ids(tokenizer: Tokenizer, texts: Sequence[str], limit: int | None) -> list[Ids]:
+    return ids_of(tokenizer, texts) if limit is None else first_ids_of(tokenizer, texts, limit)
 
 
 def softmax(logits: Float[np.ndarray, "*rows classes"]) -> Float[np.ndarray, "*rows classes"]:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
-from bert_core.data.windows import ids_of, joined, pieces_of, slices
+from bert_core.data.windows import first_ids_of, ids_of, joined, pieces_of, slices
 
 TEXTS = ["the sea", "", "a tree is blue and the sea is not", "sea " * 30, "blue"]
 WORDS = ["the", "sea", "tree", "is", "blue", "and", "not", "a", "s", "##e", "##a"]
@@ -67,3 +67,51 @@ def test_every_piece_is_one_slices_own(pieces: int, room: int, stride: int) -> N
         assert before.end - after.first >= stride
         # What a slice owns is at least half the stride from where it is cut.
         assert after.own_first - after.first == stride // 2
+
+
+WORDS = [
+    "open",
+    "the",
+    "sea",
+    "x" * 150,
+    "海の",
+    "naïve",
+    "e\u0301",
+    "...",
+    "[MASK]",
+    "don't",
+    "a-b",
+]
+SPACES = [" ", "  ", "\n", "\t ", "\u00a0", " " * 40]
+LONG = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(SPACES)), max_size=120)
+KINDS = {
+    kind: train_tokenizer(
+        kind, ["open the sea, don't! naïve a-b 海の ..."] * 5, vocab_size=320, lowercase=True
+    )
+    for kind in ("wordpiece", "bpe", "unigram")
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("from_end", [False, True])
+@given(pieces=LONG, enough=st.integers(1, 30))
+def test_the_ids_at_one_end_of_a_text_are_those_of_the_whole(
+    kind: str, pieces: list[tuple[str, str]], enough: int, *, from_end: bool
+) -> None:
+    tokenizer, text = KINDS[kind], "".join(word + space for word, space in pieces)
+    [whole], [part] = (
+        ids_of(tokenizer, [text]),
+        first_ids_of(tokenizer, [text], enough, from_end=from_end),
+    )
+    if len(whole) <= enough:
+        assert part.tolist() == whole.tolist()
+    else:
+        assert len(part) > enough
+        kept = slice(-enough, None) if from_end else slice(None, enough)
+        assert part[kept].tolist() == whole[kept].tolist()
+
+
+def test_of_a_book_only_its_beginning_is_tokenized() -> None:
+    tokenizer = KINDS["wordpiece"]
+    [ids] = first_ids_of(tokenizer, ["open the sea " * 1_000_000], 512)
+    assert 512 < len(ids) < 5_000
