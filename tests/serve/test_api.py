@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -330,7 +331,16 @@ def test_openapi_has_the_shapes_of_the_task(ask: Caller) -> None:
     assert answer["type"] == "array"
     assert answer["items"]["type"] == "array"
     json.dumps(spec)
-    assert ask("GET", "/docs")[0] == 200
+
+
+def test_the_api_page_needs_nothing_from_elsewhere(ask: Caller) -> None:
+    status, page = ask("GET", "/docs")
+    assert status == 200
+    files = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(files) >= 2
+    for file in files:
+        assert file.startswith("/")
+        assert ask("GET", file)[0] == 200
 
 
 def test_concurrent_requests_get_their_own_answers(ask: Caller, bundle: Path) -> None:
