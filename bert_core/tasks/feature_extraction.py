@@ -27,6 +27,14 @@ Pooling = Literal["mean", "cls"]
 Side = Literal["left", "right"]
 MODULES, POOLING, SETTINGS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
 """Files of sentence-transformers that define how a model turns a text into a vector."""
+OLD_SETTINGS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Names that `SETTINGS` has had; the first that there is counts."""
+TOKENIZER_SETTINGS = "tokenizer_config.json"
+MOST_POSITIONS = 1 << 20
+"""A higher `model_max_length` stands for no limit."""
 _MODES: dict[Pooling, str] = {
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
@@ -179,7 +187,7 @@ class FeatureExtraction(Task):
         modes = [name for name, value in config.items() if name[:13] == "pooling_mode_" and value]
         for pooling, mode in _MODES.items():
             if modes == [mode] or config.get("pooling_mode") == pooling:
-                longest = (read(SETTINGS) or {}).get("max_seq_length")
+                longest = _longest(read)
                 chosen = cls.options(pooling=pooling, normalize=len(kinds) == 3, max_length=longest)
                 return cls(options=chosen)
         return None
@@ -365,6 +373,18 @@ def _texts_of(row: Row) -> list[str]:
     """A row's `text`, and the texts that it is compared with."""
     pair = row.get("text_pair")
     return [row["text"], *([] if pair is None else [pair]), *(row.get("negatives") or ())]
+
+
+def _longest(read: Callable[[str], Any]) -> int | None:
+    """The tokens at which sentence-transformers cuts texts; None if at the model's positions.
+
+    Since version 6, its own settings leave this to the tokenizer's.
+    """
+    settings = next(filter(None, map(read, (SETTINGS, *OLD_SETTINGS))), {})
+    longest = settings.get("max_seq_length")
+    if longest is None:
+        longest = (read(TOKENIZER_SETTINGS) or {}).get("model_max_length")
+    return longest if longest is not None and longest <= MOST_POSITIONS else None
 
 
 def _loss_of(rows: Sequence[Row]) -> Loss:

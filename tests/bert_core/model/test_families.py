@@ -437,6 +437,13 @@ def test_scores_of_attention_are_those_of_transformers_and_change_nothing(
                 assert not row[:, :length, length:].any()
 
 
+def test_distances_have_the_buckets_of_transformers() -> None:
+    bias = RelativeBias(VARIANTS["mpnet-base"].config)
+    distances = torch.arange(-600, 601)
+    theirs = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket
+    assert torch.equal(bias.bucket(distances), theirs(distances))
+
+
 def test_a_row_past_the_last_position_is_refused_with_both_lengths() -> None:
     encoder = Encoder(config_of("roberta"))
     ids = torch.full((1, 25), 2)
