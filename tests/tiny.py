@@ -41,9 +41,7 @@ def xlm_roberta_tokenizer() -> Any:
     special = ("<s>", "<pad>", "</s>", "<unk>")
     pieces = [f"{SPACE}{word}" for word in WORDS] + [SPACE, *ALPHABET]
     scores = [(piece, -2.0 - index / 8) for index, piece in enumerate(pieces)]
-    return XLMRobertaTokenizer(
-        vocab=[*((name, 0.0) for name in special), *scores, ("<mask>", 0.0)]
-    )
+    return XLMRobertaTokenizer(vocab=[*((name, 0.0) for name in special), *scores, ("<mask>", 0.0)])
 
 
 def mpnet_vocabulary() -> list[str]:

@@ -116,8 +116,8 @@ def attend(
         added: what is added to the scores for each head, query and key, a function of their
             distance; at least as wide as the widest block.
     """
-    unpadded = isinstance(rows, Packed) and scores is None and added is None
-    if unpadded and _runs_unpadded(qkv, dropout_p):
+    plain = scores is None and added is None
+    if isinstance(rows, Packed) and plain and _runs_unpadded(qkv, dropout_p):
         return _attend_unpadded(qkv, rows, reach)
     if torch.compiler.is_exporting():
         return _attend_in_graph(qkv, rows, reach, added)

@@ -380,7 +380,7 @@ def _longest(read: Callable[[str], Any]) -> int | None:
 
     Since version 6, its own settings leave this to the tokenizer's.
     """
-    settings = next(filter(None, map(read, (SETTINGS, *OLD_SETTINGS))), {})
+    settings: dict[str, Any] = next(filter(None, map(read, (SETTINGS, *OLD_SETTINGS))), {})
     longest = settings.get("max_seq_length")
     if longest is None:
         longest = (read(TOKENIZER_SETTINGS) or {}).get("model_max_length")

@@ -137,10 +137,11 @@ def test_a_pair_is_scored_as_transformers_scores_it(name: str, tmp_path: Path) -
     ours = load_bundle(tmp_path).tokenizer
     for (first, second), answer in zip(PAIRS, answers, strict=True):
         batch = tokenizer([first], [second], return_tensors="pt")
-        ids, segments = joined(ours, *ids_of(ours, [first, second])), batch.get("token_type_ids")
-        assert ids.ids.tolist() == batch["input_ids"][0].tolist()
+        one, other = ids_of(ours, [first, second])
+        row, segments = joined(ours, one, other), batch.get("token_type_ids")
+        assert row.ids.tolist() == batch["input_ids"][0].tolist()
         assert segments is None or not segments.any()
-        assert ids.segment_b_start == len(ids.ids)
+        assert row.segment_b_start == len(row.ids)
         with torch.inference_mode():
             wanted = theirs(**batch).logits.softmax(-1)[0]
         scores = {label["label"]: label["score"] for label in answer}

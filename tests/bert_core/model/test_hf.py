@@ -182,7 +182,10 @@ def test_the_config_of_every_variant_goes_there_and_back(name: str) -> None:
             {"model_type": "mpnet", "relative_attention_num_buckets": 16},
             "relative_attention_num_buckets = 16: wanted 32",
         ),
-        ({"model_type": "electra", "summary_type": "mean"}, "summary_type = 'mean': wanted 'first'"),
+        (
+            {"model_type": "electra", "summary_type": "mean"},
+            "summary_type = 'mean': wanted 'first'",
+        ),
         ({"model_type": "modernbert", "norm_bias": True}, "norm_bias = True: wanted False"),
         (
             {"model_type": "modernbert", "layer_types": ["full_attention"] * 2 + ["sliding"]},
