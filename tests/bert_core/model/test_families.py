@@ -32,6 +32,7 @@ from bert_core.model.hf import (
     from_huggingface,
     to_huggingface,
 )
+from bert_core.model.sharing import plain_state
 from bert_core.model.size import count_parameters, flops_per_token
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
@@ -40,6 +41,7 @@ from bert_core.objectives.embedding import Embedding
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.multiple_choice import MultipleChoice
 from bert_core.objectives.nsp import NextSentencePrediction
+from bert_core.objectives.rtd import ReplacedTokenDetection
 from bert_core.objectives.sop import SentenceOrderPrediction
 from bert_core.objectives.span import Span
 from bert_core.objectives.token_classification import TokenClassification
@@ -144,6 +146,7 @@ HEADS: dict[str, Callable[[EncoderConfig], Objective]] = {
     "token_classification": lambda config: TokenClassification(config, LABELS),
     "span": Span,
     "multiple_choice": MultipleChoice,
+    "rtd": ReplacedTokenDetection,
     "embedding": lambda config: Embedding(),
 }
 QUICK = ("ForMaskedLM", "ForSequenceClassification")
@@ -275,6 +278,8 @@ def logits_of(output: Any, objectives: tuple[str, ...], real: Tensor) -> dict[st
             found[name] = scores[real]
         elif name == "token_classification":
             found[name] = output.logits[real]
+        elif name == "rtd":
+            found[name] = output.logits[real][:, None]
         elif name == "nsp" and "seq_relationship_logits" in output:
             found[name] = output.seq_relationship_logits
         elif name == "sop":
@@ -721,7 +726,9 @@ def equal_classes(config: EncoderConfig) -> list[str]:
         names = tuple(sorted(objectives))
         model = built(small(config), names)
         theirs = their_class(dict(entries), names, name)
-        load_into_theirs(theirs, model.state_dict(), small(config))
+        state = plain_state(model)
+        whole = {one: value for one, value in state.items() if ".generator." not in one}
+        load_into_theirs(theirs, whole, small(config))
         padded, packed = batches()
         real = padded["attention_mask"] == 1
         output = forward_of(entries, theirs, padded, names == ("multiple_choice",))
