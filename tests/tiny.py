@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bert_core.bundle.format import save_bundle
-from bert_core.data.tokenizer import CONTINUATION, SPECIAL_TOKENS, Tokenizer
+from bert_core.data.tokenizer import CONTINUATION, SPACE, SPECIAL_TOKENS, Tokenizer
 from bert_core.model.config import EncoderConfig
 from bert_core.model.hf import encoder_config_from_huggingface
 from bert_core.objectives.base import Objective, ObjectiveModel
@@ -32,6 +32,29 @@ def pieces(letters: str) -> list[str]:
 def tokenizer(words: Iterable[str] = WORDS, *, lowercase: bool = True) -> Tokenizer:
     """A WordPiece tokenizer of the special tokens, ids 0 to 4, and of `words` in their order."""
     return Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *words], lowercase=lowercase)
+
+
+def xlm_roberta_tokenizer() -> Any:
+    """transformers' XLM-RoBERTa tokenizer of `WORDS` and of the letters; `<pad>` is id 1."""
+    from transformers import XLMRobertaTokenizer
+
+    special = ("<s>", "<pad>", "</s>", "<unk>")
+    pieces = [f"{SPACE}{word}" for word in WORDS] + [SPACE, *ALPHABET]
+    scores = [(piece, -2.0 - index / 8) for index, piece in enumerate(pieces)]
+    return XLMRobertaTokenizer(vocab=[*((name, 0.0) for name in special), *scores, ("<mask>", 0.0)])
+
+
+def mpnet_vocabulary() -> list[str]:
+    """As MPNet's: RoBERTa's special tokens around all of BERT's vocabulary, special ones too."""
+    pieces_ = dict.fromkeys([*WORDS, *pieces(ALPHABET)])
+    return ["<s>", "<pad>", "</s>", "<unk>", *SPECIAL_TOKENS, *pieces_, "<mask>"]
+
+
+def mpnet_tokenizer() -> Any:
+    """transformers' MPNet tokenizer of `mpnet_vocabulary`."""
+    from transformers import MPNetTokenizer
+
+    return MPNetTokenizer(vocab={token: index for index, token in enumerate(mpnet_vocabulary())})
 
 
 def entries(vocab_size: int, *, dropout: float = 0.1, **changes: Any) -> dict[str, Any]:

@@ -12,7 +12,13 @@ from bert_core.bundle.layout import CONFIG, OBJECTIVE, TRAINED_ROWS, WEIGHTS, re
 from bert_core.errors import FormatError
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
-from bert_core.tasks.feature_extraction import MODULES, POOLING, SETTINGS, FeatureExtraction
+from bert_core.tasks.feature_extraction import (
+    MODULES,
+    OLD_SETTINGS,
+    POOLING,
+    SETTINGS,
+    FeatureExtraction,
+)
 
 # Other forms of weights: in parts, or as saved by torch.
 WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"
@@ -29,6 +35,7 @@ FOREIGN_FILES = (
     MODULES,
     POOLING,
     SETTINGS,
+    *OLD_SETTINGS,
 )
 
 

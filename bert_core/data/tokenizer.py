@@ -1,11 +1,12 @@
-"""Text to ids: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's Unigram, any `tokenizer.json`.
+"""Text to ids: BERT's and MPNet's WordPiece, RoBERTa's byte-level BPE, ALBERT's and XLM-RoBERTa's
+Unigram, any `tokenizer.json`.
 
 Training a vocabulary is left to `data.vocabulary`.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -21,7 +22,7 @@ from bert_core.errors import FormatError
 from bert_core.manifest import folder_with
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# The same five in RoBERTa's files; ALBERT's mix both.
+# The same five in RoBERTa's files; ALBERT's mix both, and MPNet's vocabulary has both.
 OTHER_NAMES = {PAD: "<pad>", UNK: "<unk>", CLS: "<s>", SEP: "</s>", MASK: "<mask>"}
 CONTINUATION = "##"
 # Prefixes of tokens that begin a word: the space of byte-level BPE, and of Unigram.
@@ -41,7 +42,7 @@ class Tokenizer:
         inner.no_padding()
         self.inner = inner
         ids = inner.get_vocab(with_added_tokens=True)
-        self._special = _special_tokens(ids)
+        self._special = _special_tokens(ids, _flagged(inner))
         if max(ids.values()) >= len(ids):
             raise FormatError(
                 f"tokenizer: wanted ids without a gap, {len(ids):,} tokens have ids up to "
@@ -57,7 +58,8 @@ class Tokenizer:
         strip_accents: bool | None = None,
         chinese_characters: bool = True,
     ) -> "Tokenizer":
-        """BERT's WordPiece over `vocabulary`, whose order gives the ids.
+        """BERT's WordPiece over `vocabulary`, whose order gives the ids; or MPNet's, with RoBERTa's
+        special tokens and pairs, if the vocabulary has RoBERTa's names too.
 
         Args:
             strip_accents: None strips them if text is lower-cased.
@@ -66,7 +68,8 @@ class Tokenizer:
         Raises: FormatError if a special token is missing or a token occurs twice.
         """
         ids = {token: index for index, token in enumerate(vocabulary)}
-        _special_tokens(ids)
+        others = {OTHER_NAMES[one] for one in (PAD, CLS, SEP, MASK)}
+        special = _special_tokens(ids, others if others <= ids.keys() else ())
         if len(ids) < len(vocabulary):
             twice = next(token for index, token in enumerate(vocabulary) if ids[token] != index)
             raise FormatError(
@@ -76,7 +79,7 @@ class Tokenizer:
         inner = tokenizers.Tokenizer(
             models.WordPiece(
                 ids,
-                unk_token=UNK,
+                unk_token=special[UNK],
                 continuing_subword_prefix=CONTINUATION,
                 max_input_chars_per_word=MAX_CHARACTERS_PER_WORD,
             )
@@ -84,12 +87,16 @@ class Tokenizer:
         inner.normalizer = bert_normalizer(lowercase, strip_accents, chinese_characters)
         inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         inner.decoder = decoders.WordPiece(prefix=CONTINUATION)
-        inner.post_processor = processors.TemplateProcessing(
-            single=f"{CLS} $A {SEP}",
-            pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
-            special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
-        )
-        inner.add_special_tokens(list(SPECIAL_TOKENS))
+        cls_, sep = ((special[one], ids[special[one]]) for one in (CLS, SEP))
+        if special[CLS] == CLS:
+            inner.post_processor = processors.TemplateProcessing(
+                single=f"{CLS} $A {SEP}",
+                pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
+                special_tokens=[cls_, sep],
+            )
+        else:
+            inner.post_processor = processors.RobertaProcessing(sep, cls_, add_prefix_space=False)
+        inner.add_special_tokens(list(special.values()))
         return cls(inner)
 
     @classmethod
@@ -176,7 +183,8 @@ class Tokenizer:
         if not segments:
             settings["model_input_names"] = ["input_ids", "attention_mask"]
         normalizer = self.inner.normalizer
-        if self.kind == "wordpiece" and isinstance(normalizer, normalizers.BertNormalizer):
+        of_bert = self.kind == "wordpiece" and self._special[CLS] == CLS
+        if of_bert and isinstance(normalizer, normalizers.BertNormalizer):
             settings |= {
                 "tokenizer_class": "BertTokenizer",
                 "do_lower_case": normalizer.lowercase,
@@ -377,15 +385,24 @@ class Tokenizer:
         return BulkWordPiece(self.inner) if supports(self.inner) else None
 
 
-def _special_tokens(vocabulary: Mapping[str, int]) -> dict[str, str]:
-    """BERT's name → the name in this vocabulary, for the five special tokens.
+def _flagged(inner: tokenizers.Tokenizer) -> set[str]:
+    """The tokens that a tokenizer treats as special ones."""
+    names = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
+    return names | {getattr(inner.model, "unk_token", None) or ""}
+
+
+def _special_tokens(
+    vocabulary: Mapping[str, int], preferred: Collection[str] = ()
+) -> dict[str, str]:
+    """BERT's name → the name in this vocabulary, for the five special tokens; of two names in it
+    that which is `preferred`, or BERT's.
 
     Raises: FormatError if the vocabulary has neither name of one of them.
     """
-    named = {
-        token: next((name for name in (token, OTHER_NAMES[token]) if name in vocabulary), None)
-        for token in SPECIAL_TOKENS
-    }
+    named: dict[str, str | None] = {}
+    for token in SPECIAL_TOKENS:
+        names = [name for name in (token, OTHER_NAMES[token]) if name in vocabulary]
+        named[token] = min(names, key=lambda name: name not in preferred, default=None)
     missing = [one for one, name in named.items() if name is None]
     if missing:
         raise FormatError(

@@ -5,6 +5,7 @@ attended to. With `scores`, a list, the scores before the softmax are appended t
 block of `rows`, and are computed step by step rather than by a fused kernel.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from bert_core.model.config import (
     AttentionConfig,
+    BiasedAttentionConfig,
     DisentangledAttentionConfig,
     EncoderConfig,
     RotaryAttentionConfig,
@@ -81,20 +83,45 @@ class RotaryAttention(SelfAttention):
         return self.output(gather_tokens(context, places))
 
 
+class BiasedAttention(SelfAttention):
+    """Self-attention with a number added to each score, which depends on the head and the distance
+    (MPNet, Song et al. 2020)."""
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "*tokens hidden"],
+        rows: RowLayout,
+        shared: Float[Tensor, "heads width width"],
+        places: Int[Tensor, "chosen"] | None = None,
+        scores: Scores | None = None,
+    ) -> Float[Tensor, "..."]:
+        qkv = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
+        dropout_p = self.dropout if self.training else 0.0
+        context = attend(qkv, rows, dropout_p, scores, added=shared.to(qkv.dtype))
+        return self.output(gather_tokens(context, places))
+
+
 def attend(
     qkv: Float[Tensor, "*tokens 3 heads size"],
     rows: RowLayout,
     dropout_p: float,
     scores: Scores | None = None,
     reach: int | None = None,
+    added: Float[Tensor, "heads width width"] | None = None,
 ) -> Float[Tensor, "*tokens hidden"]:
-    """Multi-head attention among the tokens of each row, limited to `reach` tokens each way if set.
-    All implementations give the same vectors."""
-    if isinstance(rows, Packed) and scores is None and _runs_unpadded(qkv, dropout_p):
+    """Multi-head attention among the tokens of each row. All implementations give the same vectors.
+
+    Args:
+        reach: limits it to so many tokens each way; not together with `added`.
+        added: what is added to the scores for each head, query and key, a function of their
+            distance; at least as wide as the widest block.
+    """
+    plain = scores is None and added is None
+    if isinstance(rows, Packed) and plain and _runs_unpadded(qkv, dropout_p):
         return _attend_unpadded(qkv, rows, reach)
     if torch.compiler.is_exporting():
-        return _attend_in_graph(qkv, rows, reach)
-    return _attend_in_blocks(qkv, rows, dropout_p, scores, reach)
+        return _attend_in_graph(qkv, rows, reach, added)
+    return _attend_in_blocks(qkv, rows, dropout_p, scores, reach, added)
 
 
 def _attend_unpadded(
@@ -117,6 +144,7 @@ def _attend_in_blocks(
     dropout_p: float,
     scores: Scores | None,
     reach: int | None,
+    added: Float[Tensor, "heads width width"] | None,
 ) -> Float[Tensor, "*tokens hidden"]:
     """Attention block by block; rows in a block have one length. Packed short rows share blocks."""
     layout: RowLayout | Bins = rows
@@ -133,13 +161,17 @@ def _attend_in_blocks(
                 bias: Tensor | None = _window_bias(reach, mask, query)
             else:
                 bias = None if mask is None else _mask_bias(mask, query)
+            bias = _plus(bias, added, query.shape[2])
             context = _dot_product_attention(query, key, value, bias, dropout_p, scores=scores)
         blocks.append(context.transpose(1, 2).flatten(2))
     return layout.joined(blocks)
 
 
 def _attend_in_graph(
-    qkv: Float[Tensor, "*tokens 3 heads size"], rows: RowLayout, reach: int | None
+    qkv: Float[Tensor, "*tokens 3 heads size"],
+    rows: RowLayout,
+    reach: int | None,
+    added: Float[Tensor, "heads width width"] | None,
 ) -> Float[Tensor, "*tokens hidden"]:
     """Attention as a single ONNX operator, which takes rows of any length, so without blocks."""
     [block], [mask] = rows.blocks(qkv), rows.masks()
@@ -148,6 +180,7 @@ def _attend_in_graph(
     bias: Tensor | None = None if mask is None else _mask_bias(mask, query)
     if reach is not None:
         bias = _window_bias(reach, mask, block.permute(2, 0, 3, 1, 4)[0])
+    bias = _plus(bias, added, length)
     if bias is not None:
         bias = bias.expand(block.shape[0], -1, length, -1)
     context, *_ = torch.onnx.ops.attention(
@@ -231,7 +264,7 @@ def packing(config: EncoderConfig, device: torch.device, precision: str) -> floa
     """
     if device.type == "cpu":
         return PACKED_FROM
-    fused = issubclass(ATTENTION[type(config.attention)], SelfAttention)
+    fused = ATTENTION[type(config.attention)] in (SelfAttention, RotaryAttention)
     undropped = not config.attention.dropout
     return 0.0 if fused and undropped and device.type == "cuda" and precision == "bf16" else 1.0
 
@@ -249,6 +282,20 @@ def _mask_bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 s
     """
     bias = like.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
     return bias[:, None, None, :] if mask.ndim == 2 else bias[:, None]
+
+
+def _plus(
+    bias: Float[Tensor, "..."] | None, added: Float[Tensor, "heads width width"] | None, length: int
+) -> Float[Tensor, "..."] | None:
+    """`bias` and the upper left corner of `added`, for rows of `length`, or those that there are.
+
+    NOTE: right for rows side by side in a bin, too: the distance between two tokens of a row is
+    that between their places.
+    """
+    if added is None:
+        return bias
+    corner = added[None, :, :length, :length]
+    return corner if bias is None else corner + bias
 
 
 def _window_bias(
@@ -299,6 +346,45 @@ def apply_rotary(
     first, second = vectors.chunk(2, dim=-1)
     rotated = [first * cosine - second * sine, second * cosine + first * sine]
     return torch.cat(rotated, dim=-1).to(vectors.dtype)
+
+
+class RelativeBias(nn.Module):
+    """What is added to attention scores, by head and distance, shared by all layers.
+
+    Near distances have a bucket each, farther ones share log-spaced buckets; keys before and after
+    the query have buckets of their own. Source: Raffel et al. 2019, section 2.1; the order of the
+    buckets is that of transformers' MPNet.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        assert isinstance(config.attention, BiasedAttentionConfig)
+        self.config = config.attention
+        # NOTE: a constant, as in `RelativePositions`.
+        farthest = config.max_length - 1
+        self._buckets = self.bucket(torch.arange(-farthest, farthest + 1, device="cpu"))
+        self.embeddings = nn.Embedding(self.config.num_buckets, self.config.num_heads)
+
+    def forward(self, rows: RowLayout) -> Float[Tensor, "heads width width"]:
+        """The bias for each query (first) and key, as wide as the widest block of rows."""
+        bins = rows.bins if isinstance(rows, Packed) else None
+        width = rows.longest if bins is None else bins.width
+        # Places in a bin are farther apart than positions in a row only in different rows.
+        farthest = len(self._buckets) // 2
+        places = torch.arange(width)
+        distances = (places - places[:, None]).clamp_(-farthest, farthest)
+        index = self._buckets[distances + farthest].to(self.embeddings.weight.device)
+        return self.embeddings(index).permute(2, 0, 1)
+
+    def bucket(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The bucket of a distance, the key's position minus the query's."""
+        half = self.config.num_buckets // 2
+        near = half // 2
+        far = distance.abs().clamp(min=near).float() / near
+        steps = far.log() / math.log(self.config.max_distance / near) * (half - near)
+        shared = (near + steps.long()).clamp(max=half - 1)
+        bucket = torch.where(distance.abs() < near, distance.abs(), shared)
+        return bucket + half * (distance > 0)
 
 
 class RelativePositions(nn.Module):
@@ -468,10 +554,12 @@ def _gather_distances(
 # The config's class selects the attention; some attentions have a module that all layers share.
 ATTENTION: dict[type[AttentionConfig], type[nn.Module]] = {
     AttentionConfig: SelfAttention,
+    BiasedAttentionConfig: BiasedAttention,
     DisentangledAttentionConfig: DisentangledAttention,
     RotaryAttentionConfig: RotaryAttention,
 }
 SHARED: dict[type[AttentionConfig], type[nn.Module]] = {
+    BiasedAttentionConfig: RelativeBias,
     DisentangledAttentionConfig: RelativePositions,
     RotaryAttentionConfig: RotaryPositions,
 }

@@ -14,7 +14,18 @@ from bert_core.checks import (
 from bert_core.errors import ConfigError
 
 Activation = Literal["gelu", "gelu_new", "relu", "tanh"]
-Family = Literal["bert", "roberta", "distilbert", "albert", "deberta", "deberta-v2", "modernbert"]
+Family = Literal[
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "distilbert",
+    "albert",
+    "electra",
+    "mpnet",
+    "deberta",
+    "deberta-v2",
+    "modernbert",
+]
 NormPlacement = Literal["post", "pre"]
 Pooling = Literal["cls", "mean"]
 AngleBase = Annotated[float, Range(above=1)]
@@ -27,7 +38,10 @@ class EmbeddingsConfig:
     vocab_size: PositiveInt = 30522
     """Rows of the word embedding."""
     size: PositiveInt | None = None
-    """Width of the embeddings; None is hidden_size (narrower in Lan et al. 2019, section 3.1)."""
+    """Width of the embeddings; None is hidden_size (narrower in Lan et al. 2019, section 3.1).
+    Embeddings of another width than the encoder's pass through a linear layer."""
+    projected: bool = False
+    """Whether that layer is there at equal widths, too (ALBERT)."""
     absolute_positions: bool = True
     """Whether to add a learned vector per position."""
     max_position_embeddings: PositiveInt = 512
@@ -111,6 +125,27 @@ class RotaryAttentionConfig(AttentionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BiasedAttentionConfig(AttentionConfig):
+    """A learned number per head and distance is added to the scores (Raffel et al. 2019, section
+    2.1); all layers share it (MPNet, Song et al. 2020)."""
+
+    num_buckets: Annotated[int, Range(least=4)] = 32
+    """Number of buckets of distances, half of them for each direction; a multiple of 4."""
+    max_distance: PositiveInt = 128
+    """Distances from about this one on share the last bucket of their direction."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_buckets % 4:
+            raise ConfigError(f"num_buckets: wanted a multiple of 4, got {self.num_buckets}")
+        if self.max_distance <= self.num_buckets // 4:
+            raise ConfigError(
+                f"max_distance: wanted more than num_buckets / 4 = {self.num_buckets // 4}, the "
+                f"distances with a bucket of their own, got {self.max_distance}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig:
     """Two linear layers with an activation between (Vaswani et al. 2017, section 3.3)."""
 
@@ -167,7 +202,8 @@ class EncoderConfig:
     google-research/bert's `bert_config.json`)."""
 
     family: Family = "bert"
-    """Hugging Face's `model_type`; decides only the names of weights in files."""
+    """Hugging Face's `model_type`; decides the names of weights in files, and nothing that is
+    computed."""
     hidden_size: PositiveInt = 768
     """Width of the residual stream, D."""
     num_hidden_layers: PositiveInt = 12
@@ -199,6 +235,12 @@ class EncoderConfig:
             raise ConfigError(
                 "hidden_size: wanted a multiple of num_attention_heads = "
                 f"{self.attention.num_heads}, got {self.hidden_size}"
+            )
+        if self.family == "mpnet" and self.embeddings.pad_token_id != 1:
+            raise ConfigError(
+                "pad_token_id: wanted 1 for the family mpnet, whose class in transformers counts "
+                f"positions by that id, got {self.embeddings.pad_token_id}: use a tokenizer that "
+                "gives it to padding (`raybert vocab --kind bpe` makes one), or another family"
             )
         if isinstance(self.attention, RotaryAttentionConfig) and self.head_size % 2:
             raise ConfigError(

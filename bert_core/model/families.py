@@ -7,6 +7,7 @@ from typing import Any
 from bert_core.errors import ConfigError
 from bert_core.model.config import (
     AttentionConfig,
+    BiasedAttentionConfig,
     DisentangledAttentionConfig,
     EmbeddingsConfig,
     EncoderConfig,
@@ -26,6 +27,7 @@ ARCHITECTURES: dict[frozenset[str], str] = {
     frozenset({"nsp"}): "ForNextSentencePrediction",
     frozenset({"mlm", "nsp"}): "ForPreTraining",
     frozenset({"mlm", "sop"}): "ForPreTraining",
+    frozenset({"rtd"}): "ForPreTraining",
     frozenset({"classification"}): "ForSequenceClassification",
     frozenset({"token_classification"}): "ForTokenClassification",
     frozenset({"span"}): "ForQuestionAnswering",
@@ -62,6 +64,8 @@ class Layout:
     read: Callable[[dict[str, Any]], dict[str, Any]] = lambda entries: entries
     """Converts entries to those that `keys` names; added entries whose name starts with `_` are
     never written."""
+    filled: Names = field(default_factory=dict)
+    """Entries that are always written → the entry whose value they take where our field is None."""
     token_ids: Names = field(default_factory=dict)
     """Entries of `config.json` that hold a special token's id → the token, `cls` or `sep`."""
     aliases: Names = field(default_factory=dict)
@@ -69,7 +73,7 @@ class Layout:
 
 
 def _bert(title: str, prefix: str, heads: Mapping[str, Names], **more: Any) -> Layout:
-    """BERT's names; RoBERTa shares them all, DeBERTa most of them."""
+    """BERT's names; RoBERTa and ELECTRA share them all, MPNet and DeBERTa most of them."""
     layer = "encoder.layer.{n}."
     parts = {
         "embeddings.word_embeddings": "embeddings.word_embeddings",
@@ -138,8 +142,8 @@ def _bert_heads() -> dict[str, Names]:
     }
 
 
-def _roberta_heads() -> dict[str, Names]:
-    pooler = {"encoder.pooler.dense": "roberta.pooler.dense"}
+def _roberta_heads(prefix: str = "roberta.") -> dict[str, Names]:
+    pooler = {"encoder.pooler.dense": f"{prefix}pooler.dense"}
     return {
         "Model": pooler,
         "ForMaskedLM": {
@@ -152,6 +156,25 @@ def _roberta_heads() -> dict[str, Names]:
             "objectives.classification.head.linear": "classifier.out_proj",
         },
         "ForMultipleChoice": pooler | _CHOICES,
+        "ForTokenClassification": _TOKENS,
+        "ForQuestionAnswering": _SPAN,
+    }
+
+
+def _electra_heads() -> dict[str, Names]:
+    return {
+        "Model": {},
+        "ForMaskedLM": {
+            "objectives.mlm.head.transform.dense": "generator_predictions.dense",
+            "objectives.mlm.head.transform.norm": "generator_predictions.LayerNorm",
+            "objectives.mlm.head.bias": "generator_lm_head.bias",
+        },
+        "ForPreTraining": {
+            "objectives.rtd.head.dense": "discriminator_predictions.dense",
+            "objectives.rtd.head.linear": "discriminator_predictions.dense_prediction",
+        },
+        "ForSequenceClassification": _roberta_heads()["ForSequenceClassification"],
+        "ForMultipleChoice": {"encoder.pooler.dense": "sequence_summary.summary"} | _CHOICES,
         "ForTokenClassification": _TOKENS,
         "ForQuestionAnswering": _SPAN,
     }
@@ -253,6 +276,19 @@ def _roberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
     return entries | {"_position_offset": entries.get("pad_token_id", 1) + 1}
 
 
+def _mpnet_entries(entries: dict[str, Any]) -> dict[str, Any]:
+    """Positions start after id 1, whatever the id of [PAD]."""
+    return entries | {"_position_offset": 2}
+
+
+def _electra_entries(entries: dict[str, Any]) -> dict[str, Any]:
+    """Embeddings as wide as the encoder have no width of their own."""
+    entries = {"embedding_size": 128, "hidden_size": 256} | entries
+    if entries["embedding_size"] == entries["hidden_size"]:
+        del entries["embedding_size"]
+    return entries
+
+
 def _deberta_entries(entries: dict[str, Any]) -> dict[str, Any]:
     """-1 stands for another entry's value, or for no value."""
     entries = dict(entries)
@@ -290,6 +326,7 @@ _MODERNBERT = VARIANTS["modernbert-base"].config
 _MODERNBERT = replace(_MODERNBERT, head=replace(_MODERNBERT.head, pooling="cls"))
 _ENDS = {"bos_token_id": "cls", "eos_token_id": "sep"}
 _LAYER = "encoder.layer.{n}."
+_MPNET = f"{_LAYER}attention.attn."
 _ALBERT = "encoder.albert_layer_groups.0.albert_layers.0."
 
 LAYOUTS: dict[str, Layout] = {
@@ -312,6 +349,68 @@ LAYOUTS: dict[str, Layout] = {
             family="roberta",
             embeddings=EmbeddingsConfig(vocab_size=50265, position_offset=2, pad_token_id=1),
             head=HeadConfig(pooler_dropout=None),
+        ),
+    ),
+    "xlm-roberta": _bert(
+        "XLMRoberta",
+        "roberta.",
+        _roberta_heads(),
+        tied=_tied("lm_head.decoder", "roberta", "lm_head.bias"),
+        token_ids=_ENDS,
+        keys=_BERT_KEYS | {"embeddings.position_offset": "_position_offset"},
+        read=_roberta_entries,
+        defaults=EncoderConfig(
+            family="xlm-roberta",
+            embeddings=EmbeddingsConfig(position_offset=2, pad_token_id=1),
+            head=HeadConfig(pooler_dropout=None),
+        ),
+    ),
+    "mpnet": _bert(
+        "MPNet",
+        "mpnet.",
+        _roberta_heads("mpnet."),
+        encoder={
+            "shared.embeddings": "encoder.relative_attention_bias",
+            "layers.{n}.attention.output": f"{_MPNET}o",
+            "layers.{n}.attention_norm": f"{_LAYER}attention.LayerNorm",
+        },
+        split=(f"{_MPNET}q", f"{_MPNET}k", f"{_MPNET}v"),
+        tied=_tied("lm_head.decoder", "mpnet", "lm_head.bias"),
+        token_ids=_ENDS,
+        keys={
+            path: key
+            for path, key in _BERT_KEYS.items()
+            if path not in ("embeddings.type_vocab_size", "head.classifier_dropout")
+        }
+        | {"embeddings.position_offset": "_position_offset"},
+        read=_mpnet_entries,
+        # Its class has the other sizes of its buckets fixed.
+        wanted={"relative_attention_num_buckets": 32},
+        defaults=EncoderConfig(
+            family="mpnet",
+            embeddings=EmbeddingsConfig(
+                vocab_size=30527, position_offset=2, type_vocab_size=0, pad_token_id=1
+            ),
+            attention=BiasedAttentionConfig(),
+            head=HeadConfig(pooler_dropout=None),
+        ),
+    ),
+    "electra": _bert(
+        "Electra",
+        "electra.",
+        _electra_heads(),
+        encoder={"embeddings.widen": "embeddings_project"},
+        tied=_tied("generator_lm_head", "electra", None),
+        keys=_BERT_KEYS | {"embeddings.size": "embedding_size"},
+        filled={"embedding_size": "hidden_size"},
+        read=_electra_entries,
+        wanted={"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
+        defaults=EncoderConfig(  # ELECTRA-small
+            family="electra",
+            hidden_size=256,
+            attention=AttentionConfig(num_heads=4),
+            feed_forward=FeedForwardConfig(intermediate_size=1024),
+            head=HeadConfig(pooler_activation="gelu", pooler_dropout=None),
         ),
     ),
     "distilbert": Layout(
@@ -386,7 +485,7 @@ LAYOUTS: dict[str, Layout] = {
             hidden_size=4096,
             shared_layers=True,
             hidden_dropout_prob=0.0,
-            embeddings=EmbeddingsConfig(vocab_size=30000, size=128),
+            embeddings=EmbeddingsConfig(vocab_size=30000, size=128, projected=True),
             attention=AttentionConfig(num_heads=64, dropout=0.0),
             feed_forward=FeedForwardConfig(intermediate_size=16384, activation="gelu_new"),
             head=HeadConfig(classifier_dropout=0.1),

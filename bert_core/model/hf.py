@@ -126,7 +126,8 @@ def encoder_config_to_huggingface(config: EncoderConfig) -> dict[str, Any]:
         for path, key in layout.keys.items()
         if flat.get(path) is not None and not key.startswith("_")
     }
-    return {"model_type": config.family, **layout.wanted, **entries}
+    filled = {key: entries[other] for key, other in layout.filled.items()}
+    return {"model_type": config.family, **layout.wanted, **filled, **entries}
 
 
 def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig:
@@ -160,7 +161,15 @@ def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig
 
 
 _QKV = re.compile(r"^encoder\.layers\.\d+\.attention\.qkv\.(weight|bias)$")
-_BARE = ("embeddings.", "encoder.", "transformer.", "layers.", "final_norm.", "pooler.")
+_BARE = (
+    "embeddings.",
+    "embeddings_project.",
+    "encoder.",
+    "transformer.",
+    "layers.",
+    "final_norm.",
+    "pooler.",
+)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _WANTED = {"is_decoder": False, "position_embedding_type": "absolute", "tie_word_embeddings": True}
 # Hugging Face has three names for the tanh approximation and two for the exact GELU.

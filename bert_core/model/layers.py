@@ -60,8 +60,8 @@ def layer_norm(config: EncoderConfig, width: int) -> nn.LayerNorm:
 class Embeddings(nn.Module):
     """Word + position + segment embeddings, normalised (Devlin et al. 2018, figure 2).
 
-    Some families have no positions or no segments; ALBERT's embeddings are narrow and projected to
-    `hidden_size`.
+    Some families have no positions or no segments; ALBERT's and small ELECTRA's embeddings are
+    narrow and projected to `hidden_size`.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -77,7 +77,8 @@ class Embeddings(nn.Module):
         )
         self.norm = layer_norm(config, width)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.widen = nn.Linear(width, config.hidden_size) if part.size else None
+        projected = part.projected or width != config.hidden_size
+        self.widen = nn.Linear(width, config.hidden_size) if projected else None
 
     def forward(
         self,

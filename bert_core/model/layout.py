@@ -184,6 +184,7 @@ class Bins:
                 used = rounded_up(used, width)
             starts.append(used)
             used += length
+        self.width = width
         self._shape = rounded_up(used, width) // width, width
         self._places = rows.each(torch.tensor(starts)) + rows.positions()
         self._token_at = torch.zeros(self._shape[0] * width, dtype=torch.long)

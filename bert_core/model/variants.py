@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from bert_core.model.config import (
     AttentionConfig,
+    BiasedAttentionConfig,
     ConvolutionConfig,
     DisentangledAttentionConfig,
     EmbeddingsConfig,
@@ -44,14 +45,16 @@ def _bert(hidden: int, layers: int, heads: int, inner: int | None = None, **more
     return Variant(config=EncoderConfig(**sizes, embeddings=vocabulary), **more)
 
 
-def _roberta(hidden: int, layers: int, heads: int, published: str) -> Variant:
+def _roberta(
+    hidden: int, layers: int, heads: int, published: str, *, multilingual: bool = False
+) -> Variant:
     """Positions start after the id of [PAD], there are no segments, and a classifier has its own
-    linear layer."""
+    linear layer. XLM-RoBERTa differs in its vocabulary only."""
     config = EncoderConfig(
-        family="roberta",
+        family="xlm-roberta" if multilingual else "roberta",
         layer_norm_eps=1e-5,
         embeddings=EmbeddingsConfig(
-            vocab_size=50265,
+            vocab_size=250002 if multilingual else 50265,
             max_position_embeddings=514,
             position_offset=2,
             type_vocab_size=1,
@@ -60,7 +63,26 @@ def _roberta(hidden: int, layers: int, heads: int, published: str) -> Variant:
         head=HeadConfig(pooler_dropout=None),
         **_sizes(hidden, layers, heads),
     )
-    return Variant(config=config, tokenizer="bpe", paper="Liu et al. 2019", published=published)
+    return Variant(
+        config=config,
+        tokenizer="unigram" if multilingual else "bpe",
+        paper="Conneau et al. 2019, section 3" if multilingual else "Liu et al. 2019",
+        published=published,
+    )
+
+
+def _electra(
+    hidden: int, layers: int, heads: int, published: str, *, embeddings: int | None = None
+) -> Variant:
+    """The discriminator: BERT but for the width of its embeddings and its classifier, which has its
+    own linear layer."""
+    config = EncoderConfig(
+        family="electra",
+        embeddings=EmbeddingsConfig(size=embeddings),
+        head=HeadConfig(pooler_activation="gelu", pooler_dropout=None),
+        **_sizes(hidden, layers, heads),
+    )
+    return Variant(config=config, paper="Clark et al. 2020, table 6", published=published)
 
 
 def _albert(hidden: int, layers: int, heads: int, published: str) -> Variant:
@@ -71,7 +93,7 @@ def _albert(hidden: int, layers: int, heads: int, published: str) -> Variant:
         num_hidden_layers=layers,
         shared_layers=True,
         hidden_dropout_prob=0.0,
-        embeddings=EmbeddingsConfig(vocab_size=30000, size=128),
+        embeddings=EmbeddingsConfig(vocab_size=30000, size=128, projected=True),
         attention=AttentionConfig(num_heads=heads, dropout=0.0),
         feed_forward=FeedForwardConfig(intermediate_size=4 * hidden, activation="gelu_new"),
         head=HeadConfig(classifier_dropout=0.1),
@@ -175,6 +197,28 @@ VARIANTS: dict[str, Variant] = {
     "tinybert-6": _bert(768, 6, 12, paper=_JIAO, published="67.0 M"),
     "roberta-base": _roberta(768, 12, 12, published="125 M"),
     "roberta-large": _roberta(1024, 24, 16, published="355 M"),
+    "xlm-roberta-base": _roberta(768, 12, 12, published="270 M", multilingual=True),
+    "xlm-roberta-large": _roberta(1024, 24, 16, published="550 M", multilingual=True),
+    "mpnet-base": Variant(
+        config=EncoderConfig(
+            family="mpnet",
+            layer_norm_eps=1e-5,
+            embeddings=EmbeddingsConfig(
+                vocab_size=30527,
+                max_position_embeddings=514,
+                position_offset=2,
+                type_vocab_size=0,
+                pad_token_id=1,
+            ),
+            head=HeadConfig(pooler_dropout=None),
+            **_sizes(768, 12, 12) | {"attention": BiasedAttentionConfig()},
+        ),
+        paper="Song et al. 2020, section 4.1",
+        published="110 M",
+    ),
+    "electra-small": _electra(256, 12, 4, published="14 M", embeddings=128),
+    "electra-base": _electra(768, 12, 12, published="110 M"),
+    "electra-large": _electra(1024, 24, 16, published="335 M"),
     "distilbert": Variant(
         config=EncoderConfig(
             family="distilbert",

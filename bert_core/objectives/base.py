@@ -70,7 +70,7 @@ class Objective(nn.Module, ABC):
     """Whether it reads the whole word embedding, so that every word gets a gradient."""
     trains_encoder: ClassVar[bool] = True
     """Whether it trains the encoder, or leaves it frozen."""
-    in_transformers: ClassVar[bool] = True
+    in_transformers: bool = True
     """Whether a transformers class has its head."""
     graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
     """Outputs of its ONNX graph, by optimum's names: the result of `every`, split along its last

@@ -35,7 +35,7 @@ class ReplacedTokenDetection(Objective):
     needs_pooler = False
     label_key = "mlm_labels"  # compared with the generator's guesses
     weight = 50.0
-    in_transformers = False
+    not_in_transformers = ("generator",)
 
     def __init__(self, config: EncoderConfig) -> None:
         """Raises: ConfigError if the encoder has fewer than 2 layers."""
@@ -45,6 +45,7 @@ class ReplacedTokenDetection(Objective):
                 "objectives: wanted for rtd an encoder of at least 2 layers, as its generator has "
                 f"half of them, got {config.num_hidden_layers}: use another variant, or mlm"
             )
+        self.in_transformers = config.family == "electra"
         half = replace(config, num_hidden_layers=config.num_hidden_layers // 2)
         self.generator = ObjectiveModel(half, [MaskedLanguageModeling(half)])
         self.head = DetectionHead(config)

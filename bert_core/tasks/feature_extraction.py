@@ -31,6 +31,14 @@ MODULES, POOLING, SETTINGS = "modules.json", "1_Pooling/config.json", "sentence_
 PROMPTS = "config_sentence_transformers.json"
 CONFIG = "config.json"
 """Has `matryoshka_dimensions` where vectors may be cut (vLLM's convention)."""
+OLD_SETTINGS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Names that `SETTINGS` has had; the first that there is counts."""
+TOKENIZER_SETTINGS = "tokenizer_config.json"
+MOST_POSITIONS = 1 << 20
+"""A higher `model_max_length` stands for no limit."""
 _MODES: dict[Pooling, str] = {
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
@@ -195,7 +203,7 @@ class FeatureExtraction(Task):
         modes = [name for name, value in config.items() if name[:13] == "pooling_mode_" and value]
         for pooling, mode in _MODES.items():
             if modes == [mode] or config.get("pooling_mode") == pooling:
-                longest = (read(SETTINGS) or {}).get("max_seq_length")
+                longest = _longest(read)
                 prompts = read(PROMPTS) or {}
                 texts = {
                     name: text for name, text in (prompts.get("prompts") or {}).items() if text
@@ -434,6 +442,18 @@ def _texts_of(row: Row) -> list[str]:
     """A row's `text`, and the texts that it is compared with."""
     pair = row.get("text_pair")
     return [row["text"], *([] if pair is None else [pair]), *(row.get("negatives") or ())]
+
+
+def _longest(read: Callable[[str], Any]) -> int | None:
+    """The tokens at which sentence-transformers cuts texts; None if at the model's positions.
+
+    Since version 6, its own settings leave this to the tokenizer's.
+    """
+    settings: dict[str, Any] = next(filter(None, map(read, (SETTINGS, *OLD_SETTINGS))), {})
+    longest = settings.get("max_seq_length")
+    if longest is None:
+        longest = (read(TOKENIZER_SETTINGS) or {}).get("model_max_length")
+    return longest if longest is not None and longest <= MOST_POSITIONS else None
 
 
 def _loss_of(rows: Sequence[Row]) -> Loss:

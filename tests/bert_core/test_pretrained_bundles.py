@@ -15,6 +15,8 @@ from bert_core.bundle.layout import names_in
 from bert_core.bundle.weights import build_model
 from bert_core.errors import FormatError
 from bert_core.model.config import EncoderConfig, FeedForwardConfig
+from bert_core.model.heads import DetectionHead
+from bert_core.model.hf import encoder_config_to_huggingface
 from bert_core.model.sharing import plain_state
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, ObjectiveModel
@@ -65,27 +67,67 @@ def close(ours: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("variant", "title"), [("deberta-v3-tiny", "DebertaV2"), ("electra-small", "Electra")]
+)
 def test_an_encoder_that_tells_what_was_replaced_is_whole_and_its_generator_beside(
-    tmp_path: Path,
+    variant: str, title: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "bundle"
-    model, batch = saved(folder, "deberta-v3-tiny", ReplacedTokenDetection), batch_of()
+    model, batch = saved(folder, variant, ReplacedTokenDetection), batch_of()
     real = batch["attention_mask"].bool()
-    hidden = theirs("DebertaV2Model", folder, batch).last_hidden_state
+    if title == "Electra":  # the only family with a class for this head
+        output = theirs("ElectraForPreTraining", folder, batch)
+        close(model.logits(batch)["rtd"][:, 0], output.logits[real])
+        assert not (folder / "objective.safetensors").exists()
+        encoder = transformers.ElectraModel.from_pretrained(folder).eval()
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        hidden = encoder(**inputs).last_hidden_state
+    else:
+        hidden = theirs(f"{title}Model", folder, batch).last_hidden_state
+        heads = load_file(folder / "objective.safetensors")
+        assert {name.split(".")[2] for name in heads} == {"head"}
     close(model.encode(batch).hidden[real], hidden[real])
     objective = model.objectives["rtd"]
     assert isinstance(objective, ReplacedTokenDetection)
     generator = objective.generator
-    scores = theirs("DebertaV2ForMaskedLM", folder / "generator", batch).logits.flatten(0, 1)
+    scores = theirs(f"{title}ForMaskedLM", folder / "generator", batch).logits.flatten(0, 1)
     close(generator.logits(batch)["mlm"], scores[batch["mlm_positions"]])
-    heads = load_file(folder / "objective.safetensors")
-    assert {name.split(".")[2] for name in heads} == {"head"}
     assert {"generator/model.safetensors", "generator/raybert.json"} <= set(names_in(folder))
 
 
-def test_what_was_replaced_is_learned_on_from_a_bundle(tmp_path: Path) -> None:
+def test_electras_discriminator_and_generator_are_read(tmp_path: Path) -> None:
+    entries = encoder_config_to_huggingface(config_of("electra-small"))
+    config, batch = transformers.ElectraConfig(**entries), batch_of()
+    real = batch["attention_mask"].bool()
+    torch.manual_seed(0)
+    models: dict[str, transformers.PreTrainedModel] = {
+        "rtd": transformers.ElectraForPreTraining(config).eval(),
+        "mlm": transformers.ElectraForMaskedLM(config).eval(),
+    }
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+        TOKENIZER.save(tmp_path / name)
+        scores = model(**{key: batch[key] for key in ("input_ids", "attention_mask")}).logits
+        bundle = load_bundle(tmp_path / name)
+        if name == "mlm":
+            head = MaskedLanguageModeling(bundle.encoder_config)
+            ours = build_model(bundle, [head], require_heads=True).eval()
+            close(ours.logits(batch)["mlm"], scores.flatten(0, 1)[batch["mlm_positions"]])
+            continue
+        assert bundle.task is None
+        encoder = build_model(bundle, []).eval()
+        detect = DetectionHead(bundle.encoder_config)
+        prefix = "objectives.rtd.head."
+        weights = {key: value for key, value in bundle.state.items() if key.startswith(prefix)}
+        detect.load_state_dict({key.removeprefix(prefix): weights[key] for key in weights})
+        close(detect(encoder.encode(batch).hidden)[..., 0][real], scores[real])
+
+
+@pytest.mark.parametrize("variant", ["deberta-v3-tiny", "electra-small"])
+def test_what_was_replaced_is_learned_on_from_a_bundle(variant: str, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
-    model = saved(folder, "deberta-v3-tiny", ReplacedTokenDetection)
+    model = saved(folder, variant, ReplacedTokenDetection)
     bundle = load_bundle(folder)
     assert bundle.task is None
     objective = ReplacedTokenDetection(bundle.encoder_config)

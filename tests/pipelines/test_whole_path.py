@@ -24,6 +24,9 @@ from pipelines import finetune, prepare, pretrain, vocab
 PATHS: dict[str, tuple[TokenizerKind, Kind]] = {
     "distilbert": ("wordpiece", "full_sentences"),
     "roberta-base": ("bpe", "full_sentences"),
+    "xlm-roberta-base": ("unigram", "full_sentences"),
+    "mpnet-base": ("bpe", "full_sentences"),  # wordpiece here gives padding another id than 1
+    "electra-small": ("wordpiece", "doc_sentences"),
     "albert-base": ("unigram", "sop"),
     "deberta-base": ("bpe", "doc_sentences"),
     "deberta-v3-xsmall": ("unigram", "full_sentences"),

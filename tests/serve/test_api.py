@@ -394,7 +394,10 @@ def test_vectors_are_served_as_hugging_faces_client_asks_for_them(
         status, [tokens] = ask.predict(body)
         assert (status, len(tokens)) == (200, len(tokenizer.encode(["Parse a string."], None)[0]))
         for odd, message in (
-            ({"prompt_name": "query"}, 'got "prompt_name" too'),
+            (
+                {"prompt_name": "query"},
+                "prompt_name: wanted one of the model's prompts (none), got 'query'",
+            ),
             ({"normalize": "yes"}, "parameters.normalize: Input should be a valid boolean"),
         ):
             status, came = ask.predict({"inputs": "a", **odd})

@@ -22,6 +22,7 @@ from bert_core import files
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import canonical_order, train_vocabulary
 from bert_core.errors import ConfigError, CorpusError, FormatError
+from tests import tiny
 
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 OTHERS = [*"!,.'?()[]#-0123456789", "海", "洋", "é", "ß", "İ", "A", "Z"]
@@ -237,6 +238,28 @@ def test_the_digest_tells_vocabularies_and_casing_apart() -> None:
         for lowercase in (True, False)
     }
     assert len(digests) == 6
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["vocab.txt", "tokenizer.json"])
+def test_of_two_names_of_a_special_token_the_one_in_use_counts(alone: bool, tmp_path: Path) -> None:
+    """MPNet's vocabulary has BERT's special tokens too, as ordinary ones."""
+    theirs = tiny.mpnet_tokenizer()
+    if alone:
+        (tmp_path / "vocab.txt").write_text("".join(f"{one}\n" for one in tiny.mpnet_vocabulary()))
+    else:
+        theirs.save_pretrained(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    for name in ("pad", "unk", "cls", "sep", "mask"):
+        assert getattr(tokenizer, f"{name}_id") == getattr(theirs, f"{name}_token_id"), name
+    assert theirs.convert_ids_to_tokens(tokenizer.special_ids.tolist()) == [
+        "<s>", "<pad>", "</s>", "[UNK]", "<mask>",
+    ]  # fmt: skip
+    for text in ("the <mask> is", "A Sea [CLS] the ü"):
+        assert ids_of(tokenizer, text) == theirs(text)["input_ids"]
+    tokenizer.save(tmp_path / "again", segments=False)
+    again = AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert again("the <mask>", "sea") == theirs("the <mask>", "sea")
+    assert Tokenizer.load(tmp_path / "again").digest == tokenizer.digest
 
 
 def test_special_ids_are_the_five_special_tokens_wherever_they_stand() -> None:

@@ -12,18 +12,25 @@ from transformers import AutoTokenizer
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.windows import first_ids_of, ids_of, joined, pieces_of, slices
+from bert_core.data.windows import ids_of, joined, pieces_of, slices
+from tests import tiny
 
 TEXTS = ["the sea", "", "a tree is blue and the sea is not", "sea " * 30, "blue"]
 WORDS = ["the", "sea", "tree", "is", "blue", "and", "not", "a", "s", "##e", "##a"]
+THEIRS = {"xlm-roberta": tiny.xlm_roberta_tokenizer, "mpnet": tiny.mpnet_tokenizer}
 WORDPIECE = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
 
 
 @pytest.mark.parametrize("max_length", [8, 9, 16, 512])
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "xlm-roberta", "mpnet"])
 def test_pairs_are_transformers(kind: str, max_length: int, tmp_path: Path) -> None:
     tokenizer = WORDPIECE
     if kind == "bpe":
         tokenizer = train_tokenizer("bpe", TEXTS * 3, vocab_size=300, lowercase=False)
+    if kind in THEIRS:
+        THEIRS[kind]().save_pretrained(tmp_path / "theirs")
+        tokenizer = Tokenizer.load(tmp_path / "theirs")
+        assert tokenizer.separators == 2
     tokenizer.save(tmp_path, segments=kind == "wordpiece")
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     ids = ids_of(tokenizer, TEXTS)

@@ -159,7 +159,8 @@ def test_configs_say_what_transformers_means_where_they_are_silent() -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_config_of_every_variant_goes_there_and_back(name: str) -> None:
     config = VARIANTS[name].config
-    for one in (config, config.adapted(vocab_size=99, pad_token_id=3, hidden_dropout_prob=0.3)):
+    pad = 1 if config.family == "mpnet" else 3
+    for one in (config, config.adapted(vocab_size=99, pad_token_id=pad, hidden_dropout_prob=0.3)):
         assert encoder_config_from_huggingface(encoder_config_to_huggingface(one)) == one
 
 
@@ -176,6 +177,15 @@ def test_the_config_of_every_variant_goes_there_and_back(name: str) -> None:
         ({"model_type": "deberta"}, "relative_attention = False: wanted True"),
         ({"model_type": "deberta", **DEBERTA, "pos_att_type": "c2p"}, "pos_att_type = 'c2p'"),
         ({"model_type": "deberta-v2", **DEBERTA}, "share_att_key = False: wanted True"),
+        ({"model_type": "mpnet", "pad_token_id": 0}, "MPNet: pad_token_id: wanted 1 for the fam"),
+        (
+            {"model_type": "mpnet", "relative_attention_num_buckets": 16},
+            "relative_attention_num_buckets = 16: wanted 32",
+        ),
+        (
+            {"model_type": "electra", "summary_type": "mean"},
+            "summary_type = 'mean': wanted 'first'",
+        ),
         ({"model_type": "modernbert", "norm_bias": True}, "norm_bias = True: wanted False"),
         (
             {"model_type": "modernbert", "layer_types": ["full_attention"] * 2 + ["sliding"]},

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bert_core.errors import ConfigError
 from bert_core.model.config import (
     AttentionConfig,
+    BiasedAttentionConfig,
     ConvolutionConfig,
     DisentangledAttentionConfig,
     EmbeddingsConfig,
@@ -35,6 +36,10 @@ KNOWN = {
     "deberta-base": 138.6,
     "deberta-v3-base": 183.8,
     "modernbert-base": 149.0,
+    "xlm-roberta-base": 278.0,
+    "mpnet-base": 109.5,
+    "electra-small": 13.5,
+    "electra-base": 108.9,
 }
 
 
@@ -56,6 +61,8 @@ def test_work_a_token_is_what_torch_counts() -> None:
         ("albert-base", 0),
         ("deberta-v3-small", 1),
         ("modernbert-base", 0),
+        ("mpnet-base", 0),
+        ("electra-small", 0),
     ):
         published = VARIANTS[name].config
         config = replace(
@@ -63,9 +70,9 @@ def test_work_a_token_is_what_torch_counts() -> None:
             **sizes,
             attention=replace(published.attention, num_heads=4, dropout=0.0),
             feed_forward=replace(published.feed_forward, intermediate_size=128),
-        ).adapted(vocab_size=50, pad_token_id=0, hidden_dropout_prob=0.0)
+        ).adapted(vocab_size=50, pad_token_id=1, hidden_dropout_prob=0.0)
         encoder, length = Encoder(config, pooler=False), 48
-        ids = torch.randint(1, 50, (2, length))
+        ids = torch.randint(2, 50, (2, length))
         # The fused kernel of the CPU is not counted.
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             encoder(ids, ids * 0).hidden.sum().backward()
@@ -98,6 +105,12 @@ def test_a_local_layer_works_on_its_window_only() -> None:
         (lambda: EmbeddingsConfig(position_offset=512), "position_offset: wanted at least"),
         (lambda: ConvolutionConfig(kernel_size=2), "kernel_size: wanted an odd number"),
         (lambda: DisentangledAttentionConfig(position_buckets=-1), "position_buckets: wanted"),
+        (lambda: BiasedAttentionConfig(num_buckets=6), "num_buckets: wanted a multiple of 4, got"),
+        (lambda: BiasedAttentionConfig(max_distance=8), "max_distance: wanted more than num_buc"),
+        (
+            lambda: EncoderConfig(family="mpnet"),
+            "pad_token_id: wanted 1 for the family mpnet, whose class in transformers counts",
+        ),
         (lambda: RotaryAttentionConfig(window=7), "window: wanted an even number"),
         (lambda: RotaryAttentionConfig(global_every=0), "global_every: wanted at least 1, got 0"),
         (lambda: RotaryAttentionConfig(theta=0.5), "theta: wanted above 1, got 0.5"),

@@ -307,7 +307,10 @@ def test_a_student_of_chosen_layers_has_exactly_their_weights() -> None:
     assert torch.equal(student(rows, rows * 0).hidden, hidden)
 
 
-@pytest.mark.parametrize("variant", ["albert-base", "modernbert-base", "deberta-v3-xsmall"])
+@pytest.mark.parametrize(
+    "variant",
+    ["albert-base", "modernbert-base", "deberta-v3-xsmall", "mpnet-base", "electra-small"],
+)
 def test_every_family_gives_layers(variant: str) -> None:
     config = VARIANTS[variant].config
     with torch.device("meta"):
