@@ -81,7 +81,10 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == TextClassification.name:
         return request.getfixturevalue("classifier")
-    return saved(tmp_path_factory.mktemp(request.param), TASKS[request.param](LABELS))
+    kind = TASKS[request.param]
+    rows = kind.kinds[0]
+    task = kind.from_rows(rows.rows, kind.options_of(rows.options))
+    return saved(tmp_path_factory.mktemp(request.param), task)
 
 
 def test_a_graph_answers_as_torch_does_in_batches_of_any_size_and_length(exported: Path) -> None:
@@ -150,6 +153,8 @@ def test_a_graph_is_valid_and_has_the_names_that_optimum_gives(exported: Path) -
     wanted = {
         "question-answering": ["start_logits", "end_logits"],
         "feature-extraction": ["last_hidden_state"],
+        "sentence-similarity": ["last_hidden_state"],
+        "sparse-embedding": ["sparse_embedding"],
     }
     task = Predictor(exported / "graph").task.name
     assert [one.name for one in model.graph.output] == wanted.get(task, ["logits"])

@@ -40,6 +40,17 @@ ROWS: dict[str, list[Row]] = {
         {"text": "the tree", "score": -2.5},
         {"text": LONG, "score": 0.0},
     ],
+    "zero-shot-classification": [
+        {"text": "the sea is blue", "label": "sea"},
+        {"text": LONG, "label": "tree"},
+        {"text": "", "candidate_labels": ["tree"], "label": "tree"},
+    ],
+    "text-ranking": [
+        {"text": "the sea is blue", "text_pair": "sea", "score": 1.0},
+        {"text": "the sea is blue", "text_pair": LONG, "score": 0.0},
+        {"text": "the sea is blue", "text_pair": "a tree", "score": 2.0},
+        {"text": LONG, "text_pair": "a tree", "score": 0.0},
+    ],
     "token-classification": [
         {"tokens": ["the", "blue", "Sea"], "tags": ["O", "B-place", "I-place"]},
         {"tokens": LONG.split(), "tags": ["B-place", "O", "O", "O"] * 20},
@@ -57,6 +68,14 @@ ROWS: dict[str, list[Row]] = {
         {"text": "the sea is blue", "text_pair": "sea", "negatives": ["a tree", LONG]},
         {"text": "a tree", "text_pair": LONG},
         {"text": "the sea is blue", "text_pair": "blue"},
+    ],
+    "sentence-similarity": [
+        {"source_sentence": "the sea", "sentences": ["a tree", LONG], "scores": [2.0, 1.0]},
+        {"source_sentence": LONG, "sentences": ["blue"], "scores": [0.5]},
+    ],
+    "sparse-embedding": [
+        {"text": "the sea is blue", "text_pair": "sea", "negatives": ["a tree", LONG]},
+        {"text": "a tree", "text_pair": LONG},
     ],
     "fill-mask": [
         {"text": "the [MASK] is blue", "words": ["sea"]},
@@ -91,6 +110,11 @@ def each_task(request: pytest.FixtureRequest) -> Task:
     return TASKS[request.param].from_rows(ROWS[request.param])
 
 
+@pytest.fixture(params=[name for name in TASKS if TASKS[name].trainable], name="trained")
+def each_trained_task(request: pytest.FixtureRequest) -> Task:
+    return TASKS[request.param].from_rows(ROWS[request.param])
+
+
 def model_of(task: Task) -> ObjectiveModel:
     return tiny.model(CONFIG, task.build_objective).eval()
 
@@ -120,7 +144,8 @@ def test_rows_become_windows_of_limited_length_in_their_order(task: Task) -> Non
         assert not window.labels
 
 
-def test_a_labelled_window_has_a_label_an_item(task: Task) -> None:
+def test_a_labelled_window_has_a_label_an_item(trained: Task) -> None:
+    task = trained
     key = task.build_objective(CONFIG).position_key
     for window in windows_of(task, is_labelled=True):
         items = 1 if key is None else len(window.positions[key])
@@ -207,7 +232,8 @@ def test_its_objective_and_its_class_at_hugging_face_exist(task: Task) -> None:
     assert hasattr(transformers, architecture(CONFIG, model.in_transformers))
 
 
-def test_a_student_learns_from_the_scores_of_a_wider_teacher(task: Task) -> None:
+def test_a_student_learns_from_the_scores_of_a_wider_teacher(trained: Task) -> None:
+    task = trained
     wide = replace(CONFIG, hidden_size=32, num_hidden_layers=2)
     windows = windows_of(task, is_labelled=True)
     batch = collate(windows, TOKENIZER.pad_id) | {"groups": torch.tensor([len(windows)])}
@@ -264,7 +290,7 @@ OPTIONS_OF_TEXT = [
     (name, option)
     for name, kind in TASKS.items()
     for option, hint in get_type_hints(kind.options).items()
-    if hint in (str, str | None)
+    if hint in (str, str | None) and option != "hypothesis_template"  # which is no label
 ]
 
 
