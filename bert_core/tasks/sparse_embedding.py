@@ -12,12 +12,12 @@ from jaxtyping import Float
 from bert_core.checks import PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
-from bert_core.errors import InputError
+from bert_core.errors import ConfigError, InputError
 from bert_core.metrics.retrieval import retrieval_columns, retrieval_metrics, sparse_ranks_of
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, Kind, Options, Task
 from bert_core.tasks.feature_extraction import VectorParameters, compared, sequences_of, texts_of
-from bert_core.tasks.modules import MODULES, SETTINGS, Read, kinds_of, longest_of, modules_of
+from bert_core.tasks.modules import ABOUT, MODULES, SETTINGS, Read, kinds_of, longest_of, modules_of
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput
 
@@ -115,14 +115,15 @@ class SparseEmbedding(Task):
             "max_length": longest_of(read),
         }
         try:
-            return cls(options=cls.options(**chosen))
-        except InputError:
+            return cls(options=cls.options_of(chosen))
+        except ConfigError:
             return None
 
     def files(self, config: EncoderConfig) -> dict[str, Any]:
         """Files with which sentence-transformers computes the same vectors from the bundle."""
         return {
             MODULES: modules_of(_TYPES),
+            ABOUT: {"model_type": "SparseEncoder"},
             SPLADE_POOLING: {
                 "pooling_strategy": self.chosen.pooling,
                 "activation_function": self.chosen.activation,
