@@ -161,6 +161,11 @@ def _misplaced(
 ) -> Float[np.ndarray, "passages"]:
     """For each passage, the share of those with another relevance that are on the wrong side of
     it; those with an equal score count half."""
-    apart = np.sign(relevance[:, None] - relevance)
-    wrong = np.abs(apart - np.sign(scores[:, None] - scores) * np.abs(apart)) / 2
-    return wrong.sum(1) / np.maximum(1, np.abs(apart).sum(1))
+    shares = np.empty(len(scores))
+    for start in range(0, len(scores), QUERIES_AT_ONCE):
+        batch = slice(start, start + QUERIES_AT_ONCE)
+        apart = np.sign(relevance[batch, None] - relevance)
+        counts = np.abs(apart)
+        wrong = np.abs(apart - np.sign(scores[batch, None] - scores) * counts) / 2
+        shares[batch] = wrong.sum(1) / np.maximum(1, counts.sum(1))
+    return shares

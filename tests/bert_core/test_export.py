@@ -302,3 +302,26 @@ def test_scores_that_differ_are_measured_and_those_that_are_missing_refused() ->
     assert largest_difference([4 * ones], [5 * ones]) == 0.25
     with pytest.raises(FormatError, match="in the same places"):
         largest_difference([ones], [gap])
+
+
+def test_a_graph_answers_every_task_that_shares_its_head(tmp_path: Path) -> None:
+    saved(tmp_path, TextClassification(["contradiction", "entailment", "neutral"]))
+    torchs, graphs = Predictor(tmp_path / "weights", device="cpu"), Predictor(tmp_path / "graph")
+    assert list(graphs.also) == list(torchs.also) == ["zero-shot-classification"]
+    asked = Predictor(tmp_path / "graph", task="zero-shot-classification")
+    assert isinstance(asked.backend, GraphBackend)
+    for one in (graphs.also[asked.task.name], asked):
+        (mine,), (wanted,) = (
+            each.predict(asked.task.examples) for each in (one, torchs.also[asked.task.name])
+        )
+        for ours, theirs in zip(mine, wanted, strict=True):
+            assert ours["label"] == theirs["label"]
+            assert ours["score"] == pytest.approx(theirs["score"], abs=TOLERANCE)
+
+
+def test_a_graph_for_words_is_not_one_for_sparse_vectors(tmp_path: Path) -> None:
+    saved(tmp_path, FillMask())
+    with pytest.raises(
+        FormatError, match="wanted a bundle for sparse-embedding, this one is for f"
+    ):
+        Predictor(tmp_path / "graph", task="sparse-embedding")

@@ -74,7 +74,8 @@ def test_gains_are_those_of_scikit_learn_where_scores_tie_too(seed: int) -> None
 def test_rankings_are_measured_as_sentence_transformers_measures_them() -> None:
     """Without ties, which it breaks by the order of the passages."""
     rng = np.random.default_rng(1)
-    samples, queries = [], []
+    samples: list[dict[str, str | list[str]]] = []
+    queries = []
     for number, size in enumerate(rng.integers(3, 30, size=12)):
         scores, right = rng.permutation(size) / size, max(1, size // 8)
         names = [f"{number}-{score}" for score in scores]

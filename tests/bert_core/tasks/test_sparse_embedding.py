@@ -150,7 +150,7 @@ def test_a_pretrained_bundle_gives_them_and_a_classifier_does_not(tmp_path: Path
 
 def test_ranks_are_by_dot_product_among_all_passages() -> None:
     task = SparseEmbedding()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"text": "q", "text_pair": "north", "negatives": ["south"]},
         {"text": "r", "text_pair": "east"},
     ]

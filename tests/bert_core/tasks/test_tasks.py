@@ -22,9 +22,10 @@ from bert_core.objectives.distillation import Distillation
 from bert_core.predictor import Predictor
 from bert_core.scores import scores_of
 from bert_core.tasks.base import Columns, Parameters, Task
-from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.catalog import TASKS, also
 from bert_core.tasks.shapes import Row, as_row, labelled
 from bert_core.tasks.text_regression import TextRegression
+from bert_core.tasks.zero_shot_classification import INFERENCE_LABELS
 from tests import tiny
 
 LONG = "sea sea the tree " * 20
@@ -265,6 +266,38 @@ def test_a_bundle_brings_it_back_and_answers_its_examples(task: Task, tmp_path: 
     assert again.record == task.record
     answers = Predictor(folder, device="cpu").predict(task.examples)
     assert len(answers) == len(task.examples)
+
+
+def test_the_tasks_that_it_shares_a_head_with_exist_and_score_alike(task: Task) -> None:
+    assert task.trainable or task.shares_head_with
+    for name in task.shares_head_with:
+        made = task.from_head(TASKS[name](INFERENCE_LABELS))
+        if made is not None:
+            assert type(made) is type(task)
+            assert made.objective == TASKS[name].objective
+            assert task.name in [other.name for other in also(TASKS[name](INFERENCE_LABELS))]
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if TASKS[name].shares_head_with])
+def test_what_shares_a_head_passes_through_the_model_together(name: str, tmp_path: Path) -> None:
+    for other in TASKS[name].shares_head_with:
+        source = TASKS[other](INFERENCE_LABELS)
+        predictor = Predictor(
+            tiny.bundle(tmp_path / other, TOKENIZER, CONFIG, task=source), device="cpu"
+        )
+        asked = Predictor(tmp_path / other, device="cpu", task=name)
+        assert asked.task.name == name
+        assert asked.predict(asked.task.examples)
+        assert name in predictor.also or asked.task.pretrained
+        if name not in predictor.also:
+            continue
+        both = [predictor.also[name], predictor]
+        rows = [one.rows(one.task.examples) for one in both]
+        windows = [one.encode(each) for one, each in zip(both, rows, strict=True)]
+        scores = predictor.forward([*windows[0], *windows[1]])
+        answers = predictor.also[name].decode(rows[0], windows[0], scores[: len(windows[0])])
+        assert len(answers) == len(rows[0])
+        assert predictor.task is not both[0].task
 
 
 def test_unknown_options_are_refused_by_name(task: Task) -> None:

@@ -43,7 +43,7 @@ ROWS: list[dict[str, Any]] = [
 def classifier(folder: Path, outputs: int = 1, **entries: Any) -> Path:
     """A model with a head as transformers writes it, and more entries in its config.json."""
     torch.manual_seed(0)
-    config = BertConfig(**SIZES, num_labels=outputs)
+    config = BertConfig(**SIZES | {"num_labels": outputs})
     BertForSequenceClassification(config).save_pretrained(folder)
     TOKENIZER.save(folder, 32)
     path = folder / "config.json"

@@ -48,7 +48,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_answers_are_those_of_transformers_pipeline_and_only_the_text_is_cut(
     folder: Path, multi_label: bool, template: str, labels: list[str]
 ) -> None:
-    peer: Any = pipeline(NAME, model=str(folder), device="cpu")
+    peer: Any = pipeline("zero-shot-classification", model=str(folder), device="cpu")
     peer.tokenizer.model_max_length = 40
     template = template.replace("{} {}", "{0} {0}")
     parameters = ZeroShotParameters(
