@@ -82,7 +82,8 @@ class Task(ABC):
     target: ClassVar[type]
     """Dataclass of the expected answer: the fields that labelled rows have besides the input."""
     kinds: ClassVar[tuple[Kind, ...]]
-    """The kinds of labelled rows that it learns from, the most common first."""
+    """The kinds of labelled rows that it learns from, or is evaluated on if it is not trained, the
+    most common first."""
     primary_metric: str
     """The metric that decides between two models by default; higher is better."""
     parameters: type[Parameters] = Parameters
@@ -99,7 +100,8 @@ class Task(ABC):
     headless: ClassVar[bool] = False
     """Whether it needs no head, so that any encoder can answer it."""
     trainable: ClassVar[bool] = True
-    """Whether labelled rows train it; otherwise only models for `shares_head_with` answer it."""
+    """Whether labelled rows train it; otherwise models for `shares_head_with` answer it, and rows
+    only evaluate it."""
     shares_head_with: ClassVar[tuple[str, ...]] = ()
     """Other tasks whose models answer it with the same head, by name."""
     single_is_bare: ClassVar[bool] = False

@@ -5,6 +5,7 @@ The text is the premise; a hypothesis per label says that it applies.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -345,14 +346,15 @@ def _check_labels(labels: Sequence[str] | None) -> None:
 
 
 def _check_template(template: str | None) -> None:
-    """Raises: InputError unless a label has exactly one effect on it: to be inserted."""
+    """Raises: InputError unless the label goes into the template, just as it is."""
     if template is None:
         return
     try:
-        says_label = template.format("sea") != template.format("sky")
-    except (IndexError, KeyError, ValueError, AttributeError):
-        says_label = False
-    if not says_label:
+        fields = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError:
+        fields = []
+    # NOTE: a width, as in `{:>1000000000}`, would fill the memory.
+    if fields != [("", "", None)] and set(fields) != {("0", "", None)}:
         raise InputError(
             f"hypothesis_template: wanted a text with {{}} where the label goes, such as "
             f"{TEMPLATE!r}, got {template!r}"

@@ -139,6 +139,10 @@ def test_a_model_that_does_not_infer_is_refused(
         ({"hypothesis_template": "about it"}, r"wanted a text with {} where the label goes"),
         ({"hypothesis_template": "about {name}"}, r"wanted a text with {} where the label goes"),
         ({"hypothesis_template": "about {"}, r"wanted a text with {} where the label goes"),
+        ({"hypothesis_template": "about {:>1000000000}"}, r"wanted a text with {} where the label"),
+        ({"hypothesis_template": "about {0.__class__}"}, r"wanted a text with {} where the label"),
+        ({"hypothesis_template": "about {!r}"}, r"wanted a text with {} where the label goes"),
+        ({"hypothesis_template": "about {} {0}"}, r"wanted a text with {} where the label goes"),
         ({"hypothesis_template": "about {} {}"}, r"wanted a text with {} where the label goes"),
     ],
 )
