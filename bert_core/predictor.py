@@ -1,7 +1,9 @@
 """Inputs in, answers out: called by evaluation, batch prediction, the registry and the server."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from bert_core.model.attention import packing
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.scores import Backend, TorchBackend
 from bert_core.tasks.base import Parameters, Task
-from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.catalog import TASKS, also
 from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.shapes import Row, as_row
 
@@ -42,9 +44,11 @@ class Predictor:
 
         Args:
             folder: the bundle's folder, or a bundle already read, which several heads can share.
-            task: name in `TASKS` of a task whose head pretraining has trained, or that needs none;
-                None takes the bundle's own task, or `fill-mask` if it was only pretrained.
-            options: by name, for a task without a head; others keep those they were trained with.
+            task: name in `TASKS` of a task that shares the head of the bundle's own, whose head
+                pretraining has trained, or that needs none; None takes the bundle's own task, or
+                `fill-mask` if it was only pretrained.
+            options: by name, for a task that is not trained or has no head; others keep those that
+                they were trained with.
             device: torch's name; None takes the GPU if there is one, except for a graph.
             threads: CPU threads, of the whole process for torch, which has one pool, or of the
                 graph; None leaves them unchanged.
@@ -71,6 +75,18 @@ class Predictor:
         self.bundle = replace(bundle, state={})
         # A multiple of `pad`'s step, so that padding never exceeds the last position.
         self.max_length = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
+
+    @cached_property
+    def also(self) -> dict[str, "Predictor"]:
+        """Predictors for the other tasks that the same head answers, by task.
+
+        They share the backend, so that windows of all of them may pass through it together.
+        """
+        others = {}
+        for task in also(self.task):
+            others[task.name] = copy.copy(self)
+            others[task.name].task = task
+        return others
 
     def predict(self, inputs: Any, parameters: Parameters | None = None) -> list[Any]:
         """Answer each input, in order.
@@ -146,29 +162,46 @@ def _backend(bundle: Bundle, task: Task, folder: Path | None, device: str | None
 def _task_of(
     bundle: Bundle, name: str | None, options: Mapping[str, Any], folder: str | Path
 ) -> Task:
-    name = bundle.task.name if name is None and bundle.task is not None else name
-    if name is not None and name in TASKS and TASKS[name].headless:
-        saved = bundle.task.record["options"] if bundle.task and bundle.task.name == name else {}
-        return TASKS[name](options=TASKS[name].options_of(saved | dict(options)))
-    if options:
+    able = _tasks_of(bundle)
+    own = FillMask.name if bundle.task is None else bundle.task.name
+    task = able.get(name or own)
+    if task is None:
+        raise FormatError(_unable(bundle, name, able, folder))
+    if not options:
+        return task
+    shares_head = own in task.shares_head_with and bundle.task is not None
+    if task.trainable and not task.headless and not shares_head:
         raise ConfigError(
-            f"options: wanted none, since a model for {name or FillMask.name} keeps those that it "
-            f"was trained with, got {', '.join(options)}: leave them out"
+            f"options: wanted none, since a model for {task.name} keeps those that it was "
+            f"trained with, got {', '.join(options)}: leave them out"
         )
-    if bundle.task is not None and name == bundle.task.name:
-        return bundle.task
-    parts = {one.split(".")[1] for one in bundle.state if one.startswith("objectives.")}
-    able = [one for one, kind in TASKS.items() if kind.pretrained and kind.objective in parts]
-    if bundle.task is None and (name or FillMask.name) in able:
-        return TASKS[name or FillMask.name]([]).adapted(bundle.state)
-    able += [one for one, kind in TASKS.items() if kind.headless]
+    return type(task)(task.labels, task.options_of(asdict(task.chosen) | dict(options)))
+
+
+def _tasks_of(bundle: Bundle) -> dict[str, Task]:
+    """Every task that a bundle answers, by name: its own, those that share its head, those whose
+    head pretraining has trained, and those that need no head."""
+    own = [] if bundle.task is None else [bundle.task, *also(bundle.task)]
+    parts = {name.split(".")[1] for name in bundle.state if name.startswith("objectives.")}
+    kinds = list(TASKS.values())
+    pretrained = [kind for kind in kinds if kind.pretrained and kind.objective in parts]
+    headless = [kind for kind in kinds if kind.headless]
+    of_kinds = (kind().adapted(bundle.state) for kind in (*pretrained, *headless))
+    return {task.name: task for task in (*of_kinds, *own)}
+
+
+def _unable(bundle: Bundle, name: str | None, able: Collection[str], folder: str | Path) -> str:
+    """The message for a bundle that does not answer a task."""
+    kind = TASKS.get(name or FillMask.name)
     got = "only pretrained (or for a task that is unknown here)"
     if bundle.task is not None:
         got = f"for {bundle.task.name}"
-    ways = [f"ask for {one}" for one in able]
-    if (name or FillMask.name) == FillMask.name:  # which the submodel was trained for
+    ways = ["fine-tune it first with `raybert finetune`"]
+    if kind is not None and not kind.trainable:
+        ways = [f"give a model for {', '.join(kind.shares_head_with)} that can do it"]
+    own = None if bundle.task is None else bundle.task.name
+    ways += [f"ask for {each}" for each in able if each != own]
+    if kind is FillMask:  # which the submodel was trained for
         ways += [f"give {path}" for path in bundle.submodels.values()]
-    raise FormatError(
-        f"{folder}: wanted a bundle for {name or 'a task'}, this one is {got}: fine-tune it first "
-        f"with `raybert finetune`{''.join(f', or {way}' for way in ways)}"
-    )
+    wanted = name or "a task"
+    return f"{folder}: wanted a bundle for {wanted}, this one is {got}: {', or '.join(ways)}"

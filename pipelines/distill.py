@@ -25,7 +25,13 @@ from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT, Result, bundle_input, input_digest, run_stage
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.driver import curves, fit, write_bundle
-from pipelines.training.labelled_sets import LabelledSet, encoded, lineage_of, read_parts
+from pipelines.training.labelled_sets import (
+    LabelledSet,
+    encoded,
+    lineage_of,
+    read_parts,
+    trainable_task,
+)
 from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_records
 from pipelines.training.seeds import TrainableTask, learn
 from pipelines.training.shard_batches import batches, check_rows
@@ -177,12 +183,9 @@ def _on_labelled_rows(
     """Train a student for a task."""
     from bert_core.bundle.format import load_bundle
     from bert_core.bundle.weights import require_weights
-    from bert_core.tasks.catalog import TASKS
 
-    if config.task not in TASKS:
-        raise ConfigError(f"task: wanted {one_of(TASKS)}, got {config.task!r}")
+    kind = trainable_task(config.task)
     teacher = require_weights(load_bundle(folders["teacher"]))
-    kind = TASKS[config.task]
     answers = config.losses.of_answers or kind.headless
     if not answers:
         _check_unscored(config)

@@ -1,6 +1,7 @@
 """Labelled rows of every task and kind, as many as a test asks for, and the files that hold them.
 
-A task that is added with its kinds is in every test that goes over `EVERY_KIND`.
+A task that is added with its kinds is in every test that goes over `EVERY_KIND`, and in those that
+train if labelled rows train it.
 """
 
 import csv
@@ -19,6 +20,11 @@ from bert_core.tasks.catalog import TASKS
 
 KINDS = {f"{task.name}-{kind.name}": (task, kind) for task in TASKS.values() for kind in task.kinds}
 EVERY_KIND = [pytest.param(*both, id=name) for name, both in KINDS.items()]
+TRAINED = {name: both for name, both in KINDS.items() if both[0].trainable}
+EVERY_TRAINED_KIND = [pytest.param(*both, id=name) for name, both in TRAINED.items()]
+EVERY_UNTRAINED_KIND = [
+    pytest.param(*both, id=name) for name, both in KINDS.items() if name not in TRAINED
+]
 WORDS = ["a", "the", "file", "list", "name", "object", "line", "string", "value", "error"]
 
 
@@ -43,7 +49,7 @@ def _with_ending(row: Any, words: list[str]) -> dict[str, Any]:
         tag = "O" if "O" in row["tags"] else row["tags"][-1]
         changed["tags"] = [*row["tags"], *[tag] * len(words)]
         return changed
-    for name in ("context", "text", "text_pair"):
+    for name in ("context", "text", "text_pair", "source_sentence"):
         if name in row:
             changed[name] = f"{row[name]} {' '.join(words)}"
     if "id" in row:

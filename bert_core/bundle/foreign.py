@@ -1,6 +1,7 @@
 """Folders written by transformers and sentence-transformers: which files belong to a bundle, and
 its task."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,9 @@ from bert_core.bundle.layout import CONFIG, OBJECTIVE, TRAINED_ROWS, WEIGHTS, re
 from bert_core.errors import FormatError
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
-from bert_core.tasks.feature_extraction import (
-    MODULES,
-    OLD_SETTINGS,
-    POOLING,
-    SETTINGS,
-    FeatureExtraction,
-)
+from bert_core.tasks.feature_extraction import POOLING, FeatureExtraction
+from bert_core.tasks.modules import ABOUT, MODULES, OLD_SETTINGS, SAYS, SETTINGS, settings_of
+from bert_core.tasks.sparse_embedding import SPLADE_POOLING
 
 # Other forms of weights: in parts, or as saved by torch.
 WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"
@@ -34,8 +31,10 @@ FOREIGN_FILES = (
     "special_tokens_map.json",
     MODULES,
     POOLING,
+    SPLADE_POOLING,
     SETTINGS,
     *OLD_SETTINGS,
+    ABOUT,
 )
 
 
@@ -74,10 +73,16 @@ def _single(tensor: Tensor) -> Tensor:
 
 
 def task_of_transformers(
-    objectives: frozenset[str], entries: dict[str, Any], state: dict[str, Tensor]
+    folder: Path, objectives: frozenset[str], entries: dict[str, Any], state: dict[str, Tensor]
 ) -> Task | None:
-    """The task of a folder written by transformers; None if there is no matching task."""
-    known = [task for task in TASKS.values() if objectives == {task.objective}]
+    """The task of a folder written by transformers, also for CrossEncoder; None if there is no
+    matching task.
+
+    Args:
+        entries: contents of its config.json.
+    """
+    kinds = [task for task in TASKS.values() if task.trainable]
+    known = [task for task in kinds if objectives == {task.objective}]
     if not known:
         return None
     head = state.get(f"objectives.{known[0].objective}.head.linear.weight", ())
@@ -90,21 +95,24 @@ def task_of_transformers(
     names = {int(index): label for index, label in id2label.items()}
     # transformers omits its default names from the file.
     labels = [names.get(index, f"LABEL_{index}") for index in range(len(head))]
+    entries = entries | {SAYS: settings_of(entries, partial(_read, folder))}
     tasks = (task.from_huggingface(entries, labels) for task in known)
     task = next(filter(None, tasks), None)
     return None if task is None else task.adapted(state)
 
 
-def task_of_vectors(folder: Path, *, bare: bool) -> Task | None:
-    """The task of a folder written by sentence-transformers, or of an encoder without a head."""
-
-    def read(name: str) -> Any:
-        wanted = list if name == MODULES else dict
-        return read_json(folder / name, wanted) if (folder / name).is_file() else None
-
+def task_of_modules(folder: Path, *, bare: bool) -> Task | None:
+    """The task of a folder whose modules sentence-transformers lists, or of an encoder without a
+    head."""
+    read = partial(_read, folder)
     if (folder / MODULES).is_file():
-        return FeatureExtraction.from_modules(read)
+        return next(filter(None, (task.from_modules(read) for task in TASKS.values())), None)
     return FeatureExtraction() if bare else None
+
+
+def _read(folder: Path, name: str) -> Any:
+    wanted = list if name == MODULES else dict
+    return read_json(folder / name, wanted) if (folder / name).is_file() else None
 
 
 def class_name(entries: dict[str, Any]) -> str:

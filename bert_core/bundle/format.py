@@ -19,8 +19,8 @@ from bert_core.bundle.foreign import (
     FOREIGN_FILES,
     class_name,
     read_weights,
+    task_of_modules,
     task_of_transformers,
-    task_of_vectors,
     weight_files,
 )
 from bert_core.bundle.layout import (
@@ -130,6 +130,10 @@ def save_bundle(
     if labels:
         entries["id2label"] = {str(index): label for index, label in enumerate(labels)}
         entries["label2id"] = {label: index for index, label in enumerate(labels)}
+    longest = config.max_length
+    if task is not None:
+        entries |= task.config_entries()
+        longest = min(longest, task.max_length or longest)
     partial = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         partial.mkdir(parents=True)
@@ -145,7 +149,7 @@ def save_bundle(
             (partial / name).parent.mkdir()
             write(partial / name)
         segments = config.embeddings.type_vocab_size > 1
-        tokenizer.save(partial, config.max_length, segments=segments)
+        tokenizer.save(partial, longest, segments=segments)
         if len(trained_rows):
             np.save(partial / TRAINED_ROWS, np.unique(trained_rows))
         for path, value in ({} if task is None else task.files(config)).items():
@@ -211,7 +215,8 @@ def load_bundle(folder: str | Path) -> Bundle:
     if record is None:
         heads = objectives_of(config, name)
         bare = name == f"{LAYOUTS[config.family].title}Model"
-        task = task_of_vectors(folder, bare=bare) or task_of_transformers(heads, entries, state)
+        task = task_of_modules(folder, bare=bare)
+        task = task or task_of_transformers(folder, heads, entries, state)
     else:
         task = _recorded_task(folder, record)
     if task is None:

@@ -1,12 +1,19 @@
-"""How well vectors find a query's right passages among all passages of a set. Pure functions."""
+"""How well a query's right passages are found: by vectors among all passages of a set, or by scores
+among the passages of the query. Pure functions."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 CUTS = (1, 5, 10)
 QUERIES_AT_ONCE = 256
+RANKED = 10
+"""Passages of a ranking that count."""
 
 
 def ranks_of(
@@ -21,11 +28,27 @@ def ranks_of(
     ranks = np.empty(len(queries))
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         batch = slice(start, start + QUERIES_AT_ONCE)
-        products = queries[batch] @ passages.T
-        wanted = np.take_along_axis(products, right[batch, None], axis=1)
-        better, equal = (products > wanted).sum(1), (products == wanted).sum(1)
-        ranks[batch] = better + (equal + 1) / 2
+        ranks[batch] = _shared_ranks(queries[batch] @ passages.T, right[batch])
     return ranks
+
+
+def sparse_ranks_of(
+    queries: "csr_array", passages: "csr_array", right: Int[np.ndarray, "rows"]
+) -> Float[np.ndarray, "rows"]:
+    """`ranks_of` sparse vectors, a row each: (rows, size) and (passages, size)."""
+    ranks = np.empty(len(right))
+    for start in range(0, len(right), QUERIES_AT_ONCE):
+        batch = slice(start, start + QUERIES_AT_ONCE)
+        ranks[batch] = _shared_ranks((queries[batch] @ passages.T).toarray(), right[batch])
+    return ranks
+
+
+def _shared_ranks(
+    products: Float[np.ndarray, "queries passages"], right: Int[np.ndarray, "queries"]
+) -> Float[np.ndarray, "queries"]:
+    wanted = np.take_along_axis(products, right[:, None], axis=1)
+    better, equal = (products > wanted).sum(1), (products == wanted).sum(1)
+    return better + (equal + 1) / 2
 
 
 def retrieval_columns(
@@ -53,3 +76,96 @@ def retrieval_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[
         "mrr": float((weight / columns["best_rank"]).sum()),
         **{f"recall_at_{k}": float(weight[columns["rank"] <= k].sum()) for k in CUTS},
     }
+
+
+def ranking_columns(
+    predicted: Float[np.ndarray, "rows"],
+    relevance: Float[np.ndarray, "rows"],
+    query: Int[np.ndarray, "rows"],
+) -> dict[str, np.ndarray]:
+    """What `ranking_metrics` needs per row, which is a query with one of its passages.
+
+    The figures are those of the row's query. Only its first row has a weight, and none if no
+    passage is relevant: rows that are drawn at random then draw queries, whose rows are not
+    independent.
+
+    Args:
+        relevance: at least 0, which is not relevant.
+        query: equal numbers for rows with the same query.
+    """
+    ndcg, reciprocal, misplaced = (np.zeros(len(query)) for _ in range(3))
+    weight = np.zeros(len(query))
+    order = np.argsort(query, kind="stable")
+    starts = np.flatnonzero(np.diff(query[order], prepend=-1))
+    for rows in np.split(order, starts[1:]):
+        scores, wanted = predicted[rows], relevance[rows]
+        misplaced[rows] = _misplaced(scores, wanted)
+        if not wanted.any():
+            continue
+        ranks = _mean_ranks(scores)
+        best = ranks[wanted > 0].min()
+        ndcg[rows] = _gain(scores, wanted) / _gain(wanted, wanted)
+        reciprocal[rows] = 1 / best if best <= RANKED else 0.0
+        weight[rows[0]] = 1.0
+    return {
+        "predicted": predicted,
+        "label": relevance,
+        "ndcg": ndcg,
+        "reciprocal_rank": reciprocal,
+        "misplaced": misplaced,
+        "weight": weight,
+    }
+
+
+def ranking_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str, float]:
+    """`ndcg_at_10` and `mrr_at_10`, averaged over the queries that have a relevant passage; 0 if
+    none has.
+
+    The gain of a passage is its relevance (Järvelin and Kekäläinen 2002), not a power of it.
+    """
+    total = max(float(columns["weight"].sum()), 1.0)
+    return {
+        f"{name}_at_{RANKED}": float((columns["weight"] * columns[column]).sum() / total)
+        for name, column in (("ndcg", "ndcg"), ("mrr", "reciprocal_rank"))
+    }
+
+
+def _mean_ranks(scores: Float[np.ndarray, "passages"]) -> Float[np.ndarray, "passages"]:
+    """Ranks by score; passages with equal scores share the mean of their ranks."""
+    better, equal = _counts(scores)
+    return better + (equal + 1) / 2
+
+
+def _gain(scores: Float[np.ndarray, "passages"], relevance: Float[np.ndarray, "passages"]) -> float:
+    """The discounted gain of the first passages by score, expected over all orders of equal ones
+    (McSherry and Najork 2008)."""
+    discounts = 1 / np.log2(np.arange(2, len(scores) + 2))
+    discounts[RANKED:] = 0.0
+    before = np.concatenate([[0.0], discounts.cumsum()])
+    better, equal = _counts(scores)
+    return float((relevance * (before[better + equal] - before[better]) / equal).sum())
+
+
+def _counts(
+    scores: Float[np.ndarray, "passages"],
+) -> tuple[Int[np.ndarray, "passages"], Int[np.ndarray, "passages"]]:
+    """How many passages have a higher score than each, and how many an equal one, itself
+    included."""
+    descending = np.sort(-scores)
+    better = np.searchsorted(descending, -scores, side="left")
+    return better, np.searchsorted(descending, -scores, side="right") - better
+
+
+def _misplaced(
+    scores: Float[np.ndarray, "passages"], relevance: Float[np.ndarray, "passages"]
+) -> Float[np.ndarray, "passages"]:
+    """For each passage, the share of those with another relevance that are on the wrong side of
+    it; those with an equal score count half."""
+    shares = np.empty(len(scores))
+    for start in range(0, len(scores), QUERIES_AT_ONCE):
+        batch = slice(start, start + QUERIES_AT_ONCE)
+        apart = np.sign(relevance[batch, None] - relevance)
+        counts = np.abs(apart)
+        wrong = np.abs(apart - np.sign(scores[batch, None] - scores) * counts) / 2
+        shares[batch] = wrong.sum(1) / np.maximum(1, counts.sum(1))
+    return shares

@@ -26,8 +26,8 @@ class MaskedLanguageModelHead(nn.Module):
         initialise(self, config)
 
     def forward(
-        self, rows: Float[Tensor, "rows hidden"], word_embeddings: Float[Tensor, "vocab embedding"]
-    ) -> Float[Tensor, "rows vocab"]:
+        self, rows: Float[Tensor, "*rows hidden"], word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "*rows vocab"]:
         return functional.linear(self.transform(rows), word_embeddings, self.bias)
 
 

@@ -1,5 +1,7 @@
 """Masked language modelling (Devlin et al. 2018, section 3.1, task 1)."""
 
+from typing import ClassVar
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -17,7 +19,7 @@ class MaskedLanguageModeling(Objective):
     needs_pooler = False
     reads_words = True
     label_key = "mlm_labels"
-    position_key = "mlm_positions"
+    position_key: ClassVar[str | None] = "mlm_positions"
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

@@ -17,6 +17,7 @@ from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, InputError
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.digests import Digests, row_digests
+from bert_core.tasks.modules import Read
 from bert_core.tasks.shapes import Row, as_row, has_empty_text
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Task(ABC):
     target: ClassVar[type]
     """Dataclass of the expected answer: the fields that labelled rows have besides the input."""
     kinds: ClassVar[tuple[Kind, ...]]
-    """The kinds of labelled rows that it learns from, the most common first."""
+    """The kinds of labelled rows that it learns from, or is evaluated on if it is not trained, the
+    most common first."""
     primary_metric: str
     """The metric that decides between two models by default; higher is better."""
     parameters: type[Parameters] = Parameters
@@ -97,6 +99,11 @@ class Task(ABC):
     """Whether pretraining trains its head."""
     headless: ClassVar[bool] = False
     """Whether it needs no head, so that any encoder can answer it."""
+    trainable: ClassVar[bool] = True
+    """Whether labelled rows train it; otherwise models for `shares_head_with` answer it, and rows
+    only evaluate it."""
+    shares_head_with: ClassVar[tuple[str, ...]] = ()
+    """Other tasks whose models answer it with the same head, by name."""
     single_is_bare: ClassVar[bool] = False
     """Whether, in Hugging Face's schema, a single input outside a list gets its bare answer rather
     than a list of one."""
@@ -138,10 +145,24 @@ class Task(ABC):
         """The task of a model saved by transformers; None if the model is for another task.
 
         Args:
-            entries: contents of its config.json.
+            entries: contents of its config.json, with what sentence-transformers says of it
+                (`modules.settings_of`) in its entry there.
             labels: names of its head's outputs.
         """
         return cls(labels)
+
+    @classmethod
+    def from_modules(cls, read: Read) -> "Task | None":
+        """The task of a folder whose modules sentence-transformers lists; None if they are for
+        another task, or compute what cannot be reproduced here."""
+        return None
+
+    @classmethod
+    def from_head(cls, other: "Task") -> "Task | None":
+        """The task as a model for another, one of `shares_head_with`, answers it with its weights
+        and scores as they are; None if that model's labels or options do not allow it, or nothing
+        says that it can."""
+        return None
 
     def adapted(self, tensors: Container[str]) -> "Task":
         """The task as done by a model with weights of these names."""
@@ -172,6 +193,15 @@ class Task(ABC):
     def encoder_config(self, config: EncoderConfig) -> EncoderConfig:
         """The part of a model's encoder that it uses. Raises: ConfigError if the model lacks it."""
         return config
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens at which its inputs are cut, if lower than the model's positions."""
+        return None
+
+    def config_entries(self) -> dict[str, Any]:
+        """Entries of a bundle's config.json besides the encoder's and the labels."""
+        return {}
 
     def files(self, config: EncoderConfig) -> dict[str, Any]:
         """Files that a bundle has besides the usual ones: path in the bundle → JSON value."""

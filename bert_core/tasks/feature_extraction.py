@@ -1,13 +1,13 @@
 """Vectors for texts, for search and similarity (Reimers and Gurevych 2019)."""
 
 import base64
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Bool, Float, Num
+from jaxtyping import Bool, Float, Int, Num
 
 from bert_core.checks import PositiveFloat, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
@@ -17,6 +17,7 @@ from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, Kind, Options, Parameters, Task
+from bert_core.tasks.modules import ABOUT, MODULES, SETTINGS, Read, kinds_of, longest_of, modules_of
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput
 
@@ -26,19 +27,9 @@ if TYPE_CHECKING:
 Loss = Literal["contrastive", "cosine"]
 Pooling = Literal["mean", "cls"]
 Side = Literal["left", "right"]
-MODULES, POOLING, SETTINGS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
-"""Files of sentence-transformers that define how a model turns a text into a vector."""
-PROMPTS = "config_sentence_transformers.json"
+POOLING = "1_Pooling/config.json"
 CONFIG = "config.json"
 """Has `matryoshka_dimensions` where vectors may be cut (vLLM's convention)."""
-OLD_SETTINGS = tuple(
-    f"sentence_{family}_config.json"
-    for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-"""Names that `SETTINGS` has had; the first that there is counts."""
-TOKENIZER_SETTINGS = "tokenizer_config.json"
-MOST_POSITIONS = 1 << 20
-"""A higher `model_max_length` stands for no limit."""
 _MODES: dict[Pooling, str] = {
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
@@ -56,17 +47,26 @@ class Likeness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureExtractionOptions(Options):
-    """How a model turns a text into a vector, and how it is trained to do so."""
+class VectorOptions(Options):
+    """How a model turns a text into a vector."""
 
     pooling: Pooling = "mean"
     """`mean` averages all tokens, special ones included; `cls` takes the first token's vector."""
     layer: PositiveInt | None = None
     """Number of layers to use; the encoder drops the rest. By default, all."""
-    normalize: bool = False
-    """Whether vectors are scaled to length 1."""
     max_length: Annotated[int, Range(least=3)] | None = None
     """Tokens at which texts are cut, if lower than the model's positions."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, error=InputError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureExtractionOptions(VectorOptions):
+    """How a model turns a text into a vector, and how it is trained to do so."""
+
+    normalize: bool = False
+    """Whether vectors are scaled to length 1."""
     loss: Loss | None = None
     """`cosine` for training rows with a score, otherwise `contrastive`; detected from the rows."""
     highest_score: PositiveFloat | None = None
@@ -83,22 +83,28 @@ class FeatureExtractionOptions(Options):
     default_prompt: str | None = None
     """Name of the prompt that is used where none is asked for."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class VectorParameters(Parameters):
+    """How texts that are too long are cut, by Hugging Face's names."""
+
+    cut_by: ClassVar[str | None] = "truncate"
+
+    truncate: bool = False
+    """Cut texts that are longer than the model's positions; otherwise they are rejected."""
+    truncation_direction: Side = "right"
+    """Which end of the text is cut off."""
+
     def __post_init__(self) -> None:
         check_fields(self, error=InputError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureExtractionParameters(Parameters):
+class FeatureExtractionParameters(VectorParameters):
     """Hugging Face's parameters for feature extraction."""
-
-    cut_by: ClassVar[str | None] = "truncate"
 
     normalize: bool | None = None
     """Whether vectors are scaled to length 1; None follows the model's option."""
-    truncate: bool = False
-    """Cut texts that are longer than the model's positions; otherwise they are rejected."""
-    truncation_direction: Side = "right"
-    """Which end of the text is cut off."""
     per_token: bool = False
     """Return one vector per token, special ones included, instead of one per text."""
     prompt_name: str | None = None
@@ -107,9 +113,6 @@ class FeatureExtractionParameters(Parameters):
     """Length to which vectors are cut, for models that were trained for it."""
     encoding_format: Literal["float", "base64"] | None = None
     """`base64` returns each vector as the base64 of its little-endian fp32 numbers."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, error=InputError)
 
 
 class FeatureExtraction(Task):
@@ -190,21 +193,14 @@ class FeatureExtraction(Task):
         return cls(options=replace(chosen, loss=loss, highest_score=highest))
 
     @classmethod
-    def from_modules(cls, read: Callable[[str], Any]) -> "FeatureExtraction | None":
-        """The task of a sentence-transformers model; None if its vectors cannot be reproduced here.
-
-        Args:
-            read: returns the JSON value of one of its files; None if there is no such file.
-        """
-        kinds = [str(module.get("type", "")).rpartition(".")[2] for module in read(MODULES) or ()]
+    def from_modules(cls, read: Read) -> "FeatureExtraction | None":
+        kinds, config = kinds_of(read), read(POOLING) or {}
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             return None
-        config = read(POOLING) or {}
         modes = [name for name, value in config.items() if name[:13] == "pooling_mode_" and value]
         for pooling, mode in _MODES.items():
             if modes == [mode] or config.get("pooling_mode") == pooling:
-                longest = _longest(read)
-                prompts = read(PROMPTS) or {}
+                prompts = read(ABOUT) or {}
                 texts = {
                     name: text for name, text in (prompts.get("prompts") or {}).items() if text
                 }
@@ -212,7 +208,7 @@ class FeatureExtraction(Task):
                 chosen = cls.options(
                     pooling=pooling,
                     normalize=len(kinds) == 3,
-                    max_length=longest,
+                    max_length=longest_of(read),
                     dimensions=list((read(CONFIG) or {}).get("matryoshka_dimensions") or ()),
                     prompts=texts,
                     default_prompt=usual if usual in texts else None,
@@ -223,24 +219,15 @@ class FeatureExtraction(Task):
     def files(self, config: EncoderConfig) -> dict[str, Any]:
         """Files with which sentence-transformers computes the same vectors from the bundle."""
         kinds = ["Transformer", "Pooling", *(["Normalize"] if self.chosen.normalize else [])]
-        modules = [
-            {
-                "idx": place,
-                "name": str(place),
-                "path": f"{place}_{kind}" if place else "",
-                "type": f"sentence_transformers.models.{kind}",
-            }
-            for place, kind in enumerate(kinds)
-        ]
         modes = {mode: self.chosen.pooling == name for name, mode in _MODES.items()}
         longest = self.chosen.max_length or config.max_length
         files = {
-            MODULES: modules,
+            MODULES: modules_of([f"sentence_transformers.models.{kind}" for kind in kinds]),
             POOLING: {"word_embedding_dimension": config.hidden_size, **modes},
             SETTINGS: {"max_seq_length": longest, "do_lower_case": False},
         }
         if self.chosen.prompts:
-            files[PROMPTS] = {
+            files[ABOUT] = {
                 "prompts": self.chosen.prompts,
                 "default_prompt_name": self.chosen.default_prompt,
             }
@@ -278,9 +265,9 @@ class FeatureExtraction(Task):
         parameters = parameters or self.parameters(truncate=True)
         limit = min(max_length, self.chosen.max_length or max_length)
         prompt = self._prompt(parameters.prompt_name)
-        texts = [[prompt + text for text in _texts_of(row)] for row in rows]
+        texts = [[prompt + text for text in texts_of(row)] for row in rows]
         all_texts = [text for row_texts in texts for text in row_texts]
-        sequences = iter(self._sequences(tokenizer, all_texts, limit, parameters))
+        sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters))
         labels: Iterator[dict[str, np.ndarray]] = iter(())
         if labelled:
             labels = self._labels(rows, texts, all_texts)
@@ -315,23 +302,6 @@ class FeatureExtraction(Task):
                 "leave it out, or put the prompt before the text yourself"
             )
         return self.chosen.prompts[name]
-
-    def _sequences(
-        self,
-        tokenizer: Tokenizer,
-        texts: Sequence[str],
-        limit: int,
-        parameters: FeatureExtractionParameters,
-    ) -> Iterator[Ids]:
-        from_end = parameters.truncation_direction == "left"
-        if parameters.truncate:
-            all_ids = first_ids_of(tokenizer, texts, limit, from_end=from_end)
-        else:
-            all_ids = ids_of(tokenizer, texts)
-        for ids in all_ids:
-            if parameters.truncate and from_end:
-                ids = ids[-(limit - 2) :]
-            yield joined(tokenizer, ids, None, limit if parameters.truncate else None).ids
 
     def _runs(self, ids: tuple[Ids, ...], *, per_token: bool) -> dict[str, np.ndarray]:
         """The range of tokens that each vector averages."""
@@ -397,17 +367,12 @@ class FeatureExtraction(Task):
         if _loss_of(rows) == "cosine":
             scores = np.array([row["score"] for row in rows], dtype=np.float64)
             return {"predicted": (firsts * pairs).sum(-1, dtype=np.float64), "label": scores}
-        texts = [_texts_of(row) for row in rows]
-        compared = [text for row_texts in texts for text in row_texts[1:]]
-        _, places, names = np.unique(compared, return_index=True, return_inverse=True)
-        passages = np.concatenate([row[1:] for row in vectors])[places]
-        sizes = np.array([len(row_texts) - 1 for row_texts in texts])
-        right = names[np.cumsum(sizes) - sizes]
-        queries = np.unique([row_texts[0] for row_texts in texts], return_inverse=True)[1]
-        return retrieval_columns(ranks_of(firsts, passages, right), queries)
+        texts = compared(rows)
+        passages = np.concatenate([row[1:] for row in vectors])[texts.places]
+        return retrieval_columns(ranks_of(firsts, passages, texts.right), texts.queries)
 
     def constant(self, rows: Sequence[Row]) -> Columns:
-        return self.compare(rows, [[[1.0]] * len(_texts_of(row)) for row in rows])
+        return self.compare(rows, [[[1.0]] * len(texts_of(row)) for row in rows])
 
     def cells(self, answer: list[Any]) -> dict[str, Any]:
         """The vector; the first if there are several, so `[CLS]`'s with `per_token`."""
@@ -438,33 +403,64 @@ class FeatureExtraction(Task):
         return "spearman" if "spearman" in metrics else self.primary_metric
 
 
-def _texts_of(row: Row) -> list[str]:
+def texts_of(row: Row) -> list[str]:
     """A row's `text`, and the texts that it is compared with."""
     pair = row.get("text_pair")
     return [row["text"], *([] if pair is None else [pair]), *(row.get("negatives") or ())]
 
 
-def _longest(read: Callable[[str], Any]) -> int | None:
-    """The tokens at which sentence-transformers cuts texts; None if at the model's positions.
+def sequences_of(
+    tokenizer: Tokenizer, texts: Sequence[str], limit: int, parameters: VectorParameters
+) -> Iterator[Ids]:
+    """Each text with its special tokens, cut to `limit` tokens where the parameters say so."""
+    from_end = parameters.truncation_direction == "left"
+    if parameters.truncate:
+        all_ids = first_ids_of(tokenizer, texts, limit, from_end=from_end)
+    else:
+        all_ids = ids_of(tokenizer, texts)
+    for ids in all_ids:
+        if parameters.truncate and from_end:
+            ids = ids[-(limit - 2) :]
+        yield joined(tokenizer, ids, None, limit if parameters.truncate else None).ids
 
-    Since version 6, its own settings leave this to the tokenizer's.
-    """
-    settings: dict[str, Any] = next(filter(None, map(read, (SETTINGS, *OLD_SETTINGS))), {})
-    longest = settings.get("max_seq_length")
-    if longest is None:
-        longest = (read(TOKENIZER_SETTINGS) or {}).get("model_max_length")
-    return longest if longest is not None and longest <= MOST_POSITIONS else None
+
+@dataclass(frozen=True)
+class Compared:
+    """Rows whose `text_pair` is to be found among all texts that any of them is compared with."""
+
+    places: Int[np.ndarray, "passages"]
+    """Where each different text is first compared with, counted over all rows in order."""
+    right: Int[np.ndarray, "rows"]
+    """Which of `places` each row's `text_pair` is."""
+    queries: Int[np.ndarray, "rows"]
+    """Equal numbers for rows with the same `text`."""
 
 
-def _loss_of(rows: Sequence[Row]) -> Loss:
-    """The loss for these rows. Raises: CorpusError without a pair, or if only some have a score."""
-    scored = rows[0].get("score") is not None
+def compared(rows: Sequence[Row]) -> Compared:
+    """Raises: CorpusError if a row has no `text_pair`."""
+    _check_pairs(rows)
+    texts = [texts_of(row) for row in rows]
+    passages = [text for row_texts in texts for text in row_texts[1:]]
+    _, places, names = np.unique(passages, return_index=True, return_inverse=True)
+    sizes = np.array([len(row_texts) - 1 for row_texts in texts])
+    queries = np.unique([row_texts[0] for row_texts in texts], return_inverse=True)[1]
+    return Compared(places, names[np.cumsum(sizes) - sizes], queries)
+
+
+def _check_pairs(rows: Sequence[Row]) -> None:
     for number, row in enumerate(rows, 1):
         if row.get("text_pair") is None:
             raise CorpusError(
                 f"row {number}: wanted a text_pair, the text to compare with the first, got none: "
                 "name its column, or remove the row"
             )
+
+
+def _loss_of(rows: Sequence[Row]) -> Loss:
+    """The loss for these rows. Raises: CorpusError without a pair, or if only some have a score."""
+    _check_pairs(rows)
+    scored = rows[0].get("score") is not None
+    for number, row in enumerate(rows, 1):
         if (row.get("score") is not None) != scored:
             raise CorpusError(
                 f"row {number}: wanted a score in every row or in none, row 1 has "

@@ -25,7 +25,9 @@ and the `--help` of the stages show the same. `--task` selects a task. It learns
 TSV, JSONL or Parquet with the columns shown here (`--train.columns` maps other names), or in the
 format of a published set (`raybert list formats`). Fields that are lists need JSONL or Parquet.
 Options are passed as `--options.<name>` when a model is trained, parameters as
-`--parameters.<name>` to `raybert predict`, or in a request's `parameters`.
+`--parameters.<name>` to `raybert predict`, or in a request's `parameters`. A task that is answered
+by models for another is not trained: `--task` and `--options` select it where a model answers, and
+its rows are for evaluation.
 """
 
 
@@ -72,7 +74,10 @@ def _needs(kind: Kind) -> str:
 def _origin(task: type[Task]) -> str:
     """The metric that decides between two models, and the Hugging Face class with this head."""
     architecture = ARCHITECTURES.get(frozenset({task.objective}), "Model")
-    return f"decided by {_metrics(task)}; a Hugging Face …{architecture}"
+    others = (
+        "" if task.trainable else f"; answered by models for {', '.join(task.shares_head_with)}"
+    )
+    return f"decided by {_metrics(task)}; a Hugging Face …{architecture}{others}"
 
 
 def meanings(kind: type[Any]) -> list[tuple[str, str]]:

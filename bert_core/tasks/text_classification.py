@@ -20,8 +20,9 @@ from bert_core.metrics.classification import (
 )
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind
+from bert_core.tasks.modules import activation_of
 from bert_core.tasks.shapes import Row
-from bert_core.tasks.texts import TextOptions, TextTask, softmax
+from bert_core.tasks.texts import TextOptions, TextTask, sigmoid, softmax
 
 if TYPE_CHECKING:
     from bert_core.objectives.classification import Classification
@@ -125,6 +126,8 @@ class TextClassification(TextTask):
     def from_huggingface(
         cls, entries: Mapping[str, Any], labels: list[str]
     ) -> "TextClassification | None":
+        if activation_of(entries, len(labels)) is not None:
+            return None  # it ranks texts
         several = entries.get("problem_type") == "multi_label_classification"
         if entries.get("problem_type") == "regression" or (len(labels) < 2 and not several):
             return None
@@ -286,8 +289,4 @@ def _some(labels: Sequence[str]) -> str:
 def _scores(logits: Float[np.ndarray, "rows classes"], function: Scoring) -> np.ndarray:
     if function == "softmax":
         return softmax(logits)
-    logits = logits.astype(np.float64)
-    if function == "sigmoid":
-        # The form that overflows on neither side.
-        return 0.5 * (1 + np.tanh(0.5 * logits))
-    return logits
+    return sigmoid(logits) if function == "sigmoid" else logits.astype(np.float64)

@@ -16,7 +16,8 @@ from bert_core.data.windows import Window
 from bert_core.errors import CorpusError
 from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
-from bert_core.tasks.base import Columns, CuttingParameters, Kind
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task
+from bert_core.tasks.modules import activation_of
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextOptions, TextTask
 
@@ -56,6 +57,7 @@ class TextRegression(TextTask):
     )
     primary_metric = "correlation"
     pipeline_tag = "text-classification"
+    shares_head_with = ("text-ranking",)
     lower_is_better = frozenset({"mse"})
     parameters = CuttingParameters
     single = "A plane takes off."
@@ -70,8 +72,15 @@ class TextRegression(TextTask):
     def from_huggingface(
         cls, entries: Mapping[str, Any], labels: list[str]
     ) -> "TextRegression | None":
+        if activation_of(entries, len(labels)) is not None:
+            return None  # it ranks texts
         is_regression = entries.get("problem_type") in (None, "regression") and len(labels) == 1
         return cls(labels) if is_regression else None
+
+    @classmethod
+    def from_head(cls, other: Task) -> "TextRegression":
+        """Of a model that ranks texts: the number is its output before any activation."""
+        return cls(other.labels, cls.options(pairs=True))
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], options: TextOptions | None = None) -> "TextRegression":

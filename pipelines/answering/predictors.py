@@ -80,7 +80,10 @@ def _predict(
 
 def option_items(options: Mapping[str, Any]) -> OptionItems:
     """Options in the hashable form that `predictor_of` caches by."""
-    return tuple(sorted(options.items()))
+    return tuple(
+        (name, tuple(value) if isinstance(value, list) else value)
+        for name, value in sorted(options.items())
+    )
 
 
 @lru_cache(maxsize=2)
@@ -90,7 +93,8 @@ def predictor_of(
     """The model, loaded once per process."""
     from bert_core.predictor import Predictor
 
-    return Predictor(folder, threads=threads, task=task, options=dict(options))
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in options}
+    return Predictor(folder, threads=threads, task=task, options=given)
 
 
 def answer_cells(task: "Task", answer: Any, prefix: str, column: str) -> dict[str, Any]:

@@ -27,15 +27,28 @@ if TYPE_CHECKING:
 
 def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]:
     """The local folder of the bundle to start from, and all inputs of the stage."""
-    from bert_core.tasks.catalog import TASKS
-
-    if config.task not in TASKS:
-        raise ConfigError(f"task: wanted {one_of(TASKS)}, got {config.task!r}")
+    trainable_task(config.task)
     folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
     inputs = [model, labelled_input(TRAIN, config.train, TRAIN)]
     if config.held_out is not None:
         inputs.append(labelled_input(HELD_OUT, config.held_out, HELD_OUT))
     return folder, inputs
+
+
+def trainable_task(name: str) -> "type[Task]":
+    """The task that labelled rows train. Raises: ConfigError if there is none of this name."""
+    from bert_core.tasks.catalog import TASKS
+
+    trainable = [task.name for task in TASKS.values() if task.trainable]
+    if name in TASKS and not TASKS[name].trainable:
+        others = ", ".join(TASKS[name].shares_head_with)
+        raise ConfigError(
+            f"task: wanted {one_of(trainable)}, got {name!r}, which is not trained: train a model "
+            f"for {others}, and give --task {name} to the stages that answer"
+        )
+    if name not in TASKS:
+        raise ConfigError(f"task: wanted {one_of(trainable)}, got {name!r}")
+    return TASKS[name]
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,10 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == TextClassification.name:
         return request.getfixturevalue("classifier")
-    return saved(tmp_path_factory.mktemp(request.param), TASKS[request.param](LABELS))
+    kind = TASKS[request.param]
+    rows = kind.kinds[0]
+    task = kind.from_rows(rows.rows, kind.options_of(rows.options))
+    return saved(tmp_path_factory.mktemp(request.param), task)
 
 
 def test_a_graph_answers_as_torch_does_in_batches_of_any_size_and_length(exported: Path) -> None:
@@ -150,6 +153,8 @@ def test_a_graph_is_valid_and_has_the_names_that_optimum_gives(exported: Path) -
     wanted = {
         "question-answering": ["start_logits", "end_logits"],
         "feature-extraction": ["last_hidden_state"],
+        "sentence-similarity": ["last_hidden_state"],
+        "sparse-embedding": ["sparse_embedding"],
     }
     task = Predictor(exported / "graph").task.name
     assert [one.name for one in model.graph.output] == wanted.get(task, ["logits"])
@@ -297,3 +302,26 @@ def test_scores_that_differ_are_measured_and_those_that_are_missing_refused() ->
     assert largest_difference([4 * ones], [5 * ones]) == 0.25
     with pytest.raises(FormatError, match="in the same places"):
         largest_difference([ones], [gap])
+
+
+def test_a_graph_answers_every_task_that_shares_its_head(tmp_path: Path) -> None:
+    saved(tmp_path, TextClassification(["contradiction", "entailment", "neutral"]))
+    torchs, graphs = Predictor(tmp_path / "weights", device="cpu"), Predictor(tmp_path / "graph")
+    assert list(graphs.also) == list(torchs.also) == ["zero-shot-classification"]
+    asked = Predictor(tmp_path / "graph", task="zero-shot-classification")
+    assert isinstance(asked.backend, GraphBackend)
+    for one in (graphs.also[asked.task.name], asked):
+        (mine,), (wanted,) = (
+            each.predict(asked.task.examples) for each in (one, torchs.also[asked.task.name])
+        )
+        for ours, theirs in zip(mine, wanted, strict=True):
+            assert ours["label"] == theirs["label"]
+            assert ours["score"] == pytest.approx(theirs["score"], abs=TOLERANCE)
+
+
+def test_a_graph_for_words_is_not_one_for_sparse_vectors(tmp_path: Path) -> None:
+    saved(tmp_path, FillMask())
+    with pytest.raises(
+        FormatError, match="wanted a bundle for sparse-embedding, this one is for f"
+    ):
+        Predictor(tmp_path / "graph", task="sparse-embedding")

@@ -148,7 +148,9 @@ def test_who_asks_the_encoder_to_fill_masks_is_sent_to_the_generator(tmp_path: P
         with pytest.raises(FormatError, match=rf"only pretrained.*, or give {folder}/generator$"):
             Predictor(folder, task=task)
     assert len(Predictor(folder / "generator").predict(["[MASK]"])[0]) == 5
-    with pytest.raises(FormatError, match=r"wanted a bundle for next-sentence-.*extraction$"):
+    with pytest.raises(
+        FormatError, match=r"wanted a bundle for next-sentence-.*ask for feature-extr.*$"
+    ):
         Predictor(folder, task="next-sentence-prediction")
 
 

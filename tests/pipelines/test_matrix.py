@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from bert_core import files
+from bert_core.bundle.format import load_bundle
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.errors import CorpusError
@@ -33,7 +34,6 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 # All that is asked of a kind goes to one process, which trains its model once.
 GROUPS = {name: pytest.mark.xdist_group(f"matrix-{name}") for name in KINDS}
-EVERY_KIND = [pytest.param(*both, id=name, marks=GROUPS[name]) for name, both in KINDS.items()]
 
 
 def raybert(word: str, *arguments: str) -> None:
@@ -45,7 +45,8 @@ def raybert(word: str, *arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Learned:
-    """A model that was fine-tuned on rows of a kind, and how to go on with it."""
+    """A model that was fine-tuned on rows of a kind, and how to go on with it; with random weights
+    if its task is not trained."""
 
     folder: Path
     task: type[Task]
@@ -103,14 +104,23 @@ def learned(
             models[key] = made = Learned(folder, task, kind, shared)
             write(folder / "train.jsonl", rows_of(kind, 24))
             write(folder / "dev.jsonl", rows_of(kind, 8, start=24))
-            raybert(
-                "finetune",
-                f"--model={encoder}",
-                f"--output={folder / 'finetune'}",
-                f"--train.source={folder / 'train.jsonl'}",
-                "--epochs=1",
-                *made.training,
-            )
+            if task.trainable:
+                raybert(
+                    "finetune",
+                    f"--model={encoder}",
+                    f"--output={folder / 'finetune'}",
+                    f"--train.source={folder / 'train.jsonl'}",
+                    "--epochs=1",
+                    *made.training,
+                )
+            else:
+                parent = load_bundle(encoder)
+                tiny.bundle(
+                    Path(made.bundle),
+                    parent.tokenizer,
+                    parent.encoder_config,
+                    task=task.from_rows(kind.rows, task.options_of(kind.options)),
+                )
         return models[key]
 
     return model
@@ -205,18 +215,26 @@ def inspect(model: Learned) -> None:
     assert page.stat().st_size > 1000
 
 
-# The drills have the others in `test_a_task_goes_all_the_way`.
+def drilled(is_drilled: bool) -> pytest.MarkDecorator:
+    """The rest is left to `make matrix`."""
+    return pytest.mark.drill if is_drilled else pytest.mark.matrix
+
+
+TRAINING = (tune, distill)
+DRILLED = (predict, export, tune)
+"""The drills have the others in `pipelines/test_tasks.py`."""
 COMMANDS = [
-    *(pytest.param(one, marks=pytest.mark.drill) for one in (predict, export, tune)),
-    *(
-        pytest.param(one, marks=pytest.mark.matrix)
-        for one in (evaluate, publish, export_int8, distill, inspect)
-    ),
+    pytest.param(
+        *both, command, id=f"{name}-{command.__name__}", marks=[GROUPS[name], drilled(is_drilled)]
+    )
+    for name, both in KINDS.items()
+    for command in (evaluate, publish, predict, export, export_int8, distill, tune, inspect)
+    for is_drilled in [command in DRILLED]
+    if both[0].trainable or command not in TRAINING
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
-@pytest.mark.parametrize(("task", "kind"), EVERY_KIND)
+@pytest.mark.parametrize(("task", "kind", "command"), COMMANDS)
 def test_a_command_takes_a_model_of_every_kind_of_rows(
     task: type[Task],
     kind: Kind,
@@ -271,11 +289,6 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def drilled(is_drilled: bool) -> pytest.MarkDecorator:
-    """The rest is left to `make matrix`."""
-    return pytest.mark.drill if is_drilled else pytest.mark.matrix
-
-
 # The drills have every kind and every source once at least.
 CELLS = [
     pytest.param(
@@ -310,14 +323,15 @@ def test_rows_of_every_kind_are_read_from_every_source(
                 )
             )
         return
-    raybert(
-        "finetune",
-        f"--model={model.bundle}",
-        f"--output={tmp_path / 'finetune'}",
-        f"--train.source={where}",
-        "--epochs=0.1",
-        *model.training,
-    )
+    if task.trainable:
+        raybert(
+            "finetune",
+            f"--model={model.bundle}",
+            f"--output={tmp_path / 'finetune'}",
+            f"--train.source={where}",
+            "--epochs=0.1",
+            *model.training,
+        )
     answered = [f"--model={model.bundle}", *model.shared]
     raybert(
         "evaluate", f"--output={tmp_path / 'evaluate'}", f"--held_out.source={where}", *answered
@@ -335,6 +349,7 @@ DRILLED_ON_S3 = next(name for name, (_, kind) in KINDS.items() if holds_lists(ki
 ON_S3 = [
     pytest.param(task, kind, id=name, marks=[GROUPS[name], drilled(name == DRILLED_ON_S3)])
     for name, (task, kind) in KINDS.items()
+    if task.trainable
 ]
 
 

@@ -14,19 +14,24 @@ import torch
 from huggingface_hub import ModelCard
 
 from bert_core.bundle.format import load_bundle
+from bert_core.errors import ConfigError
 from bert_core.manifest import Output, read_manifest
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Kind, Task
+from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.token_classification import TokenClassification
-from pipelines import distill, evaluate, finetune, publish
+from pipelines import distill, evaluate, export, finetune, predict, publish
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
+from pipelines.export import ExportConfig
 from pipelines.finetune import FinetuneConfig
+from pipelines.predict import PredictConfig
 from pipelines.publish import PublishConfig
 from pipelines.training.records import read_records
 from pipelines.training.student import LossesConfig
-from tests.labelled_rows import EVERY_KIND, rows_of, write
+from tests import tiny
+from tests.labelled_rows import EVERY_TRAINED_KIND, EVERY_UNTRAINED_KIND, rows_of, write
 from tracking.resolve import resolve
 from tracking.server import as_default, connect
 from tracking.spool import read_run
@@ -147,7 +152,7 @@ def check_student(teacher: Path, tuned: FinetuneConfig, output: Path) -> None:
 
 
 FEATURE_BASED = replace(TokenClassification.kinds[0], options={"feature_based": True})
-WAYS = [*EVERY_KIND, pytest.param(TokenClassification, FEATURE_BASED, id="feature-based")]
+WAYS = [*EVERY_TRAINED_KIND, pytest.param(TokenClassification, FEATURE_BASED, id="feature-based")]
 
 
 @pytest.mark.parametrize(("kind_of_task", "kind"), WAYS)
@@ -220,9 +225,51 @@ def test_a_task_goes_all_the_way(
     assert "paired bootstrap on" in str(publish.run(second).counts["why"])
 
 
-def test_a_metric_that_there_is_none_of_is_refused(pretrained: Any, tmp_path: Path) -> None:
-    from bert_core.errors import ConfigError
+@pytest.mark.parametrize(("kind_of_task", "kind"), EVERY_UNTRAINED_KIND)
+@pytest.mark.drill
+def test_a_task_that_is_not_trained_is_answered_by_a_model_for_another(
+    kind_of_task: type[Task], kind: Kind, pretrained: Any, unchecked: None, tmp_path: Path
+) -> None:
+    name, options = kind_of_task.name, dict(kind.options)
+    task = kind_of_task.from_rows(kind.rows, kind_of_task.options_of(options))
+    parent = load_bundle(pretrained.folder / "pretrain" / "bundle")
+    other = TASKS[kind_of_task.shares_head_with[0]](task.labels)
+    model = tiny.bundle(tmp_path / "model", parent.tokenizer, parent.encoder_config, task=other)
+    rows = write(tmp_path / "dev.jsonl", rows_of(kind, 8))
+    asked: dict[str, Any] = {"task": name, "options": options}
+    shared: dict[str, Any] = {"num_workers": 0, "tracking_uri": pretrained.tracking_uri}
+    evaluation = EvaluateConfig(
+        output=str(tmp_path / "evaluate"), model=str(model),
+        held_out=LabelledConfig(source=rows), **asked, **shared,
+    )  # fmt: skip
+    measured = evaluate.run(evaluation).counts
+    table = pq.read_table(tmp_path / "evaluate" / "predictions.parquet").to_pylist()
+    predictor = Predictor(model, device="cpu", **asked)
+    check_files(tmp_path / "evaluate", predictor.task, table, pretrained.tracking_uri)
+    config = PredictConfig(
+        output=str(tmp_path / "predict"), source=rows, model=str(model), **asked, **shared
+    )
+    assert predict.run(config).counts["rows"] == 8
+    export.run(ExportConfig(output=str(tmp_path / "export"), model=str(model), **asked, **shared))
+    graph = str(tmp_path / "export" / "bundle")
+    assert Predictor(graph).task.record == predictor.task.record
+    again = replace(evaluation, output=str(tmp_path / "again"), model=graph, task=None, options={})
+    assert evaluate.run(again).counts["primary_metric"] == measured["primary_metric"]
+    publication = PublishConfig(
+        output=str(tmp_path / "publish"), model=graph, evaluation=again.output,
+        name=f"answered-{name}-{kind.name}", **shared,
+    )  # fmt: skip
+    assert publish.run(publication).counts["is_champion"]
+    others = ", ".join(kind_of_task.shares_head_with)
+    training = replace(
+        pretrained.finetune(tmp_path / "finetune"), task=name, options=options,
+        train=LabelledConfig(source=rows),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=f"{name}', which is not trained: train .* {others}, and"):
+        finetune.run(training)
 
+
+def test_a_metric_that_there_is_none_of_is_refused(pretrained: Any, tmp_path: Path) -> None:
     finetune.run(replace(pretrained.finetune(tmp_path / "finetune"), seeds=(0,), epochs=0.5))
     config = EvaluateConfig(
         output=str(tmp_path / "evaluate"), model=str(tmp_path / "finetune" / "bundle"),

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.windows import first_ids_of, ids_of, joined, pieces_of, slices
-from bert_core.data.windows import ids_of, joined, pieces_of, slices
 from tests import tiny
 
 TEXTS = ["the sea", "", "a tree is blue and the sea is not", "sea " * 30, "blue"]

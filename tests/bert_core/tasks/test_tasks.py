@@ -22,9 +22,10 @@ from bert_core.objectives.distillation import Distillation
 from bert_core.predictor import Predictor
 from bert_core.scores import scores_of
 from bert_core.tasks.base import Columns, Parameters, Task
-from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.catalog import TASKS, also
 from bert_core.tasks.shapes import Row, as_row, labelled
 from bert_core.tasks.text_regression import TextRegression
+from bert_core.tasks.zero_shot_classification import INFERENCE_LABELS
 from tests import tiny
 
 LONG = "sea sea the tree " * 20
@@ -39,6 +40,17 @@ ROWS: dict[str, list[Row]] = {
         {"text": "the sea is blue", "score": 4.0},
         {"text": "the tree", "score": -2.5},
         {"text": LONG, "score": 0.0},
+    ],
+    "zero-shot-classification": [
+        {"text": "the sea is blue", "label": "sea"},
+        {"text": LONG, "label": "tree"},
+        {"text": "", "candidate_labels": ["tree"], "label": "tree"},
+    ],
+    "text-ranking": [
+        {"text": "the sea is blue", "text_pair": "sea", "score": 1.0},
+        {"text": "the sea is blue", "text_pair": LONG, "score": 0.0},
+        {"text": "the sea is blue", "text_pair": "a tree", "score": 2.0},
+        {"text": LONG, "text_pair": "a tree", "score": 0.0},
     ],
     "token-classification": [
         {"tokens": ["the", "blue", "Sea"], "tags": ["O", "B-place", "I-place"]},
@@ -57,6 +69,14 @@ ROWS: dict[str, list[Row]] = {
         {"text": "the sea is blue", "text_pair": "sea", "negatives": ["a tree", LONG]},
         {"text": "a tree", "text_pair": LONG},
         {"text": "the sea is blue", "text_pair": "blue"},
+    ],
+    "sentence-similarity": [
+        {"source_sentence": "the sea", "sentences": ["a tree", LONG], "scores": [2.0, 1.0]},
+        {"source_sentence": LONG, "sentences": ["blue"], "scores": [0.5]},
+    ],
+    "sparse-embedding": [
+        {"text": "the sea is blue", "text_pair": "sea", "negatives": ["a tree", LONG]},
+        {"text": "a tree", "text_pair": LONG},
     ],
     "fill-mask": [
         {"text": "the [MASK] is blue", "words": ["sea"]},
@@ -91,6 +111,11 @@ def each_task(request: pytest.FixtureRequest) -> Task:
     return TASKS[request.param].from_rows(ROWS[request.param])
 
 
+@pytest.fixture(params=[name for name in TASKS if TASKS[name].trainable], name="trained")
+def each_trained_task(request: pytest.FixtureRequest) -> Task:
+    return TASKS[request.param].from_rows(ROWS[request.param])
+
+
 def model_of(task: Task) -> ObjectiveModel:
     return tiny.model(CONFIG, task.build_objective).eval()
 
@@ -120,7 +145,8 @@ def test_rows_become_windows_of_limited_length_in_their_order(task: Task) -> Non
         assert not window.labels
 
 
-def test_a_labelled_window_has_a_label_an_item(task: Task) -> None:
+def test_a_labelled_window_has_a_label_an_item(trained: Task) -> None:
+    task = trained
     key = task.build_objective(CONFIG).position_key
     for window in windows_of(task, is_labelled=True):
         items = 1 if key is None else len(window.positions[key])
@@ -207,7 +233,8 @@ def test_its_objective_and_its_class_at_hugging_face_exist(task: Task) -> None:
     assert hasattr(transformers, architecture(CONFIG, model.in_transformers))
 
 
-def test_a_student_learns_from_the_scores_of_a_wider_teacher(task: Task) -> None:
+def test_a_student_learns_from_the_scores_of_a_wider_teacher(trained: Task) -> None:
+    task = trained
     wide = replace(CONFIG, hidden_size=32, num_hidden_layers=2)
     windows = windows_of(task, is_labelled=True)
     batch = collate(windows, TOKENIZER.pad_id) | {"groups": torch.tensor([len(windows)])}
@@ -241,6 +268,38 @@ def test_a_bundle_brings_it_back_and_answers_its_examples(task: Task, tmp_path: 
     assert len(answers) == len(task.examples)
 
 
+def test_the_tasks_that_it_shares_a_head_with_exist_and_score_alike(task: Task) -> None:
+    assert task.trainable or task.shares_head_with
+    for name in task.shares_head_with:
+        made = task.from_head(TASKS[name](INFERENCE_LABELS))
+        if made is not None:
+            assert type(made) is type(task)
+            assert made.objective == TASKS[name].objective
+            assert task.name in [other.name for other in also(TASKS[name](INFERENCE_LABELS))]
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if TASKS[name].shares_head_with])
+def test_what_shares_a_head_passes_through_the_model_together(name: str, tmp_path: Path) -> None:
+    for other in TASKS[name].shares_head_with:
+        source = TASKS[other](INFERENCE_LABELS)
+        predictor = Predictor(
+            tiny.bundle(tmp_path / other, TOKENIZER, CONFIG, task=source), device="cpu"
+        )
+        asked = Predictor(tmp_path / other, device="cpu", task=name)
+        assert asked.task.name == name
+        assert asked.predict(asked.task.examples)
+        assert name in predictor.also or asked.task.pretrained
+        if name not in predictor.also:
+            continue
+        both = [predictor.also[name], predictor]
+        rows = [one.rows(one.task.examples) for one in both]
+        windows = [one.encode(each) for one, each in zip(both, rows, strict=True)]
+        scores = predictor.forward([*windows[0], *windows[1]])
+        answers = predictor.also[name].decode(rows[0], windows[0], scores[: len(windows[0])])
+        assert len(answers) == len(rows[0])
+        assert predictor.task is not both[0].task
+
+
 def test_unknown_options_are_refused_by_name(task: Task) -> None:
     with pytest.raises(ConfigError, match=r'options: wanted .*, got "colour"'):
         task.options_of({"colour": "blue"})
@@ -264,7 +323,7 @@ OPTIONS_OF_TEXT = [
     (name, option)
     for name, kind in TASKS.items()
     for option, hint in get_type_hints(kind.options).items()
-    if hint in (str, str | None)
+    if hint in (str, str | None) and option != "hypothesis_template"  # which is no label
 ]
 
 

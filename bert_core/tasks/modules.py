@@ -1,0 +1,94 @@
+"""Files of sentence-transformers: what a folder's modules are, and how they are set.
+
+A task decides by them whether a folder is its own; `bundle.foreign` finds the files.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+MODULES = "modules.json"
+SETTINGS = "sentence_bert_config.json"
+OLD_SETTINGS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Names that `SETTINGS` has had; the first that there is counts."""
+ABOUT = "config_sentence_transformers.json"
+TOKENIZER = "tokenizer_config.json"
+SAYS = "sentence_transformers"
+"""Entry of config.json in which CrossEncoder kept its settings before it had `ABOUT`."""
+MOST_TOKENS = 1 << 30
+"""transformers writes a number of 31 digits where there is no limit."""
+
+Read = Callable[[str], Any]
+"""Returns the JSON value of a file of the folder; None if there is no such file."""
+Activation = Literal["sigmoid", "identity"]
+_CLASSES: dict[Activation, str] = {
+    "sigmoid": "torch.nn.modules.activation.Sigmoid",
+    "identity": "torch.nn.modules.linear.Identity",
+}
+
+
+def kinds_of(read: Read) -> list[str]:
+    """Class names of the modules, in their order; empty if the folder does not list them."""
+    return [str(module.get("type", "")).rpartition(".")[2] for module in read(MODULES) or ()]
+
+
+def longest_of(read: Read) -> int | None:
+    """Tokens at which texts are cut; None if no file says so."""
+    settings: dict[str, Any] = next(filter(None, map(read, (SETTINGS, *OLD_SETTINGS))), {})
+    wanted = settings.get("max_seq_length")
+    if wanted is None:  # since version 5.4 only the tokenizer says it
+        wanted = (read(TOKENIZER) or {}).get("model_max_length")
+    return wanted if isinstance(wanted, int) and wanted < MOST_TOKENS else None
+
+
+def modules_of(types: list[str]) -> list[dict[str, Any]]:
+    """The list of modules, the first of which lies in the folder itself."""
+    return [
+        {
+            "idx": place,
+            "name": str(place),
+            "path": f"{place}_{kind.rpartition('.')[2]}" if place else "",
+            "type": kind,
+        }
+        for place, kind in enumerate(types)
+    ]
+
+
+def settings_of(entries: Mapping[str, Any], read: Read) -> dict[str, Any]:
+    """What the files say of a model besides its modules, wherever their version keeps it."""
+    says = entries.get(SAYS)
+    about = says if isinstance(says, dict) else {}
+    older = entries.get("sbert_ce_default_activation_function")  # before version 4
+    return {
+        **({} if older is None else {"activation_fn": older}),
+        **about,
+        **(read(ABOUT) or {}),
+        "max_seq_length": longest_of(read),
+    }
+
+
+def activation_of(entries: Mapping[str, Any], outputs: int) -> Activation | None:
+    """What CrossEncoder applies to the only output of a model; None if the model is not one of
+    CrossEncoder's, has several outputs, or has a function that there is not here.
+
+    Args:
+        entries: those of config.json, with `settings_of` under `SAYS`.
+    """
+    says = entries.get(SAYS)
+    if outputs != 1 or not isinstance(says, dict):
+        return None
+    name = says.get("activation_fn")
+    if name is None:
+        is_its_own = "version" in says or says.get("model_type") == "CrossEncoder"
+        return "sigmoid" if is_its_own else None
+    if not str(name).startswith("torch."):
+        return "sigmoid"  # it runs no other code than torch's, and takes its default
+    endings = {path.rpartition(".")[2]: activation for activation, path in _CLASSES.items()}
+    return endings.get(str(name).rpartition(".")[2])
+
+
+def activation_entry(activation: Activation) -> dict[str, Any]:
+    """The entry of config.json by which CrossEncoder applies the function (version 4 or later)."""
+    return {SAYS: {"activation_fn": _CLASSES[activation]}}

@@ -1,0 +1,180 @@
+"""How similar sentences are to another: cosines of their vectors (Reimers and Gurevych 2019)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float
+
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Window
+from bert_core.errors import CorpusError, InputError
+from bert_core.metrics.regression import correlations
+from bert_core.model.config import EncoderConfig
+from bert_core.tasks.base import Columns, Kind, Task
+from bert_core.tasks.feature_extraction import (
+    FeatureExtraction,
+    FeatureExtractionOptions,
+    FeatureExtractionParameters,
+    VectorOptions,
+    VectorParameters,
+    unit,
+)
+from bert_core.tasks.shapes import Row
+
+if TYPE_CHECKING:
+    from bert_core.objectives.embedding import Embedding
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityInput:
+    """A sentence, and others to compare it with."""
+
+    source_sentence: str
+    """The sentence."""
+    sentences: list[str]
+    """The others, at least one."""
+
+    def __post_init__(self) -> None:
+        if not self.sentences:
+            raise InputError("sentences: wanted at least one sentence, got an empty list")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similarities:
+    """The expected answer."""
+
+    scores: list[float]
+    """How similar each of the sentences is, on any scale."""
+
+
+class SentenceSimilarity(Task):
+    """Rows are `{"source_sentence": …, "sentences": [...], "scores": [...]}`."""
+
+    name = "sentence-similarity"
+    objective = "embedding"
+    inputs = SimilarityInput
+    target = Similarities
+    kinds = (
+        Kind(
+            name="sentences",
+            rows=(
+                {
+                    "source_sentence": "Open the file.",
+                    "sentences": ["The file is opened.", "Return the sum."],
+                    "scores": [4.5, 0.5],
+                },
+                {
+                    "source_sentence": "Add the numbers.",
+                    "sentences": ["Close the file.", "Return the sum.", "Read a line."],
+                    "scores": [0.0, 4.0, 0.5],
+                },
+            ),
+        ),
+    )
+    primary_metric = "spearman"
+    trainable = False
+    headless = True
+    shares_head_with = ("feature-extraction",)
+    single_is_bare = True
+    parameters = VectorParameters
+    options = VectorOptions
+    examples = (
+        {
+            "source_sentence": "Open the file.",
+            "sentences": ["The file is opened.", "Return the sum."],
+        },
+    )
+    cell_types: Mapping[str, pa.DataType] = {"scores": pa.list_(pa.float64())}
+
+    chosen: VectorOptions
+
+    def __init__(self, labels: Sequence[str] = (), options: VectorOptions | None = None) -> None:
+        super().__init__(labels, options)
+        self._vectors = FeatureExtraction(options=FeatureExtractionOptions(**asdict(self.chosen)))
+
+    @classmethod
+    def from_head(cls, other: Task) -> "SentenceSimilarity":
+        """Of the vectors that the model gives."""
+        names = cls.options.__dataclass_fields__
+        return cls(options=cls.options(**{name: getattr(other.chosen, name) for name in names}))
+
+    def is_comparable(self, other: Task) -> bool:
+        return self.name == other.name  # however a model computes its vectors
+
+    def encoder_config(self, config: EncoderConfig) -> EncoderConfig:
+        return self._vectors.encoder_config(config)
+
+    def files(self, config: EncoderConfig) -> dict[str, Any]:
+        return self._vectors.files(config)
+
+    def build_objective(self, config: EncoderConfig) -> "Embedding":
+        return self._vectors.build_objective(config)
+
+    def encode(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        labelled: bool = False,
+        parameters: VectorParameters | None = None,
+    ) -> list[Window]:
+        """A window per row, with the sentence before the others."""
+        texts = [{"text": row["source_sentence"], "negatives": row["sentences"]} for row in rows]
+        cutting = FeatureExtractionParameters(**asdict(parameters)) if parameters else None
+        return self._vectors.encode(texts, tokenizer, max_length, parameters=cutting)
+
+    def decode(
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        scores: Sequence[Float[np.ndarray, "_ size"]],
+        parameters: VectorParameters | None = None,
+    ) -> list[list[float]]:
+        """The cosine of each of the sentences with the first one."""
+        scaled = [unit(vectors.astype(np.float64)) for vectors in scores]
+        return [(vectors[1:] @ vectors[0]).tolist() for vectors in scaled]
+
+    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        """Cosines and scores, (rows, most sentences); NaN where a row has fewer."""
+        for number, row in enumerate(rows, 1):
+            if len(row["scores"]) != len(row["sentences"]):
+                raise CorpusError(
+                    f"row {number}: wanted a score for each of {len(row['sentences'])} sentences, "
+                    f"got {len(row['scores'])}: correct the row, or remove it"
+                )
+        most = max(len(row["sentences"]) for row in rows)
+        columns = {
+            "predicted": np.full((len(rows), most), np.nan),
+            "label": np.full((len(rows), most), np.nan),
+        }
+        for place, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+            columns["predicted"][place, : len(answer)] = answer
+            columns["label"][place, : len(answer)] = row["scores"]
+        return columns
+
+    def constant(self, rows: Sequence[Row]) -> Columns:
+        return self.compare(rows, [[1.0] * len(row["sentences"]) for row in rows])
+
+    def cells(self, answer: list[float]) -> dict[str, Any]:
+        return {"scores": answer}
+
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        """Over the sentences of all rows together."""
+        real = ~np.isnan(columns["label"])
+        metrics = correlations(columns["predicted"][real], columns["label"][real])
+        return {name: metrics[name] for name in ("spearman", "pearson")}
+
+    def faults(self, columns: Columns) -> Float[np.ndarray, "rows"]:
+        """The share of pairs of a row's sentences that the cosines order wrongly; equal cosines
+        count half."""
+        wanted, given = (
+            np.sign(columns[name][:, :, None] - columns[name][:, None, :])
+            for name in ("label", "predicted")
+        )
+        differ = np.abs(np.nan_to_num(wanted))
+        wrong = np.abs(np.nan_to_num(wanted - given) * differ) / 2
+        return wrong.sum((1, 2)) / np.maximum(1, differ.sum((1, 2)))

@@ -1,0 +1,235 @@
+"""Sparse vectors for search by words: a weight per entry of the vocabulary (SPLADE, Formal et al.
+2021)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float
+
+from bert_core.checks import PositiveInt, Range, check_fields
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Window
+from bert_core.errors import ConfigError, InputError
+from bert_core.metrics.retrieval import retrieval_columns, retrieval_metrics, sparse_ranks_of
+from bert_core.model.config import EncoderConfig
+from bert_core.tasks.base import Columns, Kind, Options, Task
+from bert_core.tasks.feature_extraction import VectorParameters, compared, sequences_of, texts_of
+from bert_core.tasks.modules import ABOUT, MODULES, SETTINGS, Read, kinds_of, longest_of, modules_of
+from bert_core.tasks.shapes import Row
+from bert_core.tasks.texts import TextInput
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    from bert_core.objectives.splade import Splade
+
+SPLADE_POOLING = "1_SpladePooling/config.json"
+_TYPES = [
+    "sentence_transformers.sparse_encoder.models.MLMTransformer",
+    "sentence_transformers.sparse_encoder.models.SpladePooling",
+]
+_FIRST = ("Transformer", "MLMTransformer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherPassages:
+    """What a text's `text_pair`, which belongs to it, is told from."""
+
+    negatives: list[str] | None = None
+    """Texts that do not belong to the first text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseEmbeddingOptions(Options):
+    """How a model turns the scores of tokens into a vector; sentence-transformers' names."""
+
+    pooling: Literal["max", "sum"] = "max"
+    """What is taken over the tokens, special ones included."""
+    activation: Literal["relu", "log1p_relu"] = "relu"
+    """What turns a score into a weight: log(1 + ReLU(score)), or the logarithm twice."""
+    max_length: Annotated[int, Range(least=3)] | None = None
+    """Tokens at which texts are cut, if lower than the model's positions."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, error=InputError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseEmbeddingParameters(VectorParameters):
+    """Parameters of a request for sparse vectors."""
+
+    top_k: PositiveInt | None = None
+    """Keep the largest entries only; None keeps all that are not 0."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, error=InputError)
+
+
+class SparseEmbedding(Task):
+    """Rows are `{"text": query, "text_pair": passage}`, with or without `negatives`."""
+
+    name = "sparse-embedding"
+    objective = "mlm"
+    inputs = TextInput
+    target = OtherPassages
+    kinds = (
+        Kind(
+            name="pairs",
+            rows=(
+                {
+                    "text": "how do I open a file",
+                    "text_pair": "Use open to read a file.",
+                    "negatives": ["A list holds objects in order."],
+                },
+                {"text": "what is a list", "text_pair": "A list holds objects in order."},
+            ),
+        ),
+    )
+    primary_metric = "mrr"
+    pipeline_tag = "feature-extraction"
+    trainable = False
+    pretrained = True
+    shares_head_with = ("fill-mask",)
+    shared = ("text",)
+    parameters = SparseEmbeddingParameters
+    options = SparseEmbeddingOptions
+    examples = ("A text to find again.",)
+    cell_types: Mapping[str, pa.DataType] = {
+        "indices": pa.list_(pa.int64()),
+        "values": pa.list_(pa.float64()),
+    }
+
+    chosen: SparseEmbeddingOptions
+
+    @classmethod
+    def from_modules(cls, read: Read) -> "SparseEmbedding | None":
+        kinds, settings = kinds_of(read), read(SPLADE_POOLING) or {}
+        if len(kinds) != 2 or kinds[0] not in _FIRST or kinds[1] != "SpladePooling":
+            return None
+        chosen = {
+            "pooling": settings.get("pooling_strategy", "max"),
+            "activation": settings.get("activation_function", "relu"),
+            "max_length": longest_of(read),
+        }
+        try:
+            return cls(options=cls.options_of(chosen))
+        except ConfigError:
+            return None
+
+    def files(self, config: EncoderConfig) -> dict[str, Any]:
+        """Files with which sentence-transformers computes the same vectors from the bundle."""
+        return {
+            MODULES: modules_of(_TYPES),
+            ABOUT: {"model_type": "SparseEncoder"},
+            SPLADE_POOLING: {
+                "pooling_strategy": self.chosen.pooling,
+                "activation_function": self.chosen.activation,
+                "word_embedding_dimension": config.vocab_size,
+            },
+            SETTINGS: {
+                "max_seq_length": self.chosen.max_length or config.max_length,
+                "do_lower_case": False,
+            },
+        }
+
+    @property
+    def max_length(self) -> int | None:
+        return self.chosen.max_length
+
+    def is_comparable(self, other: Task) -> bool:
+        return self.name == other.name  # however a model computes its vectors
+
+    def request_of(self, row: Row) -> str:
+        """The row's `text`, whatever it is compared with: a vector is for one text."""
+        return row["text"]
+
+    def build_objective(self, config: EncoderConfig) -> "Splade":
+        from bert_core.objectives.splade import Splade
+
+        return Splade(config, self.chosen.pooling, self.chosen.activation)
+
+    def encode(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        labelled: bool = False,
+        parameters: SparseEmbeddingParameters | None = None,
+    ) -> list[Window]:
+        """A window per text of each row."""
+        parameters = parameters or self.parameters(truncate=True)
+        limit = min(max_length, self.chosen.max_length or max_length)
+        texts = [(number, text) for number, row in enumerate(rows) for text in texts_of(row)]
+        sequences = sequences_of(tokenizer, [text for _, text in texts], limit, parameters)
+        return [
+            Window(row=number, ids=(ids,), segment_b_start=(len(ids),))
+            for (number, _), ids in zip(texts, sequences, strict=True)
+        ]
+
+    def decode(
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        scores: Sequence[Float[np.ndarray, "vocab"]],
+        parameters: SparseEmbeddingParameters | None = None,
+    ) -> list[list[Any]]:
+        """The entries of a row's vector that are not 0, by index; a list of vectors for rows of
+        several texts."""
+        top_k = None if parameters is None else parameters.top_k
+        remaining = iter(scores)
+        answers = []
+        for row in rows:
+            vectors = [_entries(next(remaining), top_k) for _ in texts_of(row)]
+            answers.append(vectors if len(vectors) > 1 else vectors[0])
+        return answers
+
+    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        """The rank of `text_pair`, by dot product, among all texts that rows of the set are
+        compared with."""
+        pairs = compared(rows)
+        vectors = [vector for answer in answers for vector in answer[1:]]
+        first = [answer[0] for answer in answers]
+        both = _matrix([*first, *(vectors[place] for place in pairs.places)])
+        ranks = sparse_ranks_of(both[: len(first)], both[len(first) :], pairs.right)
+        return retrieval_columns(ranks, pairs.queries)
+
+    def constant(self, rows: Sequence[Row]) -> Columns:
+        entry = [{"index": 0, "value": 1.0}]
+        return self.compare(rows, [[entry] * len(texts_of(row)) for row in rows])
+
+    def cells(self, answer: list[Any]) -> dict[str, Any]:
+        """The vector; the first if there are several."""
+        vector = answer[0] if answer and isinstance(answer[0], list) else answer
+        return {
+            "indices": [entry["index"] for entry in vector],
+            "values": [entry["value"] for entry in vector],
+        }
+
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        return retrieval_metrics(columns)
+
+
+def _entries(vector: Float[np.ndarray, "vocab"], top_k: int | None) -> list[dict[str, Any]]:
+    indices = np.flatnonzero(vector)
+    if top_k is not None:
+        indices = np.sort(indices[np.argsort(-vector[indices], kind="stable")[:top_k]])
+    values = vector[indices].tolist()
+    return [
+        {"index": index, "value": value}
+        for index, value in zip(indices.tolist(), values, strict=True)
+    ]
+
+
+def _matrix(vectors: Sequence[Sequence[Mapping[str, Any]]]) -> "csr_array":
+    """A row per vector, as wide as the largest index needs."""
+    from scipy.sparse import csr_array
+
+    indices = [entry["index"] for vector in vectors for entry in vector]
+    values = [entry["value"] for vector in vectors for entry in vector]
+    starts = np.cumsum([0, *map(len, vectors)])
+    shape = (len(vectors), 1 + max(indices, default=0))
+    return csr_array((values, indices, starts), shape=shape, dtype=np.float64)

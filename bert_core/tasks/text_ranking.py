@@ -1,0 +1,216 @@
+"""How well a passage answers a query, for reranking what a search finds (Nogueira and Cho 2019).
+
+The model reads both texts together, as sentence-transformers' CrossEncoder does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float
+
+from bert_core.checks import PositiveFloat, Range, check_fields
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Window
+from bert_core.errors import CorpusError, InputError
+from bert_core.metrics.retrieval import ranking_columns, ranking_metrics
+from bert_core.model.config import EncoderConfig
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Options, Task
+from bert_core.tasks.modules import SAYS, Activation, activation_entry, activation_of
+from bert_core.tasks.shapes import Row
+from bert_core.tasks.texts import PairInput, sigmoid, text_windows
+
+if TYPE_CHECKING:
+    from bert_core.objectives.classification import Classification
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relevance:
+    """The expected answer for a query and a passage."""
+
+    score: float
+    """How relevant the passage is, at least 0: 1 or 0, or a grade."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRankingOptions(Options):
+    """How a model scores a query and a passage."""
+
+    activation: Activation = "sigmoid"
+    """What turns the model's output into a score: `sigmoid` gives 0 to 1, `identity` the output
+    itself. Read from CrossEncoder's files."""
+    highest_score: PositiveFloat | None = None
+    """The highest grade, which trains the score 1; by default, the highest in the training rows,
+    but at least 1."""
+    max_length: Annotated[int, Range(least=5)] | None = None
+    """Tokens at which query and passage together are cut, if lower than the model's positions."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, error=InputError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRankingParameters(CuttingParameters):
+    """Parameters of a request to score pairs."""
+
+    raw_scores: bool = False
+    """Return the model's output as it is, whatever the option `activation` says."""
+
+
+class TextRanking(Task):
+    """Rows are `{"text": query, "text_pair": passage, "score": 1.0}`, several per query.
+
+    The loss is binary cross-entropy against the score as a share of the highest, as CrossEncoder
+    is trained by default.
+    """
+
+    name = "text-ranking"
+    objective = "classification"
+    inputs = PairInput
+    target = Relevance
+    kinds = (
+        Kind(
+            name="pairs",
+            rows=(
+                {
+                    "text": "how do I open a file",
+                    "text_pair": "Use open to read a file.",
+                    "score": 1.0,
+                },
+                {
+                    "text": "how do I open a file",
+                    "text_pair": "A list holds objects in order.",
+                    "score": 0.0,
+                },
+            ),
+        ),
+    )
+    primary_metric = "ndcg_at_10"
+    shares_head_with = ("text-regression",)
+    replaceable = ("text", "text_pair")
+    shared = ("text",)
+    parameters = TextRankingParameters
+    options = TextRankingOptions
+    examples = ({"text": "how do I open a file", "text_pair": "Use open to read a file."},)
+    cell_types: Mapping[str, pa.DataType] = {"score": pa.float64()}
+
+    chosen: TextRankingOptions
+
+    def __init__(
+        self, labels: Sequence[str] = (), options: TextRankingOptions | None = None
+    ) -> None:
+        super().__init__(labels or ["score"], options)
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[Row], options: TextRankingOptions | None = None
+    ) -> "TextRanking":
+        options, scores = options or cls.options(), _scores_of(rows)
+        if len(np.unique(scores)) < 2:
+            raise CorpusError(
+                f"training rows: wanted at least two different scores, found {len(rows)} rows with "
+                "one or none: add passages that are less relevant"
+            )
+        if options.highest_score is None:
+            options = replace(options, highest_score=max(1.0, float(scores.max())))
+        return cls(options=options)
+
+    @classmethod
+    def from_huggingface(
+        cls, entries: Mapping[str, Any], labels: list[str]
+    ) -> "TextRanking | None":
+        activation = activation_of(entries, len(labels))
+        if activation is None:
+            return None
+        longest = entries[SAYS].get("max_seq_length")
+        return cls(labels, cls.options(activation=activation, max_length=longest))
+
+    @classmethod
+    def from_head(cls, other: Task) -> "TextRanking | None":
+        """Of a model that gives pairs a number: with CrossEncoder's default activation."""
+        return None if getattr(other.chosen, "pairs", None) is False else cls(other.labels)
+
+    def config_entries(self) -> dict[str, Any]:
+        return activation_entry(self.chosen.activation)
+
+    @property
+    def max_length(self) -> int | None:
+        return self.chosen.max_length
+
+    def is_comparable(self, other: Task) -> bool:
+        return self.name == other.name  # only the order counts
+
+    def build_objective(self, config: EncoderConfig) -> "Classification":
+        from bert_core.objectives.classification import Classification
+
+        # transformers' name for binary cross-entropy, here of one output.
+        return Classification(config, 1, problem_type="multi_label_classification")
+
+    def encode(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        labelled: bool = False,
+        parameters: TextRankingParameters | None = None,
+    ) -> list[Window]:
+        limit = min(max_length, self.chosen.max_length or max_length)
+        labels = {"labels": self._shares(rows)} if labelled else {}
+        return text_windows(rows, tokenizer, limit, labels, parameters)
+
+    def _shares(self, rows: Sequence[Row]) -> Float[np.ndarray, "rows 1"]:
+        """Scores as shares of the highest."""
+        highest = self.chosen.highest_score or 1.0
+        scores = _scores_of(rows)
+        if len(above := np.flatnonzero(scores > highest)):
+            raise CorpusError(
+                f"row {above[0] + 1}: wanted a score of at most {highest:g}, the highest that the "
+                f"model is trained on, got {scores[above[0]]:g}: correct the row, or set the "
+                "option highest_score"
+            )
+        return (scores[:, None] / highest).astype(np.float32)
+
+    def decode(
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        scores: Sequence[Float[np.ndarray, "1"]],
+        parameters: TextRankingParameters | None = None,
+    ) -> list[dict[str, float]]:
+        raw = parameters is not None and parameters.raw_scores
+        outputs = np.array([score for (score,) in scores], dtype=np.float64)
+        if not raw and self.chosen.activation == "sigmoid":
+            outputs = sigmoid(outputs)
+        return [{"score": score} for score in outputs.tolist()]
+
+    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        """Metrics of the query of each row among all rows with the same query."""
+        predicted = np.array([answer["score"] for answer in answers], dtype=np.float64)
+        queries = np.unique([row["text"] for row in rows], return_inverse=True)[1]
+        return ranking_columns(predicted, _scores_of(rows), queries)
+
+    def constant(self, rows: Sequence[Row]) -> Columns:
+        return self.compare(rows, [{"score": 0.0}] * len(rows))
+
+    def cells(self, answer: dict[str, float]) -> dict[str, Any]:
+        return dict(answer)
+
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        return ranking_metrics(columns)
+
+    def faults(self, columns: Columns) -> Float[np.ndarray, "rows"]:
+        """The share of the query's passages with another score that are on the wrong side."""
+        return columns["misplaced"]
+
+
+def _scores_of(rows: Sequence[Row]) -> Float[np.ndarray, "rows"]:
+    scores = np.array([row["score"] for row in rows], dtype=np.float64)
+    if len(below := np.flatnonzero(scores < 0)):
+        raise CorpusError(
+            f"row {below[0] + 1}: wanted a score of at least 0, which means not relevant, got "
+            f"{scores[below[0]]:g}: correct the row, or use the task text-regression"
+        )
+    return scores
