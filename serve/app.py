@@ -243,7 +243,7 @@ def find(config: ServeConfig) -> dict[str, Found]:
             source=source,
             folder=folder,
             digest=predictor.bundle.digest,
-            tasks=(predictor.task.name, *getattr(predictor, "also", ())),
+            tasks=(predictor.task.name, *predictor.also),
             example=predictor.task.examples[0],
         )
     return models

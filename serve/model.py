@@ -146,7 +146,7 @@ class Model:
         self.task = self.predictor.task
         self.predictors: Mapping[str, Predictor] = {
             self.task.name: self.predictor,
-            **getattr(self.predictor, "also", {}),
+            **self.predictor.also,
         }
         self.limits = limits or Limits()
         self._texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")

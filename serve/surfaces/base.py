@@ -175,7 +175,9 @@ def read(shape: type[Shape], body: bytes) -> Shape:
 
 def complaint(shape: type[pydantic.BaseModel], error: pydantic.ValidationError) -> str:
     """The first fault of a body."""
-    fault = error.errors(include_url=False, include_context=False)[0]
+    faults = error.errors(include_url=False, include_context=False)
+    # A misspelt key is missing under its right name too: the misspelling is what to tell.
+    fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
     where = ".".join(map(str, fault["loc"]))
     names = [field.alias or name for name, field in shape.model_fields.items()]
     if fault["type"] == "extra_forbidden":

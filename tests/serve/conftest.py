@@ -13,7 +13,9 @@ from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.export import export_graph
 from bert_core.predictor import Predictor
+from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.sparse_embedding import SparseEmbedding
 from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
 from tests.serve import live
@@ -55,15 +57,14 @@ LABELS = {
 def bundles(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A bundle per task, all with the same tokenizer."""
     loaded, folder = load_bundle(bundle), tmp_path_factory.mktemp("bundles")
+    tasks: dict[str, Task] = {
+        name: task(LABELS.get(name, [])) for name, task in TASKS.items() if task.trainable
+    }
+    tasks["nli"] = TextClassification(["contradiction", "entailment", "neutral"])
+    tasks["sparse-embedding"] = SparseEmbedding()
     return {
-        name: tiny.bundle(
-            folder / name,
-            loaded.tokenizer,
-            loaded.encoder_config,
-            task=task(LABELS.get(name, [])),
-            seed=7,
-        )
-        for name, task in TASKS.items()
+        name: tiny.bundle(folder / name, loaded.tokenizer, loaded.encoder_config, task=task, seed=7)
+        for name, task in tasks.items()
     }
 
 

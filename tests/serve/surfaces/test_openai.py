@@ -4,6 +4,7 @@ import base64
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,20 @@ def wanted(bundles: dict[str, Path]) -> np.ndarray:
 
 
 @pytest.fixture(params=["/v1", f"/v1/models/{NAME}/v1", f"/v1/models/{NAME}"])
-def client(front: str, request: pytest.FixtureRequest) -> openai.OpenAI:
+def client(front: str, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     """At the root, and at the model's URL with and without OpenAI's own prefix."""
-    return openai.OpenAI(base_url=f"{front}{request.param}", api_key="none", max_retries=0)
+    with connected(f"{front}{request.param}") as client:
+        yield client
+
+
+@pytest.fixture
+def at_root(front: str) -> Iterator[openai.OpenAI]:
+    with connected(f"{front}/v1") as client:
+        yield client
+
+
+def connected(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
 
 def test_several_texts_are_embedded_as_the_client_asks_by_default(
@@ -54,32 +66,30 @@ def test_base64_and_numbers_are_the_same_vectors(front: str, wanted: np.ndarray)
     np.testing.assert_allclose(plain, wanted[0], atol=1e-6)
 
 
-def test_models_are_listed_and_retrieved(front: str, bundles: dict[str, Path]) -> None:
-    client = openai.OpenAI(base_url=f"{front}/v1", api_key="none", max_retries=0)
-    listed = list(client.models.list())
+def test_models_are_listed_and_retrieved(at_root: openai.OpenAI, bundles: dict[str, Path]) -> None:
+    listed = list(at_root.models.list())
     assert {model.id for model in listed} == set(bundles)
     assert all(model.created > 1_700_000_000 and model.owned_by for model in listed)
-    model = client.models.retrieve(NAME)
+    model = at_root.models.retrieve(NAME)
     assert (model.id, model.object) == (NAME, "model")
     with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("nothing")
+        at_root.models.retrieve("nothing")
 
 
-def test_errors_have_the_shape_and_the_class_that_the_client_knows(front: str) -> None:
-    client = openai.OpenAI(base_url=f"{front}/v1", api_key="none", max_retries=0)
+def test_errors_have_the_shape_and_the_class_that_the_client_knows(at_root: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="wanted a model for feature-extraction"):
-        client.embeddings.create(input="a", model="fill-mask")
+        at_root.embeddings.create(input="a", model="fill-mask")
     with pytest.raises(openai.NotFoundError, match='there is no model "other"') as caught:
-        client.embeddings.create(input="a", model="other")
+        at_root.embeddings.create(input="a", model="other")
     assert caught.value.code == "not_found"
     with pytest.raises(openai.BadRequestError, match="at least one text, got an empty list"):
-        client.embeddings.create(input=[], model=NAME)
+        at_root.embeddings.create(input=[], model=NAME)
     with pytest.raises(openai.BadRequestError, match="dimensions") as refused:
-        client.embeddings.create(input="a", model=NAME, dimensions=8)
+        at_root.embeddings.create(input="a", model=NAME, dimensions=8)
     assert refused.value.type == "invalid_request_error"
     long = "Open a socket. " * 200
     with pytest.raises(openai.BadRequestError, match="wanted at most 128 tokens"):
-        client.embeddings.create(input=long, model=NAME)
+        at_root.embeddings.create(input=long, model=NAME)
 
 
 def test_langchain_is_answered_and_told_of_its_token_ids(front: str, wanted: np.ndarray) -> None:

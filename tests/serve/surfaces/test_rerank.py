@@ -1,0 +1,90 @@
+"""Cohere's client and Jina's and Open WebUI's requests against a live server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cohere
+import httpx
+import numpy as np
+import pytest
+
+from bert_core.predictor import Predictor
+
+TEXTS = ["Parse a string.", "Open a socket on a port and listen.", "A fox."]
+QUERY = "Open a port."
+
+
+@pytest.fixture
+def http() -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=30) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def scores(bundles: dict[str, Path]) -> np.ndarray:
+    rows = [{"text": QUERY, "text_pair": text} for text in TEXTS]
+    answers = Predictor(bundles["text-ranking"], device="cpu").predict(rows)
+    return np.array([answer["score"] for answer in answers])
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_coheres_client_reranks(
+    front: str, http: httpx.Client, scores: np.ndarray, version: int
+) -> None:
+    kind = {1: cohere.Client, 2: cohere.ClientV2}[version]
+    answer = kind("none", base_url=front, httpx_client=http).rerank(
+        model="text-ranking", query=QUERY, documents=TEXTS, top_n=2
+    )
+    order = np.argsort(-scores)[:2]
+    assert [each.index for each in answer.results] == order.tolist()
+    np.testing.assert_allclose(
+        [each.relevance_score for each in answer.results], scores[order], atol=1e-6
+    )
+
+
+def test_coheres_client_embeds_in_every_type(
+    front: str, http: httpx.Client, bundles: dict[str, Path]
+) -> None:
+    wanted = np.array(Predictor(bundles["feature-extraction"], device="cpu").predict(TEXTS))
+    client = cohere.ClientV2("none", base_url=front, httpx_client=http)
+    kinds = ["float", "base64", "binary", "ubinary"]
+    answer: Any = client.embed(
+        model="feature-extraction",
+        texts=TEXTS,
+        input_type="search_document",
+        embedding_types=kinds,
+    ).embeddings
+    np.testing.assert_allclose(answer.float_, wanted, atol=1e-6)
+    bits = np.packbits(wanted > 0, axis=1)
+    np.testing.assert_array_equal(answer.ubinary, bits)
+    np.testing.assert_array_equal(answer.binary, bits.astype(int) - 128)
+    assert len(answer.base64) == len(TEXTS)
+
+
+def test_jinas_and_open_webuis_bodies_are_answered(front: str, scores: np.ndarray) -> None:
+    body = {"model": "text-ranking", "query": QUERY, "documents": TEXTS, "top_n": 3}
+    jina = body | {"documents": [{"text": text} for text in TEXTS], "return_documents": True}
+    for request in (body, jina):
+        for path in ("/v1/rerank", "/v1/models/text-ranking/v1/rerank"):
+            answer = httpx.post(f"{front}{path}", json=request, timeout=30).json()
+            order = np.argsort(-scores)
+            assert [each["index"] for each in answer["results"]] == order.tolist()
+            assert answer["usage"]["total_tokens"] > 0
+    documents = [each["document"]["text"] for each in answer["results"]]
+    assert documents == [TEXTS[at] for at in np.argsort(-scores)]
+
+
+def test_errors_are_of_the_clients_classes(front: str, http: httpx.Client) -> None:
+    client: Any = cohere.ClientV2("none", base_url=front, httpx_client=http)
+    with pytest.raises(cohere.NotFoundError):
+        client.rerank(model="nothing", query="a", documents=["b"])
+    with pytest.raises(cohere.BadRequestError, match="wanted a model for text-ranking"):
+        client.rerank(model="fill-mask", query="a", documents=["b"])
+    with pytest.raises(cohere.BadRequestError, match="int8"):
+        client.embed(
+            model="feature-extraction",
+            texts=["a"],
+            input_type="search_query",
+            embedding_types=["int8"],
+        )
