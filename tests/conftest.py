@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import httpx
 import pytest
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
+
+if TYPE_CHECKING:
+    from tests.hub import Hub
 
 settings.register_profile("raybert", deadline=None)  # machines are shared
 settings.load_profile("raybert")
@@ -46,6 +50,27 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["Hub"]:
+    """A hub of this test alone, with an empty cache and no token."""
+    from huggingface_hub import constants
+
+    from tests.hub import Hub
+
+    # What the environment's variables set, which the client reads when it is imported.
+    home = tmp_path / "hf_home"
+    with Hub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+        yield hub
 
 
 S3_REGION = "us-east-1"
