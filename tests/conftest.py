@@ -53,23 +53,11 @@ def unchecked() -> Iterator[None]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["Hub"]:
+def hub(tmp_path: Path) -> Iterator["Hub"]:
     """A hub of this test alone, with an empty cache and no token."""
-    from huggingface_hub import constants
+    from tests.hub import running_hub
 
-    from tests.hub import Hub
-
-    # What the environment's variables set, which the client reads when it is imported.
-    home = tmp_path / "hf_home"
-    with Hub() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+    with running_hub(tmp_path / "hf_home") as hub:
         yield hub
 
 

@@ -9,13 +9,15 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
+from huggingface_hub import constants
 
 from tracking.ports import free_ports
 
@@ -207,7 +209,8 @@ class Hub:
         asked = await request.json()
         name = f"{asked['organization']}/{asked['name']}"
         if name in self.models:
-            raise RefusedError(409, "", "You already created this model repo")
+            body = {"error": "You already created this model", "url": f"{self.endpoint}/{name}"}
+            return web.json_response(body, status=409)
         self.models[name] = Repository(private=asked.get("visibility") == "private")
         self.models[name].commit({".gitattributes": b"*.safetensors filter=lfs"})
         return web.json_response({"url": f"{self.endpoint}/{name}"})
@@ -295,6 +298,22 @@ class Hub:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
         self._loop.close()
+
+
+@contextmanager
+def running_hub(home: Path) -> Iterator[Hub]:
+    """A hub that this process's client asks, with its cache below `home` and no token."""
+    with Hub() as hub, pytest.MonkeyPatch.context() as patch:
+        # What variables set, which the client reads when it is imported.
+        template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        patch.setattr(constants, "ENDPOINT", hub.endpoint)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.delenv("HF_TOKEN", raising=False)
+        patch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+        yield hub
 
 
 class RefusedError(Exception):

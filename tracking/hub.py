@@ -7,13 +7,17 @@ reads them from the environment. Downloads resume, and show progress on a termin
 import glob
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_core.errors import ConfigError, FormatError, ResourceError
+
+if TYPE_CHECKING:
+    from bert_core.bundle.format import Bundle
 
 PREFIX = "hf://"
 CONFIG = "config.json"
@@ -100,14 +104,13 @@ def fetch(model: HubModel, *, tokenizer_only: bool = False) -> Path:
         ) from error
     # NOTE: patterns; a name with brackets would match other files.
     patterns = [glob.escape(name) for name in wanted]
-    with _told(model):
+    with _told(model), progress_on_terminals():
         return Path(
             snapshot_download(
                 model.id,
                 revision=model.revision,
                 allow_patterns=patterns,
                 etag_timeout=TIMEOUT_S,
-                tqdm_class=_meter(),
             )
         )
 
@@ -120,7 +123,27 @@ def on_this_machine(folder: Path) -> Path:
     """
     if folder.is_dir() or (match := _SNAPSHOT.search(folder.as_posix())) is None:
         return folder
-    return fetch(HubModel(match["id"].replace("--", "/"), match["commit"]))
+    return fetch(_of_snapshot(match))
+
+
+def origin(folder: Path) -> dict[str, str]:
+    """What the lineage of a bundle says of where on the hub it is, `{"hub": "owner/name@commit"}`;
+    nothing of a folder outside the hub's cache."""
+    match = _SNAPSHOT.search(folder.as_posix())
+    return {} if match is None else {"hub": str(_of_snapshot(match))}
+
+
+def load_bundle(folder: Path) -> "Bundle":
+    """The bundle in a folder, as `on_this_machine` finds it, with its `origin` in its lineage."""
+    from bert_core.bundle import format as bundle_format
+
+    folder = on_this_machine(folder)
+    bundle = bundle_format.load_bundle(folder)
+    return replace(bundle, lineage=bundle.lineage | origin(folder))
+
+
+def _of_snapshot(match: re.Match[str]) -> HubModel:
+    return HubModel(match["id"].replace("--", "/"), match["commit"])
 
 
 def _names(model: HubModel) -> list[str]:
@@ -145,22 +168,33 @@ def _names(model: HubModel) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in found]
 
 
-def _meter() -> type:
-    """The client's progress bar, on terminals only: its count of files would be in logs too."""
-    from huggingface_hub.utils import tqdm
+@contextmanager
+def progress_on_terminals() -> Iterator[None]:
+    """No progress bars of the client in what is no terminal, unless the environment asks for them:
+    some of them it would draw in a log too."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
-    class OnTerminals(tqdm):
-        def __init__(self, *arguments: Any, **settings: Any) -> None:
-            super().__init__(*arguments, **{"disable": None} | settings)
-
-    return OnTerminals
+    chosen = constants.HF_HUB_DISABLE_PROGRESS_BARS is not None or are_progress_bars_disabled()
+    if chosen or sys.stderr.isatty():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _reader(model: HubModel) -> Callable[[str], dict[str, Any]]:
     from huggingface_hub import hf_hub_download
 
     def read(name: str) -> dict[str, Any]:
-        with _told(model):
+        with _told(model), progress_on_terminals():
             path = hf_hub_download(model.id, name, revision=model.revision, etag_timeout=TIMEOUT_S)
         try:
             value = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -207,13 +241,13 @@ def _told(model: HubModel) -> Iterator[None]:
     except GatedRepoError as error:
         raise ConfigError(
             f"{model}: wanted a model that is open to this user, got a gated one: accept its terms "
-            f"at {page}, and {_login()}"
+            f"at {page}, and {login()}"
         ) from error
     except RepositoryNotFoundError as error:
         shown = " that this token may read" if _has_token() else ""
         raise MissingModelError(
             f"{model}: the hub has no model {model.id}{shown}: check its name at {_endpoint()}; if "
-            f"it is private, {_login()}"
+            f"it is private, {login()}"
         ) from error
     except RevisionNotFoundError as error:
         raise ConfigError(
@@ -224,7 +258,7 @@ def _told(model: HubModel) -> Iterator[None]:
         status = error.response.status_code
         if status in (401, 403):
             raise ConfigError(
-                f"{model}: the hub refused the token ({status}): {_login()}"
+                f"{model}: the hub refused the token ({status}): {login()}"
             ) from error
         raise ResourceError(
             f"{model}: {_endpoint()} answered with status {status}, and there is no complete copy "
@@ -257,9 +291,10 @@ def _has_token() -> bool:
     return get_token() is not None
 
 
-def _login() -> str:
+def login() -> str:
+    """The way out where a token is missing or does not suffice."""
     return (
-        "set HF_TOKEN to a token that may read it"
+        "set HF_TOKEN to a token that may"
         if _has_token()
         else "set HF_TOKEN, or run `hf auth login`"
     )

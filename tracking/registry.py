@@ -36,6 +36,8 @@ PATH_TAG = "raybert.path"
 """Path of the bundle inside MLflow's model: MLflow names it after the bundle's folder."""
 TASK_TAG = "raybert.task"
 METRIC_TAG = "metric."
+HUB_TAG = "raybert.hub"
+"""`owner/name@commit` of the same bundle on the Hugging Face hub."""
 CARD = "README.md"
 DESCRIPTION_CHARACTERS = 5000
 MODEL_CODE = Path(__file__).with_name("model.py")
@@ -166,6 +168,14 @@ def describe(version: Version, card: str, text: str, *, uri: str) -> None:
             rest = f"\n\n… the rest is in {registered.tags[PATH_TAG]}/{CARD} of its files."
             text = text[: DESCRIPTION_CHARACTERS - len(rest)].rpartition("\n")[0] + rest
         client.update_model_version(version.name, version.version, description=text)
+
+
+def note_upload(version: Version, reference: str, run_id: str | None, *, uri: str) -> None:
+    """Tag a version, and the run that published it, with where its bundle is on the hub."""
+    with as_default(uri) as client:
+        client.set_model_version_tag(version.name, version.version, HUB_TAG, reference)
+        if run_id is not None:
+            client.set_tag(run_id, HUB_TAG, reference)
 
 
 def _decide(

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_core import files
+from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.manifest import BUNDLE, folder_with
 from tracking import hub
@@ -93,15 +94,16 @@ def pinned(reference: str) -> str:
     return reference if model is None else str(_pinned(model, reference))
 
 
-def resolve_tokenizer(reference: str) -> str:
-    """The folder or URI of a tokenizer; of a model of the hub, only its tokenizer is fetched.
+def load_tokenizer(reference: str) -> Tokenizer:
+    """The tokenizer in a folder or at a URI; of a model of the hub, only its tokenizer is fetched.
 
-    Raises: ConfigError, FormatError or ResourceError as `resolve` does, for models of the hub.
+    Raises: FormatError if there is none; ConfigError or ResourceError as `resolve` does, for models
+        of the hub.
     """
     model = hub_model(reference)
     if model is None:
-        return reference
-    return str(hub.fetch(_pinned(model, reference), tokenizer_only=True))
+        return Tokenizer.load(reference)
+    return Tokenizer.load(hub.fetch(_pinned(model, reference), tokenizer_only=True))
 
 
 def _pinned(model: hub.HubModel, reference: str) -> hub.HubModel:

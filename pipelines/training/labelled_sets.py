@@ -31,7 +31,7 @@ def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]
 
     if config.task not in TASKS:
         raise ConfigError(f"task: wanted {one_of(TASKS)}, got {config.task!r}")
-    folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
+    folder, model = bundle_input(config, config.model)
     inputs = [model, labelled_input(TRAIN, config.train, TRAIN)]
     if config.held_out is not None:
         inputs.append(labelled_input(HELD_OUT, config.held_out, HELD_OUT))

@@ -18,7 +18,7 @@ from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.errors import ConfigError, FormatError, RaybertError, ResourceError
 from tests.hub import OWNER, STRANGER, Hub, Repository, contents
 from tracking.hub import HubModel, on_this_machine, parse
-from tracking.resolve import pinned, resolve, resolve_tokenizer
+from tracking.resolve import load_tokenizer, pinned, resolve
 
 NAME = "somebody/encoder"
 OTHER_LIBRARIES = {
@@ -318,10 +318,11 @@ def test_of_a_tokenizer_only_its_own_files_are_fetched_whatever_the_model(
     hub: Hub, model: Repository, bundles: list[Path]
 ) -> None:
     model.commit(foreign(bundles[0]) | {"config.json": b'{"model_type": "gpt2"}'})
-    folder = Path(resolve_tokenizer(NAME))
-    assert (folder / "tokenizer.json").is_file()
+    digest = load_tokenizer(str(bundles[0])).digest
+    assert load_tokenizer(NAME).digest == digest
     assert hub.fetched() == ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
-    assert resolve_tokenizer(str(bundles[0])) == str(bundles[0])
+    with pytest.raises(FormatError, match="got model_type gpt2"):
+        resolve(NAME)
 
 
 def test_a_machine_without_the_files_fetches_the_same_commit(
