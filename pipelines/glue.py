@@ -41,8 +41,8 @@ class GlueConfig(StageConfig):
     """Which models answer GLUE's test sets."""
 
     models: dict[str, str] = field(default_factory=dict, metadata=INPUT)
-    """Set → fine-tuned bundle, a reference as in `predict`, for cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli; by
-    default mnli_mismatched and ax use the bundle of mnli."""
+    """Set → fine-tuned bundle, named as in `predict`, for cola, sst2, mrpc, stsb, qqp, mnli, qnli,
+    rte and wnli; by default mnli_mismatched and ax use the bundle of mnli."""
     tests: dict[str, str] = field(default_factory=dict, metadata=INPUT)
     """Set → its test file as GLUE publishes it, for all eleven sets."""
     labels: dict[str, list[str]] = field(default_factory=dict)

@@ -1,6 +1,9 @@
 """Stages that take their model from the Hugging Face hub by its id, and give one back to it."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -153,6 +156,52 @@ def test_shards_and_pretraining_take_vocabulary_and_weights_of_the_hub(
     commit = f"{NAME}@{encoder.branches['main']}"
     assert pretrain.run(config).hub == {"tokenizer": commit, "model": commit}
     assert lineage_of(config.output)["parent_lineage"] == {"hub": commit}
+
+
+def test_a_model_of_the_hub_is_registered_like_its_folder(
+    classifier: Repository, finetuned: Any, tmp_path: Path
+) -> None:
+    shared: dict[str, Any] = {"num_workers": 0, "tracking_uri": finetuned.tracking_uri}
+    shared["model"] = "somebody/classifier"
+    evaluation = str(tmp_path / "evaluate")
+    evaluate.run(EvaluateConfig(output=evaluation, held_out=finetuned.rows, **shared))
+    output = str(tmp_path / "publish")
+    config = PublishConfig(output=output, evaluation=evaluation, name="from-the-hub", **shared)
+    assert publish.run(config).counts["is_champion"]
+    registered = resolve("models:/from-the-hub@champion", uri=finetuned.tracking_uri)
+    assert bundle_digest(registered) == bundle_digest(finetuned.folder / "finetune" / "bundle")
+
+
+@pytest.mark.drill
+def test_the_command_line_takes_an_id_and_the_variables_of_the_client(
+    hub: Hub, classifier: Repository, finetuned: Any, tmp_path: Path
+) -> None:
+    classifier.private = True
+    command = [
+        sys.executable, "-m", "pipelines.cli", "predict", "--model=somebody/classifier@main",
+        f"--source={finetuned.rows.source}", f"--output={tmp_path / 'out'}", "--num_workers=0",
+        f"--tracking_uri={finetuned.tracking_uri}",
+    ]  # fmt: skip
+    variables = {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+    }
+
+    def run(**more: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            command, env=os.environ | variables | more, capture_output=True, text=True, timeout=120
+        )
+
+    refused = run()
+    assert refused.returncode == 2, refused.stderr
+    assert "the hub has no model somebody/classifier: check its name" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    done = run(HF_TOKEN=OWNER)
+    assert done.returncode == 0, done.stderr
+    assert "%|" not in done.stderr
+    commit = f"somebody/classifier@{classifier.branches['main']}"
+    assert read_manifest(str(tmp_path / "out")).hub == {"model": commit}
 
 
 @dataclass(frozen=True)

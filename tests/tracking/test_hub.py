@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.errors import ConfigError, FormatError, RaybertError, ResourceError
+from bert_core.tasks.feature_extraction import FeatureExtraction
+from tests import tiny
 from tests.hub import OWNER, STRANGER, Hub, Repository, contents
 from tracking.hub import HubModel, on_this_machine, parse
 from tracking.resolve import load_tokenizer, pinned, resolve
@@ -312,6 +314,20 @@ def test_a_bundle_of_ours_is_fetched_and_verified_by_its_record(
     hub.models[NAME].commit(contents(bundles[0]) | {"vocab.txt": b"changed"})
     with pytest.raises(FormatError, match=r"vocab.txt: wanted sha256"):
         resolve(NAME)
+
+
+def test_a_model_of_sentence_transformers_comes_with_its_subfolder(
+    hub: Hub, tmp_path: Path
+) -> None:
+    task = FeatureExtraction(options=FeatureExtraction.options(pooling="cls"))
+    bundle = tiny.bundle(tmp_path / "bundle", tiny.tokenizer(), task=task)
+    hub.models[NAME] = Repository(library="sentence-transformers")
+    hub.models[NAME].commit(foreign(bundle) | OTHER_LIBRARIES)
+    folder = resolve(NAME)
+    assert "1_Pooling/config.json" in hub.fetched()
+    found = load_bundle(folder).task
+    assert found is not None
+    assert found.chosen.pooling == "cls"
 
 
 def test_of_a_tokenizer_only_its_own_files_are_fetched_whatever_the_model(
