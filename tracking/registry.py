@@ -5,6 +5,7 @@ imported inside the functions that need them.
 """
 
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -266,7 +267,7 @@ def _log_model(
                 model,
                 mlflow_model=Model(run_id=run_id, model_id=logged.model_id),
                 python_model=str(MODEL_CODE),
-                artifacts={"bundle": str(bundle)},
+                artifacts={"bundle": str(_without_links(bundle, Path(scratch)))},
                 signature=signature,
                 input_example=list(input_example),
                 pip_requirements=_requirements(predictor),
@@ -285,6 +286,21 @@ def _log_model(
         raise
     client.finalize_logged_model(logged.model_id, "READY")
     return logged.model_id
+
+
+def _without_links(bundle: Path, scratch: Path) -> Path:
+    """The bundle, or a copy of its files in `scratch`: MLflow takes no links out of a folder, as
+    there are in the hub's cache."""
+    from bert_core.bundle.format import bundle_files
+
+    names = bundle_files(bundle)
+    if not any((bundle / name).is_symlink() for name in names):
+        return bundle
+    copy = scratch / bundle.name
+    for name in names:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(bundle / name, copy / name)
+    return copy
 
 
 def _register(
