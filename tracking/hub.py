@@ -89,7 +89,7 @@ def fetch(model: HubModel, *, tokenizer_only: bool = False) -> Path:
     from bert_core.bundle.listing import check_family, needed_files, needed_of_tokenizer
 
     assert model.is_pinned
-    names = _names(model)
+    names, whole = _names(model)
     try:
         if tokenizer_only:
             wanted = needed_of_tokenizer(names)
@@ -98,6 +98,8 @@ def fetch(model: HubModel, *, tokenizer_only: bool = False) -> Path:
             check_family(names, read(CONFIG) if CONFIG in names else None)
             wanted = needed_files(names, read)
     except FormatError as error:
+        if not whole:
+            raise _not_reached(model, error) from error
         library = _library(model)
         raise FormatError(
             f"{model}: {error}{f'; the hub says it is for {library}' if library else ''}"
@@ -146,18 +148,20 @@ def _of_snapshot(match: re.Match[str]) -> HubModel:
     return HubModel(match["id"].replace("--", "/"), match["commit"])
 
 
-def _names(model: HubModel) -> list[str]:
-    """The files of a commit, as the hub lists them; without the hub, those in the cache."""
+def _names(model: HubModel) -> tuple[list[str], bool]:
+    """The files of a commit, and whether these are all: as the hub lists them, or, without the hub,
+    those in the cache."""
     from huggingface_hub import HfApi, get_cached_repo_tree, try_to_load_from_cache
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        return [file.path for file in get_cached_repo_tree(model.id, revision=model.revision)]
+        tree = get_cached_repo_tree(model.id, revision=model.revision)
+        return [file.path for file in tree], True
     except CachedRepoTreeNotFoundError:
         pass
     try:
         with _told(model):
-            return HfApi().list_repo_files(model.id, revision=model.revision)
+            return HfApi().list_repo_files(model.id, revision=model.revision), True
     except ResourceError:
         # Another program may have put it into the cache, which keeps no list then.
         path = try_to_load_from_cache(model.id, CONFIG, revision=model.revision)
@@ -165,7 +169,7 @@ def _names(model: HubModel) -> list[str]:
             raise
     folder = Path(path).parent
     found = (path for path in folder.rglob("*") if path.is_file())
-    return [path.relative_to(folder).as_posix() for path in found]
+    return [path.relative_to(folder).as_posix() for path in found], False
 
 
 @contextmanager

@@ -78,11 +78,10 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
 
 def hub_model(reference: str) -> hub.HubModel | None:
     """The model of the hub that a reference means; None if it means something else."""
-    if reference.startswith(hub.PREFIX):
-        return hub.parse(reference)
-    if reference.startswith("models:") or files.is_uri(reference) or Path(reference).exists():
-        return None
-    return hub.parse(reference)
+    model = hub.parse(reference)
+    if model is None or reference.startswith(hub.PREFIX):
+        return model
+    return None if Path(reference).exists() else model
 
 
 def pinned(reference: str) -> str:

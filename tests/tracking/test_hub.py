@@ -2,11 +2,14 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,8 @@ from huggingface_hub import constants, hf_hub_download
 from safetensors.torch import load_file, save_file
 
 from bert_core.bundle.format import bundle_digest, load_bundle
-from bert_core.errors import ConfigError, FormatError, RaybertError, ResourceError
-from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.errors import ConfigError, FormatError, ResourceError
+from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
 from tests import tiny
 from tests.hub import OWNER, STRANGER, Hub, Repository, contents
 from tracking.hub import HubModel, on_this_machine, parse
@@ -131,7 +134,7 @@ def test_a_branch_and_a_tag_are_revisions(model: Repository, bundles: list[Path]
     assert bundle_digest(resolve(f"{NAME}@refs/pr/4")) != bundle_digest(resolve(NAME))
 
 
-def in_a_process(hub: Hub) -> "subprocess.Popen[str]":
+def in_a_process(hub: Hub, stderr: int = subprocess.PIPE) -> "subprocess.Popen[str]":
     """Resolve the model in a fresh process, whose variables set what the fixture sets here."""
     variables = {
         "HF_ENDPOINT": hub.endpoint,
@@ -143,7 +146,7 @@ def in_a_process(hub: Hub) -> "subprocess.Popen[str]":
         [sys.executable, "-c", f"from tracking.resolve import resolve; resolve({NAME!r})"],
         env=os.environ | variables,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
 
@@ -211,7 +214,7 @@ def test_offline_what_another_program_fetched_is_used_if_it_is_complete(
         if name != "model.safetensors":
             hf_hub_download(NAME, name)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(RaybertError, match=r"encoder@.*: wanted weights in model.safetensors or"):
+    with pytest.raises(ResourceError, match=r"HF_HUB_OFFLINE is set, with no complete copy of"):
         resolve(NAME)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hf_hub_download(NAME, "model.safetensors")
@@ -327,6 +330,7 @@ def test_a_model_of_sentence_transformers_comes_with_its_subfolder(
     assert "1_Pooling/config.json" in hub.fetched()
     found = load_bundle(folder).task
     assert found is not None
+    assert isinstance(found.chosen, FeatureExtractionOptions)
     assert found.chosen.pooling == "cls"
 
 
@@ -356,6 +360,23 @@ def test_a_machine_without_the_files_fetches_the_same_commit(
     assert on_this_machine(tmp_path / "nothing") == tmp_path / "nothing"
 
 
+@pytest.mark.drill
+def test_a_download_shows_its_progress_on_a_terminal(hub: Hub, model: Repository) -> None:
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 100))
+    process = in_a_process(hub, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    with suppress(OSError):  # how a terminal's end reads on Linux
+        while part := os.read(controller, 4096):
+            shown += part
+    os.close(controller)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b"Fetching 6 files" in shown
+
+
+@pytest.mark.drill
 def test_a_download_says_nothing_in_a_log(hub: Hub, model: Repository) -> None:
     process = in_a_process(hub)
     assert process.communicate(timeout=60) == ("", "")
