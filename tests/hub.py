@@ -80,7 +80,7 @@ class Hub:
         """Bytes of a file after which nothing more is sent; None sends files whole."""
         self.break_off_after: int | None = None
         """Bytes of a file after which its connection ends, once."""
-        self.fail_commits = False
+        self.fail_commits = self.fail_large_files = False
         self._large: dict[str, bytes] = {}
         (self.port,) = free_ports(1)
         app = web.Application(middlewares=[self._noting], client_max_size=1 << 28)
@@ -249,6 +249,8 @@ class Hub:
 
     async def _put(self, request: web.Request) -> web.Response:
         data = await request.read()
+        if self.fail_large_files:
+            raise RefusedError(403, "", "The link has expired")
         assert hashlib.sha256(data).hexdigest() == request.match_info["oid"]
         self._large[request.match_info["oid"]] = data
         return web.Response()

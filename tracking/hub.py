@@ -284,9 +284,14 @@ def _not_reached(model: HubModel, error: Exception) -> ResourceError:
     cause = error.__cause__ or error
     return ResourceError(
         f"{model}: {_endpoint()} does not answer, with no complete copy of {model.id} in its cache "
-        f"({type(cause).__name__}: {cause}): check the network, set HF_ENDPOINT to a mirror, or "
+        f"({in_a_line(cause)}): check the network, set HF_ENDPOINT to a mirror, or "
         "give a folder"
     )
+
+
+def in_a_line(error: BaseException) -> str:
+    """An error's class, and the first line of what it says: the client's errors say much."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def _has_token() -> bool:

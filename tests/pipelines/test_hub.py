@@ -298,7 +298,11 @@ def test_an_upload_that_failed_goes_on_and_removes_what_the_bundle_no_longer_has
     kept = {"LICENSE": b"mine", "notes/a.txt": b"mine"}
     before.commit({"raybert.json": record, "onnx/model.onnx": b"old", "config.json": b"{}"} | kept)
     hub.models["somebody/answers"] = before
-    hub.fail_commits = True
+    hub.fail_large_files = True
+    with pytest.raises(ResourceError, match=r"could not be uploaded \(HfHubHTTPError: .*check the"):
+        publish.run(ready.config)
+    hub.fail_large_files, hub.fail_commits = False, True
+    hub.asked.clear()
     with pytest.raises(
         ResourceError, match=r"hub: somebody/answers could not be uploaded, the hub"
     ):
