@@ -43,6 +43,9 @@ class Manifest:
     """The fields of the stage's config that determine its output."""
     inputs: dict[str, str] = field(default_factory=dict)
     """Digest of every input: of its manifest if a stage wrote it, else of its bytes."""
+    hub: dict[str, str] = field(default_factory=dict)
+    """The inputs that are models of the Hugging Face hub, as `owner/name@commit`; informative, not
+    in the digest."""
     outputs: dict[str, Output] = field(default_factory=dict)
     """Every file of the folder that belongs to the result, by its path inside the folder."""
     counts: dict[str, Any] = field(default_factory=dict)

@@ -56,10 +56,11 @@ class DistillConfig(LabelledTrainingConfig):
     """Teacher, student, and the rows to learn from: labelled ones, or shards."""
 
     teacher: str = field(metadata=INPUT)
-    """Bundle to learn from: a folder, a URI, or models:/name@alias."""
+    """Bundle to learn from: a folder, a URI, models:/name@alias, or owner/name of the Hugging Face
+    hub."""
     model: str = field(default=TEACHER, metadata=INPUT)
-    """Bundle that the student starts from, with the teacher's vocabulary: `teacher`, or a folder, a
-    URI, or models:/name@alias."""
+    """Bundle that the student starts from, with the teacher's vocabulary: `teacher`, or any
+    reference that `teacher` takes."""
     task: str = TEACHER
     """Task of the labelled rows, one of `raybert list tasks`; `teacher` takes the teacher's."""
     layers: tuple[int, ...] = ()
@@ -125,9 +126,7 @@ def run(config: DistillConfig) -> Manifest:
         ("augmentation", config.augmentation.model),
     ):
         if name == "teacher" or reference != TEACHER:
-            folders[name], source = bundle_input(
-                reference, name=name, tracking_uri=config.tracking_uri
-            )
+            folders[name], source = bundle_input(config, reference, name=name)
             inputs.append(source)
     if config.variant is not None and "model" in folders:
         raise ConfigError(
@@ -165,8 +164,8 @@ def _teacher_student(config: DistillConfig, folders: Mapping[str, Path]) -> Teac
 
 def _task_of(teacher: str, folder: Path) -> str:
     """The name of the teacher's task. Raises: ConfigError if it has none."""
-    from bert_core.bundle.format import load_bundle
     from bert_core.tasks.catalog import TASKS
+    from tracking.hub import load_bundle
 
     task = load_bundle(folder).task
     if task is None:
@@ -181,8 +180,8 @@ def _on_labelled_rows(
     config: DistillConfig, folders: Mapping[str, Path], inputs: list[DatasetInput], digest: str
 ) -> Result:
     """Train a student for a task."""
-    from bert_core.bundle.format import load_bundle
     from bert_core.bundle.weights import require_weights
+    from tracking.hub import load_bundle
 
     kind = trainable_task(config.task)
     teacher = require_weights(load_bundle(folders["teacher"]))
@@ -302,9 +301,9 @@ def _against_teacher(
 
 def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) -> Result:
     """Train a student on what pretraining teaches: masked words, if answers count in the loss."""
-    from bert_core.bundle.format import load_bundle
     from bert_core.bundle.weights import require_weights
     from bert_core.tasks.fill_mask import FillMask
+    from tracking.hub import load_bundle
 
     teacher = require_weights(load_bundle(folders["teacher"]))
     pair = _teacher_student(config, folders)

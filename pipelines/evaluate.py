@@ -51,7 +51,8 @@ class EvaluateConfig(StageConfig):
     """Which model to measure on which rows."""
 
     model: str = field(metadata=INPUT)
-    """Fine-tuned bundle: a folder, a URI, or models:/name@alias."""
+    """Fine-tuned bundle: a folder, a URI, models:/name@alias, or owner/name or owner/name@revision
+    of the Hugging Face hub."""
     held_out: LabelledConfig = field(default_factory=LabelledConfig)
     """Rows that the model has not been trained on."""
     task: str | None = None
@@ -67,7 +68,7 @@ class EvaluateConfig(StageConfig):
 
 def run(config: EvaluateConfig) -> Manifest:
     """Score the model by its task's metrics."""
-    folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
+    folder, model = bundle_input(config, config.model)
     predictor_of.cache_clear()  # an earlier run in this process may have read other contents
     inputs = [model, labelled_input("held_out", config.held_out, "held_out")]
     return run_stage("evaluate", config, inputs, lambda _: _evaluate(config, folder))

@@ -25,6 +25,7 @@ from pipelines.runtime.stage import (
     recipe,
     run_stage,
 )
+from tracking.hub import origin
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class ExportConfig(StageConfig):
     """Which bundle to export, and what that may cost. Runs in this process."""
 
     model: str = field(metadata=INPUT)
-    """Bundle with weights: a folder, a URI, or models:/name@alias."""
+    """Bundle with weights: a folder, a URI, models:/name@alias, or owner/name of the Hugging Face
+    hub."""
     quantize: Literal["int8"] | None = None
     """`int8` computes matrix products in 8 bits; unset is fp32."""
     held_out: LabelledConfig | None = None
@@ -66,7 +68,7 @@ def run(config: ExportConfig) -> Manifest:
     from bert_core.graph import EXPORTING, check_installed
 
     check_installed(EXPORTING, "an export to ONNX")
-    folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
+    folder, model = bundle_input(config, config.model)
     inputs = [model]
     if config.held_out is not None:
         inputs.append(labelled_input(HELD_OUT, config.held_out, HELD_OUT))
@@ -101,7 +103,7 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
             "stage": "export",
             "data": _data(config, inputs),
             "parent": bundle.digest,
-            "parent_lineage": bundle.lineage,
+            "parent_lineage": bundle.lineage | origin(folder),
             **recipe(config, digest),
         }
         written = _save(config, predictor, graph_path, measured.metrics, lineage)

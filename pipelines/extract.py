@@ -57,7 +57,8 @@ class TaggerConfig:
     """A model that tags entities, and which entities to collect."""
 
     model: str = field(metadata=INPUT)
-    """Bundle for token classification: a folder, a URI, or models:/name@alias."""
+    """Bundle for token classification: a folder, a URI, models:/name@alias, or owner/name of the
+    Hugging Face hub."""
     fields: dict[str, str]
     """Field of the record → type of the entities in it: `{people = "person"}`."""
     least_score: Share = 0.0
@@ -69,7 +70,8 @@ class ReaderConfig:
     """A model that answers questions, and what to ask it."""
 
     model: str = field(metadata=INPUT)
-    """Bundle for question answering: a folder, a URI, or models:/name@alias."""
+    """Bundle for question answering: a folder, a URI, models:/name@alias, or owner/name of the
+    Hugging Face hub."""
     fields: dict[str, str]
     """Field of the record → question about the document:
     `{founded_in = "When was it founded?"}`."""
@@ -136,7 +138,7 @@ def run(config: ExtractConfig) -> Manifest:
     """Write a record for every document, in input order."""
     folders, inputs = {}, []
     for name, model in config.models.items():
-        folder, source = bundle_input(model.model, name=name, tracking_uri=config.tracking_uri)
+        folder, source = bundle_input(config, model.model, name=name)
         folders[name] = folder.absolute()
         inputs.append(source)
     predictor_of.cache_clear()  # an earlier run in this process may have read other contents

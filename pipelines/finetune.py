@@ -44,7 +44,7 @@ def _finetune(
     digest: str,
     watch: Callable[[Measurement], None] | None,
 ) -> Result:
-    from bert_core.bundle.format import load_bundle
+    from tracking.hub import load_bundle
 
     bundle = load_bundle(folder)
     task, sets = read_sets(config, bundle)
@@ -67,9 +67,9 @@ def build_seed_model(
     """The encoder of the bundle in `folder`, with a fresh head; fresh weights follow the seed."""
     import torch
 
-    from bert_core.bundle.format import load_bundle
     from bert_core.bundle.weights import build_model
     from bert_core.objectives.base import ObjectiveModel
+    from tracking.hub import load_bundle
 
     bundle = load_bundle(folder)
     torch.manual_seed(seed)

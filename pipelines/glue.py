@@ -41,8 +41,8 @@ class GlueConfig(StageConfig):
     """Which models answer GLUE's test sets."""
 
     models: dict[str, str] = field(default_factory=dict, metadata=INPUT)
-    """Set → fine-tuned bundle, for cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli; by
-    default mnli_mismatched and ax use the bundle of mnli."""
+    """Set → fine-tuned bundle, named as in `predict`, for cola, sst2, mrpc, stsb, qqp, mnli, qnli,
+    rte and wnli; by default mnli_mismatched and ax use the bundle of mnli."""
     tests: dict[str, str] = field(default_factory=dict, metadata=INPUT)
     """Set → its test file as GLUE publishes it, for all eleven sets."""
     labels: dict[str, list[str]] = field(default_factory=dict)
@@ -88,9 +88,7 @@ def run(config: GlueConfig) -> Manifest:
     folders, inputs = {}, []
     for name in config.answered():
         model, test = str(config.model(name)), config.tests[name]
-        folders[name], source = bundle_input(
-            model, name=f"models.{name}", tracking_uri=config.tracking_uri
-        )
+        folders[name], source = bundle_input(config, model, name=f"models.{name}")
         if not files.exists(test):
             raise CorpusError(f"tests.{name}: wanted a test file, got {test}, which does not exist")
         inputs += [source, DatasetInput(f"tests.{name}", files.sha256_of(test), test)]

@@ -58,7 +58,8 @@ class PredictConfig(RowsConfig):
     """Which model to run on which rows; in a text file, each line is a row."""
 
     model: str = field(metadata=INPUT)
-    """Fine-tuned bundle: a folder, a URI, or models:/name@alias."""
+    """Fine-tuned bundle: a folder, a URI, models:/name@alias, or owner/name or owner/name@revision
+    of the Hugging Face hub."""
     task: str | None = None
     """Task to use for a model that was not fine-tuned: `fill-mask` by default, or
     `feature-extraction` for vectors, which every model gives."""
@@ -82,7 +83,7 @@ class PredictConfig(RowsConfig):
 
 def run(config: PredictConfig) -> Manifest:
     """Write every row with the model's answer, in input order."""
-    folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
+    folder, model = bundle_input(config, config.model)
     predictor_of.cache_clear()  # an earlier run in this process may have read other contents
     corpus = list_corpus(config.corpus)
     rows = corpus_input(corpus, config)

@@ -62,8 +62,15 @@ from pipelines.corpus.screen import (
 from pipelines.corpus.sources import Corpus, corpus_size_bytes, list_corpus
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import counted, meter, say
-from pipelines.runtime.stage import INPUT, REMARK, Result, StageConfig, run_stage
-from tracking.runs import DatasetInput
+from pipelines.runtime.stage import (
+    INPUT,
+    REMARK,
+    Result,
+    StageConfig,
+    run_stage,
+    tokenizer_input,
+)
+from tracking.resolve import load_tokenizer
 
 ByteSize = Annotated[int, Range(least=1024)]
 
@@ -78,9 +85,10 @@ class PrepareConfig(StageConfig):
     """What rows to make from the corpus."""
 
     tokenizer: str = field(metadata=INPUT)
-    """Folder written by `raybert vocab`, or a tokenizer in Hugging Face layout."""
+    """Folder written by `raybert vocab`, a tokenizer in Hugging Face layout, or owner/name of the
+    Hugging Face hub."""
     compare_with: str | None = field(default=None, metadata=REMARK)
-    """Folder of a tokenizer whose fertility the data card shows for comparison; by default
+    """A tokenizer whose fertility the data card shows for comparison, as in `tokenizer`; by default
     bert-base-uncased, or -cased, if this machine's Hugging Face cache has it."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The text to prepare."""
@@ -143,21 +151,21 @@ class Plan:
 def run(config: PrepareConfig) -> Manifest:
     """Write the shards of the corpus."""
     # Workers may run in another working directory.
+    place, tokenizer, vocabulary = tokenizer_input(config, config.tokenizer)
     config = replace(
         config,
         output=files.absolute(config.output),
-        tokenizer=files.absolute(config.tokenizer),
+        tokenizer=files.absolute(place),
         quality=replace(config.quality, contamination=evaluation_files(config.quality)),
     )
     for cached in (_tokenizer, _row_maker):
         cached.cache_clear()  # an earlier run in this process may have read other contents
-    tokenizer = _tokenizer(config.tokenizer)
     tokenizer.check_casing(config.tokenizer)
     corpus = list_corpus(config.corpus)
     size_bytes = corpus_size_bytes(corpus)
     inputs = [
         corpus_input(corpus, config),
-        DatasetInput("tokenizer", tokenizer.digest, config.tokenizer),
+        vocabulary,
         *evaluation_inputs(config.quality),
     ]
     return run_stage("prepare", config, inputs, lambda _: _prepare(config, corpus, size_bytes))
@@ -439,7 +447,7 @@ def _write_shard(plan: Plan, fragments: list[str], shard: int, path: str) -> Non
 @lru_cache(maxsize=4)
 def _tokenizer(folder: str) -> Tokenizer:
     """The tokenizer, built once per process."""
-    return Tokenizer.load(folder)
+    return load_tokenizer(folder)
 
 
 @lru_cache(maxsize=1)

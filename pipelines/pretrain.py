@@ -22,7 +22,15 @@ from bert_core.tasks.digests import NO_ROWS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from bert_core.wording import one_of
 from pipelines.runtime.progress import say
-from pipelines.runtime.stage import INPUT, REMARK, Result, input_digest, run_stage
+from pipelines.runtime.stage import (
+    INPUT,
+    REMARK,
+    Result,
+    bundle_input,
+    input_digest,
+    run_stage,
+    tokenizer_input,
+)
 from pipelines.training.config import TrainingConfig
 from pipelines.training.driver import curves, fit, write_bundle
 from pipelines.training.objectives import check_names, objectives_of
@@ -30,6 +38,7 @@ from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_r
 from pipelines.training.shard_batches import CACHE, batches, check_rows
 from tracking import metric_names as names
 from tracking.metric_names import LOSS, MLM_LOSS
+from tracking.resolve import load_tokenizer
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
@@ -73,8 +82,8 @@ class PretrainConfig(TrainingConfig):
     sizes_of: str | None = None
     """Another encoder to take the number of layers, widths and heads from, for a small machine."""
     model: str | None = field(default=None, metadata=INPUT)
-    """Bundle with the same vocabulary to continue from: a folder, a URI, or models:/name@alias; by
-    default training starts from fresh weights."""
+    """Bundle with the same vocabulary to continue from: a folder, a URI, models:/name@alias, or
+    owner/name of the Hugging Face hub; by default training starts from fresh weights."""
     objectives: tuple[str, ...] | None = None
     """Objectives to train: `mlm` (masked words; DeBERTa's ways are `emd_mlm` and `rtd`), `nsp` and
     `sop` (how two segments relate), `span_boundary` (words of a span from the tokens next to it).
@@ -179,13 +188,13 @@ class Phase:
 
 def run(config: PretrainConfig) -> Manifest:
     """Pretrain an encoder and write it as a bundle in Hugging Face layout."""
-    tokenizer = Tokenizer.load(config.tokenizer)
-    inputs = [DatasetInput("tokenizer", tokenizer.digest, config.tokenizer)]
+    place, tokenizer, vocabulary = tokenizer_input(config, config.tokenizer)
+    config, inputs = replace(config, tokenizer=place), [vocabulary]
     folder: Path | None = None
     parent: Bundle | None = None
     if config.model is not None:
-        folder, parent = _parent(config, config.model, tokenizer)
-        inputs.append(DatasetInput("model", parent.digest, config.model))
+        folder, parent, source = _parent(config, config.model, tokenizer)
+        inputs.append(source)
     labels = {}
     for name, phase in zip(("shards", "then"), config.phases, strict=False):
         shards = ShardSet.read(phase.shards)
@@ -203,15 +212,16 @@ def run(config: PretrainConfig) -> Manifest:
     )
 
 
-def _parent(config: PretrainConfig, model: str, tokenizer: Tokenizer) -> "tuple[Path, Bundle]":
-    """The local folder of the bundle to continue from, and the bundle.
+def _parent(
+    config: PretrainConfig, model: str, tokenizer: Tokenizer
+) -> "tuple[Path, Bundle, DatasetInput]":
+    """The local folder of the bundle to continue from, the bundle, and the bundle as an input.
 
     Raises: ConfigError if its vocabulary is not the run's.
     """
-    from bert_core.bundle.format import load_bundle
-    from tracking.resolve import resolve
+    from tracking.hub import load_bundle
 
-    folder = resolve(model, uri=config.tracking_uri)
+    folder, source = bundle_input(config, model)
     parent = load_bundle(folder)
     if parent.tokenizer.digest != tokenizer.digest:
         raise ConfigError(
@@ -219,7 +229,7 @@ def _parent(config: PretrainConfig, model: str, tokenizer: Tokenizer) -> "tuple[
             f"{tokenizer.digest[:6]}: run `raybert prepare` with --tokenizer {folder} and give "
             "that folder here too, or leave model out to start from fresh weights"
         )
-    return folder, parent
+    return folder, parent, source
 
 
 def _check_shards(
@@ -251,10 +261,10 @@ def _check_shards(
 def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Path | None) -> Result:
     """`shards` are those of the last phase, on which the model is measured; `folder` has the bundle
     to continue from."""
-    from bert_core.bundle.format import load_bundle
     from bert_core.bundle.weights import fresh_parts
+    from tracking.hub import load_bundle
 
-    tokenizer = Tokenizer.load(config.tokenizer)
+    tokenizer = load_tokenizer(config.tokenizer)
     parent = None if folder is None else load_bundle(folder)
     build = partial(build_model, config, shards, tokenizer, parent)
     lineage: dict[str, Any] = {"stage": "pretrain", "data": _data(config, tokenizer)}
@@ -352,12 +362,12 @@ def build_model(
 def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Report) -> None:
     """Train on one worker; `folder` has the bundle to continue from."""
     from bert_core.batches import PhasedBatches
-    from bert_core.bundle.format import load_bundle
     from bert_core.train.loop import evaluate
     from pipelines.training.worker import Place, Training, train
+    from tracking.hub import load_bundle
 
     place = Place.here(config)
-    tokenizer = Tokenizer.load(config.tokenizer)
+    tokenizer = load_tokenizer(config.tokenizer)
     parent = None if folder is None else load_bundle(folder)
     encoder = config.encoder(tokenizer, parent)
     batches_of = partial(

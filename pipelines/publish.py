@@ -26,6 +26,7 @@ from pipelines.runtime.stage import (
 )
 from tracking.runs import DatasetInput
 from tracking.server import tracking_uri
+from tracking.upload import check_id, check_token, upload
 
 if TYPE_CHECKING:
     from bert_core.predictor import Predictor
@@ -42,16 +43,34 @@ class PublishConfig(StageConfig):
     """Which bundle to register. With `force` the alias moves regardless of the scores."""
 
     model: str = field(metadata=INPUT)
-    """Fine-tuned bundle: a folder or a URI."""
+    """Fine-tuned bundle: a folder, a URI, or owner/name of the Hugging Face hub."""
     evaluation: str = field(metadata=INPUT)
     """Folder of `raybert evaluate` for this bundle; its rows decide whether the alias moves."""
     name: str
     """Name of the model in the registry."""
+    hub: str | None = None
+    """Model on the Hugging Face hub to upload the bundle to as well, with its model card:
+    owner/name."""
+    hub_private: bool = False
+    """Create it there as a private model."""
+    license: str | None = None
+    """Licence of the weights for the model card, as the hub spells it: apache-2.0, mit, …"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hub is not None:
+            check_id(self.hub)
+        elif self.hub_private:
+            raise ConfigError(
+                "hub_private: wanted hub with it, got none: give both, or leave hub_private out"
+            )
 
 
 def run(config: PublishConfig) -> Manifest:
     """Register the bundle; `champion` moves to it unless it is worse than the current one."""
-    folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
+    if config.hub is not None:
+        check_token(config.hub)
+    folder, model = bundle_input(config, config.model)
     evaluated = read_manifest(config.evaluation).inputs.get("model")
     if evaluated != model.digest:
         raise ConfigError(
@@ -103,16 +122,27 @@ def _publish(config: PublishConfig, folder: Path) -> Result:
         evaluation,
         _classes(config.evaluation, evaluation),
         examples[0],
+        hub=config.hub,
+        licence=config.license,
     )
     registry.describe(version, card, without_front_matter(card), uri=uri)
     written = [config.local_folder / PUBLICATION, config.local_folder / MODEL_CARD]
     files.write_json(str(written[0]), asdict(publication))
     files.write_bytes(str(written[1]), card.encode())
     say(f"publish: models:/{version.name}/{version.version}. {publication.why}")
+    uploaded: dict[str, Any] = {}
+    if config.hub is not None:
+        title = f"{version.name}, version {version.version}"
+        where = upload(folder, card, config.hub, private=config.hub_private, message=title)
+        run_id = recorded.run_id if recorded else None
+        registry.note_upload(version, where.reference, run_id, uri=uri)
+        uploaded = {"hub": where.reference, "hub_url": where.url}
+        say(f"publish: {where.url}")
     counts = {
         "version": version.version,
         "is_champion": publication.is_champion,
         "why": publication.why,
+        **uploaded,
     }
     return Result(
         outputs=local_outputs(config, written),

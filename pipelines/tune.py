@@ -7,7 +7,6 @@ the trials and handles the best one; `training.trials` runs them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from bert_core import files
@@ -29,6 +28,7 @@ from pipelines.runtime.stage import (
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.labelled_sets import inputs_of
 from pipelines.training.sweep import SweepConfig
+from tracking.hub import PREFIX
 from tracking.server import tracking_uri
 
 if TYPE_CHECKING:
@@ -101,10 +101,12 @@ class TuneConfig(LabelledTrainingConfig):
 def run(config: TuneConfig) -> Manifest:
     """Train every trial, and take the one that does best on the selection rows."""
     folder, inputs = inputs_of(config)
-    return run_stage("tune", config, inputs, lambda _: _tune(config, folder))
+    # A trial may run on a machine that has to fetch a model of the hub for itself.
+    [source] = [PREFIX + each.source for each in inputs if each.asked] or [str(folder.absolute())]
+    return run_stage("tune", config, inputs, lambda _: _tune(config, source))
 
 
-def _tune(config: TuneConfig, folder: Path) -> Result:
+def _tune(config: TuneConfig, model: str) -> Result:
     from bert_core.tasks.catalog import TASKS
 
     if config.num_workers:
@@ -122,7 +124,7 @@ def _tune(config: TuneConfig, folder: Path) -> Result:
     # Trials run later and in other folders: their inputs are fixed here.
     absolute = with_absolute_paths(config)
     trial_configs = absolute.trials(
-        model=str(folder.absolute()),
+        model=model,
         train=_settled(config.train),
         tracking_uri=tracking_uri(config.tracking_uri),
         parent_run=parent,

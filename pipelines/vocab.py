@@ -42,8 +42,9 @@ class VocabConfig(StageConfig):
     min_frequency: PositiveInt = 2
     """Pairs of pieces that occur less often are not merged."""
     compare_with: str | None = field(default=None, metadata=REMARK)
-    """Folder of a tokenizer whose fertility the data card shows for comparison; by default
-    bert-base-uncased, or -cased, if this machine's Hugging Face cache has it."""
+    """A tokenizer whose fertility the data card shows for comparison: a folder, or owner/name of
+    the Hugging Face hub; by default bert-base-uncased, or -cased, if this machine's Hugging Face
+    cache has it."""
     sample_bytes: PositiveInt = 256 << 20
     """Maximum bytes of text to count pairs in; documents are drawn by their hash."""
     seed: int = 0

@@ -33,7 +33,7 @@ from serve.config import ServeConfig, parse_models
 from serve.limits import Limits
 from serve.model import Card, Model, Response, ServedModel
 from tracking.ports import require_free
-from tracking.resolve import resolve
+from tracking.resolve import pinned, resolve
 from tracking.server import tracking_uri
 
 GRACEFUL_SHUTDOWN_S = 5.0
@@ -229,8 +229,9 @@ def find(config: ServeConfig) -> dict[str, Found]:
     """
     models = {}
     for name, reference in parse_models(config.models).items():
-        source = Source(reference, tracking_uri(config.tracking_uri))
-        folder = resolve(reference, uri=source.tracking_uri)
+        # Every replica gets the commit of a hub's model that is found here.
+        source = Source(pinned(reference), tracking_uri(config.tracking_uri))
+        folder = resolve(source.reference, uri=source.tracking_uri)
         predictor = Predictor(folder, device="cpu")
         graph = predictor.bundle.graph
         if config.num_gpus and graph is not None:

@@ -16,7 +16,8 @@ class ServeConfig:
 
     models: list[str] | str
     """Models to serve, as name=reference, several as a list or comma-separated; a reference is a
-    bundle's folder or URI, or models:/name@alias of the registry."""
+    bundle's folder or URI, models:/name@alias of the registry, or owner/name@revision of the
+    Hugging Face hub."""
     host: str = "127.0.0.1"
     """Address to listen on: 127.0.0.1 for this machine only, 0.0.0.0 for all interfaces."""
     port: Port = 8000

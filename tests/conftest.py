@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import httpx
 import pytest
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
+
+if TYPE_CHECKING:
+    from tests.hub import Hub
 
 settings.register_profile("raybert", deadline=None)  # machines are shared
 settings.load_profile("raybert")
@@ -46,6 +50,15 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator["Hub"]:
+    """A hub of this test alone, with an empty cache and no token."""
+    from tests.hub import running_hub
+
+    with running_hub(tmp_path / "hf_home") as hub:
+        yield hub
 
 
 S3_REGION = "us-east-1"

@@ -39,6 +39,9 @@ def model_card(
     evaluation: Manifest,
     classes: Classes | None,
     example: Any,
+    *,
+    hub: str | None = None,
+    licence: str | None = None,
 ) -> str:
     """The card as Markdown after YAML front matter that `huggingface_hub.ModelCard` reads.
 
@@ -48,13 +51,16 @@ def model_card(
         evaluation: manifest of `raybert evaluate` for this bundle.
         classes: its metrics per class, if the task has classes.
         example: an input as a caller sends it; the card shows the answer to it.
+        hub: `owner/name` on the Hugging Face hub, if the bundle is uploaded there.
+        licence: of the weights, as the hub spells it; None leaves it open.
     """
     task, bundle, version = predictor.task, predictor.bundle, publication.version
     parts = [
-        f"---\n{_front_matter(version.name, task, bundle, evaluation)}\n---",
+        f"---\n{_front_matter(version.name, task, bundle, evaluation, licence)}\n---",
         f"# {version.name}, version {version.version}",
         _what(predictor),
         "## Use",
+        *([] if hub is None else [_use_of_hub(version.name, hub)]),
         _use(publication, predictor, example),
         "## Evaluation",
         _evaluated(evaluation),
@@ -75,12 +81,14 @@ def without_front_matter(card: str) -> str:
     return card.split("\n---\n", 1)[1].lstrip()
 
 
-def _front_matter(name: str, task: "Task", bundle: "Bundle", evaluation: Manifest) -> str:
+def _front_matter(
+    name: str, task: "Task", bundle: "Bundle", evaluation: Manifest, licence: str | None
+) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     counts = evaluation.counts
     pipeline = task.pipeline_tag or task.name
-    source = str(counts.get("source", "held-out rows"))
+    source = _dataset(str(counts.get("source", "held-out rows")))
     measured = [
         EvalResult(
             task_type=pipeline,
@@ -95,6 +103,8 @@ def _front_matter(name: str, task: "Task", bundle: "Bundle", evaluation: Manifes
     ]
     data = ModelCardData(
         model_name=name,
+        license=licence,
+        base_model=_base_model(bundle),
         library_name="transformers",
         pipeline_tag=pipeline,
         tags=["raybert", bundle.encoder_config.family, task.name],
@@ -102,6 +112,22 @@ def _front_matter(name: str, task: "Task", bundle: "Bundle", evaluation: Manifes
         eval_results=measured,
     )
     return data.to_yaml()
+
+
+def _base_model(bundle: "Bundle") -> str | None:
+    """The nearest ancestor that is a model of the hub."""
+    for _, lineage in reversed(_chain(bundle.digest, bundle.lineage)[:-1]):
+        if "hub" in lineage:
+            return lineage["hub"].partition("@")[0]
+    return None
+
+
+def _dataset(source: str) -> str:
+    """A data set of the hub by its id, anything else by its file's name: metadata on the hub should
+    not say where files are on this machine."""
+    if source.startswith("hf://datasets/"):
+        return "/".join(source.removeprefix("hf://datasets/").split("/")[:2])
+    return source.rstrip("/").rpartition("/")[2] or source
 
 
 def _what(predictor: "Predictor") -> str:
@@ -142,6 +168,14 @@ def _use(publication: Publication, predictor: "Predictor", example: Any) -> str:
         f"model.predict({call}{cut})\n```\n\n"
         f"The answer, on the machine that measured it:\n\n```json\n{best}\n```\n\n"
         f"`raybert serve` serves it over HTTP; {loads} the folder of this file."
+    )
+
+
+def _use_of_hub(name: str, hub: str) -> str:
+    return (
+        "From the Hugging Face hub, over HTTP or on files of rows:\n\n"
+        f"```bash\nraybert serve --models {name}={hub}\n"
+        f"raybert predict --model {hub} --source rows.jsonl --output answers\n```"
     )
 
 
@@ -217,6 +251,8 @@ def _lineage(bundle: "Bundle") -> str:
             how += f", from the teacher `{lineage['teacher']}`"
         if "code_version" in lineage:
             how += f" ({lineage['code_version']})"
+        if "hub" in lineage:
+            how += f", `{lineage['hub']}` on the Hugging Face hub"
         name = "**this model**" if digest == bundle.digest else "model"
         lines.append(f"| {name} | `{digest}` | {how} |")
     return "\n".join(lines)

@@ -5,6 +5,7 @@ imported inside the functions that need them.
 """
 
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,8 @@ PATH_TAG = "raybert.path"
 """Path of the bundle inside MLflow's model: MLflow names it after the bundle's folder."""
 TASK_TAG = "raybert.task"
 METRIC_TAG = "metric."
+HUB_TAG = "raybert.hub"
+"""`owner/name@commit` of the same bundle on the Hugging Face hub."""
 CARD = "README.md"
 DESCRIPTION_CHARACTERS = 5000
 MODEL_CODE = Path(__file__).with_name("model.py")
@@ -168,6 +171,14 @@ def describe(version: Version, card: str, text: str, *, uri: str) -> None:
         client.update_model_version(version.name, version.version, description=text)
 
 
+def note_upload(version: Version, reference: str, run_id: str | None, *, uri: str) -> None:
+    """Tag a version, and the run that published it, with where its bundle is on the hub."""
+    with as_default(uri) as client:
+        client.set_model_version_tag(version.name, version.version, HUB_TAG, reference)
+        if run_id is not None:
+            client.set_tag(run_id, HUB_TAG, reference)
+
+
 def _decide(
     new: Version,
     before: Version | None,
@@ -256,7 +267,7 @@ def _log_model(
                 model,
                 mlflow_model=Model(run_id=run_id, model_id=logged.model_id),
                 python_model=str(MODEL_CODE),
-                artifacts={"bundle": str(bundle)},
+                artifacts={"bundle": str(_without_links(bundle, Path(scratch)))},
                 signature=signature,
                 input_example=list(input_example),
                 pip_requirements=_requirements(predictor),
@@ -275,6 +286,21 @@ def _log_model(
         raise
     client.finalize_logged_model(logged.model_id, "READY")
     return logged.model_id
+
+
+def _without_links(bundle: Path, scratch: Path) -> Path:
+    """The bundle, or a copy of its files in `scratch`: MLflow takes no links out of a folder, as
+    there are in the hub's cache."""
+    from bert_core.bundle.format import bundle_files
+
+    names = bundle_files(bundle)
+    if not any((bundle / name).is_symlink() for name in names):
+        return bundle
+    copy = scratch / bundle.name
+    for name in names:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(bundle / name, copy / name)
+    return copy
 
 
 def _register(

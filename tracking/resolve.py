@@ -1,4 +1,14 @@
-"""Any reference to a bundle → a local folder with verified files."""
+"""Any reference to a bundle → a local folder with verified files.
+
+A reference is, in this order:
+
+- `models:/<name>@<alias>` or `models:/<name>/<version>`: of the registry;
+- `hf://<owner>/<name>` or `hf://<owner>/<name>@<revision>`: a model of the Hugging Face hub;
+- any other URI (`s3://…`): a bundle, or a stage's output that contains one;
+- a folder that exists: the same;
+- `<owner>/<name>` or `<owner>/<name>@<revision>`: a model of the hub, and so is a bare `<name>` if
+  the hub has it. Nothing that begins with `.`, `/` or `~` or has more slashes is one.
+"""
 
 import os
 import re
@@ -10,8 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_core import files
-from bert_core.errors import ConfigError, FormatError
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.manifest import BUNDLE, folder_with
+from tracking import hub
 from tracking.registry import DIGEST_TAG, PATH_TAG
 from tracking.server import connect, tracking_uri
 
@@ -20,8 +32,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 CONFIG, RECORD = "config.json", "raybert.json"
-# Matches names that could be models on the Hugging Face hub.
-_HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w-][\w.-]*")
 _REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
@@ -29,12 +39,12 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
     """The local folder of a bundle, downloaded if necessary, and verified.
 
     Args:
-        reference: a folder or a URI (`s3://…`) of a bundle, or of a stage's output that contains
-            one; `models:/<name>@<alias>` or `models:/<name>/<version>`.
+        reference: in the grammar of this module.
         uri: URI of the registry, for `models:/`; None as in `tracking.runs.tracking_uri`.
         cache: where downloads are kept; None means `~/.cache/raybert/bundles`.
     Raises: ConfigError if the reference does not exist, with what does; FormatError if the
-        bundle is damaged; ResourceError if the registry does not answer.
+        bundle is damaged, or a model of the hub is not an encoder; ResourceError if the registry or
+        the hub does not answer.
     """
     text = str(reference)
     if not text:
@@ -42,6 +52,10 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
     cache = cache or Path.home() / ".cache" / "raybert" / "bundles"
     if text.startswith("models:"):
         return _resolve_registered(text, tracking_uri(uri), cache)
+    if (model := hub_model(text)) is not None:
+        fetched = hub.fetch(_pinned(model, text))
+        _verify(fetched)
+        return fetched
     try:
         folder = files.local_path(text)
     except (OSError, ValueError) as error:
@@ -52,21 +66,54 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
         return fetch_remote(text, cache)
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing there"
-        hub = f"; {_on_the_hub(text)}" if _HUB_NAME.fullmatch(text) and not folder.exists() else ""
         raise ConfigError(
             f"{text}: wanted the folder of a bundle, got {what}: give a folder, a URI such "
-            f"as s3://bucket/bundle, or models:/<name>@champion{hub}"
+            "as s3://bucket/bundle, models:/<name>@champion, or <owner>/<name> on the Hugging Face "
+            "hub"
         )
     folder = Path(_bundle_in(text, str(folder)))
     _verify(folder)
     return folder
 
 
-def _on_the_hub(name: str) -> str:
-    return (
-        "models of the Hugging Face hub cannot be given by name: download it with "
-        f"`hf download {name} --local-dir models/{name}`, and give that folder"
-    )
+def hub_model(reference: str) -> hub.HubModel | None:
+    """The model of the hub that a reference means; None if it means something else."""
+    model = hub.parse(reference)
+    if model is None or reference.startswith(hub.PREFIX):
+        return model
+    return None if Path(reference).exists() else model
+
+
+def pinned(reference: str) -> str:
+    """The reference, with its commit if it means a model of the hub: `<owner>/<name>@<commit>`.
+
+    Raises: ConfigError or ResourceError as `resolve` does.
+    """
+    model = hub_model(reference)
+    return reference if model is None else str(_pinned(model, reference))
+
+
+def load_tokenizer(reference: str) -> Tokenizer:
+    """The tokenizer in a folder or at a URI; of a model of the hub, only its tokenizer is fetched.
+
+    Raises: FormatError if there is none; ConfigError or ResourceError as `resolve` does, for models
+        of the hub.
+    """
+    model = hub_model(reference)
+    if model is None:
+        return Tokenizer.load(reference)
+    return Tokenizer.load(hub.fetch(_pinned(model, reference), tokenizer_only=True))
+
+
+def _pinned(model: hub.HubModel, reference: str) -> hub.HubModel:
+    """`hub.pin`, whose errors say what else the reference could have meant."""
+    try:
+        return hub.pin(model)
+    except (hub.MissingModelError, ResourceError) as error:
+        if reference.startswith(hub.PREFIX):
+            raise
+        why = str(error).removeprefix(f"{model}: ")
+        raise type(error)(f"{reference}: there is no folder {reference}, and {why}") from error
 
 
 def _bundle_in(reference: str, folder: str) -> str:

@@ -42,8 +42,10 @@ class DatasetInput:
     digest: str
     """Hexadecimal; MLflow keeps the first 36 characters."""
     source: str
-    """Path or URI."""
+    """Path or URI; of a model of the Hugging Face hub `owner/name@commit`."""
     context: str = "training"
+    asked: str = ""
+    """The reference that was given, if it means a model of the hub."""
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Folders written by transformers and sentence-transformers: which files belong to a bundle, and
 its task."""
 
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from bert_core.tasks.sparse_embedding import SPLADE_POOLING
 
 # Other forms of weights: in parts, or as saved by torch.
 WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"
+WEIGHT_FORMS = (WEIGHTS, WEIGHTS_INDEX, OLD_WEIGHTS, f"{OLD_WEIGHTS}.index.json")
+"""Files that weights are read from, or the index of their parts; the first that exists counts."""
 # The files of a bundle without `raybert.json`.
 FOREIGN_FILES = (
     CONFIG,
@@ -38,15 +41,26 @@ FOREIGN_FILES = (
 )
 
 
+def weights_among(names: Collection[str], read: Callable[[str], Mapping[str, Any]]) -> list[str]:
+    """The files that hold the weights: one file, or an index and the parts that it names; none if
+    there are none in a form that is read.
+
+    Args:
+        names: the files that exist.
+        read: the JSON object in one of them.
+    """
+    form = next((form for form in WEIGHT_FORMS if form in names), None)
+    if form is None:
+        return []
+    if not form.endswith(".json"):
+        return [form]
+    return [form, *sorted(set(read(form).get("weight_map", {}).values()))]
+
+
 def weight_files(folder: Path) -> list[str]:
-    """The files that hold the weights: one file, or an index and the parts that it names."""
-    if not (folder / WEIGHTS).is_file():
-        if (folder / WEIGHTS_INDEX).is_file():
-            index = read_json(folder / WEIGHTS_INDEX)
-            return [WEIGHTS_INDEX, *sorted(set(index.get("weight_map", {}).values()))]
-        if (folder / OLD_WEIGHTS).is_file():
-            return [OLD_WEIGHTS]
-    return [WEIGHTS]
+    """`weights_among` of a folder; the usual file if there are none."""
+    names = [form for form in WEIGHT_FORMS if (folder / form).is_file()]
+    return weights_among(names, lambda name: read_json(folder / name)) or [WEIGHTS]
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -56,14 +70,14 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """
     state: dict[str, Tensor] = {}
     for name in weight_files(folder):
-        if name == OLD_WEIGHTS:
+        if name.endswith(".bin"):
             try:
                 state |= torch.load(folder / name, map_location="cpu", weights_only=True)
             except Exception as error:  # NOTE: from pickle, torch or zipfile
                 raise FormatError(
                     f"{name} is not a file of tensors only ({str(error).splitlines()[0]})"
                 ) from error
-        elif name != WEIGHTS_INDEX:
+        elif not name.endswith(".json"):
             state |= load_file(folder / name)
     return {name: _single(tensor) for name, tensor in state.items()}
 

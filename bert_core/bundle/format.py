@@ -245,6 +245,16 @@ def bundle_digest(folder: str | Path) -> str:
     return digest_of(_verified(folder, _read_record(folder)))
 
 
+def bundle_files(folder: str | Path) -> list[str]:
+    """The files that make a bundle, without others that lie in its folder; sorted paths.
+
+    Raises: FormatError if one is missing or changed.
+    """
+    folder = Path(folder)
+    record = _read_record(folder)
+    return sorted([*_verified(folder, record), *([] if record is None else [RECORD])])
+
+
 def _is_ours(name: str, model: ObjectiveModel) -> bool:
     """Whether a tensor is in no transformers class."""
     if not name.startswith("objectives."):

@@ -15,6 +15,7 @@ from pipelines.corpus.labelled import rows_after
 from pipelines.runtime.distribute import run_tasks
 from pipelines.runtime.progress import meter
 from pipelines.runtime.stage import StageConfig
+from tracking.hub import on_this_machine
 
 if TYPE_CHECKING:
     from bert_core.predictor import Predictor
@@ -94,7 +95,7 @@ def predictor_of(
     from bert_core.predictor import Predictor
 
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in options}
-    return Predictor(folder, threads=threads, task=task, options=given)
+    return Predictor(on_this_machine(folder), threads=threads, task=task, options=given)
 
 
 def answer_cells(task: "Task", answer: Any, prefix: str, column: str) -> dict[str, Any]:

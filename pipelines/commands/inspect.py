@@ -42,7 +42,8 @@ class InspectConfig:
     """Which model to look into, and what to ask it."""
 
     model: str
-    """Bundle, or folder in Hugging Face layout: a path, a URI, or models:/name@alias."""
+    """Bundle, or folder in Hugging Face layout: a path, a URI, models:/name@alias, or owner/name of
+    the Hugging Face hub."""
     text: str | None = None
     """Text whose attention is drawn, by layer and head; up to 128 tokens."""
     text_pair: str | None = None

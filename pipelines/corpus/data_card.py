@@ -22,6 +22,7 @@ from pipelines.corpus.config import DOCSTRINGS, CorpusConfig
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.screen import REASONS, dropped_documents
 from pipelines.corpus.sources import Corpus
+from tracking.resolve import load_tokenizer
 
 CARD, VOCABULARY_CARD = "data_card.md", "vocabulary_card.md"
 SAMPLE_BLOCKS, SAMPLE_CHARACTERS = 8, 1 << 17
@@ -232,7 +233,7 @@ def _fertility(compare_with: str | None, tokenizer: Tokenizer, texts: Iterable[s
 def reference(folder: str | None, tokenizer: Tokenizer) -> tuple[str, Tokenizer | None]:
     """The tokenizer to compare with: `folder`, or BERT's if it is in this machine's cache."""
     if folder is not None:
-        return folder, Tokenizer.load(folder)
+        return folder, load_tokenizer(folder)
     from huggingface_hub import try_to_load_from_cache
 
     for name in (HUB_NAMES[tokenizer.lowercase], HUB_NAMES[tokenizer.lowercase].partition("/")[2]):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bert_core import files
 from bert_core.checks import PositiveInt, check_fields
@@ -32,6 +32,9 @@ from pipelines.runtime.progress import say
 from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, finish_run
 from tracking.server import tracking_uri
 from tracking.spool import await_release
+
+if TYPE_CHECKING:
+    from bert_core.data.tokenizer import Tokenizer
 
 STARTED = "started.json"
 INPUT = {"input": True}
@@ -135,15 +138,46 @@ def _without_inputs(config: Any) -> dict[str, Any]:
 
 
 def bundle_input(
-    reference: str, *, name: str = "model", tracking_uri: str | None = None
+    config: StageConfig, reference: str, *, name: str = "model"
 ) -> tuple[Path, DatasetInput]:
     """The local folder of a bundle, given any kind of reference, and the bundle as an input called
     `name`."""
     from bert_core.bundle.format import bundle_digest
+    from tracking.hub import PREFIX
     from tracking.resolve import resolve
 
-    folder = resolve(reference, uri=tracking_uri)
-    return folder, DatasetInput(name, bundle_digest(folder), reference)
+    fixed = hub_reference(config, reference)
+    folder = resolve(reference if fixed is None else PREFIX + fixed, uri=config.tracking_uri)
+    source = DatasetInput(name, bundle_digest(folder), fixed or reference)
+    return folder, source if fixed is None else replace(source, asked=reference)
+
+
+def tokenizer_input(config: StageConfig, reference: str) -> tuple[str, "Tokenizer", DatasetInput]:
+    """A reference to a tokenizer that means the same files on every machine, the tokenizer, and the
+    tokenizer as an input."""
+    from tracking.hub import PREFIX
+    from tracking.resolve import load_tokenizer
+
+    fixed = hub_reference(config, reference)
+    place = reference if fixed is None else PREFIX + fixed
+    tokenizer = load_tokenizer(place)
+    source = DatasetInput("tokenizer", tokenizer.digest, fixed or reference)
+    return place, tokenizer, source if fixed is None else replace(source, asked=reference)
+
+
+def hub_reference(config: StageConfig, reference: str) -> str | None:
+    """A reference to a model of the hub as `owner/name@commit`; None if it means something else.
+
+    The commit is the one that an earlier run of the same output took, so that a run that resumes
+    goes on with the same model, wherever its branch is by now; `force` takes the newest.
+    """
+    from tracking.resolve import hub_model, pinned
+
+    if hub_model(reference) is None:
+        return None
+    marker = files.join(config.output, STARTED)
+    before = files.read_json(marker) if not config.force and files.exists(marker) else {}
+    return before.get("hub", {}).get(reference) or pinned(reference)
 
 
 def recipe(config: StageConfig, digest: str) -> dict[str, Any]:
@@ -213,7 +247,8 @@ def run_stage(
             f"{_difference(done, stage, determining, digests)}: "
             "give another output, or --force to make it again"
         )
-    _clear_what_others_left(config, stage, digest)
+    from_hub = {each.asked: each.source for each in inputs if each.asked}
+    _clear_what_others_left(config, stage, digest, from_hub)
     began = time.time()
     # The run is opened, handed over and opened again: training's controller writes to it between.
     if _open_run(stage, config, determining, inputs).close("RUNNING") is not None:
@@ -229,6 +264,7 @@ def run_stage(
         digest=digest,
         config=determining,
         inputs=digests,
+        hub={each.name: each.source for each in inputs if each.asked},
         outputs=result.outputs,
         counts={**result.counts, "seconds": round(time.time() - began, 3)},
         code_version=code_version(),
@@ -305,7 +341,9 @@ def _difference(
     return f"made with another {', '.join(differs) or 'format'}"
 
 
-def _clear_what_others_left(config: StageConfig, stage: str, digest: str) -> None:
+def _clear_what_others_left(
+    config: StageConfig, stage: str, digest: str, from_hub: dict[str, str]
+) -> None:
     """Empty the output, unless it is from a killed run of the same digest, which can resume."""
     marker = files.join(config.output, STARTED)
     present = files.list_names(config.output)
@@ -321,7 +359,8 @@ def _clear_what_others_left(config: StageConfig, stage: str, digest: str) -> Non
     await_release(config.local_folder)
     files.remove(config.output)
     files.remove(str(config.local_folder))
-    files.write_json(marker, {"stage": stage, "digest": digest})
+    note = {"stage": stage, "digest": digest}
+    files.write_json(marker, note | ({"hub": from_hub} if from_hub else {}))
 
 
 def local_outputs(config: StageConfig, paths: Sequence[Path]) -> dict[str, Output]:

@@ -56,7 +56,8 @@ class LabelledTrainingConfig(TrainingConfig):
     """
 
     model: str = field(metadata=INPUT)
-    """Bundle to start from: a folder, a URI, or models:/name@alias."""
+    """Bundle to start from: a folder, a URI, models:/name@alias, or owner/name or
+    owner/name@revision of the Hugging Face hub, such as google-bert/bert-base-uncased."""
     task: str = "text-classification"
     """Name of the task; `raybert list tasks` lists them."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def inputs_of(config: LabelledTrainingConfig) -> tuple[Path, list[DatasetInput]]:
     """The local folder of the bundle to start from, and all inputs of the stage."""
     trainable_task(config.task)
-    folder, model = bundle_input(config.model, tracking_uri=config.tracking_uri)
+    folder, model = bundle_input(config, config.model)
     inputs = [model, labelled_input(TRAIN, config.train, TRAIN)]
     if config.held_out is not None:
         inputs.append(labelled_input(HELD_OUT, config.held_out, HELD_OUT))

@@ -134,8 +134,8 @@ class TeacherStudent:
         )
 
     def load_teacher(self) -> "Bundle":
-        from bert_core.bundle.format import load_bundle
         from bert_core.bundle.weights import require_weights
+        from tracking.hub import load_bundle
 
         return require_weights(load_bundle(self.teacher))
 
@@ -179,9 +179,9 @@ class TeacherStudent:
 
         Raises: ConfigError if its vocabulary is not the teacher's.
         """
-        from bert_core.bundle.format import load_bundle
         from bert_core.bundle.weights import require_weights
         from bert_core.objectives.distillation import with_layers
+        from tracking.hub import load_bundle
 
         if self.variant is not None:
             encoder = VARIANTS[self.variant].config.adapted(

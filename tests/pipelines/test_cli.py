@@ -104,7 +104,8 @@ def test_several_sources_come_as_a_list() -> None:
         (["prepar"], 2, "did you mean prepare?"),
         (["prepare"], 2, "output, tokenizer: wanted a value, got none"),
         (["vocab", "--output", "o", "--corpus.source", "nowhere"], 1, "nowhere: wanted a file"),
-        (["prepare", *PREPARE], 1, "vocab: wanted tokenizer.json"),  # before the corpus is read
+        # Before the corpus is read.
+        (["prepare", *PREPARE, "--tokenizer", "./vocab"], 1, "vocab: wanted tokenizer.json"),
     ],
 )
 def test_misuse_ends_with_a_message_and_no_traceback(

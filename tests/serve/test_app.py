@@ -21,10 +21,12 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
+from bert_core.bundle.format import bundle_digest
 from bert_core.bundle.layout import GRAPHS
 from bert_core.errors import ResourceError
 from bert_core.predictor import Predictor
 from serve.config import ServeConfig
+from tests.hub import Hub, Repository, contents
 from tracking.ports import free_ports
 
 pytestmark = pytest.mark.ray
@@ -313,6 +315,21 @@ def test_what_the_cluster_has_no_room_for_is_refused_with_what_would_help(
     with pytest.raises(ResourceError) as caught:
         app.run(config)
     assert message in str(caught.value)
+
+
+def test_replicas_get_the_commit_of_a_model_of_the_hub_that_was_found(
+    hub: Hub, bundle: Path, tmp_path: Path
+) -> None:
+    from serve import app  # after the environment is set
+
+    repository = hub.models["somebody/served"] = Repository()
+    commit = repository.commit(contents(bundle))
+    config = ServeConfig(
+        models="docs=somebody/served", tracking_uri=f"sqlite:///{tmp_path}/mlflow.db"
+    )
+    model = app.find(config)["docs"]
+    assert model.source.reference == f"somebody/served@{commit}"
+    assert bundle_digest(model.folder) == bundle_digest(bundle)
 
 
 def test_a_graph_is_not_served_on_a_gpu(exported: Path, tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Which files of a repository make a bundle, decided before any of them is fetched.
+
+Repositories on the Hugging Face hub hold the same weights several times, for other libraries too;
+`bert_core.bundle.format` reads one copy.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from bert_core.bundle.foreign import FOREIGN_FILES, WEIGHT_FORMS, weights_among
+from bert_core.bundle.layout import CONFIG, RECORD
+from bert_core.data.tokenizer import OTHER_FILES
+from bert_core.errors import FormatError
+from bert_core.model.families import LAYOUTS
+from bert_core.model.hf import encoder_config_from_huggingface
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
+"""What `Tokenizer.load` reads."""
+# Without a family a config counts as BERT's, as in the oldest checkpoints, if it has these.
+_SIZES = {"hidden_size", "num_hidden_layers", "vocab_size"}
+# Other libraries' models, by a file that only they have.
+_OTHERS = {
+    "model_index.json": "a pipeline of diffusers",
+    "adapter_config.json": "an adapter, without the model that it adapts,",
+    "params.json": "a model in its authors' own layout",
+    "saved_model.pb": "a model of TensorFlow",
+}
+
+
+def needed_files(
+    names: Collection[str], read: Callable[[str], Mapping[str, Any]] = lambda name: {}
+) -> list[str]:
+    """The files of a bundle among those of a repository, sorted.
+
+    Of a bundle of ours, those in its record. Of a folder written by transformers or
+    sentence-transformers, the ones that a `Bundle` is read from, with the weights in the first form
+    of `WEIGHT_FORMS`. So a clone of the whole repository is a bundle with the same digest.
+
+    Args:
+        names: relative paths of all files.
+        read: the JSON object in one of the files; asked for the record or an index of weights only.
+    Raises: FormatError if there are no weights or no vocabulary in a form that is read.
+    """
+    if RECORD in names:
+        wanted = {RECORD, *read(RECORD).get("files", ())}
+        return sorted(wanted & set(names))
+    weights = weights_among(names, read)
+    if not weights:
+        raise FormatError(
+            f"wanted weights in {' or '.join(WEIGHT_FORMS[::2])}, got {_alike(names)}: save them "
+            "with transformers, AutoModel.from_pretrained(…).save_pretrained(folder), and give "
+            "that folder"
+        )
+    wanted = {CONFIG, *FOREIGN_FILES} - set(WEIGHT_FORMS) | {*weights, *needed_of_tokenizer(names)}
+    return sorted(wanted & set(names))
+
+
+def needed_of_tokenizer(names: Collection[str]) -> list[str]:
+    """The files of a tokenizer among those of a repository, sorted.
+
+    Raises: FormatError if it has no vocabulary in a form that is read.
+    """
+    if not {"tokenizer.json", "vocab.txt"} & set(names):
+        others = ", ".join(name for name in OTHER_FILES if name in names)
+        raise FormatError(
+            f"wanted tokenizer.json or vocab.txt, got {others or 'neither'}: create the first with "
+            "transformers, AutoTokenizer.from_pretrained(…).save_pretrained(folder), and give a "
+            "folder that has it next to the model's files"
+        )
+    return sorted({*TOKENIZER_FILES} & set(names))
+
+
+def check_family(names: Collection[str], entries: Mapping[str, Any] | None) -> None:
+    """Raises: FormatError if a repository's model is not an encoder of a family that is read, with
+    what it is instead.
+
+    Args:
+        entries: of its `config.json`; None if it has none.
+    """
+    known = f"an encoder of the families {', '.join(LAYOUTS)}"
+    if entries is None:
+        kinds = [kind for name, kind in _OTHERS.items() if name in names]
+        what = kinds[0] if kinds else f"a repository without {CONFIG}"
+        raise FormatError(f"wanted {known}, got {what}")
+    family = entries.get("model_type")
+    if family is None and not entries.keys() >= _SIZES:
+        raise FormatError(f"wanted {known}, got a {CONFIG} without model_type, of another library")
+    if family is not None and family not in LAYOUTS:
+        classes = entries.get("architectures")
+        shown = f" ({', '.join(map(str, classes))})" if isinstance(classes, list) else ""
+        raise FormatError(f"wanted {known}, got model_type {family}{shown}")
+    encoder_config_from_huggingface(entries)
+
+
+def _alike(names: Collection[str]) -> str:
+    """The files that hold weights for other libraries."""
+    endings = (".h5", ".msgpack", ".onnx", ".ot", ".gguf", ".bin", ".safetensors", ".pt", ".ckpt")
+    others = sorted(name for name in names if name.endswith(endings))
+    return ", ".join(others[:3]) or "none"
