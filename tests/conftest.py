@@ -20,6 +20,8 @@ import pytest
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
+from tests.type_checks import checked
+
 settings.register_profile("raybert", deadline=None)  # machines are shared
 settings.load_profile("raybert")
 
@@ -33,10 +35,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before the first import of ours: from here on a wrong type or shape is an error, in this process
-# only (Ray's workers import the packages unchecked, as in production). An int counts as a float.
+# only (Ray's workers import the packages unchecked, as in production).
 install_import_hook(
-    ["bert_core", "pipelines", "serve", "tracking"],
-    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+    ["bert_core", "pipelines", "serve", "tracking"], f"{checked.__module__}.checked"
 )
 
 
