@@ -1,5 +1,6 @@
 """What every test shares: checked types, Ray and MLflow on this machine, the real data sets."""
 
+import gc
 import os
 import shutil
 import signal
@@ -21,6 +22,10 @@ from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
 from tests.type_checks import checked
+
+# What is imported to collect the tests stays until the end: the garbage collector would search all
+# of it in vain again and again, which takes longer than the imports.
+gc.disable()
 
 settings.register_profile("raybert", deadline=None)  # machines are shared
 settings.load_profile("raybert")
@@ -80,6 +85,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         group = next((SHARED[name] for name in SHARED if name in fixtures), item.path.stem)
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on: that of the tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
