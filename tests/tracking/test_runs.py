@@ -243,6 +243,7 @@ def test_recording_never_raises(
     ]
 
 
+@pytest.mark.drill
 def test_a_dead_server_delays_nothing_and_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
