@@ -442,7 +442,7 @@ def wait_for_steps(process: "subprocess.Popen[bytes]", folder: Path) -> None:
     ):
         assert time.monotonic() < deadline
         assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def descendants(pid: int) -> list[int]:
