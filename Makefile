@@ -35,7 +35,7 @@ matrix: $(INSTALLED)  ## every task and kind of rows through every command and s
 lint: $(INSTALLED)  ## format, style, types, and the import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers=2
 	$(BIN)/lint-imports --no-cache
 
 $(INSTALLED): pyproject.toml constraints.txt
