@@ -87,7 +87,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)  # before xdist, which asks nobody else
+def pytest_runtestloop() -> None:
     """Collect garbage from here on: that of the tests."""
     gc.freeze()
     gc.enable()
