@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV_OPTIONS ?=
 BIN := .venv/bin
 INSTALLED := .venv/installed
+# Where Python may not keep what it compiles, every process that a test starts compiles it again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo fast test drill check matrix lint
 .DELETE_ON_ERROR:
@@ -15,7 +17,7 @@ help:  ## this list
 demo: $(INSTALLED)  ## the quickstart: from corpus to served answers, on this machine
 	$(BIN)/raybert quickstart
 
-fast: $(INSTALLED)  ## the tests that start no Ray
+fast: $(INSTALLED)  ## the tests that take under a second and start no Ray
 	$(BIN)/python -m pytest -m "not ray and not drill and not matrix"
 
 test: $(INSTALLED)  ## all tests but the drills
@@ -33,7 +35,7 @@ matrix: $(INSTALLED)  ## every task and kind of rows through every command and s
 lint: $(INSTALLED)  ## format, style, types, and the import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers=2
 	$(BIN)/lint-imports --no-cache
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -1,5 +1,6 @@
 """What every test shares: checked types, Ray and MLflow on this machine, the real data sets."""
 
+import gc
 import os
 import shutil
 import signal
@@ -21,8 +22,14 @@ import pytest
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
+from tests.type_checks import checked
+
 if TYPE_CHECKING:
     from tests.hub import Hub
+
+# What is imported to collect the tests stays until the end: the garbage collector would search all
+# of it in vain again and again, which takes longer than the imports.
+gc.disable()
 
 settings.register_profile("raybert", deadline=None)  # machines are shared
 settings.load_profile("raybert")
@@ -37,10 +44,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before the first import of ours: from here on a wrong type or shape is an error, in this process
-# only (Ray's workers import the packages unchecked, as in production). An int counts as a float.
+# only (Ray's workers import the packages unchecked, as in production).
 install_import_hook(
-    ["bert_core", "pipelines", "serve", "tracking"],
-    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+    ["bert_core", "pipelines", "serve", "tracking"], f"{checked.__module__}.checked"
 )
 
 
@@ -92,6 +98,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         group = next((SHARED[name] for name in SHARED if name in fixtures), item.path.stem)
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist, which asks nobody else
+def pytest_runtestloop() -> None:
+    """Collect garbage from here on: that of the tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

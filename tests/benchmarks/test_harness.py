@@ -57,6 +57,7 @@ def test_results_are_a_list_that_says_what_they_were_measured_on(
     assert "quick_True" in capsys.readouterr().out
 
 
+@pytest.mark.drill
 def test_a_line_says_what_other_processes_took_and_noisy_rounds_are_made_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -96,6 +97,7 @@ def test_the_work_of_what_a_benchmark_starts_is_not_that_of_others() -> None:
 BURN = "import time; end = time.process_time() + 1.0\nwhile time.process_time() < end: pass"
 
 
+@pytest.mark.drill
 def test_a_commands_cpu_time_is_that_of_all_it_started_though_it_did_not_wait(
     tmp_path: Path,
 ) -> None:

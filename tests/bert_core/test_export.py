@@ -181,6 +181,7 @@ def test_an_exported_bundle_has_all_but_the_weights(exported: Path) -> None:
     ).read_bytes()
 
 
+@pytest.mark.drill
 def test_a_graph_in_8_bits_is_small_and_near(tmp_path: Path) -> None:
     saved(tmp_path, QuestionAnswering(), "int8")
     (path,) = (tmp_path / "graph" / "onnx").iterdir()
@@ -284,6 +285,7 @@ Predictor(sys.argv[1])
 """
 
 
+@pytest.mark.drill
 def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(classifier: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, str(classifier / "graph")],

@@ -192,6 +192,7 @@ def test_200_steps_give_the_losses_of_transformers_with_adamw() -> None:
     np.testing.assert_allclose(ours_losses, theirs_losses, atol=1e-4, rtol=0)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("problem_type", ["single_label_classification", "regression"])
 def test_fine_tuning_gives_the_losses_of_transformers(problem_type: ProblemType) -> None:
     rows, vocab_size = rows_of_docstrings(np.random.default_rng(1))

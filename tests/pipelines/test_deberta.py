@@ -51,6 +51,7 @@ def config_of(name: str, folder: Path, output: Path) -> PretrainConfig:
         output=str(output),
         shards=str(folder / f"shards-{name}"),
         tokenizer=str(folder / "vocab"),
+        global_batch_size=16,
         evaluate_every_steps=40,
         held_out_rows=128,
         loop=LoopConfig(max_steps=120, precision="fp32"),

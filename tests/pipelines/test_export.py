@@ -54,6 +54,7 @@ def config(pretrained: Any, tmp_path: Path) -> ExportConfig:
     )
 
 
+@pytest.mark.drill
 def test_an_export_is_the_same_model_and_knows_where_it_comes_from(
     config: ExportConfig, likeness: LabelledConfig
 ) -> None:
@@ -122,6 +123,7 @@ def test_8_bits_pass_where_the_fall_is_allowed_and_the_bundle_goes_to_the_regist
     assert (predicted.counts["rows"], predicted.counts["rejected"]) == (ROWS, 0)
 
 
+@pytest.mark.drill
 def test_8_bits_that_cost_too_much_are_refused_and_nothing_is_written(
     config: ExportConfig, likeness: LabelledConfig
 ) -> None:
@@ -145,6 +147,7 @@ def test_an_export_that_was_not_asked_for_8_bits_is_not_told_to_leave_them_out(
         check_drop(config, fallen)
 
 
+@pytest.mark.drill
 def test_8_bits_that_err_on_none_of_too_few_rows_are_refused(
     config: ExportConfig, likeness: LabelledConfig, tmp_path: Path
 ) -> None:
@@ -155,6 +158,7 @@ def test_8_bits_that_err_on_none_of_too_few_rows_are_refused(
         export.run(config)
 
 
+@pytest.mark.drill
 def test_rows_that_a_model_was_trained_on_are_refused(
     finetuned: Any, config: ExportConfig, tmp_path: Path
 ) -> None:

@@ -167,10 +167,10 @@ def test_workers_and_tables_change_nothing(config: ExtractConfig, tmp_path: Path
         num_workers=2,
     )
     extract.run(tables)
-    for one, other in zip(records_of(config), records_of(tables), strict=True):
-        assert one["id"] == other["id"]
-        assert all(map(near, one["people"], other["people"]))
-        assert near(one["when"], other["when"])
+    for record, other in zip(records_of(config), records_of(tables), strict=True):
+        assert record["id"] == other["id"]
+        assert all(map(near, record["people"], other["people"]))
+        assert near(record["when"], other["when"])
 
 
 @pytest.mark.parametrize("boundary", ["blank_line", "line", "file", "heading"])

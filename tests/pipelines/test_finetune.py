@@ -169,9 +169,9 @@ def test_rows_of_one_passage_are_all_trained_on_or_all_select() -> None:
         assert not passages["train"] & passages["selection"]
         assert len(parts["selection"]) == 10, "as many whole passages as a quarter holds"
         assert sum(map(len, parts.values())) == 45
-    one = QuestionAnswering.groups([row | {"context": "one"} for row in rows])
+    one_passage = QuestionAnswering.groups([row | {"context": "one"} for row in rows])
     with pytest.raises(ConfigError, match=r"share: .* room for a group .* smallest group has 45"):
-        divided(rows, one, SelectionConfig(share=0.25))
+        divided(rows, one_passage, SelectionConfig(share=0.25))
 
 
 @pytest.mark.usefixtures("local_ray")

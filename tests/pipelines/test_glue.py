@@ -33,9 +33,11 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A model of random weights for every set but those that MNLI's answers."""
     folder = tmp_path_factory.mktemp("bundles")
     found = {}
-    for seed, (name, one) in enumerate(SETS.items()):
-        if one.task is None:
-            task = TextClassification(sorted(one.labels)) if one.labels else TextRegression()
+    for seed, (name, test_set) in enumerate(SETS.items()):
+        if test_set.task is None:
+            task = (
+                TextClassification(sorted(test_set.labels)) if test_set.labels else TextRegression()
+            )
             found[name] = str(tiny.bundle(folder / name, TOKENIZER, ENCODER, task=task, seed=seed))
     return found
 
@@ -81,8 +83,8 @@ def test_a_submission_has_the_models_answers_in_the_order_of_the_rows(
     assert ", ready for gluebenchmark.com\n" in capsys.readouterr().out
     assert counts["rows"] == 11 * len(TEXTS)
     found = files_of(config)
-    assert sorted(found) == sorted(one.file for one in SETS.values())
-    for name, one in SETS.items():
+    assert sorted(found) == sorted(test_set.file for test_set in SETS.values())
+    for name, test_set in SETS.items():
         inputs: list[Any] = [{"text": a, "text_pair": b} for a, b in TEXTS]
         if name in ("cola", "sst2"):
             inputs = [a for a, _ in TEXTS]
@@ -92,7 +94,7 @@ def test_a_submission_has_the_models_answers_in_the_order_of_the_rows(
             best = predictor.task.cells(answer)
             shown = best.get("label") or f"{min(max(best['score'], 0), 5):.3f}"
             lines.append(f"{number}\t{shown}")
-        assert found[one.file] == lines, name
+        assert found[test_set.file] == lines, name
     first = files.sha256_of(f"{config.output}/submission.zip")
     assert glue.run(replace(config, force=True)).outputs["submission.zip"].sha256 == first
 
@@ -148,9 +150,9 @@ def test_models_of_another_task_or_with_other_labels_are_refused(config: GlueCon
 @pytest.mark.usefixtures("short")
 def test_evaluations_come_to_a_score(config: GlueConfig, tmp_path: Path) -> None:
     evaluations = {}
-    for name, one in SETS.items():
-        if one.metrics:
-            counts = {"primary_metric": one.metrics[0]} | dict.fromkeys(one.metrics, 0.5)
+    for name, test_set in SETS.items():
+        if test_set.metrics:
+            counts = {"primary_metric": test_set.metrics[0]} | dict.fromkeys(test_set.metrics, 0.5)
             folder = str(tmp_path / f"evaluate-{name}")
             manifest = Manifest(stage="evaluate", digest=name, config={}, counts=counts)
             write_manifest(folder, manifest)

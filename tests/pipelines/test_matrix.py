@@ -370,13 +370,13 @@ def test_rows_of_every_kind_lie_on_s3_and_are_worked_on_by_ray(
         if path.is_file():
             name = path.relative_to(model.bundle).as_posix()
             files.write_bytes(f"{object_store}/model/{name}", path.read_bytes())
-    with_ray = ["--num_workers=2", model.shared[1]]
+    with_ray = ["--num_workers=1", model.shared[1]]
     training = [one for one in model.training if one not in model.shared]
     run_with_ray(
         [
             ["finetune", f"--model={object_store}/model", f"--train.source={object_store}/rows",
              f"--held_out.source={object_store}/rows", f"--output={object_store}/finetune",
-             "--epochs=1", *training, "--batch_size=32", *with_ray],
+             "--epochs=1", *training, "--batch_size=32", *with_ray, "--num_workers=2"],
             ["evaluate", f"--model={object_store}/finetune/bundle",
              f"--held_out.source={object_store}/rows", f"--output={object_store}/evaluate",
              *with_ray],

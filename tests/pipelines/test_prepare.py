@@ -171,6 +171,7 @@ def test_a_document_of_50_megabytes_passes(prepared: Any, tmp_path: Path, data_d
     assert manifest.counts["row_tokens"] > 10e6
 
 
+@pytest.mark.drill
 def test_a_row_unmasked_is_text_of_the_corpus_and_held_out_text_is_in_no_training_shard(
     prepared: Any,
 ) -> None:

@@ -37,9 +37,9 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
     return load_file(folder / "bundle" / "model.safetensors")
 
 
-def assert_equal_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
+def assert_equal_bits(trained: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert trained.keys() == other.keys()
+    for name, tensor in trained.items():
         np.testing.assert_array_equal(tensor, other[name], err_msg=name)
 
 
@@ -442,7 +442,7 @@ def wait_for_steps(process: "subprocess.Popen[bytes]", folder: Path) -> None:
     ):
         assert time.monotonic() < deadline
         assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def descendants(pid: int) -> list[int]:
@@ -457,19 +457,19 @@ def descendants(pid: int) -> list[int]:
     found = [pid]
     for _ in range(6):
         found = sorted({*found, *(child for child, parent in parents.items() if parent in found)})
-    return [each for each in found if each != pid]
+    return [child for child in found if child != pid]
 
 
 def ray_processes(pid: int, name: str) -> list[int]:
     """Ray's processes below `pid`, by what Ray has them call themselves."""
     named = []
-    for each in descendants(pid):
+    for child in descendants(pid):
         try:
-            title = Path(f"/proc/{each}/cmdline").read_bytes()
+            title = Path(f"/proc/{child}/cmdline").read_bytes()
         except OSError:
             continue
         if name.encode() in title:
-            named.append(each)
+            named.append(child)
     return named
 
 

@@ -82,12 +82,12 @@ def test_the_nearest_rows_are_found_with_their_columns(
     assert [{name: row[name] for name in rows[0]} for row in found] == rows[::10]
     for query, row in zip(vectors[::10], found, strict=True):
         cosines = vectors @ query
-        assert [set(each) for each in row["results"]] == [{"score", "row"}] * 3
-        scores = [each["score"] for each in row["results"]]
+        assert [set(result) for result in row["results"]] == [{"score", "row"}] * 3
+        scores = [result["score"] for result in row["results"]]
         assert scores == pytest.approx(np.sort(cosines)[::-1][:3], abs=1e-5)
-        for each in row["results"]:
-            assert each["row"] == rows[each["row"]["id"]]
-            assert each["score"] == pytest.approx(cosines[each["row"]["id"]], abs=1e-5)
+        for result in row["results"]:
+            assert result["row"] == rows[result["row"]["id"]]
+            assert result["score"] == pytest.approx(cosines[result["row"]["id"]], abs=1e-5)
         assert row["results"][0]["score"] == pytest.approx(1.0, abs=1e-5), "it stands there itself"
     spread = replace(
         config, output=f"{config.output}-2", num_workers=2, queries=config.corpus, columns=("id",)

@@ -89,10 +89,10 @@ def check_files(folder: Path, task: Task, table: list[dict[str, Any]], uri: str)
     told_apart = task.wrong(columns) is not None
     assert manifest.counts.get("wrong_rows") == (len(wrong) if told_apart else None)
     assert [each["fault"] for each in wrong] == sorted(faults[faults > 0], reverse=True)
-    for each in wrong:
-        row = rows[each["row"] - 1]
-        assert each["input"] | each["wanted"] == {k: row[k] for k in each["input"] | each["wanted"]}
-        assert each["answer"] == task.cells(json.loads(row["answer"]))
+    for fault in wrong:
+        row, shown = rows[fault["row"] - 1], fault["input"] | fault["wanted"]
+        assert shown == {name: row[name] for name in shown}
+        assert fault["answer"] == task.cells(json.loads(row["answer"]))
     classes = task.by_class(columns)
     assert ("classes.json" in manifest.outputs) == (classes is not None)
     if classes is not None:
@@ -143,12 +143,12 @@ def check_student(teacher: Path, tuned: FinetuneConfig, output: Path) -> None:
     assert {f"{main}_mean", f"teacher_{main}"} <= counts.keys()
     names = {name for each in read_records(output).values() for name in each}
     assert {"train/soft_loss", "train/cosine_loss"} <= names
-    its, own = (Predictor(each, device="cpu") for each in (teacher, output / "bundle"))
-    assert (own.task.name, own.task.record) == (its.task.name, its.task.record)
-    windows = its.encode(its.rows(its.task.examples))
-    for one, other in zip(its.forward(windows), own.forward(windows), strict=True):
-        assert one.shape == other.shape
-        assert not np.allclose(one, other), "it is another model"
+    asked, student = (Predictor(each, device="cpu") for each in (teacher, output / "bundle"))
+    assert (student.task.name, student.task.record) == (asked.task.name, asked.task.record)
+    windows = asked.encode(asked.rows(asked.task.examples))
+    for wanted, scores in zip(asked.forward(windows), student.forward(windows), strict=True):
+        assert scores.shape == wanted.shape
+        assert not np.allclose(scores, wanted), "it is another model"
 
 
 FEATURE_BASED = replace(TokenClassification.kinds[0], options={"feature_based": True})

@@ -88,6 +88,6 @@ def test_a_family_goes_from_text_to_an_answer(small: Any, tmp_path: Path, varian
     with torch.inference_mode():
         scores = model(**inputs).logits.softmax(-1)
     for row, answer in zip(scores, answers, strict=True):
-        for one in answer:
-            wanted = float(row[model.config.label2id[one["label"]]])
-            assert one["score"] == pytest.approx(wanted, abs=1e-5)
+        for label in answer:
+            wanted = float(row[model.config.label2id[label["label"]]])
+            assert label["score"] == pytest.approx(wanted, abs=1e-5)

@@ -411,6 +411,7 @@ def test_vectors_are_served_as_hugging_faces_client_asks_for_them(
         runner.run(model.close())
 
 
+@pytest.mark.drill
 def test_an_exported_bundle_answers_as_the_one_that_it_comes_from(
     bundle: Path, exported: Path, runner: asyncio.Runner
 ) -> None:

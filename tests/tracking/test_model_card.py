@@ -19,9 +19,9 @@ from tracking.model_card import code_span
 )
 def test_code_is_one_line_that_holds_any_text(text: str, shown: str) -> None:
     (paragraph,) = [
-        each
-        for each in MarkdownIt().parse(f"Its labels: {code_span(text)}, `y`.")
-        if each.type == "inline"
+        token
+        for token in MarkdownIt().parse(f"Its labels: {code_span(text)}, `y`.")
+        if token.type == "inline"
     ]
-    code = [each.content for each in paragraph.children or () if each.type == "code_inline"]
+    code = [token.content for token in paragraph.children or () if token.type == "code_inline"]
     assert code == [shown, "y"]

@@ -104,9 +104,9 @@ def test_mlflow_reads_its_own_data_set_sources_back(
     inputs = [DatasetInput(f"{index}", "a", source) for index, source in enumerate(sources)]
     with RunRecorder.open(tmp_path, uri=store, experiment=experiment, inputs=inputs):
         pass
-    for each in inputs_of(run_of(store, experiment)):
-        wanted = sources[int(each.dataset.name)]
-        assert wanted in json.dumps(mlflow.data.get_source(each).to_dict())
+    for dataset in inputs_of(run_of(store, experiment)):
+        wanted = sources[int(dataset.dataset.name)]
+        assert wanted in json.dumps(mlflow.data.get_source(dataset).to_dict())
 
 
 def test_a_restart_continues_the_run_and_logs_no_step_twice(
@@ -243,6 +243,7 @@ def test_recording_never_raises(
     ]
 
 
+@pytest.mark.drill
 def test_a_dead_server_delays_nothing_and_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

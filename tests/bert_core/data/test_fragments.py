@@ -126,9 +126,9 @@ def test_parts_and_fragments_change_nothing(tmp_path: Path) -> None:
     size = len(documents)
     cuts = [[[size]], [[1, 0, 2], [size - 3]], [[1] * 20, [], [0], [7, size - 27]]]
     found = []
-    for number, each in enumerate(cuts):
+    for number, parts in enumerate(cuts):
         (tmp_path / str(number)).mkdir()
-        paths = fragments(tmp_path / str(number), documents, each)
+        paths = fragments(tmp_path / str(number), documents, parts)
         found.append([read_shard(paths, shard, SHARDS).to_pylist() for shard in range(SHARDS)])
     assert found[0] == found[1] == found[2]
     assert [bool(rows) for rows in found[0]] == [True, True, True, False, True]

@@ -42,6 +42,7 @@ def test_the_interval_is_scipys_percentile_bootstrap() -> None:
     assert (verdict.low, verdict.high) == pytest.approx((theirs.low, theirs.high), abs=0.05 * width)
 
 
+@pytest.mark.drill
 def test_an_equal_model_is_called_worse_no_more_often_than_the_level_says() -> None:
     rng = np.random.default_rng(0)
     trials = 400

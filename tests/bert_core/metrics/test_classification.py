@@ -129,10 +129,10 @@ def test_figures_are_those_of_scikit_learn(labels: int, rows: int) -> None:
         f1 = f1_score(wanted == 1, given == 1, zero_division=0)
         assert metrics["f1"] == pytest.approx(f1, abs=1e-12)
     names = [str(label) for label in range(labels)]
-    each = precision_recall_fscore_support(
+    figures_by_label = precision_recall_fscore_support(
         wanted, given, labels=range(labels), average=None, zero_division=0
     )
-    for name, *figures in zip(names, *each, strict=True):
+    for name, *figures in zip(names, *figures_by_label, strict=True):
         assert list(by_label(given, wanted, names)[name].values()) == pytest.approx(figures)
 
 

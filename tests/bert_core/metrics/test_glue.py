@@ -54,6 +54,6 @@ def test_a_submission_has_eleven_files_of_known_formats() -> None:
                      "STS-B", "WNLI")
     )  # fmt: skip
     assert len(SCORED_TASKS) == 9
-    for one in SETS.values():
-        assert one.format in FORMATS
-        assert not one.labels or one.filler in one.labels
+    for test_set in SETS.values():
+        assert test_set.format in FORMATS
+        assert not test_set.labels or test_set.filler in test_set.labels

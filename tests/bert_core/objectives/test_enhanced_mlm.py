@@ -204,9 +204,11 @@ def test_what_the_decoder_computes_is_counted() -> None:
     model, batch = model_of("deberta-base"), batch_of()
     lengths = batch["attention_mask"].sum(1).numpy()
     config = model.encoder.config
-    one = replace(config, num_hidden_layers=1)
+    one_layer = replace(config, num_hidden_layers=1)
     encoder = training_flops(config, lengths, predictions=6, outputs=0)
-    assert model.flops(batch, lengths) == encoder + 2 * training_flops(one, lengths, outputs=6)
+    assert model.flops(batch, lengths) == encoder + 2 * training_flops(
+        one_layer, lengths, outputs=6
+    )
 
 
 def test_an_encoder_that_has_positions_already_is_refused() -> None:

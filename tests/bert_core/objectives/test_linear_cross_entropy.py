@@ -88,9 +88,9 @@ def test_the_scores_of_all_items_are_never_held(monkeypatch: pytest.MonkeyPatch)
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             out = function(*args, **(kwargs or {}))
-            for one in out if isinstance(out, tuple | list) else [out]:
-                if isinstance(one, Tensor) and CLASSES in one.shape and one.ndim == 2:
-                    self.scores = max(self.scores, min(one.shape))
+            for tensor in out if isinstance(out, tuple | list) else [out]:
+                if isinstance(tensor, Tensor) and CLASSES in tensor.shape and tensor.ndim == 2:
+                    self.scores = max(self.scores, min(tensor.shape))
             return out
 
     learned, labels = inputs_of(torch.float32)

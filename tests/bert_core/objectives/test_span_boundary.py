@@ -98,11 +98,11 @@ def test_scores_loss_and_gradient_are_those_of_the_paper(layout: str) -> None:
     torch.testing.assert_close(part.sum, lost, rtol=1e-12, atol=0)
     assert part.count == len(labels) == 23
     assert part.correct == (scores.argmax(1) == labels).sum()
-    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        if one.grad is None:
+    for (name, parameter), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        if parameter.grad is None:
             assert name.startswith("objectives.mlm.")
             continue
-        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-9, msg=name)
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=0, atol=1e-9, msg=name)
 
 
 def test_the_tokens_beside_a_span_are_all_that_is_read_and_are_never_predicted() -> None:

@@ -85,6 +85,7 @@ def test_the_micro_batch_does_not_change_the_gradient(
     assert again == pytest.approx(measured, rel=most * 10)
 
 
+@pytest.mark.drill
 def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
     other = subprocess.Popen(
         [sys.executable, __file__, "1", str(tmp_path)], env=os.environ | {"OMP_NUM_THREADS": "1"}

@@ -39,6 +39,7 @@ def test_memory_that_is_freed_is_kept_where_that_is_asked_for() -> None:
     assert given_back < 10e6 < 90e6 < kept
 
 
+@pytest.mark.drill
 def test_a_cpu_computes_deterministically_and_fills_no_memory_for_it() -> None:
     code = (
         "import torch\n"
@@ -49,6 +50,7 @@ def test_a_cpu_computes_deterministically_and_fills_no_memory_for_it() -> None:
     assert subprocess.check_output([sys.executable, "-c", code]).split() == [b"2", b"False"]
 
 
+@pytest.mark.drill
 def test_numbers_that_a_cpu_is_slow_with_are_0_on_every_core_where_that_is_asked_for() -> None:
     code = (
         "import sys, torch\n"

@@ -237,7 +237,8 @@ def sharded_training(name: Algorithm, of_one: Path, own: Path) -> tuple[dict, di
     return {key: whole(value) for key, value in model.state_dict().items()}, measured
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.drill)])
+@pytest.mark.drill
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_the_number_of_workers_does_not_change_the_gradient(
     world_size: int, tmp_path: Path
 ) -> None:

@@ -189,9 +189,9 @@ def test_a_model_that_scores_all_words_and_one_that_stays_are_left_alone() -> No
     measured = ObjectiveModel(CONFIG, [MaskedLanguageModeling(CONFIG)])
     # It learns from layers alone, but is measured by what it scores.
     measured = Distillation(measured, other, {"hidden": 1.0}, temperature=1.0)
-    for one in (scoring, staying, measured):
-        train_read_words(one, windows(), PAD)
-        assert not isinstance(words_of(one), ReadWords)
+    for learner in (scoring, staying, measured):
+        train_read_words(learner, windows(), PAD)
+        assert not isinstance(words_of(learner), ReadWords)
 
 
 def test_where_every_word_is_read_all_stays_as_it_is() -> None:

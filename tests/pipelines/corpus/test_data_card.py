@@ -133,6 +133,7 @@ def chosen() -> list[str]:
     return [t for t in OTHERS if document_fraction(document_digest(t), 0, "weight") < 0.5]
 
 
+@pytest.mark.drill
 def test_sources_are_named_with_licence_weight_and_share(made: Made) -> None:
     hub, plain, empty = made.rows("Sources")
     tokenizer = Tokenizer.load(made.config.tokenizer)

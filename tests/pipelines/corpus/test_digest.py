@@ -131,6 +131,7 @@ def _predict(small: Any, source: str, output: Path) -> Callable[[], Any]:
     return lambda: predict.run(config)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(
     ("stage", "made"), [(_vocab, "small"), (_prepare, "prepared"), (_predict, "pretrained")]
 )

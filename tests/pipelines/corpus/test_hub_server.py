@@ -118,7 +118,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 def test_rows_and_texts_of_the_hub_are_read_by_workers(
     hub: Hub, pretrained: Any, tmp_path: Path
 ) -> None:
-    source, shared = f"hf://datasets/{NAME}", ["--num_workers=2"]
+    source, shared = f"hf://datasets/{NAME}", ["--num_workers=1"]
     shared.append(f"--tracking_uri={pretrained.tracking_uri}")
     commands = {
         "finetune": [

@@ -144,15 +144,15 @@ LABELLED = {
 def test_labelled_rows_are_read_compressed_too(tmp_path: Path, name: str, packed: str) -> None:
     for split in ("train", "test"):
         (tmp_path / f"{split}-{name}{packed}").write_bytes(PACK[packed](LABELLED[name]))
-    one = LabelledConfig(source=f"{tmp_path}/train-{name}{packed}")
+    file = LabelledConfig(source=f"{tmp_path}/train-{name}{packed}")
     folder = LabelledConfig(source=str(tmp_path))
     wanted = [("a\nb" if "csv" in name else "a b", "x"), ("c", "y")]
     asked: list[tuple[LabelledConfig, Split]]
-    asked = [(one, "train"), (folder, "train"), (folder, "held_out")]
+    asked = [(file, "train"), (folder, "train"), (folder, "held_out")]
     for config, split in asked:
         rows = read_labelled(config, split, (TextInput, OneLabel))
         assert [(row["text"], row["label"]) for row in rows] == wanted
-    assert len(read_unlabelled(one, TextInput)) == 2
+    assert len(read_unlabelled(file, TextInput)) == 2
 
 
 @pytest.mark.parametrize("packed", PACK)

@@ -92,6 +92,7 @@ def test_other_settings_or_inputs_are_refused_and_named_and_the_result_is_untouc
     assert Path(config.output, "copy.txt").read_bytes() == b"x"
 
 
+@pytest.mark.drill
 def test_that_mlflow_is_away_is_said_once_before_the_work_and_once_after(
     config: CopyConfig, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
