@@ -61,7 +61,7 @@ def index(parts: list[str]) -> dict[str, Any]:
         pytest.param(
             ALL_MINILM,
             {},
-            "1_Pooling/config.json config.json model.safetensors modules.json "
+            "1_Pooling/config.json config.json config_sentence_transformers.json model.safetensors modules.json "
             "sentence_bert_config.json special_tokens_map.json tokenizer.json "
             "tokenizer_config.json vocab.txt",
             id="all-MiniLM-L6-v2",
@@ -69,7 +69,8 @@ def index(parts: list[str]) -> dict[str, Any]:
         pytest.param(
             BGE_M3,
             {},
-            "1_Pooling/config.json config.json modules.json pytorch_model.bin "
+            "1_Pooling/config.json config.json config_sentence_transformers.json modules.json "
+            "pytorch_model.bin "
             "sentence_bert_config.json special_tokens_map.json tokenizer.json "
             "tokenizer_config.json",
             id="bge-m3",
