@@ -61,7 +61,8 @@ def index(parts: list[str]) -> dict[str, Any]:
         pytest.param(
             ALL_MINILM,
             {},
-            "1_Pooling/config.json config.json config_sentence_transformers.json model.safetensors modules.json "
+            "1_Pooling/config.json config.json config_sentence_transformers.json "
+            "model.safetensors modules.json "
             "sentence_bert_config.json special_tokens_map.json tokenizer.json "
             "tokenizer_config.json vocab.txt",
             id="all-MiniLM-L6-v2",
