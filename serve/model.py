@@ -157,6 +157,11 @@ class Model:
             max_wait_ms=max_wait_ms,
         )
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens in the queue, padding included."""
+        return self._batcher.waiting_tokens
+
     def predictor_for(self, task: str) -> Predictor:
         """The predictor for a task. Raises: WrongTaskError if the model does not do it."""
         if task not in self.predictors:
@@ -238,7 +243,7 @@ class Model:
     def _check_queue(self, tokens: int) -> None:
         """Raises: OverloadedError if these tokens do not fit the queue. An empty queue takes any
         request."""
-        waiting = self._batcher.waiting_tokens
+        waiting = self.waiting_tokens
         if waiting and waiting + tokens > self.limits.max_queue_tokens:
             rate = self._batcher.tokens_per_s
             wait_s = max(1, math.ceil(waiting / rate)) if rate else 1

@@ -1,0 +1,192 @@
+"""What a caller may ask for, against a live server: limits, deadlines, odd bodies."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bert_core.errors import ConfigError, FormatError
+from bert_core.predictor import Predictor
+from serve.errors import DeadlineError
+from serve.limits import Limits
+from serve.surfaces.base import DEADLINE
+from tests.serve import live
+
+LIMITS = Limits(
+    max_body_bytes=20_000,
+    max_inputs=50,
+    max_request_tokens=2_048,
+    max_queue_tokens=2_048,
+    max_top_k=10,
+    body_timeout_s=0.5,
+)
+LONG = "open a socket and listen on a port " * 8  # some 100 tokens, padding included
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path) -> Iterator[str]:
+    with live.served(bundle, limits=LIMITS) as url:
+        yield url
+
+
+def post(url: str, content: Any, **headers: str) -> httpx.Response:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    usual = {"Content-Type": "application/json"}
+    return httpx.post(url, content=body, headers=usual | headers, timeout=60)
+
+
+def assert_still_answers(url: str) -> None:
+    assert post(url, {"inputs": "a fox"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"inputs": "x" * 30_000}, "the body: wanted at most 20000 bytes, got 30"),
+        ({"inputs": ["a"] * 51}, "inputs: wanted at most 50 per request, got 51"),
+        ({"inputs": [LONG] * 30}, "inputs: wanted at most 2048 tokens per request, got"),
+        ({"inputs": "a", "parameters": {"top_k": 11}}, "top_k: wanted at most 10, got 11"),
+    ],
+)
+def test_a_request_beyond_a_limit_is_refused(server: str, body: Any, message: str) -> None:
+    response = post(server, body)
+    assert response.status_code == 413
+    assert message in response.json()["error"]
+    assert response.json()["error_type"] == "too_large"
+    assert_still_answers(server)
+
+
+def test_a_body_without_a_declared_length_is_limited_too(server: str) -> None:
+    def parts() -> Iterator[bytes]:
+        for _ in range(30):
+            yield b" " * 1_000
+
+    response = httpx.post(
+        server, content=parts(), headers={"Content-Type": "application/json"}, timeout=30
+    )
+    assert response.status_code == 413
+    assert_still_answers(server)
+
+
+def test_a_hundred_thousand_inputs_are_refused(bundle: Path) -> None:
+    with live.served(bundle) as url:
+        response = post(url, {"inputs": ["a"] * 100_000})
+        assert response.status_code == 413
+        assert "wanted at most 2048 per request, got 100000" in response.json()["error"]
+
+
+def test_a_body_that_does_not_arrive_is_given_up(server: str) -> None:
+    host, port = server.removeprefix("http://").split(":")
+    head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99"
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(f"{head}\r\n\r\nhello".encode())
+        reply = connection.recv(4096)
+    assert reply.startswith(b"HTTP/1.1 408")
+    assert b"wanted all of it within 0.5 s, got 5 bytes" in reply
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
+def test_what_a_web_page_may_post_anywhere_is_refused(server: str, kind: str) -> None:
+    response = post(server, {"inputs": "a"}, **{"Content-Type": kind})
+    assert response.status_code == 415
+    assert "wanted application/json" in response.json()["error"]
+    assert "access-control-allow-origin" not in response.headers
+
+
+def test_a_full_queue_is_told_at_once_and_the_rest_is_answered(server: str, bundle: Path) -> None:
+    async def ask(client: httpx.AsyncClient, number: int) -> httpx.Response:
+        return await client.post(server, json={"inputs": [f"{LONG} {number}"] * 8})
+
+    async def scenario() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(80)))
+
+    responses = asyncio.run(scenario())
+    by_status: dict[int, list[int]] = {}
+    for number, response in enumerate(responses):
+        by_status.setdefault(response.status_code, []).append(number)
+    assert set(by_status) == {200, 429}
+    for number in by_status[429]:
+        assert int(responses[number].headers["Retry-After"]) >= 1
+        assert responses[number].json()["error_type"] == "overloaded"
+    wanted = Predictor(bundle, device="cpu").predict([f"{LONG} {by_status[200][0]}"])
+    answer = responses[by_status[200][0]].json()[0]
+    assert [each["label"] for each in answer] == [each["label"] for each in wanted[0]]
+    assert_still_answers(server)
+
+
+def test_work_that_is_late_is_dropped(bundle: Path) -> None:
+    model = live.loaded("own", bundle)
+
+    async def scenario() -> int:
+        with pytest.raises(DeadlineError, match=r"wanted an answer within 0\.2 s"):
+            await model.answer([LONG] * 400, None, deadline_s=0.2)
+        waiting = model.waiting_tokens
+        await model.close()
+        return waiting
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_a_deadline_of_the_request_counts(bundle: Path) -> None:
+    with live.served(bundle) as url:
+        body = {"inputs": [LONG] * 1500}
+        response = post(url, body, **{DEADLINE: "50"})
+        assert response.status_code == 504
+        assert response.json()["error_type"] == "deadline_exceeded"
+        assert_still_answers(url)
+        for odd in ("0", "soon", "-5", "1.5"):
+            response = post(url, {"inputs": "a"}, **{DEADLINE: odd})
+            assert response.status_code == 422
+            assert "wanted a whole number of milliseconds" in response.json()["error"]
+
+
+@pytest.mark.parametrize("depth", [10, 900, 950, 964, 965, 966, 967, 980, 2_000, 5_000])
+@pytest.mark.parametrize(
+    "form", ['{"inputs": %s}', '{"inputs": ["a", %s]}', '{"inputs": "a", "parameters": %s}', "%s"]
+)
+def test_nesting_is_refused_at_any_depth(server: str, depth: int, form: str) -> None:
+    response = post(server, (form % ("[" * depth + "]" * depth)).encode())
+    assert response.status_code in (400, 422)
+    assert len(response.json()["error"]) < 600
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"\xff\xfe\xfa", 400),
+        (b'{"inputs": "\xff"}', 400),
+        (b'{"inputs": "\\ud800"}', 422),
+        (b'{"inputs": "a\\u0000b"}', 200),
+        (b'{"inputs": ""}', 200),
+        (b'{"inputs": "   "}', 200),
+        (b'{"inputs": [1, 2, 3]}', 422),
+        (b'{"inputs": "a", "parameters": {"targets": ["b"]}}', 422),
+        (b'{"inputs": {"question": "a", "context": "b"}}', 422),
+        (b'{"inputs": NaN}', 422),
+    ],
+)
+def test_odd_bodies_have_their_status(server: str, body: bytes, status: int) -> None:
+    assert post(server, body).status_code == status
+    assert_still_answers(server)
+
+
+def test_a_replica_serves_the_bundle_that_was_deployed_or_none(bundle: Path) -> None:
+    digest = Predictor(bundle, device="cpu").bundle.digest
+    model = live.loaded("own", bundle, digest=digest)
+    asyncio.run(model.close())
+    with pytest.raises(FormatError, match="wanted the bundle 000000000000, with which own was"):
+        live.loaded("own", bundle, digest="0" * 64)
+
+
+def test_limits_are_checked_when_they_are_set() -> None:
+    with pytest.raises(ConfigError, match="max_inputs: wanted at least 1, got 0"):
+        Limits(max_inputs=0)
