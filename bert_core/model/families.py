@@ -11,6 +11,7 @@ from bert_core.model.config import (
     DisentangledAttentionConfig,
     EmbeddingsConfig,
     EncoderConfig,
+    Family,
     FeedForwardConfig,
     HeadConfig,
 )
@@ -329,6 +330,25 @@ _LAYER = "encoder.layer.{n}."
 _MPNET = f"{_LAYER}attention.attn."
 _ALBERT = "encoder.albert_layer_groups.0.albert_layers.0."
 
+
+def _roberta(family: Family, title: str, vocab_size: int) -> Layout:
+    """RoBERTa's names under the title of one of its families."""
+    return _bert(
+        title,
+        "roberta.",
+        _roberta_heads(),
+        tied=_tied("lm_head.decoder", "roberta", "lm_head.bias"),
+        token_ids=_ENDS,
+        keys=_BERT_KEYS | {"embeddings.position_offset": "_position_offset"},
+        read=_roberta_entries,
+        defaults=EncoderConfig(
+            family=family,
+            embeddings=EmbeddingsConfig(vocab_size=vocab_size, position_offset=2, pad_token_id=1),
+            head=HeadConfig(pooler_dropout=None),
+        ),
+    )
+
+
 LAYOUTS: dict[str, Layout] = {
     "bert": _bert(
         "Bert",
@@ -337,34 +357,8 @@ LAYOUTS: dict[str, Layout] = {
         tied=_tied("cls.predictions.decoder", "bert", "cls.predictions.bias"),
         defaults=EncoderConfig(),
     ),
-    "roberta": _bert(
-        "Roberta",
-        "roberta.",
-        _roberta_heads(),
-        tied=_tied("lm_head.decoder", "roberta", "lm_head.bias"),
-        token_ids=_ENDS,
-        keys=_BERT_KEYS | {"embeddings.position_offset": "_position_offset"},
-        read=_roberta_entries,
-        defaults=EncoderConfig(
-            family="roberta",
-            embeddings=EmbeddingsConfig(vocab_size=50265, position_offset=2, pad_token_id=1),
-            head=HeadConfig(pooler_dropout=None),
-        ),
-    ),
-    "xlm-roberta": _bert(
-        "XLMRoberta",
-        "roberta.",
-        _roberta_heads(),
-        tied=_tied("lm_head.decoder", "roberta", "lm_head.bias"),
-        token_ids=_ENDS,
-        keys=_BERT_KEYS | {"embeddings.position_offset": "_position_offset"},
-        read=_roberta_entries,
-        defaults=EncoderConfig(
-            family="xlm-roberta",
-            embeddings=EmbeddingsConfig(position_offset=2, pad_token_id=1),
-            head=HeadConfig(pooler_dropout=None),
-        ),
-    ),
+    "roberta": _roberta("roberta", "Roberta", vocab_size=50265),
+    "xlm-roberta": _roberta("xlm-roberta", "XLMRoberta", vocab_size=30522),
     "mpnet": _bert(
         "MPNet",
         "mpnet.",

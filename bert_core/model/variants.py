@@ -199,6 +199,7 @@ VARIANTS: dict[str, Variant] = {
     "roberta-large": _roberta(1024, 24, 16, published="355 M"),
     "xlm-roberta-base": _roberta(768, 12, 12, published="270 M", multilingual=True),
     "xlm-roberta-large": _roberta(1024, 24, 16, published="550 M", multilingual=True),
+    # NOTE: its padding has the id 1, so a vocabulary of ours for it is one of `--kind bpe`.
     "mpnet-base": Variant(
         config=EncoderConfig(
             family="mpnet",

@@ -71,7 +71,7 @@ class Objective(nn.Module, ABC):
     trains_encoder: ClassVar[bool] = True
     """Whether it trains the encoder, or leaves it frozen."""
     in_transformers: bool = True
-    """Whether a transformers class has its head."""
+    """Whether a transformers class of the encoder's family has its head."""
     graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
     """Outputs of its ONNX graph, by optimum's names: the result of `every`, split along its last
     dimension if there are several names. Empty if there is no such graph."""
