@@ -95,7 +95,10 @@ def toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-@pytest.mark.parametrize(("word", "name"), ANY_TABLES)
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [ANY_TABLES[0], *(pytest.param(*table, marks=pytest.mark.drill) for table in ANY_TABLES[1:])],
+)
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -138,6 +138,7 @@ def test_8_bits_that_cost_too_much_are_refused_and_nothing_is_written(
     assert not files.exists(f"{config.output}/manifest.json")
 
 
+@pytest.mark.drill
 def test_an_export_that_was_not_asked_for_8_bits_is_not_told_to_leave_them_out(
     config: ExportConfig,
 ) -> None:
