@@ -10,10 +10,7 @@ import yaml
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.manifest import read_manifest
 from bert_core.tasks.text_classification import TextClassification
-from pipelines import evaluate
 from pipelines.commands.submit import SubmitConfig, run, split_arguments
-from pipelines.corpus.labelled import LabelledConfig
-from pipelines.evaluate import EvaluateConfig
 from tests.labelled_rows import rows_of, write
 
 ROOT = Path(__file__).parents[3]
@@ -105,42 +102,32 @@ def test_ray_takes_the_description_of_the_cluster() -> None:
 
 @pytest.mark.ray
 @pytest.mark.drill
-def test_stages_run_as_jobs_from_text_and_rows_to_answers(
-    head: Any, pretrained: Any, tmp_path: Path
-) -> None:
-    """Each stage a job on the cluster's own workers; for every way in which stages use them: pieces
-    of work (`prepare`, `predict`), training (`finetune`), none (`publish`)."""
+def test_the_whole_flow_runs_as_jobs(head: Any, tmp_path: Path) -> None:
+    """From text to answers on the cluster's own workers, each stage a job."""
     [single, *_] = TextClassification.kinds
     rows = write(tmp_path / "train.jsonl", rows_of(single, 32))
     unseen = write(tmp_path / "dev.jsonl", rows_of(single, 8, start=32))
     texts = (f"{row['text']} {row['text']}\nClose the file." for row in rows_of(single, 100))
     corpus_file = tmp_path / "two words.txt"  # a name that a shell would cut in two
     corpus_file.write_text("\n\n".join(texts))
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-
-    def submit(word: str, *arguments: str) -> None:
-        more = [f"--output={tmp_path}/{word}", "--num_workers=1", f"--tracking_uri={uri}"]
-        done = head.raybert("submit", word, *arguments, *more)
+    tokenizer, corpus = f"--tokenizer={tmp_path}/vocab", f"--corpus.source={corpus_file}"
+    share = "--corpus.held_out_share=0.2"
+    jobs = {
+        "vocab": [corpus, "--vocab_size=200"],
+        "prepare": [corpus, share, tokenizer, "--pairs.max_length=32"],
+        "pretrain": [f"--shards={tmp_path}/prepare", tokenizer, "--variant=bert-tiny",
+                     "--loop.max_steps=2", "--global_batch_size=8", "--loop.precision=fp32"],
+        "finetune": [f"--model={tmp_path}/pretrain", f"--train.source={rows}", "--epochs=1",
+                     "--max_length=32", "--precision=fp32"],
+        "evaluate": [f"--model={tmp_path}/finetune", f"--held_out.source={unseen}"],
+        "publish": [f"--model={tmp_path}/finetune", f"--evaluation={tmp_path}/evaluate",
+                    "--name=from-jobs"],
+        "predict": ["--model=models:/from-jobs@champion", f"--source={unseen}"],
+    }  # fmt: skip
+    shared = ["--num_workers=1", f"--tracking_uri=sqlite:///{tmp_path}/mlflow.db"]
+    for word, arguments in jobs.items():
+        done = head.raybert("submit", word, f"--output={tmp_path}/{word}", *arguments, *shared)
         assert done.returncode == 0, f"{word}: {done.stdout}{done.stderr}"
         assert "succeeded, exit code 0" in done.stdout
-
-    submit(
-        "prepare", f"--corpus.source={corpus_file}", "--corpus.held_out_share=0.2",
-        f"--tokenizer={pretrained.folder}/vocab", "--pairs.max_length=32",
-    )  # fmt: skip
-    assert read_manifest(f"{tmp_path}/prepare").counts["documents"] == 100
-    submit(
-        "finetune", f"--model={pretrained.folder}/pretrain", f"--train.source={rows}",
-        "--epochs=1", "--max_length=32", "--precision=fp32",
-    )  # fmt: skip
-    evaluation = EvaluateConfig(
-        output=f"{tmp_path}/evaluate", model=f"{tmp_path}/finetune",
-        held_out=LabelledConfig(source=unseen), num_workers=0, tracking_uri=uri,
-    )  # fmt: skip
-    evaluate.run(evaluation)
-    submit(
-        "publish", f"--model={tmp_path}/finetune", f"--evaluation={tmp_path}/evaluate",
-        "--name=from-jobs",
-    )  # fmt: skip
-    submit("predict", "--model=models:/from-jobs@champion", f"--source={unseen}")
+    assert read_manifest(f"{tmp_path}/evaluate").counts["rows"] == 8
     assert read_manifest(f"{tmp_path}/predict").counts["rows"] == 8
