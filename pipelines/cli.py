@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.wording import nearest, one_of
-from pipelines.configure import ALL, COMMANDS, STAGES, Command, parse
+from pipelines.configure import ALL, COMMANDS, KEYS, STAGES, Command, parse
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -20,6 +20,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(_help())
         return
     word, rest = arguments[0], arguments[1:]
+    if arguments[:2] == KEYS.split():
+        word, rest = KEYS, _named(arguments[2:], "--what", "--name")
     if word not in ALL:
         _fail(f"raybert: wanted {one_of(ALL)}, got {word!r}{nearest(word, ALL)}", 2)
     try:
@@ -39,14 +41,24 @@ def _run(word: str, arguments: list[str]) -> int:
 
         options, command = submit.split_arguments(arguments)
         return submit.run(parse(word, options), command)
-    if word == "list" and arguments and not arguments[0].startswith("-"):
-        arguments = ["--what", *arguments]
+    if word == "list":
+        arguments = _named(arguments, "--what")
     config = parse(word, arguments)
     if word == "serve":
         _serve(config)
     else:
         importlib.import_module(ALL[word].module).run(config)
     return 0
+
+
+def _named(arguments: list[str], *names: str) -> list[str]:
+    """The arguments with names before the first ones, as far as those have none."""
+    named: list[str] = []
+    rest = list(arguments)
+    for name in names:
+        if rest and not rest[0].startswith("-"):
+            named += [name, rest.pop(0)]
+    return named + rest
 
 
 def _serve(config: Any) -> None:

@@ -51,8 +51,11 @@ STAGES = {
     "extract": Command("pipelines.extract", "ExtractConfig", "bundles + documents → records"),
     "glue": Command("pipelines.glue", "GlueConfig", "bundles + GLUE's test files → submission"),
 }
+KEYS = "serve keys"
+"""The one command of two words."""
 COMMANDS = {
     "serve": Command("serve.config", "ServeConfig", "answer requests over HTTP"),
+    KEYS: Command("serve.keys", "KeysConfig", "create, list or revoke API keys"),
     "quickstart": Command(
         "pipelines.commands.quickstart", "QuickstartConfig", "the whole pipeline, in minutes"
     ),

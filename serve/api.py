@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bert_core.errors import InputError
 from serve import forward
+from serve.auth import Caller, Keys
 from serve.errors import (
     InternalError,
     NotReadyError,
@@ -86,9 +87,10 @@ class Listing:
 class LocalModel(ServedModel):
     """A model in this process."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, keys: Keys | None = None) -> None:
         self.tasks = tuple(model.predictors)
-        self.model, self._app = model, create_model_app(model, alone=False)
+        self.model, self.keys = model, keys
+        self._app = create_model_app(model, alone=False, keys=keys)
 
     async def card(self) -> Card:
         return self.model.card()
@@ -102,7 +104,9 @@ class LocalModel(ServedModel):
         return await forward.call(self._app, method, path, headers, body)
 
 
-def model_routes(model: Model, prefix: str = "", without: Container[str] = ()) -> APIRouter:
+def model_routes(
+    model: Model, keys: Keys | None = None, prefix: str = "", without: Container[str] = ()
+) -> APIRouter:
     """The routes of one model: its card, `/healthz` and `/readyz`, and those of every surface.
 
     Args:
@@ -111,8 +115,9 @@ def model_routes(model: Model, prefix: str = "", without: Container[str] = ()) -
     router = APIRouter(prefix=prefix)
 
     @router.get("/", tags=["model"])
-    async def card() -> Card:
+    async def card(request: Request) -> Card:
         """The card of this model."""
+        _admit(keys, request, None)
         return model.card()
 
     @router.get("/healthz", tags=["model"])
@@ -133,7 +138,7 @@ def model_routes(model: Model, prefix: str = "", without: Container[str] = ()) -
                 continue
             router.add_api_route(
                 endpoint.path or ("" if prefix else "/"),
-                _handler(model, surface, endpoint, prepared),
+                _handler(model, keys, surface, endpoint, prepared),
                 methods=[endpoint.method],
                 include_in_schema=endpoint.task is None or endpoint.task in model.predictors,
                 tags=[surface.name],
@@ -144,15 +149,24 @@ def model_routes(model: Model, prefix: str = "", without: Container[str] = ()) -
     return router
 
 
-def _handler(model: Model, surface: Surface, endpoint: Endpoint, prepared: Any) -> Handler:
+def _admit(keys: Keys | None, request: Request, model: str | None) -> Caller | None:
+    """Whose request it is; None where no keys are asked for. Raises: see `Keys.admit`."""
+    return None if keys is None else keys.admit(request.headers, model)
+
+
+def _handler(
+    model: Model, keys: Keys | None, surface: Surface, endpoint: Endpoint, prepared: Any
+) -> Handler:
     async def handle(request: Request) -> Response:
         try:
             named = request.path_params.get("model", model.name)
             if named != model.name:
                 raise UnknownModelError(f'there is no model "{named}" here: this is {model.name}')
+            caller = None if endpoint.is_open else _admit(keys, request, model.name)
             limits = model.limits
             body = b"" if endpoint.method == "GET" else await receive(request, limits)
-            call = Call(model, request, body, deadline_of(request, limits), prepared)
+            deadline_s = deadline_of(request, limits)
+            call = Call(model, request, body, deadline_s, prepared, caller)
             return await endpoint.answer(call)
         except Exception as error:
             return _refused(surface, request, error)
@@ -179,7 +193,7 @@ def _documented(endpoint: Endpoint, prepared: Any) -> dict[str, Any]:
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 
-def list_routes(models: Mapping[str, ServedModel]) -> APIRouter:
+def list_routes(models: Mapping[str, ServedModel], keys: Keys | None = None) -> APIRouter:
     """`GET /v1/models`, and for unknown names a 404 that lists the existing ones."""
     router = APIRouter(tags=["models"])
 
@@ -192,13 +206,15 @@ def list_routes(models: Mapping[str, ServedModel]) -> APIRouter:
         return Entry(id=name, created=created, url=f"/v1/models/{name}", card=card)
 
     @router.get(LIST)
-    async def listing() -> Listing:
+    async def listing(request: Request) -> Listing:
         """The models served here."""
+        _admit(keys, request, None)
         return Listing(data=await asyncio.gather(*(entry(*item) for item in models.items())))
 
     @router.get("/v1/models/{name}")
-    async def card(name: str) -> Card:
+    async def card(name: str, request: Request) -> Card:
         """The card of one model."""
+        _admit(keys, request, None)
         if name not in models:
             raise unknown_model(name, models)
         return await models[name].card()
@@ -220,7 +236,9 @@ def unknown_model(name: str, models: Mapping[str, ServedModel]) -> UnknownModelE
     )
 
 
-def front_routes(models: Mapping[str, ServedModel], limits: Limits) -> APIRouter:
+def front_routes(
+    models: Mapping[str, ServedModel], limits: Limits, keys: Keys | None = None
+) -> APIRouter:
     """The routes in front of the models: the page, `/healthz`, `/readyz` for all of them, and every
     surface's paths, which are passed on."""
     router = APIRouter()
@@ -248,7 +266,7 @@ def front_routes(models: Mapping[str, ServedModel], limits: Limits) -> APIRouter
                 continue  # the front lists all of them
             router.add_api_route(
                 endpoint.path or "/",
-                _forwarder(models, surface, endpoint, limits),
+                _forwarder(models, keys, surface, endpoint, limits),
                 methods=[endpoint.method],
                 tags=[surface.name],
                 summary=endpoint.summary or None,
@@ -259,10 +277,16 @@ def front_routes(models: Mapping[str, ServedModel], limits: Limits) -> APIRouter
 
 
 def _forwarder(
-    models: Mapping[str, ServedModel], surface: Surface, endpoint: Endpoint, limits: Limits
+    models: Mapping[str, ServedModel],
+    keys: Keys | None,
+    surface: Surface,
+    endpoint: Endpoint,
+    limits: Limits,
 ) -> Handler:
     async def handle(request: Request) -> Response:
         try:
+            if not endpoint.is_open:
+                _admit(keys, request, None)  # the model counts the request
             body = b"" if endpoint.method == "GET" else await receive(request, limits)
             name = request.path_params.get("model") or _named(body)
             chosen = _chosen(models, name, endpoint)
@@ -307,25 +331,27 @@ def _chosen(models: Mapping[str, ServedModel], name: str | None, endpoint: Endpo
     raise WrongTaskError(f"no model here is for {endpoint.task}: those served here are {listed}")
 
 
-def create_model_app(model: Model, *, alone: bool) -> FastAPI:
+def create_model_app(model: Model, *, alone: bool, keys: Keys | None = None) -> FastAPI:
     """The application of one model; if `alone`, without a front, it also lists itself."""
-    routes = model_routes(model, without=(LIST,) if alone else ())
+    routes = model_routes(model, keys, without=(LIST,) if alone else ())
     app = _create_app(f"raybert: {model.name}", routes)
     if alone:
-        app.include_router(model_routes(model, f"/v1/models/{model.name}"))
-        app.include_router(list_routes({model.name: LocalModel(model)}))
+        app.include_router(model_routes(model, keys, f"/v1/models/{model.name}"))
+        app.include_router(list_routes({model.name: LocalModel(model, keys)}, keys))
     return app
 
 
-def create_front_app(models: Mapping[str, ServedModel], limits: Limits | None = None) -> FastAPI:
+def create_front_app(
+    models: Mapping[str, ServedModel], limits: Limits | None = None, keys: Keys | None = None
+) -> FastAPI:
     """The application at `/`, which handles every path that belongs to no model elsewhere."""
     here = [
-        model_routes(model.model, f"/v1/models/{name}")
+        model_routes(model.model, model.keys, f"/v1/models/{name}")
         for name, model in models.items()
         if isinstance(model, LocalModel)
     ]
-    front = front_routes(models, limits or Limits())
-    return _create_app("raybert", *here, list_routes(models), front)
+    front = front_routes(models, limits or Limits(), keys)
+    return _create_app("raybert", *here, list_routes(models, keys), front)
 
 
 class _EmptyPath:

@@ -28,7 +28,7 @@ from ray.serve.handle import DeploymentHandle
 from bert_core.bundle.layout import WEIGHTS
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
-from serve import api, haproxy, steady
+from serve import api, auth, haproxy, steady
 from serve.config import ServeConfig, parse_models
 from serve.limits import Limits
 from serve.model import Card, Model, Response, ServedModel
@@ -38,6 +38,10 @@ from tracking.server import tracking_uri
 
 GRACEFUL_SHUTDOWN_S = 5.0
 """How long a stopping replica may continue with requests in progress."""
+
+
+Known = tuple[list[auth.Key], str]
+"""Keys, and the file that they are in."""
 
 
 @dataclass(frozen=True)
@@ -65,22 +69,26 @@ class Found:
 class ModelReplica:
     """A process that serves one model."""
 
-    def __init__(self, folder: Path, source: Source, alone: bool, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, source: Source, alone: bool, known: Known | None, **settings: Any
+    ) -> None:
         """Load the model.
 
         Args:
             folder: folder of the bundle on the machine that deployed it.
             source: where to get it on any other machine.
             alone: whether there is no front, so that it must list itself.
+            known: the keys that it asks for; None asks for none.
             settings: arguments of `Model` besides the bundle.
         """
         self._alone = alone
         here = folder if folder.is_dir() else resolve(source.reference, uri=source.tracking_uri)
         self._model = Model(folder=here, **settings)
-        self._local = api.LocalModel(self._model)
+        self._keys = None if known is None else auth.Keys(*known)
+        self._local = api.LocalModel(self._model, self._keys)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return api.create_model_app(self._model, alone=self._alone)
+        return api.create_model_app(self._model, alone=self._alone, keys=self._keys)
 
     async def card(self) -> Card:
         return self._model.card()
@@ -119,13 +127,16 @@ class RemoteModel(ServedModel):
 class Front:
     """The page, the list of models, the readiness check for all of them, and the root routes."""
 
-    def __init__(self, tasks: Mapping[str, Sequence[str]], limits: Limits) -> None:
+    def __init__(
+        self, tasks: Mapping[str, Sequence[str]], limits: Limits, known: Known | None
+    ) -> None:
         """`tasks`: those of each model, by its name."""
         self._tasks, self._limits = tasks, limits
+        self._keys = None if known is None else auth.Keys(*known)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         models = {name: RemoteModel(name, tasks) for name, tasks in self._tasks.items()}
-        return api.create_front_app(models, self._limits)
+        return api.create_front_app(models, self._limits, self._keys)
 
 
 def application_name(model: str) -> str:
@@ -181,8 +192,9 @@ def check_port(config: ServeConfig) -> None:
 
 
 def check(config: ServeConfig) -> None:
-    """Check the port and resources before anything is started. Raises: see `run`."""
+    """Check the port, keys and resources before anything is started. Raises: see `run`."""
     check_port(config)
+    known_keys(config)
     if ray_serve.status().proxies:
         raise ResourceError(
             "this Ray cluster already runs Ray Serve: stop that with `serve shutdown`, "
@@ -193,6 +205,11 @@ def check(config: ServeConfig) -> None:
     _require_room(config, "CPU", config.threads, resources.get("CPU", 0))
     if config.num_gpus:
         _require_room(config, "GPU", config.num_gpus, resources.get("GPU", 0))
+
+
+def known_keys(config: ServeConfig) -> Known | None:
+    """The keys that the server asks for. Raises: ConfigError, FormatError for their file."""
+    return None if config.keys is None else (auth.read_keys(config.keys), config.keys)
 
 
 def _require_room(
@@ -256,7 +273,9 @@ def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
         name="front",
         graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
         ray_actor_options={"num_cpus": 0},
-    )(Front).bind({name: model.tasks for name, model in models.items()}, config.limits)
+    )(Front).bind(
+        {name: model.tasks for name, model in models.items()}, config.limits, known_keys(config)
+    )
     targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
     for name, model in models.items():
         application = _model_application(config, name, model, alone=False)
@@ -296,6 +315,7 @@ def _model_application(config: ServeConfig, name: str, model: Found, *, alone: b
         model.folder,
         model.source,
         alone,
+        known_keys(config),
         name=name,
         device="cuda" if config.num_gpus else "cpu",
         threads=config.threads,

@@ -38,6 +38,11 @@ class ServeConfig:
     """What is refused at once, before it costs anything."""
     haproxy: bool = True
     """Put HAProxy in front (far more requests per second); false uses Ray's own proxy."""
+    keys: str | None = None
+    """File of API keys, made by `raybert serve keys create NAME --keys FILE`: requests then need
+    one of them. Keys added or revoked later count within seconds where replicas can read it."""
+    no_auth: bool = False
+    """Listen beyond this machine without keys, so that anyone who reaches the port may ask."""
     tls_certificate: str | None = None
     """PEM file with certificate, chain and private key: HAProxy then speaks HTTPS only. It is read
     on every node with a proxy."""
@@ -55,6 +60,12 @@ class ServeConfig:
             raise ConfigError(
                 "host: wanted 127.0.0.1 or 0.0.0.0 behind HAProxy, got "
                 f"{self.host!r}: give one of them, or set haproxy = false"
+            )
+        if self.host not in ("127.0.0.1", "localhost", "::1") and not (self.keys or self.no_auth):
+            raise ConfigError(
+                f"keys: wanted a file of API keys to listen on {self.host}, which others may "
+                "reach, got none: make one with `raybert serve keys create NAME --keys FILE`, or "
+                "set no_auth"
             )
         if self.tls_certificate is not None and not self.haproxy:
             raise ConfigError(

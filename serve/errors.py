@@ -42,6 +42,20 @@ class TooLargeError(RequestError):
     error_type = "too_large"
 
 
+class UnauthorizedError(RequestError):
+    """There is no valid key."""
+
+    status = 401
+    error_type = "unauthorized"
+
+
+class ForbiddenError(RequestError):
+    """The key may not ask this model."""
+
+    status = 403
+    error_type = "forbidden"
+
+
 class WrongTaskError(RequestError):
     """The model is not trained for what is asked of it."""
 

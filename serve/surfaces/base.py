@@ -19,6 +19,7 @@ from fastapi import Request, Response
 from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
 from bert_core.wording import as_json, nearest, shown
+from serve.auth import Caller
 from serve.errors import (
     MediaTypeError,
     NotJSONError,
@@ -55,6 +56,8 @@ class Call:
     deadline_s: float | None
     prepared: Any = None
     """What the surface prepared for this model."""
+    caller: Caller | None = None
+    """Whose request it is; None where no keys are asked for."""
 
     async def read(self, shape: type[Shape]) -> Shape:
         """The body in this shape. Raises: NotJSONError, RequestError."""
@@ -66,7 +69,10 @@ class Call:
         self, task: str | None, inputs: list[Any], parameters: Parameters | None
     ) -> Answered:
         """The model's answers. Raises: see `Model.answer`."""
-        return await self.model.answer(inputs, parameters, task, self.deadline_s)
+        answered = await self.model.answer(inputs, parameters, task, self.deadline_s)
+        if self.caller is not None:
+            self.caller.charge(answered.tokens)
+        return answered
 
     async def respond(self, answered: Answered, content: Callable[[], Any]) -> Response:
         """JSON of `content`, which may take long to make, with what the answers took."""
@@ -85,6 +91,8 @@ class Endpoint:
     task: str | None = None
     """The task that a model must do to answer it; None if any model can."""
     method: str = "POST"
+    is_open: bool = False
+    """Whether it needs no key: probes send none."""
     body: type[Body] | None = None
     """Shape of the body, for the API's documentation."""
     summary: str = ""
@@ -243,6 +251,8 @@ def refusal(surface: Surface, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     status, content = surface.refuse(error)
     extra = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    if status == 401:
+        extra["WWW-Authenticate"] = "Bearer"
     # ASCII: a lone surrogate from a caller, repeated in a message, cannot be encoded as UTF-8.
     return Response(json.dumps(content), status, extra, "application/json")
 

@@ -294,8 +294,8 @@ SURFACE = Surface(
     name="open_inference",
     endpoints=(
         Endpoint(path="/v2", answer=server, method="GET"),
-        Endpoint(path="/v2/health/live", answer=live, method="GET"),
-        Endpoint(path="/v2/health/ready", answer=ready, method="GET"),
+        Endpoint(path="/v2/health/live", is_open=True, answer=live, method="GET"),
+        Endpoint(path="/v2/health/ready", is_open=True, answer=ready, method="GET"),
         Endpoint(path="/v2/models/{model}", answer=metadata, method="GET"),
         Endpoint(path="/v2/models/{model}/ready", answer=ready, method="GET"),
         Endpoint(path="/v2/models/{model}/infer", answer=infer, body=Infer),

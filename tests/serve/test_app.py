@@ -363,7 +363,7 @@ def test_serve_run_deploys_one_model_at_the_same_paths(bundle: Path, tmp_path: P
                 assert_same_answers(client.post(path, json={"inputs": TEXTS}).json(), wanted)
             for path in ("/healthz", "/v1/models/docs/healthz", "/v1/models/docs/readyz"):
                 assert client.get(path).status_code == 200
-            assert client.get("/v1/models/docs").json()["name"] == "docs"
+            assert client.get("/v1/models/docs").json()["id"] == "docs"
             assert client.get("/v1/models").json()["data"][0]["id"] == "docs"
             unknown = client.post("/v1/models/dogs/predict", json={"inputs": "a"})
             assert unknown.status_code == 404

@@ -59,4 +59,6 @@ def test_a_value_out_of_range_is_refused(field: str, value: Any, message: str) -
 
 
 def test_any_host_goes_without_haproxy() -> None:
-    assert ServeConfig(models="a=x", host="192.0.2.7", haproxy=False).host == "192.0.2.7"
+    assert (
+        ServeConfig(models="a=x", host="192.0.2.7", haproxy=False, no_auth=True).host == "192.0.2.7"
+    )

@@ -1,0 +1,252 @@
+"""Who may ask: API keys with limits, models and an expiry date, kept as hashes in a JSON file.
+
+A key is `rb-<name>-<secret>`. The secret has 256 random bits, so nobody finds it by trying sha256,
+and no slow hash is needed. Limits count per replica, by a bucket that refills steadily.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import math
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, date, datetime
+from typing import Any
+
+from bert_core import files
+from bert_core.checks import PositiveInt, check_fields
+from bert_core.errors import ConfigError, FormatError, RaybertError
+from serve.errors import ForbiddenError, OverloadedError, UnauthorizedError
+
+VERSION = 1
+REREAD_S = 5.0
+"""How often a replica looks whether the file has changed."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*")
+_KEY = re.compile(r"rb-([A-Za-z0-9_.]+)-([A-Za-z0-9_-]{43})")
+_NOBODY = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """A key as it is stored."""
+
+    name: str
+    """Whose it is; the public part of the key."""
+    sha256: str
+    """Of the secret."""
+    models: list[str] | None = None
+    """The models that it may ask; None means all."""
+    expires: str | None = None
+    """The last day on which it is valid, in UTC, as 2027-01-31; None means no end."""
+    requests_per_minute: PositiveInt | None = None
+    """None means no limit."""
+    tokens_per_minute: PositiveInt | None = None
+    """None means no limit."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not NAME.fullmatch(self.name):
+            raise ConfigError(
+                "name: wanted letters, digits, dots and underscores, beginning with a letter or "
+                f"digit, got {self.name!r}"
+            )
+        if self.expires is not None:
+            try:
+                date.fromisoformat(self.expires)
+            except ValueError as error:
+                raise ConfigError(
+                    f"expires: wanted a date such as 2027-01-31, got {self.expires!r}"
+                ) from error
+
+    @property
+    def is_expired(self) -> bool:
+        today = datetime.now(UTC).date()
+        return self.expires is not None and date.fromisoformat(self.expires) < today
+
+
+def create(name: str, **settings: Any) -> tuple[str, Key]:
+    """A new key, which is shown only now, and what is stored of it. Raises: ConfigError."""
+    secret = secrets.token_urlsafe(32)
+    key = Key(name=name, sha256=hashlib.sha256(secret.encode()).hexdigest(), **settings)
+    return f"rb-{name}-{secret}", key
+
+
+def read_keys(path: str) -> list[Key]:
+    """The keys in a file. Raises: FormatError if it is no such file; ConfigError without one."""
+    if not files.exists(path):
+        raise ConfigError(
+            f"keys: wanted a file of keys, got nothing at {path}: make one with "
+            f"`raybert serve keys create NAME --keys {path}`"
+        )
+    try:
+        content = files.read_json(path)
+        if content["version"] != VERSION:
+            raise FormatError(
+                f"{path}: wanted keys of version {VERSION}, got {content['version']}: update "
+                "raybert"
+            )
+        return [Key(**entry) for entry in content["keys"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise FormatError(f"{path}: wanted a file of keys, got something else ({error})") from error
+
+
+def write_keys(path: str, keys: Sequence[Key]) -> None:
+    """Write the file, complete or not at all."""
+    files.write_json(path, {"version": VERSION, "keys": [asdict(key) for key in keys]})
+
+
+@dataclass
+class _Bucket:
+    """What is left of a limit per minute."""
+
+    per_minute: int
+    left: float
+    at_s: float
+
+    def refill(self) -> float:
+        now_s = time.monotonic()
+        self.left = min(self.per_minute, self.left + (now_s - self.at_s) * self.per_minute / 60)
+        self.at_s = now_s
+        return self.left
+
+    def wait_s(self, wanted: float) -> int:
+        """Seconds until so much is left again."""
+        return max(1, math.ceil((wanted - self.left) * 60 / self.per_minute))
+
+
+def _full(per_minute: int | None) -> _Bucket | None:
+    return None if per_minute is None else _Bucket(per_minute, per_minute, time.monotonic())
+
+
+@dataclass
+class Caller:
+    """A key in use."""
+
+    key: Key
+    requests: _Bucket | None = field(init=False)
+    tokens: _Bucket | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.requests = _full(self.key.requests_per_minute)
+        self.tokens = _full(self.key.tokens_per_minute)
+
+    def begin(self) -> None:
+        """Count a request. Raises: OverloadedError if a limit is used up."""
+        if self.tokens is not None and self.tokens.refill() <= 0:
+            raise self._exceeded("tokens", self.tokens, 1)
+        if self.requests is not None:
+            if self.requests.refill() < 1:
+                raise self._exceeded("requests", self.requests, 1)
+            self.requests.left -= 1
+
+    def charge(self, tokens: int) -> None:
+        """Count the tokens of an answer; what exceeds the limit is waited for by the next."""
+        if self.tokens is not None:
+            self.tokens.refill()
+            self.tokens.left -= tokens
+
+    def _exceeded(self, what: str, bucket: _Bucket, wanted: float) -> OverloadedError:
+        wait_s = bucket.wait_s(wanted)
+        return OverloadedError(
+            f"the key of {self.key.name}: wanted at most {bucket.per_minute} {what} per minute: "
+            f"try again in {wait_s} s",
+            wait_s,
+        )
+
+
+class Keys:
+    """The keys of a server. Those that are added to the file or removed from it count at once."""
+
+    def __init__(self, keys: Sequence[Key], path: str | None = None) -> None:
+        """`path` is looked at again every `REREAD_S`; None never."""
+        self._path, self._due_s = path, time.monotonic() + REREAD_S
+        self._callers: dict[str, Caller] = {}
+        self._set(keys)
+
+    def admit(self, headers: Mapping[str, str], model: str | None = None) -> Caller:
+        """Whose request it is, counted.
+
+        Args:
+            model: which is asked; None asks about the server.
+        Raises: UnauthorizedError without a valid key; ForbiddenError for a model that the key may
+            not ask; OverloadedError beyond its limits.
+        """
+        self._look_again()
+        caller = self._known(_given(headers))
+        allowed = caller.key.models
+        if model is not None and allowed is not None and model not in allowed:
+            raise ForbiddenError(
+                f"the key of {caller.key.name}: wanted a model that it may ask "
+                f"({', '.join(allowed)}), got {model}"
+            )
+        if model is not None:
+            caller.begin()
+        return caller
+
+    def _known(self, given: str | None) -> Caller:
+        if given is None:
+            raise UnauthorizedError(
+                "wanted an API key, got none: send the header Authorization: Bearer <key>"
+            )
+        parts = _KEY.fullmatch(given)
+        name, secret = parts.groups() if parts else ("", given)
+        caller = self._callers.get(name)
+        # As much work for names that are unknown, whatever was sent.
+        stored = _NOBODY if caller is None else caller.key.sha256
+        is_right = hmac.compare_digest(hashlib.sha256(secret.encode()).hexdigest(), stored)
+        if caller is None or not is_right:
+            raise UnauthorizedError("the API key is not known here: check it, or ask for another")
+        if caller.key.is_expired:
+            raise UnauthorizedError(
+                f"the API key of {name} expired on {caller.key.expires}: ask for another"
+            )
+        return caller
+
+    def _set(self, keys: Sequence[Key]) -> None:
+        """Take these keys; those that stay as they are keep what they have used."""
+        known = self._callers
+        self._callers = {
+            key.name: known[key.name]
+            if key.name in known and known[key.name].key == key
+            else Caller(key)
+            for key in keys
+        }
+
+    def _look_again(self) -> None:
+        if self._path is None or time.monotonic() < self._due_s:
+            return
+        self._due_s = time.monotonic() + REREAD_S
+        asyncio.get_running_loop().run_in_executor(None, self._reread, self._path)
+
+    def _reread(self, path: str) -> None:
+        with suppress(OSError, RaybertError):  # if it is not on this machine, what is known stays
+            self._set(read_keys(path))
+
+
+def _given(headers: Mapping[str, str]) -> str | None:
+    """The key that a request carries, as the clients send it."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return headers.get("x-api-key") or headers.get("api-key")
+
+
+def without(keys: Sequence[Key], name: str) -> list[Key]:
+    """The keys but one. Raises: ConfigError if there is none of this name."""
+    if name not in {key.name for key in keys}:
+        there_are = ", ".join(key.name for key in keys) or "none"
+        raise ConfigError(f"name: there is no key of {name!r}, there are: {there_are}")
+    return [key for key in keys if key.name != name]
+
+
+def added(keys: Sequence[Key], key: Key) -> list[Key]:
+    """The keys and one more. Raises: ConfigError if there is one of this name."""
+    if key.name in {other.name for other in keys}:
+        raise ConfigError(
+            f"name: there is a key of {key.name!r} already: revoke it first, or take another name"
+        )
+    return [*keys, replace(key)]

@@ -1,0 +1,66 @@
+"""`raybert serve keys`: create, list and revoke API keys."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bert_core import files
+from bert_core.checks import PositiveInt, check_fields
+from bert_core.errors import ConfigError
+from serve import auth
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysConfig:
+    """Create, list or revoke API keys: `raybert serve keys create NAME --keys FILE`."""
+
+    what: Literal["create", "list", "revoke"]
+    """What to do; may be given without its name, first."""
+    name: str | None = None
+    """Whose key; may be given without its name, second."""
+    keys: str
+    """The file of keys, a path or a URI, that `raybert serve --keys` is given. It holds hashes."""
+    models: str | None = None
+    """The models that the key may ask, comma-separated; by default all."""
+    expires: str | None = None
+    """The last day on which the key is valid, in UTC, as 2027-01-31; by default it has no end."""
+    requests_per_minute: PositiveInt | None = None
+    """Maximum requests per minute and replica; by default unlimited."""
+    tokens_per_minute: PositiveInt | None = None
+    """Maximum tokens per minute and replica; by default unlimited."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if (self.name is None) != (self.what == "list"):
+            wanted = "no name to list keys" if self.what == "list" else f"a name to {self.what}"
+            raise ConfigError(f"name: wanted {wanted}, got {self.name or 'none'}")
+
+
+def run(config: KeysConfig) -> None:
+    """Raises: ConfigError for a name that exists already, or does not."""
+    keys = auth.read_keys(config.keys) if files.exists(config.keys) else []
+    if config.what == "list":
+        for key in keys:
+            print(_line(key))
+        return
+    assert config.name is not None
+    if config.what == "revoke":
+        auth.write_keys(config.keys, auth.without(keys, config.name))
+        print(f"revoked the key of {config.name}: servers refuse it within {auth.REREAD_S:.0f} s")
+        return
+    shown, key = auth.create(
+        config.name,
+        models=None if config.models is None else config.models.split(","),
+        expires=config.expires,
+        requests_per_minute=config.requests_per_minute,
+        tokens_per_minute=config.tokens_per_minute,
+    )
+    auth.write_keys(config.keys, auth.added(keys, key))
+    print(f"the key of {key.name}, which is shown only now:\n{shown}")
+
+
+def _line(key: auth.Key) -> str:
+    models = "all models" if key.models is None else ", ".join(key.models)
+    per_minute = {"requests": key.requests_per_minute, "tokens": key.tokens_per_minute}
+    limits = [f"{limit} {what} per minute" for what, limit in per_minute.items() if limit]
+    ends = "no end" if key.expires is None else f"until {key.expires}"
+    return f"{key.name}: {'; '.join([models, *limits, ends])}"

@@ -1,0 +1,239 @@
+"""API keys: the file, the command, and a live server that asks for them."""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from huggingface_hub import InferenceClient
+
+from bert_core.errors import ConfigError, FormatError
+from pipelines import cli
+from serve import api, auth
+from serve.auth import Key, Keys
+from serve.config import ServeConfig
+from serve.errors import ForbiddenError, OverloadedError, UnauthorizedError
+from tests.serve import live
+
+
+def day(days: int) -> str:
+    return (datetime.now(UTC) + timedelta(days=days)).date().isoformat()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def raybert(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "keys", *arguments])
+    out = capsys.readouterr()
+    assert ended.value.code == 0, out.err
+    return out.out
+
+
+def test_a_key_is_made_shown_once_listed_and_revoked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "keys.json"
+    made = raybert(
+        capsys, "create", "alice", f"--keys={file}", "--models=docs", f"--expires={day(30)}",
+        "--requests_per_minute=60",
+    )  # fmt: skip
+    key = made.splitlines()[-1]
+    assert key not in file.read_text()
+    assert hashlib.sha256(key.split("-", 2)[2].encode()).hexdigest() in file.read_text()
+    raybert(capsys, "create", "bob", f"--keys={file}")
+    listed = raybert(capsys, "list", f"--keys={file}").splitlines()
+    assert listed == [
+        f"alice: docs; 60 requests per minute; until {day(30)}",
+        "bob: all models; no end",
+    ]
+    keys = Keys(auth.read_keys(str(file)))
+    assert keys.admit(bearer(key), "docs").key.name == "alice"
+    raybert(capsys, "revoke", "alice", f"--keys={file}")
+    with pytest.raises(UnauthorizedError, match="not known here"):
+        Keys(auth.read_keys(str(file))).admit(bearer(key), "docs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["create"], "name: wanted a name to create"),
+        (["list", "bob"], "name: wanted no name to list keys, got bob"),
+        (["create", "a-b"], "name: wanted letters, digits, dots and underscores"),
+        (["create", "alice"], "there is a key of 'alice' already"),
+        (["revoke", "bob"], "there is no key of 'bob', there are: alice"),
+        (["create", "bob", "--expires=tomorrow"], "expires: wanted a date such as 2027-01-31"),
+        (["create", "bob", "--tokens_per_minute=0"], "tokens_per_minute: wanted at least 1"),
+        (["make", "bob"], "what"),
+    ],
+)
+def test_what_cannot_be_done_with_keys_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    file = tmp_path / "keys.json"
+    raybert(capsys, "create", "alice", f"--keys={file}")
+    before = file.read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "keys", *arguments, f"--keys={file}"])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"version": 2, "keys": []}', '{"version": 1, "keys": [{"a": 1}]}']
+)
+def test_a_file_that_holds_no_keys_is_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text(content)
+    with pytest.raises(FormatError, match="wanted"):
+        auth.read_keys(str(file))
+    with pytest.raises(ConfigError, match="raybert serve keys create NAME"):
+        auth.read_keys(str(tmp_path / "none.json"))
+
+
+def test_who_may_not_ask_is_told_why() -> None:
+    key, stored = auth.create("alice", models=["docs"], expires=day(1))
+    old, expired = auth.create("old", expires=day(-1))
+    keys = Keys([stored, expired])
+    for headers in ({}, {"authorization": "Basic x"}, {"authorization": "Bearer "}):
+        with pytest.raises(UnauthorizedError, match="wanted an API key, got none"):
+            keys.admit(headers, "docs")
+    for wrong in ("x", "rb-alice-", key[:-1], f"{key}x", key.replace("alice", "bob"), "ключ"):
+        with pytest.raises(UnauthorizedError, match="is not known here"):
+            keys.admit(bearer(wrong), "docs")
+    with pytest.raises(UnauthorizedError, match="expired on"):
+        keys.admit(bearer(old), "docs")
+    with pytest.raises(ForbiddenError, match=r"may ask \(docs\), got other"):
+        keys.admit(bearer(key), "other")
+    for headers in (bearer(key), {"x-api-key": key}, {"api-key": key}):
+        assert keys.admit(headers, "docs").key.name == "alice"
+    today, last_day = auth.create("today", expires=day(0))
+    assert Keys([last_day]).admit(bearer(today), "docs").key.name == "today"
+
+
+def test_requests_and_tokens_are_limited_per_key() -> None:
+    one, first = auth.create("one", requests_per_minute=3)
+    two, second = auth.create("two", tokens_per_minute=600)
+    keys = Keys([first, second])
+    for _ in range(3):
+        keys.admit(bearer(one), "docs")
+    with pytest.raises(OverloadedError, match="at most 3 requests per minute") as refused:
+        keys.admit(bearer(one), "docs")
+    assert 1 <= (refused.value.retry_after_s or 0) <= 20
+    keys.admit(bearer(two), "docs").charge(610)
+    with pytest.raises(OverloadedError, match="at most 600 tokens per minute") as spent:
+        keys.admit(bearer(two), "docs")
+    assert 1 <= (spent.value.retry_after_s or 0) <= 2
+    keys.admit(bearer(one), None)  # asking about the server is not counted
+
+
+def test_a_replica_takes_what_changes_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "REREAD_S", 0.01)
+    file = str(tmp_path / "keys.json")
+    one, first = auth.create("one")
+    two, second = auth.create("two")
+    auth.write_keys(file, [first])
+
+    async def scenario() -> None:
+        keys = Keys([first], file)
+        auth.write_keys(file, [second])
+        deadline_s = time.monotonic() + 10
+        while True:
+            await asyncio.sleep(0.02)
+            assert time.monotonic() < deadline_s
+            try:
+                keys.admit(bearer(two), "docs")
+                break
+            except UnauthorizedError:
+                continue
+        with pytest.raises(UnauthorizedError):
+            keys.admit(bearer(one), "docs")
+        Path(file).unlink()
+        await asyncio.sleep(0.05)
+        keys.admit(bearer(two), "docs")  # a file that is away changes nothing
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def secured(bundles: dict[str, Path]) -> Iterator[tuple[str, str]]:
+    """URL of a server that asks for keys, and a key for one of its models."""
+    key, stored = auth.create("alice", models=["feature-extraction"])
+    keys = Keys([stored])
+    names = ("feature-extraction", "text-classification")
+    models = {name: api.LocalModel(live.loaded(name, bundles[name]), keys) for name in names}
+    with live.running(api.create_front_app(models, keys=keys)) as url:
+        yield url, key
+
+
+def test_every_path_but_probes_and_pages_asks_for_a_key(secured: tuple[str, str]) -> None:
+    url, _ = secured
+    spec = httpx.get(f"{url}/openapi.json", timeout=30).json()
+    opened = {"/", "/healthz", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready"}
+    checked = 0
+    for path, methods in spec["paths"].items():
+        parts = path.split("/")
+        model = parts[3] if path.startswith("/v1/models/f") else "text-classification"
+        place = path.replace("{model}", model).replace("{name}", "x")
+        for method in methods:
+            response = httpx.request(method.upper(), f"{url}{place}", json={}, timeout=30)
+            ending = path.removeprefix(f"/v1/models/{model}")
+            if method == "get" and (ending in opened - {"/"} or path == "/"):
+                assert response.status_code == 200, path
+            else:
+                assert response.status_code == 401, (method, path)
+                assert response.headers["WWW-Authenticate"] == "Bearer"
+                checked += 1
+    assert checked > 20
+
+
+def test_clients_send_their_key_and_are_refused_other_models(secured: tuple[str, str]) -> None:
+    url, key = secured
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+        assert client.embeddings.create(input="a", model="feature-extraction").data
+        assert len(list(client.models.list())) == 2
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="sk-wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError, match="is not known here"),
+    ):
+        client.embeddings.create(input="a", model="feature-extraction")
+    hub = InferenceClient(provider="hf-inference", token=key)
+    model = f"{url}/v1/models/feature-extraction"
+    assert hub.feature_extraction("a", model=model).shape[0] == 1
+    other = httpx.post(
+        f"{url}/v1/models/text-classification",
+        json={"inputs": "a"},
+        headers={"X-API-Key": key},
+        timeout=30,
+    )
+    assert other.status_code == 403
+    assert other.json()["error_type"] == "forbidden"
+
+
+def test_a_server_that_others_reach_wants_keys_or_a_word_that_it_shall_have_none() -> None:
+    usual: dict[str, Any] = {"models": "a=x"}
+    with pytest.raises(ConfigError, match="keys: wanted a file of API keys to listen on 0"):
+        ServeConfig(host="0.0.0.0", **usual)
+    assert ServeConfig(host="0.0.0.0", no_auth=True, **usual).no_auth
+    assert ServeConfig(host="0.0.0.0", keys="keys.json", **usual).keys
+    assert ServeConfig(**usual).keys is None
+
+
+def test_keys_survive_the_file(tmp_path: Path) -> None:
+    _, stored = auth.create("a", models=["x"], expires=day(3), tokens_per_minute=5)
+    auth.write_keys(str(tmp_path / "k.json"), [stored])
+    assert auth.read_keys(str(tmp_path / "k.json")) == [stored]
+    assert isinstance(json.loads((tmp_path / "k.json").read_text())["keys"][0], dict)
+    assert Key(**json.loads((tmp_path / "k.json").read_text())["keys"][0]) == stored
