@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -31,8 +31,9 @@ from serve.errors import (
     UnknownModelError,
     WrongTaskError,
 )
+from serve.following import Current, Slot
 from serve.limits import Limits
-from serve.model import Card, Model, ServedModel
+from serve.model import Card, ServedModel
 from serve.model import Response as Passed
 from serve.surfaces import huggingface
 from serve.surfaces.base import Call, Endpoint, Surface, deadline_of, receive, refusal
@@ -87,16 +88,16 @@ class Listing:
 class LocalModel(ServedModel):
     """A model in this process."""
 
-    def __init__(self, model: Model, keys: Keys | None = None) -> None:
-        self.tasks = tuple(model.predictors)
-        self.model, self.keys = model, keys
-        self._app = create_model_app(model, alone=False, keys=keys)
+    def __init__(self, slot: Slot, keys: Keys | None = None) -> None:
+        self.tasks = tuple(slot.model.predictors)
+        self.slot, self.keys = slot, keys
+        self._app = create_model_app(slot, alone=False, keys=keys)
 
     async def card(self) -> Card:
-        return self.model.card()
+        return card_of(self.slot)
 
     async def check_ready(self) -> None:
-        await self.model.check_ready()
+        await self.slot.model.check_ready()
 
     async def request(
         self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
@@ -104,21 +105,25 @@ class LocalModel(ServedModel):
         return await forward.call(self._app, method, path, headers, body)
 
 
+def card_of(slot: Slot) -> Card:
+    return replace(slot.model.card(), problem=slot.problem)
+
+
 def model_routes(
-    model: Model, keys: Keys | None = None, prefix: str = "", without: Container[str] = ()
+    slot: Slot, keys: Keys | None = None, prefix: str = "", without: Container[str] = ()
 ) -> APIRouter:
     """The routes of one model: its card, `/healthz` and `/readyz`, and those of every surface.
 
     Args:
         without: paths of surfaces to leave out.
     """
-    router = APIRouter(prefix=prefix)
+    router, model = APIRouter(prefix=prefix), slot.model
 
     @router.get("/", tags=["model"])
     async def card(request: Request) -> Card:
         """The card of this model."""
         _admit(keys, request, None)
-        return model.card()
+        return card_of(slot)
 
     @router.get("/healthz", tags=["model"])
     async def health() -> Status:
@@ -128,17 +133,17 @@ def model_routes(
     @router.get("/readyz", responses={503: {"model": Error}}, tags=["model"])
     async def readiness() -> Status:
         """The model has just run a forward pass."""
-        await _check_ready({model.name: model})
+        await _check_ready({model.name: slot.model})
         return Status("ready")
 
     for surface in SURFACES:
-        prepared = surface.prepare(model)
+        prepared = _prepared(slot.current, surface)
         for endpoint in surface.endpoints:
             if endpoint.path in without:
                 continue
             router.add_api_route(
                 endpoint.path or ("" if prefix else "/"),
-                _handler(model, keys, surface, endpoint, prepared),
+                _handler(slot, keys, surface, endpoint),
                 methods=[endpoint.method],
                 include_in_schema=endpoint.task is None or endpoint.task in model.predictors,
                 tags=[surface.name],
@@ -154,22 +159,37 @@ def _admit(keys: Keys | None, request: Request, model: str | None) -> Caller | N
     return None if keys is None else keys.admit(request.headers, model)
 
 
-def _handler(
-    model: Model, keys: Keys | None, surface: Surface, endpoint: Endpoint, prepared: Any
-) -> Handler:
+def _prepared(current: Current, surface: Surface) -> Any:
+    """What a surface needs of a model, made once."""
+    if surface.name not in current.prepared:
+        current.prepared[surface.name] = surface.prepare(current.model)
+    return current.prepared[surface.name]
+
+
+def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint) -> Handler:
     async def handle(request: Request) -> Response:
-        try:
-            named = request.path_params.get("model", model.name)
-            if named != model.name:
-                raise UnknownModelError(f'there is no model "{named}" here: this is {model.name}')
-            caller = None if endpoint.is_open else _admit(keys, request, model.name)
-            limits = model.limits
-            body = b"" if endpoint.method == "GET" else await receive(request, limits)
-            deadline_s = deadline_of(request, limits)
-            call = Call(model, request, body, deadline_s, prepared, caller)
-            return await endpoint.answer(call)
-        except Exception as error:
-            return _refused(surface, request, error)
+        current = slot.current  # one version answers all of a request
+        with current.model.in_use():
+            try:
+                return await endpoint.answer(await _call(current, request))
+            except Exception as error:
+                return _refused(surface, request, error)
+
+    async def _call(current: Current, request: Request) -> Call:
+        model = current.model
+        named = request.path_params.get("model", model.name)
+        if named != model.name:
+            raise UnknownModelError(f'there is no model "{named}" here: this is {model.name}')
+        caller = None if endpoint.is_open else _admit(keys, request, model.name)
+        body = b"" if endpoint.method == "GET" else await receive(request, model.limits)
+        return Call(
+            model=model,
+            request=request,
+            body=body,
+            deadline_s=deadline_of(request, model.limits),
+            prepared=_prepared(current, surface),
+            caller=caller,
+        )
 
     handle.__doc__ = endpoint.answer.__doc__
     return handle
@@ -331,13 +351,14 @@ def _chosen(models: Mapping[str, ServedModel], name: str | None, endpoint: Endpo
     raise WrongTaskError(f"no model here is for {endpoint.task}: those served here are {listed}")
 
 
-def create_model_app(model: Model, *, alone: bool, keys: Keys | None = None) -> FastAPI:
+def create_model_app(slot: Slot, *, alone: bool, keys: Keys | None = None) -> FastAPI:
     """The application of one model; if `alone`, without a front, it also lists itself."""
-    routes = model_routes(model, keys, without=(LIST,) if alone else ())
-    app = _create_app(f"raybert: {model.name}", routes)
+    name = slot.model.name
+    routes = model_routes(slot, keys, without=(LIST,) if alone else ())
+    app = _create_app(f"raybert: {name}", routes)
     if alone:
-        app.include_router(model_routes(model, keys, f"/v1/models/{model.name}"))
-        app.include_router(list_routes({model.name: LocalModel(model, keys)}, keys))
+        app.include_router(model_routes(slot, keys, f"/v1/models/{name}"))
+        app.include_router(list_routes({name: LocalModel(slot, keys)}, keys))
     return app
 
 
@@ -346,7 +367,7 @@ def create_front_app(
 ) -> FastAPI:
     """The application at `/`, which handles every path that belongs to no model elsewhere."""
     here = [
-        model_routes(model.model, model.keys, f"/v1/models/{name}")
+        model_routes(model.slot, model.keys, f"/v1/models/{name}")
         for name, model in models.items()
         if isinstance(model, LocalModel)
     ]

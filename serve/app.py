@@ -30,10 +30,11 @@ from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
 from serve import api, auth, haproxy, steady
 from serve.config import ServeConfig, parse_models
+from serve.following import Follower, Slot
 from serve.limits import Limits
 from serve.model import Card, Model, Response, ServedModel
 from tracking.ports import require_free
-from tracking.resolve import pinned, resolve
+from tracking.resolve import at_version, is_alias, pinned, registered_version, resolve
 from tracking.server import tracking_uri
 
 GRACEFUL_SHUTDOWN_S = 5.0
@@ -50,6 +51,13 @@ class Source:
 
     reference: str
     tracking_uri: str
+    version: str | None
+    """The version of the registry that was found when it was deployed; None elsewhere."""
+
+    @property
+    def found(self) -> str:
+        """The reference to what was found, wherever an alias has moved since."""
+        return self.reference if self.version is None else at_version(self.reference, self.version)
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,14 @@ class ModelReplica:
     """A process that serves one model."""
 
     def __init__(
-        self, folder: Path, source: Source, alone: bool, known: Known | None, **settings: Any
+        self,
+        folder: Path,
+        source: Source,
+        alone: bool,
+        known: Known | None,
+        digest: str,
+        follow_s: float,
+        **settings: Any,
     ) -> None:
         """Load the model.
 
@@ -79,19 +94,30 @@ class ModelReplica:
             source: where to get it on any other machine.
             alone: whether there is no front, so that it must list itself.
             known: the keys that it asks for; None asks for none.
+            digest: what the bundle must have.
+            follow_s: how often to look whether an alias has moved; 0 never.
             settings: arguments of `Model` besides the bundle.
         """
         self._alone = alone
-        here = folder if folder.is_dir() else resolve(source.reference, uri=source.tracking_uri)
-        self._model = Model(folder=here, **settings)
+        here = folder if folder.is_dir() else resolve(source.found, uri=source.tracking_uri)
+        model = Model(folder=here, digest=digest, version=source.version, **settings)
+        self._slot = Slot(model)
         self._keys = None if known is None else auth.Keys(*known)
-        self._local = api.LocalModel(self._model, self._keys)
+        self._local = api.LocalModel(self._slot, self._keys)
+        if follow_s and is_alias(source.reference):
+
+            def load(folder: Path, version: str) -> Model:
+                return Model(folder=folder, version=version, **settings)
+
+            Follower(
+                self._slot, source.reference, source.tracking_uri, load, every_s=follow_s
+            ).start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return api.create_model_app(self._model, alone=self._alone, keys=self._keys)
+        return api.create_model_app(self._slot, alone=self._alone, keys=self._keys)
 
     async def card(self) -> Card:
-        return self._model.card()
+        return await self._local.card()
 
     async def request(
         self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
@@ -99,7 +125,7 @@ class ModelReplica:
         return await self._local.request(method, path, headers, body)
 
     async def check_ready(self) -> None:
-        await self._model.check_ready()
+        await self._local.check_ready()
 
 
 class RemoteModel(ServedModel):
@@ -247,8 +273,9 @@ def find(config: ServeConfig) -> dict[str, Found]:
     models = {}
     for name, reference in parse_models(config.models).items():
         # Every replica gets the commit of a hub's model that is found here.
-        source = Source(pinned(reference), tracking_uri(config.tracking_uri))
-        folder = resolve(source.reference, uri=source.tracking_uri)
+        uri = tracking_uri(config.tracking_uri)
+        source = Source(pinned(reference), uri, registered_version(reference, uri=uri))
+        folder = resolve(source.found, uri=uri)
         predictor = Predictor(folder, device="cpu")
         graph = predictor.bundle.graph
         if config.num_gpus and graph is not None:
@@ -323,6 +350,7 @@ def _model_application(config: ServeConfig, name: str, model: Found, *, alone: b
         max_wait_ms=config.max_wait_ms,
         limits=config.limits,
         digest=model.digest,
+        follow_s=config.follow_s,
     )
 
 

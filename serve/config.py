@@ -36,6 +36,9 @@ class ServeConfig:
     """Maximum concurrent requests per replica, so that batches can fill."""
     limits: Limits = field(default_factory=Limits)
     """What is refused at once, before it costs anything."""
+    follow_s: NonNegativeFloat = 5.0
+    """How often the registry is asked whether an alias has moved, in which case its new version is
+    served without a failed request; 0 never."""
     haproxy: bool = True
     """Put HAProxy in front (far more requests per second); false uses Ray's own proxy."""
     keys: str | None = None

@@ -4,8 +4,9 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,6 +54,8 @@ class Card:
     max_tokens: int
     """Maximum tokens of a text, special ones included; longer texts are cut, or read in windows."""
     limits: Limits
+    problem: str | None = None
+    """Why the version that its alias points to is not the one that answers; None if it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +152,9 @@ class Model:
             **self.predictor.also,
         }
         self.limits = limits or Limits()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._in_progress, self._is_retired = 0, False
+        self._closing: asyncio.Task[None] | None = None
         self._texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
         self._batcher: Batcher[Window, _Pass] = Batcher(
             self._forward,
@@ -177,6 +183,27 @@ class Model:
         """The answers of `answer` alone."""
         return (await self.answer(inputs, parameters, task)).answers
 
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside, it is not closed, even if it is retired."""
+        self._loop = asyncio.get_running_loop()
+        self._in_progress += 1
+        try:
+            yield
+        finally:
+            self._in_progress -= 1
+            self._close_if_idle()
+
+    def retire(self) -> None:
+        """Close it once nobody uses it; may be called from any thread."""
+        self._is_retired = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self._is_retired and not self._in_progress and self._loop is not None:
+            self._closing = self._loop.create_task(self.close())
+
     async def answer(
         self,
         inputs: Sequence[Any],
@@ -202,7 +229,8 @@ class Model:
         limit_s = self.limits.deadline_s if deadline_s is None else deadline_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._answer(predictor, inputs, parameters)
+                with self.in_use():
+                    return await self._answer(predictor, inputs, parameters)
         except TimeoutError as error:
             raise DeadlineError(
                 f"wanted an answer within {limit_s:g} s, the request has waited longer: send fewer "

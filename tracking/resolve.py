@@ -93,6 +93,31 @@ def pinned(reference: str) -> str:
     return reference if model is None else str(_pinned(model, reference))
 
 
+def registered_version(reference: str, *, uri: str | None = None) -> str | None:
+    """The version of the registry that a reference means now; None if it is none of the registry.
+
+    Raises: ConfigError if there is none; ResourceError if the registry does not answer.
+    """
+    parts = _REGISTERED.fullmatch(reference)
+    if parts is None:
+        return None
+    found = _find_version(connect(tracking_uri(uri)), reference, **parts.groupdict())
+    return str(found.version)
+
+
+def at_version(reference: str, version: str) -> str:
+    """The reference to a version of the same registered model."""
+    parts = _REGISTERED.fullmatch(reference)
+    assert parts is not None
+    return f"models:/{parts['name']}/{version}"
+
+
+def is_alias(reference: str) -> bool:
+    """Whether it names a version of the registry by an alias, which may move."""
+    parts = _REGISTERED.fullmatch(reference)
+    return parts is not None and parts["alias"] is not None
+
+
 def load_tokenizer(reference: str) -> Tokenizer:
     """The tokenizer in a folder or at a URI; of a model of the hub, only its tokenizer is fetched.
 

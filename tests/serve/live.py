@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from serve import api
+from serve.following import Slot
 from serve.limits import Limits
 from serve.model import Model
 from tracking.ports import free_ports
@@ -47,14 +48,15 @@ def running(app: FastAPI) -> Iterator[str]:
 @contextmanager
 def served(folder: Path, **settings: Any) -> Iterator[str]:
     """URL that one model answers at."""
-    with running(api.create_model_app(loaded("own", folder, **settings), alone=True)) as url:
+    slot = Slot(loaded("own", folder, **settings))
+    with running(api.create_model_app(slot, alone=True)) as url:
         yield url
 
 
 @contextmanager
 def fronted(models: Mapping[str, Path], limits: Limits | None = None) -> Iterator[str]:
     """URL of a front with models in the same process."""
-    local = {name: api.LocalModel(loaded(name, folder)) for name, folder in models.items()}
+    local = {name: api.LocalModel(Slot(loaded(name, folder))) for name, folder in models.items()}
     app = api.create_front_app(local, limits)
     with running(app) as url:
         yield url

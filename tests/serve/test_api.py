@@ -20,6 +20,7 @@ from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from serve import api
+from serve.following import Slot
 from serve.limits import Limits
 from serve.model import Card, Model, Response, ServedModel
 from tests import tiny
@@ -67,7 +68,7 @@ def model(bundle: Path, runner: asyncio.Runner) -> Iterator[Model]:
 @pytest.fixture
 def ask(model: Model, runner: asyncio.Runner) -> Caller:
     """One model alone, as `serve run` deploys it."""
-    return Caller(runner, api.create_model_app(model, alone=True))
+    return Caller(runner, api.create_model_app(Slot(model), alone=True))
 
 
 def test_a_text_and_a_list_are_answered_as_the_predictor_answers(ask: Caller, bundle: Path) -> None:
@@ -110,7 +111,7 @@ def test_a_model_that_learned_one_kind_of_texts_refuses_the_other(
     model = Model("docs", folder, device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0)
     try:
         runner.run(model.check_ready())  # by examples of its kind
-        ask = Caller(runner, api.create_model_app(model, alone=True))
+        ask = Caller(runner, api.create_model_app(Slot(model), alone=True))
         single: Any = {"text": "Parse a string."}
         pair = single | {"text_pair": "Open a socket."}
         taken, refused = (pair, single) if pairs else (single, pair)
@@ -227,6 +228,7 @@ def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path
         "digest": Predictor(bundle, device="cpu").bundle.digest,
         "max_tokens": 128,
         "limits": asdict(Limits()),
+        "problem": None,
     }
     _, listing = ask("GET", "/v1/models")
     [entry] = listing["data"]
@@ -284,7 +286,9 @@ class Down(ServedModel):
 def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
     model: Model, runner: asyncio.Runner
 ) -> None:
-    ask = Caller(runner, api.create_front_app({"docs": api.LocalModel(model), "gone": Down()}))
+    ask = Caller(
+        runner, api.create_front_app({"docs": api.LocalModel(Slot(model)), "gone": Down()})
+    )
     status, listing = ask("GET", "/v1/models")
     assert status == 200
     assert [(each["id"], each["card"] is None) for each in listing["data"]] == [
@@ -370,7 +374,7 @@ def test_vectors_are_served_as_hugging_faces_client_asks_for_them(
     model = Model(
         "docs", tmp_path / "vectors", device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0
     )
-    ask = Caller(runner, api.create_model_app(model, alone=True))
+    ask = Caller(runner, api.create_model_app(Slot(model), alone=True))
     predictor = Predictor(tmp_path / "vectors", device="cpu")
     try:
         long = "Open a socket. " * 90
@@ -419,7 +423,7 @@ def test_an_exported_bundle_answers_as_the_one_that_it_comes_from(
     model = Model("docs", exported, device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0)
     texts = ["Parse a string.", "Open a socket on a port and listen.", ""]
     try:
-        ask = Caller(runner, api.create_model_app(model, alone=True))
+        ask = Caller(runner, api.create_model_app(Slot(model), alone=True))
         status, answers = ask.predict({"inputs": texts})
     finally:
         runner.run(model.close())
@@ -444,7 +448,7 @@ def test_a_model_of_every_kind_of_rows_answers_as_its_predictor(
     )
     try:
         runner.run(model.check_ready())
-        ask = Caller(runner, api.create_model_app(model, alone=True))
+        ask = Caller(runner, api.create_model_app(Slot(model), alone=True))
         status, answers = ask.predict({"inputs": requests})
         assert status == 200
         assert len(answers) == len(wanted)

@@ -20,6 +20,7 @@ from serve import api, auth
 from serve.auth import Key, Keys
 from serve.config import ServeConfig
 from serve.errors import ForbiddenError, OverloadedError, UnauthorizedError
+from serve.following import Slot
 from tests.serve import live
 
 
@@ -173,7 +174,7 @@ def secured(bundles: dict[str, Path]) -> Iterator[tuple[str, str]]:
     key, stored = auth.create("alice", models=["feature-extraction"])
     keys = Keys([stored])
     names = ("feature-extraction", "text-classification")
-    models = {name: api.LocalModel(live.loaded(name, bundles[name]), keys) for name in names}
+    models = {name: api.LocalModel(Slot(live.loaded(name, bundles[name])), keys) for name in names}
     with live.running(api.create_front_app(models, keys=keys)) as url:
         yield url, key
 
