@@ -73,48 +73,49 @@ class Found:
     """An input, as in a request."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A model as a process is to serve it."""
+
+    found: Found
+    follow_s: float
+    settings: Mapping[str, Any]
+    """Arguments of `Model` besides the bundle."""
+
+    def load(self, keys: auth.Keys | None) -> api.LocalModel:
+        """The model in this process, which follows its alias if it has one."""
+        source, folder = self.found.source, self.found.folder
+        if not folder.is_dir():  # another machine than the one that deployed it
+            folder = resolve(source.found, uri=source.tracking_uri)
+        slot = Slot(
+            Model(folder=folder, digest=self.found.digest, version=source.version, **self.settings)
+        )
+        if self.follow_s and is_alias(source.reference):
+            Follower(
+                slot, source.reference, source.tracking_uri, self._next, every_s=self.follow_s
+            ).start()
+        return api.LocalModel(slot, keys)
+
+    def _next(self, folder: Path, version: str) -> Model:
+        return Model(folder=folder, version=version, **self.settings)
+
+
 @ray_serve.ingress()
 class ModelReplica:
     """A process that serves one model."""
 
-    def __init__(
-        self,
-        folder: Path,
-        source: Source,
-        alone: bool,
-        known: Known | None,
-        digest: str,
-        follow_s: float,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, plan: Plan, known: Known | None, alone: bool) -> None:
         """Load the model.
 
         Args:
-            folder: folder of the bundle on the machine that deployed it.
-            source: where to get it on any other machine.
-            alone: whether there is no front, so that it must list itself.
             known: the keys that it asks for; None asks for none.
-            digest: what the bundle must have.
-            follow_s: how often to look whether an alias has moved; 0 never.
-            settings: arguments of `Model` besides the bundle.
+            alone: whether there is no front, so that it must list itself.
         """
-        self._alone = alone
-        here = folder if folder.is_dir() else resolve(source.found, uri=source.tracking_uri)
-        model = Model(folder=here, digest=digest, version=source.version, **settings)
-        self._slot = Slot(model)
-        self._keys = None if known is None else auth.Keys(*known)
-        self._local = api.LocalModel(self._slot, self._keys)
-        if follow_s and is_alias(source.reference):
-
-            def load(folder: Path, version: str) -> Model:
-                return Model(folder=folder, version=version, **settings)
-
-            Follower(
-                self._slot, source.reference, source.tracking_uri, load, every_s=follow_s
-            ).start()
+        self._alone, self._keys = alone, _keys(known)
+        self._local = plan.load(self._keys)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return api.create_model_app(self._slot, alone=self._alone, keys=self._keys)
+        return api.create_model_app(self._local.slot, alone=self._alone, keys=self._keys)
 
     async def card(self) -> Card:
         return await self._local.card()
@@ -126,6 +127,10 @@ class ModelReplica:
 
     async def check_ready(self) -> None:
         await self._local.check_ready()
+
+
+def _keys(known: Known | None) -> auth.Keys | None:
+    return None if known is None else auth.Keys(*known)
 
 
 class RemoteModel(ServedModel):
@@ -157,12 +162,23 @@ class Front:
         self, tasks: Mapping[str, Sequence[str]], limits: Limits, known: Known | None
     ) -> None:
         """`tasks`: those of each model, by its name."""
-        self._tasks, self._limits = tasks, limits
-        self._keys = None if known is None else auth.Keys(*known)
+        self._tasks, self._limits, self._keys = tasks, limits, _keys(known)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         models = {name: RemoteModel(name, tasks) for name, tasks in self._tasks.items()}
         return api.create_front_app(models, self._limits, self._keys)
+
+
+@ray_serve.ingress()
+class Together:
+    """The front with all models in its own process."""
+
+    def __init__(self, plans: Mapping[str, Plan], limits: Limits, known: Known | None) -> None:
+        self._limits, self._keys = limits, _keys(known)
+        self._models = {name: plan.load(self._keys) for name, plan in plans.items()}
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return api.create_front_app(self._models, self._limits, self._keys)
 
 
 def application_name(model: str) -> str:
@@ -228,7 +244,7 @@ def check(config: ServeConfig) -> None:
         )
     # Serve would wait forever for missing resources.
     resources = ray.cluster_resources()
-    _require_room(config, "CPU", config.threads, resources.get("CPU", 0))
+    _require_room(config, "CPU", _cpus(config), resources.get("CPU", 0))
     if config.num_gpus:
         _require_room(config, "GPU", config.num_gpus, resources.get("GPU", 0))
 
@@ -241,9 +257,9 @@ def known_keys(config: ServeConfig) -> Known | None:
 def _require_room(
     config: ServeConfig, kind: Literal["CPU", "GPU"], per_replica: float, available: float
 ) -> None:
-    models = len(parse_models(config.models))
+    models = 1 if config.together else len(parse_models(config.models))
     replicas = models * config.num_replicas
-    if per_replica < 1:  # a replica's fraction must be on a single GPU
+    if per_replica < 1 and kind == "GPU":  # a replica's fraction must be on a single GPU
         wanted = math.ceil(replicas / math.floor(1 / per_replica + 1e-9))
     else:
         wanted = math.ceil(replicas * per_replica)
@@ -255,8 +271,11 @@ def _require_room(
         field = "num_gpus"
         ways.append("lower num_gpus (a fraction shares a GPU, 0 computes on CPUs)")
     else:
-        field = "threads"
-        ways += ["lower threads"] if config.threads > 1 else []
+        field = "threads" if config.num_cpus is None else "num_cpus"
+        ways += ["lower threads"] if config.num_cpus is None and config.threads > 1 else []
+        ways.append("set num_cpus to a fraction")
+        if models > 1 and config.num_replicas == 1:
+            ways.append("set together, for one process")
     ways.append(f"use a machine or cluster with more {kind}s")
     raise ResourceError(
         f"wanted {wanted} {kind}s (models {models} × num_replicas {config.num_replicas} × "
@@ -296,18 +315,22 @@ def find(config: ServeConfig) -> dict[str, Found]:
 
 def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
     """Deploy all models and the front on the cluster, and wait until they answer."""
-    front = ray_serve.deployment(
-        name="front",
-        graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
-        ray_actor_options={"num_cpus": 0},
-    )(Front).bind(
-        {name: model.tasks for name, model in models.items()}, config.limits, known_keys(config)
-    )
-    targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
-    for name, model in models.items():
-        application = _model_application(config, name, model, alone=False)
-        prefix = f"/v1/models/{name}"
-        targets.append(ray_serve.RunTarget(application, application_name(name), prefix))
+    if config.together:
+        plans = {name: _plan(config, name, model) for name, model in models.items()}
+        front = _deployment(Together, "front", config, **_resources(config)).bind(
+            plans, config.limits, known_keys(config)
+        )
+        targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
+    else:
+        tasks = {name: model.tasks for name, model in models.items()}
+        front = _deployment(Front, "front", config, num_cpus=0).bind(
+            tasks, config.limits, known_keys(config)
+        )
+        targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
+        for name, model in models.items():
+            application = _model_application(config, name, model, alone=False)
+            prefix = f"/v1/models/{name}"
+            targets.append(ray_serve.RunTarget(application, application_name(name), prefix))
     environment = haproxy.settings(enabled=config.haproxy, certificate=config.tls_certificate)
     # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
     # and are waited for below.
@@ -331,27 +354,41 @@ def shut_down() -> None:
 
 
 def _model_application(config: ServeConfig, name: str, model: Found, *, alone: bool) -> Application:
-    replica = ray_serve.deployment(
-        name="model",
-        num_replicas=config.num_replicas,
+    replica = _deployment(ModelReplica, "model", config, **_resources(config))
+    replicas = replica.options(num_replicas=config.num_replicas)
+    return replicas.bind(_plan(config, name, model), known_keys(config), alone)
+
+
+def _deployment(
+    kind: type, name: str, config: ServeConfig, **resources: float
+) -> ray_serve.Deployment:
+    return ray_serve.deployment(
+        name=name,
         max_ongoing_requests=config.max_ongoing_requests,
         graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
-        ray_actor_options={"num_cpus": config.threads, "num_gpus": config.num_gpus},
-    )(ModelReplica)
-    return replica.bind(
-        model.folder,
-        model.source,
-        alone,
-        known_keys(config),
-        name=name,
-        device="cuda" if config.num_gpus else "cpu",
-        threads=config.threads,
-        max_batch_tokens=config.max_batch_tokens,
-        max_wait_ms=config.max_wait_ms,
-        limits=config.limits,
-        digest=model.digest,
-        follow_s=config.follow_s,
-    )
+        ray_actor_options=resources,
+    )(kind)
+
+
+def _resources(config: ServeConfig) -> dict[str, float]:
+    """What a process with models reserves."""
+    return {"num_cpus": _cpus(config), "num_gpus": config.num_gpus}
+
+
+def _cpus(config: ServeConfig) -> float:
+    return float(config.threads) if config.num_cpus is None else config.num_cpus
+
+
+def _plan(config: ServeConfig, name: str, model: Found) -> Plan:
+    settings = {
+        "name": name,
+        "device": "cuda" if config.num_gpus else "cpu",
+        "threads": config.threads,
+        "max_batch_tokens": config.max_batch_tokens,
+        "max_wait_ms": config.max_wait_ms,
+        "limits": config.limits,
+    }
+    return Plan(found=model, follow_s=config.follow_s, settings=settings)
 
 
 def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from bert_core.checks import NonNegativeFloat, Port, PositiveInt, check_fields
+from bert_core.checks import NonNegativeFloat, Port, PositiveFloat, PositiveInt, check_fields
 from bert_core.errors import ConfigError
 from serve.limits import Limits
 
@@ -25,7 +25,13 @@ class ServeConfig:
     num_replicas: PositiveInt = 1
     """Processes per model."""
     threads: PositiveInt = 1
-    """Compute threads per replica, and CPUs that it reserves."""
+    """Compute threads per replica."""
+    num_cpus: PositiveFloat | None = None
+    """CPUs that a replica reserves; by default as many as `threads`. A fraction lets several small
+    models share a core."""
+    together: bool = False
+    """Run all models and the front in one process, which saves some 500 MB per model; one that
+    fails then takes the others with it."""
     num_gpus: NonNegativeFloat = 0.0
     """GPUs that a replica reserves; 0 computes on the CPU, a fraction shares one GPU."""
     max_batch_tokens: PositiveInt = 2048
@@ -74,6 +80,11 @@ class ServeConfig:
             raise ConfigError(
                 f"tls_certificate: wanted none without HAProxy, which speaks TLS, got "
                 f"{self.tls_certificate}: leave haproxy on"
+            )
+        if self.together and self.num_replicas > 1:
+            raise ConfigError(
+                f"num_replicas: wanted 1 with together, which is one process, got "
+                f"{self.num_replicas}: leave one of them out"
             )
         if self.num_gpus > 1 and not float(self.num_gpus).is_integer():
             raise ConfigError(

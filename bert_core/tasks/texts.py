@@ -114,9 +114,14 @@ class TextTask(Task):
         labels: Mapping[str, Shaped[np.ndarray, "rows ..."]],
         parameters: CuttingParameters | None = None,
     ) -> list[Window]:
-        """`text_windows` of the rows; of `text` alone if the task is about single texts."""
+        """`text_windows` of the rows; of `text` alone if the task is about single texts.
+
+        Where training rows do not say, an empty second text is none, as in transformers.
+        """
         if self.chosen.pairs is False:
             rows = [{"text": row["text"]} for row in rows]
+        elif self.chosen.pairs is None:
+            rows = [row if row.get("text_pair") else {"text": row["text"]} for row in rows]
         return text_windows(rows, tokenizer, max_length, labels, parameters)
 
 

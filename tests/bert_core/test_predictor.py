@@ -104,6 +104,7 @@ def test_a_pair_gets_the_answer_of_transformers_pipeline(
 ) -> None:
     texts = texts_of_all_lengths(24)
     pairs = [{"text": a, "text_pair": b} for a, b in zip(texts[::2], texts[1::2], strict=True)]
+    pairs.append({"text": texts[0], "text_pair": ""})
     peer = pipeline("text-classification", model=str(folder), device="cpu")
     for pair, ours in zip(pairs, predictor.predict(pairs), strict=True):
         theirs: Any = peer(pair, top_k=None)

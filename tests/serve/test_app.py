@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
@@ -25,6 +26,7 @@ from bert_core.bundle.format import bundle_digest
 from bert_core.bundle.layout import GRAPHS
 from bert_core.errors import ResourceError
 from bert_core.predictor import Predictor
+from serve import auth
 from serve.config import ServeConfig
 from tests.hub import Hub, Repository, contents
 from tracking.ports import free_ports
@@ -77,24 +79,31 @@ class Server:
         self.process.send_signal(signum)
         return self.process.wait(60)
 
-    def processes(self) -> list[str]:
-        """Names of the processes that carry the mark."""
+    def pids(self) -> list[int]:
+        """The processes that carry the mark."""
         found = []
         for environment in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
                 if f"{MARKER}={self.mark}".encode() in environment.read_bytes():
-                    found.append(environment.with_name("comm").read_text().strip())
+                    found.append(int(environment.parent.name))
         return found
+
+    def processes(self) -> list[str]:
+        """Their names."""
+        names = []
+        for pid in self.pids():
+            with suppress(OSError):
+                names.append(Path(f"/proc/{pid}/comm").read_text().strip())
+        return names
 
 
 def end_and_kill(server: Server) -> None:
     """What a failed test leaves, so that it disturbs no other."""
     with suppress(subprocess.TimeoutExpired):
         server.end(signal.SIGTERM)
-    for environment in Path("/proc").glob("[0-9]*/environ"):
+    for pid in server.pids():
         with suppress(OSError):
-            if f"{MARKER}={server.mark}".encode() in environment.read_bytes():
-                os.kill(int(environment.parent.name), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +164,31 @@ def test_concurrent_requests_get_their_own_answers(server: Server, bundle: Path)
             return await asyncio.gather(*map(one, texts))
 
     assert_same_answers(asyncio.run(ask()), Predictor(bundle, device="cpu").predict(texts))
+
+
+def test_the_root_passes_requests_on_to_the_model_that_they_name(
+    client: httpx.Client, bundle: Path
+) -> None:
+    wanted = Predictor(bundle, device="cpu").predict(TEXTS)
+    for name in ("docs", "other"):
+        response = client.post("/", json={"inputs": TEXTS, "model": name})
+        assert response.headers["X-Model"] == name
+        assert_same_answers(response.json(), wanted)
+    assert client.post("/", json={"inputs": TEXTS}).headers["X-Model"] == "docs"
+    response = client.post("/", json={"inputs": TEXTS, "model": "dogs"})
+    assert response.status_code == 404
+    assert client.post("/embed", json={"inputs": "a"}).status_code == 422
+
+
+def test_nothing_of_haproxy_listens_beyond_this_machine(server: Server) -> None:
+    listening = {
+        connection.laddr.ip
+        for pid in server.pids()
+        if psutil.Process(pid).name() == "haproxy"
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
 
 
 def test_the_line_that_is_printed_asks_the_model(server: Server) -> None:
@@ -284,12 +318,14 @@ def test_a_cluster_that_asks_for_no_token_is_served_on_only_where_that_is_allowe
         (
             {"models": "a=x,b=x,c=x,d=x,e=x"},
             "wanted 5 CPUs (models 5 × num_replicas 1 × threads 1), the Ray cluster has 4: "
-            "serve fewer models, or use a machine or cluster with more CPUs",
+            "serve fewer models, or set num_cpus to a fraction, or set together, for one process, "
+            "or use a machine or cluster with more CPUs",
         ),
         (
             {"models": "a=x", "num_replicas": 2, "threads": 3},
             "wanted 6 CPUs (models 1 × num_replicas 2 × threads 3), the Ray cluster has 4: "
-            "lower num_replicas, or lower threads, or use a machine or cluster with more CPUs",
+            "lower num_replicas, or lower threads, or set num_cpus to a fraction, or use a machine "
+            "or cluster with more CPUs",
         ),
         (
             {"models": "a=x", "num_gpus": 2.0},
@@ -297,13 +333,17 @@ def test_a_cluster_that_asks_for_no_token_is_served_on_only_where_that_is_allowe
             "num_gpus (a fraction shares a GPU, 0 computes on CPUs), or use a machine or cluster "
             "with more GPUs",
         ),
+        (
+            {"models": "a=x,b=x,c=x", "num_cpus": 1.5},
+            "wanted 5 CPUs (models 3 × num_replicas 1 × num_cpus 1.5), the Ray cluster has 4",
+        ),
         # Two replicas do not fit one GPU.
         (
             {"models": "a=x,b=x,c=x", "num_gpus": 0.4},
             "wanted 2 GPUs (models 3 × num_replicas 1 × num_gpus 0.4), the Ray cluster has 0",
         ),
     ],
-    ids=["models", "replicas and threads", "GPUs", "shares of GPUs"],
+    ids=["models", "replicas and threads", "GPUs", "shares of CPUs", "shares of GPUs"],
 )
 @pytest.mark.usefixtures("local_ray")
 def test_what_the_cluster_has_no_room_for_is_refused_with_what_would_help(
@@ -345,6 +385,40 @@ def test_a_graph_is_not_served_on_a_gpu(exported: Path, tmp_path: Path) -> None:
             f"{exported}/{GRAPHS[None]} on CPUs, got 1: leave it out, or serve the bundle with "
             "model.safetensors that it was exported from\n"
         )
+    finally:
+        end_and_kill(server)
+
+
+@pytest.mark.drill
+def test_models_in_one_process_answer_with_keys_and_leave_nothing_when_it_is_killed(
+    bundle: Path, tmp_path: Path
+) -> None:
+    file, (key, stored) = str(tmp_path / "keys.json"), auth.create("alice")
+    auth.write_keys(file, [stored])
+    (port,) = free_ports(1)
+    models = ",".join(f"m{number}={bundle}" for number in range(5))
+    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
+    command += ["--together", "--num_cpus", "0.5", "--keys", file]
+    server = Server.start(command, port, tmp_path)
+    try:
+        server.wait_until_ready(say="curl")
+        assert sum("ServeReplica" in name for name in server.processes()) == 1
+        wanted = Predictor(bundle, device="cpu").predict(TEXTS)
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            for number in range(5):
+                path = f"/v1/models/m{number}"
+                assert client.post(path, json={"inputs": TEXTS}).status_code == 401
+                headers = {"Authorization": f"Bearer {key}"}
+                response = client.post(path, json={"inputs": TEXTS}, headers=headers)
+                assert_same_answers(response.json(), wanted)
+        server.end(signal.SIGKILL)
+        deadline_s = time.monotonic() + 20
+        while "haproxy" in server.processes():  # or it would keep the port
+            assert time.monotonic() < deadline_s
+            time.sleep(0.2)
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", port))
     finally:
         end_and_kill(server)
 
