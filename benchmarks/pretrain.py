@@ -52,6 +52,7 @@ from bert_core.train.optim import build_optimizer
 
 VOCAB_SIZE = 30_522
 QUICK_ROUNDS_OF_LONG = 2
+QUICK_ROUNDS_ON_RAY = 1
 CPU_TOKENS, GPU_TOKENS = 4096, 65_536
 """Tokens of a micro-batch: what fits into CPU caches, and what fills a GPU."""
 
@@ -267,7 +268,7 @@ def _on_ray(texts: list[str], rounds: int, quick: bool) -> Iterator[Planned]:
 
     rows, steps = (QUICK_ROWS, QUICK_STEPS) if quick else (ROWS, STEPS)
     if quick:
-        texts, rounds = texts[:QUICK_TEXTS], QUICK_ROUNDS_OF_LONG
+        texts, rounds = texts[:QUICK_TEXTS], QUICK_ROUNDS_ON_RAY
     share: Any = {
         "precision": "bf16",
         "rows_per_step": rows,
