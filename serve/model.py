@@ -25,6 +25,9 @@ from serve.limits import Limits
 SMALL = 4_096
 """Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""
 
+WORDS_OF_TEXT = ("tokens",)
+"""Fields of inputs whose lists are the words of a text, which cost no more than the text."""
+
 Result = TypeVar("Result")
 
 
@@ -225,6 +228,7 @@ class Model:
                 f"inputs: wanted at most {self.limits.max_inputs} per request, got {len(inputs)}: "
                 "send several requests"
             )
+        self._check_lists(inputs, parameters)
         self._check_queue(0)  # before tokenizing what will be refused
         limit_s = self.limits.deadline_s if deadline_s is None else deadline_s
         try:
@@ -267,6 +271,25 @@ class Model:
             queue_s=max(0.0, last_began_s - encoded_s),
             compute_s=max((each.ended_s for each in passes), default=encoded_s) - last_began_s,
         )
+
+    def _check_lists(self, inputs: Sequence[Any], parameters: Parameters | None) -> None:
+        """Raises: TooLargeError if inputs or parameters have longer lists than there may be inputs
+        in a request: each candidate label, sentence or choice costs as much as an input."""
+        most = self.limits.max_inputs
+        mappings = [row for row in inputs if isinstance(row, Mapping)]
+        mappings += [] if parameters is None else [vars(parameters)]
+        lists = [
+            (name, len(value))
+            for mapping in mappings
+            for name, value in mapping.items()
+            if isinstance(value, list) and name not in WORDS_OF_TEXT
+        ]
+        if sum(size for _, size in lists) > most:
+            name, size = max(lists, key=lambda item: item[1])
+            raise TooLargeError(
+                f"{name}: wanted at most {most} in all lists of a request, got {size}: send "
+                "several requests"
+            )
 
     def _check_queue(self, tokens: int) -> None:
         """Raises: OverloadedError if these tokens do not fit the queue. An empty queue takes any

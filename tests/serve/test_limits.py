@@ -80,6 +80,21 @@ def test_a_hundred_thousand_inputs_are_refused(bundle: Path) -> None:
         assert "wanted at most 2048 per request, got 100000" in response.json()["error"]
 
 
+def test_long_lists_in_inputs_and_parameters_are_refused(bundles: dict[str, Path]) -> None:
+    labels = [f"label {number}" for number in range(3_000)]
+    requests = {
+        "nli": {"inputs": "a", "parameters": {"candidate_labels": labels}},
+        "feature-extraction": {"inputs": {"source_sentence": "a", "sentences": labels}},
+    }
+    for name, body in requests.items():
+        with live.served(bundles[name]) as url:
+            response = post(url, body)
+            assert response.status_code == 413
+            assert "in all lists of a request, got 3000" in response.json()["error"]
+    with live.served(bundles["token-classification"]) as url:
+        assert post(url, {"inputs": {"tokens": ["word"] * 3_000}}).status_code == 200
+
+
 def test_a_body_that_does_not_arrive_is_given_up(server: str) -> None:
     host, port = server.removeprefix("http://").split(":")
     head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99"
