@@ -33,7 +33,7 @@ from serve.errors import (
 )
 from serve.following import Current, Slot
 from serve.limits import Limits
-from serve.model import Card, ServedModel
+from serve.model import SMALL, Card, ServedModel
 from serve.model import Response as Passed
 from serve.surfaces import huggingface
 from serve.surfaces.base import Call, Endpoint, Surface, deadline_of, receive, refusal
@@ -308,7 +308,9 @@ def _forwarder(
             if not endpoint.is_open:
                 _admit(keys, request, None)  # the model counts the request
             body = b"" if endpoint.method == "GET" else await receive(request, limits)
-            name = request.path_params.get("model") or _named(body)
+            name = request.path_params.get("model")
+            if name is None:
+                name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
             chosen = _chosen(models, name, endpoint)
             path = (endpoint.path or "/").replace("{model}", name or "")
             passed = await models[chosen].request(

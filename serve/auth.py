@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -249,4 +249,4 @@ def added(keys: Sequence[Key], key: Key) -> list[Key]:
         raise ConfigError(
             f"name: there is a key of {key.name!r} already: revoke it first, or take another name"
         )
-    return [*keys, replace(key)]
+    return [*keys, key]

@@ -2,12 +2,14 @@
 
 The new version is loaded and asked its own examples beside the old one, then requests go to it from
 one to the next: what is in progress is answered by the version that began it, and no process is
-replaced. A version that does not load, answers its examples wrong or does another task leaves the
-old one in place, and the card says why.
+replaced. A version that does not load, cannot answer its examples or does another task leaves the
+old one in place, and the card says why; it is tried again, ever more rarely, since a download may
+fail for a while.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,9 @@ from serve.model import Model
 from tracking.resolve import at_version, registered_version, resolve
 
 logger = logging.getLogger("ray.serve")
+
+LONGEST_WAIT_S = 300.0
+"""How long to wait at most before a version that failed is tried again."""
 
 Load = Callable[[Path, str], Model]
 """Loads a version of the model from a folder, and makes sure that it answers."""
@@ -57,6 +62,7 @@ class Follower:
         self._slot, self._reference, self._uri = slot, reference, uri
         self._load, self._every_s = load, every_s
         self._failed: str | None = None
+        self._wait_s, self._again_s = 0.0, 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
 
@@ -78,7 +84,7 @@ class Follower:
             assert version is not None
             if version == self._slot.model.version:
                 self._failed, self._slot.problem = None, None
-            elif version != self._failed:
+            elif version != self._failed or time.monotonic() >= self._again_s:
                 self._take(version)
 
     def _take(self, version: str) -> None:
@@ -94,7 +100,9 @@ class Follower:
         except Exception as error:
             reason = str(error) if isinstance(error, RaybertError) else repr(error)
             slot.problem = f"version {version} is not served: {reason}"
-            self._failed = version
+            self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S) if version == self._failed else 0.0
+            self._wait_s = max(self._wait_s, self._every_s)
+            self._failed, self._again_s = version, time.monotonic() + self._wait_s
             logger.error("%s: %s", self._reference, slot.problem)
             return
         slot.switch(model)

@@ -9,11 +9,14 @@ against 310 with Ray's own proxy.
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
+from bert_core.errors import ResourceError
 from serve.haproxy_launcher import BINARY, CERTIFICATE
 from tracking.ports import free_ports
 
+LAUNCHER = "raybert-haproxy"
 # NOTE: short, since a Unix socket's path is limited to 108 bytes and Ray adds a node id of 56.
 _FOLDER = Path(f"/tmp/raybert-haproxy-{os.getuid()}")
 
@@ -22,7 +25,7 @@ def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]
     """Environment variables for Serve's controller. If off, Ray's own proxy takes the requests.
 
     Creates the folder for HAProxy's files with permissions for us alone, since Ray opens the
-    control socket in it to everyone.
+    control socket in it to everyone. Raises: ResourceError if raybert is not installed.
     """
     if not enabled:
         return {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
@@ -30,7 +33,7 @@ def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]
     metrics_port, stats_port, fallback_port = free_ports(3)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        BINARY: str(Path(sys.executable).with_name("raybert-haproxy")),
+        BINARY: _launcher(),
         **({} if certificate is None else {CERTIFICATE: certificate}),
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # A replica that dies fails no request: unanswered ones are sent to another replica, which
@@ -49,6 +52,21 @@ def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(_FOLDER),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(_FOLDER / "server-state"),
     }
+
+
+def _launcher() -> str:
+    """The program that Ray Serve is to start as HAProxy, on every node.
+
+    Raises: ResourceError if raybert is not installed.
+    """
+    places = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    found = shutil.which(LAUNCHER, path=os.pathsep.join([*places, os.defpath]))
+    if found is None:
+        raise ResourceError(
+            f"wanted the program {LAUNCHER}, which comes with raybert, there is none in "
+            f"{' or '.join(places)}: install raybert (pip install -e .), or set haproxy = false"
+        )
+    return found
 
 
 def remove_files(node_id: str) -> None:

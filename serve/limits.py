@@ -19,10 +19,12 @@ class Limits:
     """Maximum tokens waiting per replica; requests beyond them get 429 and `Retry-After`."""
     max_top_k: PositiveInt = 100
     """Maximum `top_k` of a request."""
+    max_candidates: PositiveInt = 5000
+    """Maximum masks of a request times `top_k`; more get 413."""
     deadline_s: PositiveFloat = 60.0
     """How long a request may take, unless its header `X-Request-Timeout-Ms` says less."""
     body_timeout_s: PositiveFloat = 30.0
     """How long a request's body may take to arrive; slower ones get 408."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, prefix="limits.")

@@ -223,11 +223,7 @@ class Model:
         Raises: InputError; TooLargeError, OverloadedError or DeadlineError beyond a limit.
         """
         predictor = self.predictor if task is None else self.predictor_for(task)
-        if len(inputs) > self.limits.max_inputs:
-            raise TooLargeError(
-                f"inputs: wanted at most {self.limits.max_inputs} per request, got {len(inputs)}: "
-                "send several requests"
-            )
+        self.check_count(inputs)
         self._check_lists(inputs, parameters)
         self._check_queue(0)  # before tokenizing what will be refused
         limit_s = self.limits.deadline_s if deadline_s is None else deadline_s
@@ -258,6 +254,7 @@ class Model:
                 f"inputs: wanted at most {self.limits.max_request_tokens} tokens per request, got "
                 f"{tokens}: send several requests, or shorter texts"
             )
+        self._check_candidates(windows, parameters or predictor.task.parameters())
         self._check_queue(tokens)
         passes = await asyncio.gather(*map(self._batcher.submit, windows))
         scores = [each.scores for each in passes]
@@ -271,6 +268,14 @@ class Model:
             queue_s=max(0.0, last_began_s - encoded_s),
             compute_s=max((each.ended_s for each in passes), default=encoded_s) - last_began_s,
         )
+
+    def check_count(self, inputs: Sequence[Any]) -> None:
+        """Raises: TooLargeError for more inputs than a request may have."""
+        if len(inputs) > self.limits.max_inputs:
+            raise TooLargeError(
+                f"inputs: wanted at most {self.limits.max_inputs} per request, got {len(inputs)}: "
+                "send several requests"
+            )
 
     def _check_lists(self, inputs: Sequence[Any], parameters: Parameters | None) -> None:
         """Raises: TooLargeError if inputs or parameters have longer lists than there may be inputs
@@ -289,6 +294,18 @@ class Model:
             raise TooLargeError(
                 f"{name}: wanted at most {most} in all lists of a request, got {size}: send "
                 "several requests"
+            )
+
+    def _check_candidates(self, windows: Sequence[Window], parameters: Parameters) -> None:
+        """Raises: TooLargeError if the masks of a request have too many candidates in all: each is
+        answered with its whole text."""
+        masks = sum(len(window.positions.get("mlm_positions", ())) for window in windows)
+        candidates = masks * (getattr(parameters, "top_k", None) or 1)
+        if candidates > self.limits.max_candidates:
+            raise TooLargeError(
+                f"inputs: wanted at most {self.limits.max_candidates} candidates for the masks of "
+                f"a request, got {candidates} for {masks} masks: lower top_k, or send several "
+                "requests"
             )
 
     def _check_queue(self, tokens: int) -> None:

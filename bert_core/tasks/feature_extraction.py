@@ -374,7 +374,7 @@ class FeatureExtraction(Task):
     def constant(self, rows: Sequence[Row]) -> Columns:
         return self.compare(rows, [[[1.0]] * len(texts_of(row)) for row in rows])
 
-    def cells(self, answer: list[Any]) -> dict[str, Any]:
+    def cells(self, answer: list[Any] | str) -> dict[str, Any]:
         """The vector; the first if there are several, so `[CLS]`'s with `per_token`."""
         return {"vector": answer[0] if isinstance(answer[0], list) else answer}
 

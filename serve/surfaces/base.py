@@ -35,6 +35,8 @@ Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here
 TEXT_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 """What a web page may post to any server without its consent."""
 DEADLINE = "x-request-timeout-ms"
+FEW_TOKENS = 256
+"""Answers to fewer tokens are written on the event loop: it takes less than a millisecond."""
 
 
 class Body(pydantic.BaseModel):
@@ -74,11 +76,28 @@ class Call:
             self.caller.charge(answered.tokens)
         return answered
 
+    def parameters(self, task: str, values: Mapping[str, Any]) -> Parameters:
+        """Parameters of a task by name; those that are None keep their defaults.
+
+        Raises: WrongTaskError if the model does not do the task; RequestError for a parameter that
+            the task does not have; InputError for its value.
+        """
+        kind = self.model.predictor_for(task).task.parameters
+        given = {name: value for name, value in values.items() if value is not None}
+        names = [field.name for field in fields(kind)]
+        for name in given:
+            if name not in names:
+                raise RequestError(
+                    f"{name}: this model has no such parameter, it has "
+                    f"{', '.join(names) or 'none'}{nearest(name, names)}: leave it out"
+                )
+        check_top_k(given, self.model.limits)
+        return kind(**given)
+
     async def respond(self, answered: Answered, content: Callable[[], Any]) -> Response:
         """JSON of `content`, which may take long to make, with what the answers took."""
-        size = answered.tokens
         make = _json_of(content)
-        body = make() if size < SMALL // 16 else await self.model.off_loop(make)
+        body = make() if answered.tokens < FEW_TOKENS else await self.model.off_loop(make)
         return Response(body, 200, headers(self.model, answered), "application/json")
 
 
@@ -172,7 +191,10 @@ def parsed(body: bytes, example: Any = None) -> Any:
 
 def read(shape: type[Shape], body: bytes) -> Shape:
     """A body in this shape. Raises: NotJSONError, RequestError."""
-    value = parsed(body)
+    try:
+        value = orjson.loads(body)  # refuses NaN and halves of surrogate pairs too
+    except orjson.JSONDecodeError as error:
+        raise NotJSONError(f"the body: wanted a JSON object, it is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise RequestError(f"the body: wanted a JSON object, got {shown(value)}")
     try:
@@ -194,23 +216,6 @@ def complaint(shape: type[pydantic.BaseModel], error: pydantic.ValidationError) 
     if fault["type"] == "missing":
         return f"the body: wanted the key {as_json(where)}, it is missing"
     return f"{where}: {fault['msg']}, got {shown(fault['input'])}"
-
-
-def parameters_of(kind: type[Parameters], values: Mapping[str, Any], limits: Limits) -> Parameters:
-    """Parameters of a task by name; those that are None keep their defaults.
-
-    Raises: RequestError for a parameter that the task does not have; InputError for its value.
-    """
-    given = {name: value for name, value in values.items() if value is not None}
-    names = [field.name for field in fields(kind)]
-    for name in given:
-        if name not in names:
-            raise RequestError(
-                f"{name}: this model has no such parameter, it has {', '.join(names) or 'none'}"
-                f"{nearest(name, names)}: leave it out"
-            )
-    check_top_k(given, limits)
-    return kind(**given)
 
 
 def check_top_k(values: Mapping[str, Any], limits: Limits) -> None:
@@ -242,6 +247,11 @@ def headers(model: Model, answered: Answered | None = None) -> dict[str, str]:
 def json_response(model: Model, content: Any, status: int = 200) -> Response:
     """A response that needs no pass of the model."""
     return Response(orjson.dumps(content), status, headers(model), "application/json")
+
+
+def as_bad_request(error: RequestError) -> int:
+    """The error's status, for clients that know 400 where others know 413, 415 and 422."""
+    return 400 if error.status in (413, 415, 422) else error.status
 
 
 def refusal(surface: Surface, error: Exception) -> Response:

@@ -183,13 +183,11 @@ class Bodies:
     def parse(self, body: bytes) -> tuple[str, Shapes, PredictRequest]:
         """The task that a body is for, and the checked body. Raises: see `Shapes.parse`."""
         request = parsed(body, self.own.example)
-        names = [name for name, shapes in self._shapes.items() if _fits(shapes, request)]
-        name = names[0] if names else next(iter(self._shapes))
-        return name, self._shapes[name], self._shapes[name].check(request)
-
-
-def _fits(shapes: Shapes, request: Any) -> bool:
-    return isinstance(request, dict) and shapes.fits(request)
+        names = list(self._shapes)
+        if isinstance(request, dict):
+            names = [name for name in names if self._shapes[name].fits(request)] or names
+        shapes = self._shapes[names[0]]
+        return names[0], shapes, shapes.check(request)
 
 
 async def predict(call: Call) -> Response:

@@ -13,7 +13,7 @@ from fastapi import Response
 from bert_core.tasks.base import Task
 from bert_core.wording import shown
 from serve.errors import RequestError
-from serve.surfaces.base import Body, Call, Endpoint, Surface, json_response, parameters_of
+from serve.surfaces.base import Body, Call, Endpoint, Surface, as_bad_request, json_response
 
 FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 
@@ -59,7 +59,7 @@ async def invoke(call: Call) -> Response:
         rows = _columns(value) if isinstance(value, dict) else value
     if not isinstance(rows, list) or not rows:
         raise RequestError(f"{given[0]}: wanted a list of at least one row, got {shown(rows)}")
-    parameters = parameters_of(task.parameters, request.params or {}, call.model.limits)
+    parameters = call.parameters(task.name, request.params or {})
     answered = await call.answer(None, [_input(task, row) for row in rows], parameters)
     return await call.respond(
         answered,
@@ -100,7 +100,7 @@ async def ping(call: Call) -> Response:
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:
-    status = 400 if error.status in (413, 415, 422) else error.status
+    status = as_bad_request(error)
     code = {404: "RESOURCE_DOES_NOT_EXIST", 429: "RESOURCE_EXHAUSTED"}
     kinds = "INVALID_PARAMETER_VALUE" if status < 500 else "TEMPORARILY_UNAVAILABLE"
     return status, {"error_code": code.get(status, kinds), "message": str(error)}

@@ -5,6 +5,7 @@ columns that the task has for its best answer, such as `label` and `score`, or `
 be JSON or follow it as raw bytes (Triton's binary tensor data extension).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -24,9 +25,9 @@ from serve.surfaces.base import (
     Endpoint,
     Ignored,
     Surface,
+    as_bad_request,
     headers,
     json_response,
-    parameters_of,
     read,
 )
 
@@ -76,7 +77,9 @@ async def infer(call: Call) -> Response:
         for name, value in (request.parameters or {}).items()
         if name != "binary_data_output"
     }
-    parameters = parameters_of(task.parameters, values, call.model.limits)
+    if values.get("encoding_format") == "base64":
+        raise RequestError("encoding_format: wanted none, since tensors hold numbers: leave it out")
+    parameters = call.parameters(task.name, values)
     answered = await call.answer(None, rows, parameters)
 
     def body() -> tuple[bytes, dict[str, str]]:
@@ -121,11 +124,10 @@ def _texts(tensor: Tensor, raw: bytes | None) -> np.ndarray:
     """The texts of a tensor, in its shape."""
     if tensor.datatype != TEXTS:
         raise RequestError(f"{tensor.name}: wanted the datatype {TEXTS}, got {tensor.datatype}")
-    values = _unpacked(tensor.name, raw) if raw is not None else _flat(tensor.data)
+    values = _unpacked(tensor.name, raw) if raw is not None else _flat(tensor)
     if not all(isinstance(value, str) for value in values):
         raise RequestError(f"{tensor.name}: wanted texts as data")
-    count = int(np.prod(tensor.shape)) if tensor.shape else 0
-    if count != len(values) or not tensor.shape or min(tensor.shape) < 0:
+    if not tensor.shape or min(tensor.shape) < 0 or math.prod(tensor.shape) != len(values):
         raise RequestError(
             f"{tensor.name}: wanted as many texts as the shape {tensor.shape} says, got "
             f"{len(values)}"
@@ -135,10 +137,13 @@ def _texts(tensor: Tensor, raw: bytes | None) -> np.ndarray:
     return texts.reshape(tensor.shape)
 
 
-def _flat(data: Any) -> list[Any]:
-    if not isinstance(data, list):
-        return [data]
-    return [item for part in data for item in (_flat(part) if isinstance(part, list) else [part])]
+def _flat(tensor: Tensor) -> list[Any]:
+    """The data, which may be nested as its shape is, or not at all."""
+    values = tensor.data if isinstance(tensor.data, list) else [tensor.data]
+    for _ in tensor.shape[1:]:
+        if all(isinstance(value, list) for value in values):
+            values = [item for value in values for item in value]
+    return values
 
 
 def _unpacked(name: str, raw: bytes) -> list[str]:
@@ -192,11 +197,15 @@ def _column(kind: pa.DataType, values: Sequence[Any]) -> np.ndarray:
         return np.array(values, dtype=np.float64)
     if pa.types.is_integer(kind):
         return np.array(values, dtype=np.int64)
-    if pa.types.is_list(kind) and pa.types.is_float32(kind.value_type):
+    if _is_vector(kind):
         return np.array(values, dtype=np.float32)
     texts = np.empty(len(values), dtype=object)
     texts[:] = values if pa.types.is_string(kind) else [_as_json(value) for value in values]
     return texts
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) and pa.types.is_float32(kind.value_type)
 
 
 def _as_json(value: Any) -> str:
@@ -255,8 +264,8 @@ async def metadata(call: Call) -> Response:
     """Names, shapes and types of the inputs and outputs."""
     task = call.model.task
     outputs = [
-        {"name": name, "datatype": _datatype(_column(kind, [])), "shape": [-1, -1] if
-         pa.types.is_list(kind) and pa.types.is_float32(kind.value_type) else [-1]}
+        {"name": name, "datatype": _datatype(_column(kind, [])),
+         "shape": [-1, -1] if _is_vector(kind) else [-1]}
         for name, kind in task.cell_types.items()
     ]  # fmt: skip
     content = {
@@ -286,7 +295,7 @@ async def live(call: Call) -> Response:
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:
-    status = 400 if error.status in (413, 415, 422) else error.status
+    status = as_bad_request(error)
     return status, {"error": str(error)}
 
 

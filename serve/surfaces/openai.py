@@ -11,15 +11,14 @@ from fastapi import Response
 
 from bert_core.tasks.feature_extraction import FeatureExtraction, base64_of
 from serve.errors import RequestError
-from serve.model import Model
 from serve.surfaces.base import (
     Body,
     Call,
     Endpoint,
     Ignored,
     Surface,
+    as_bad_request,
     json_response,
-    parameters_of,
     vectors_of,
 )
 
@@ -48,8 +47,7 @@ async def embeddings(call: Call) -> Response:
             "input: wanted texts, got token ids, which belong to the vocabulary of another model: "
             "send texts (in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))"
         )
-    kind = call.model.predictor_for(VECTORS).task.parameters
-    parameters = parameters_of(kind, {"dimensions": request.dimensions}, call.model.limits)
+    parameters = call.parameters(VECTORS, {"dimensions": request.dimensions})
     answered = await call.answer(VECTORS, [{"text": text} for text in texts], parameters)
 
     def content() -> dict[str, Any]:
@@ -69,16 +67,12 @@ async def embeddings(call: Call) -> Response:
 
 async def models(call: Call) -> Response:
     """The list of models, which has this one."""
-    return json_response(call.model, {"object": "list", "data": [entry(call.model)]})
-
-
-def entry(model: Model) -> dict[str, Any]:
-    return {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "raybert"}
+    return json_response(call.model, {"object": "list", "data": [call.model.card()]})
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:
     # The client raises BadRequestError for 400, and retries 408, 409, 429 and 5xx.
-    status = 400 if error.status in (413, 415, 422) else error.status
+    status = as_bad_request(error)
     kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
     if status == 429:
         kind = "rate_limit_error"

@@ -17,7 +17,7 @@ from serve.surfaces.base import (
     Endpoint,
     Ignored,
     Surface,
-    parameters_of,
+    as_bad_request,
     vectors_of,
 )
 from serve.surfaces.tei import RANKING, best_first, ranked
@@ -43,7 +43,6 @@ class Rerank(Body):
     truncation: bool = True
     model: Ignored = None
     user: Ignored = None
-    max_tokens_per_doc: Ignored = None
     priority: Ignored = None
 
 
@@ -65,7 +64,7 @@ async def rerank(call: Call) -> Response:
     if request.top_n is not None and request.top_n < 1:
         raise RequestError(f"top_n: wanted at least 1, got {request.top_n}")
     texts = [item if isinstance(item, str) else item.text for item in request.documents]
-    answered = await ranked(call, request.query, texts, truncate=request.truncation or None)
+    answered = await ranked(call, request.query, texts, {"truncation": request.truncation})
 
     def content() -> dict[str, Any]:
         results = [
@@ -98,7 +97,7 @@ async def embed(call: Call) -> Response:
         "dimensions": request.output_dimension,
         "prompt_name": prompt if prompt in prompts else None,
     }
-    parameters = parameters_of(task.parameters, values, call.model.limits)
+    parameters = call.parameters(VECTORS, values)
     rows = [{"text": text} for text in request.texts]
     answered = await call.answer(VECTORS, rows, parameters)
 
@@ -133,7 +132,7 @@ _TYPES: dict[str, Any] = {
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:
-    status = 400 if error.status in (413, 415, 422) else error.status
+    status = as_bad_request(error)
     # Cohere's clients read `message`, Jina's `detail`.
     return status, {"message": str(error), "detail": str(error)}
 

@@ -3,6 +3,7 @@
 Requests and responses have the shapes of its OpenAPI (huggingface/text-embeddings-inference 1.9).
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from fastapi import Response
@@ -18,7 +19,6 @@ from serve.surfaces.base import (
     Ignored,
     Surface,
     json_response,
-    parameters_of,
     vectors_of,
 )
 
@@ -94,7 +94,6 @@ class Tokenize(Body):
 
     inputs: str | list[str]
     add_special_tokens: bool = True
-    prompt_name: str | None = None
     model: Ignored = None
 
 
@@ -106,19 +105,25 @@ def _texts(inputs: str | list[str]) -> list[str]:
 
 
 def _cut(request: Cut) -> dict[str, Any]:
+    """For tasks that cut either end."""
     return {"truncate": request.truncate, "truncation_direction": request.side}
+
+
+def _cut_right(request: Cut) -> dict[str, Any]:
+    """For tasks that always cut the end: another direction is refused by its name."""
+    side = None if request.side == "right" else request.side
+    return {"truncation": request.truncate, "truncation_direction": side}
 
 
 async def embed(call: Call) -> Response:
     """One vector per text."""
     request = await call.read(Embed)
-    kind = call.model.predictor_for(VECTORS).task.parameters
     values = _cut(request) | {
         "normalize": request.normalize,
         "prompt_name": request.prompt_name,
         "dimensions": request.dimensions,
     }
-    parameters = parameters_of(kind, values, call.model.limits)
+    parameters = call.parameters(VECTORS, values)
     rows = [{"text": text} for text in _texts(request.inputs)]
     answered = await call.answer(VECTORS, rows, parameters)
     return await call.respond(answered, lambda: vectors_of(answered.answers))
@@ -127,10 +132,9 @@ async def embed(call: Call) -> Response:
 async def embed_all(call: Call) -> Response:
     """One vector per token."""
     request = await call.read(EmbedAll)
-    kind = call.model.predictor_for(VECTORS).task.parameters
-    values = _cut(request) | {"per_token": True, "prompt_name": request.prompt_name}
-    values["normalize"] = False
-    parameters = parameters_of(kind, values, call.model.limits)
+    prompt = request.prompt_name
+    values = _cut(request) | {"per_token": True, "normalize": False, "prompt_name": prompt}
+    parameters = call.parameters(VECTORS, values)
     rows = [{"text": text} for text in _texts(request.inputs)]
     answered = await call.answer(VECTORS, rows, parameters)
     return await call.respond(answered, lambda: answered.answers)
@@ -139,9 +143,7 @@ async def embed_all(call: Call) -> Response:
 async def embed_sparse(call: Call) -> Response:
     """The weights of vocabulary entries, per text."""
     request = await call.read(EmbedAll)
-    predictor = call.model.predictor_for(SPARSE)
-    parameters = parameters_of(predictor.task.parameters, {"truncation": request.truncate},
-                               call.model.limits)  # fmt: skip
+    parameters = call.parameters(SPARSE, _cut(request) | {"prompt_name": request.prompt_name})
     rows = [{"text": text} for text in _texts(request.inputs)]
     answered = await call.answer(SPARSE, rows, parameters)
     return await call.respond(answered, lambda: answered.answers)
@@ -150,9 +152,8 @@ async def embed_sparse(call: Call) -> Response:
 async def rerank(call: Call) -> Response:
     """The texts by score, best first."""
     request = await call.read(Rerank)
-    answered = await ranked(
-        call, request.query, request.texts, truncate=request.truncate, raw=request.raw_scores
-    )
+    values = _cut_right(request) | {"raw_scores": request.raw_scores or None}
+    answered = await ranked(call, request.query, request.texts, values)
 
     def content() -> list[dict[str, Any]]:
         return [
@@ -164,15 +165,11 @@ async def rerank(call: Call) -> Response:
     return await call.respond(answered, content)
 
 
-async def ranked(
-    call: Call, query: str, texts: list[str], *, truncate: bool | None, raw: bool = False
-) -> Answered:
+async def ranked(call: Call, query: str, texts: list[str], values: Mapping[str, Any]) -> Answered:
     """The score of each text, in order. Raises: RequestError without texts."""
     if not texts:
         raise RequestError("texts: wanted at least one text, got an empty list")
-    predictor = call.model.predictor_for(RANKING)
-    values = {"truncation": truncate, "raw_scores": raw or None}
-    parameters = parameters_of(predictor.task.parameters, values, call.model.limits)
+    parameters = call.parameters(RANKING, values)
     rows = [{"text": query, "text_pair": text} for text in texts]
     return await call.answer(RANKING, rows, parameters)
 
@@ -193,12 +190,8 @@ async def predict(call: Call) -> Response:
     rows = [_pair(item, place) for place, item in enumerate(items)]
     if not rows:
         raise RequestError("inputs: wanted at least one input, got an empty list")
-    predictor = call.model.predictor_for(CLASSES)
-    values = {
-        "truncation": request.truncate,
-        "function_to_apply": "none" if request.raw_scores else None,
-    }
-    parameters = parameters_of(predictor.task.parameters, values, call.model.limits)
+    function = "none" if request.raw_scores else None
+    parameters = call.parameters(CLASSES, _cut_right(request) | {"function_to_apply": function})
     answered = await call.answer(CLASSES, rows, parameters)
     return await call.respond(
         answered, lambda: answered.answers if several else answered.answers[0]
@@ -218,9 +211,8 @@ def _pair(item: Any, place: int) -> dict[str, str]:
 async def similarity(call: Call) -> Response:
     """The cosine of each sentence with the first."""
     request = await call.read(Similarity)
-    predictor = call.model.predictor_for(SIMILARITY)
     values = _cut(request.parameters) if request.parameters else {}
-    parameters = parameters_of(predictor.task.parameters, values, call.model.limits)
+    parameters = call.parameters(SIMILARITY, values)
     answered = await call.answer(SIMILARITY, [request.inputs.model_dump()], parameters)
     return await call.respond(answered, lambda: answered.answers[0])
 
@@ -229,6 +221,7 @@ async def tokenize(call: Call) -> Response:
     """The tokens of each text, with their characters."""
     request = await call.read(Tokenize)
     texts = _texts(request.inputs)
+    call.model.check_count(texts)
     inner = call.model.predictor.bundle.tokenizer.inner
 
     def tokens() -> list[list[dict[str, Any]]]:
@@ -266,9 +259,8 @@ def description(model: Model) -> dict[str, Any]:
     return {
         "model_id": model.name,
         "model_sha": model.digest,
-        "model_dtype": "float32",
+        "model_dtype": "float32" if model.predictor.bundle.graph is None else "onnx",
         "model_type": _kind(model),
-        "max_concurrent_requests": limits.max_queue_tokens,
         "max_input_length": model.predictor.max_length,
         "max_batch_tokens": model.max_batch_tokens,
         "max_batch_requests": None,
@@ -293,7 +285,8 @@ def _kind(model: Model) -> dict[str, Any]:
     return {"classifier": classes}
 
 
-_TYPES = {413: "Validation", 422: "Validation", 429: "Overloaded", 503: "Unhealthy"}
+_TYPES = {400: "Validation", 413: "Validation", 422: "Validation", 429: "Overloaded",
+          503: "Unhealthy"}  # fmt: skip
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:

@@ -16,6 +16,7 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from serve import api
 from serve.following import Follower, Slot
+from serve.model import Model
 from tests import tiny
 from tests.serve import live
 from tracking.registry import publish
@@ -148,6 +149,30 @@ def test_a_version_that_cannot_answer_leaves_the_old_one_and_is_told(
         assert version_at(url) == "2"
         point(registry, "1")  # moving it back rolls back
         eventually(lambda: version_at(url) == "1")
+
+
+def test_a_version_that_could_not_be_had_is_tried_again(
+    registry: str, versions: list[Path]
+) -> None:
+    point(registry, "2")
+    slot = Slot(live.loaded(NAME, versions[0], version="1"))
+    tried = []
+
+    def load(folder: Path, version: str) -> Model:
+        tried.append(version)
+        if len(tried) < 3:
+            raise ConnectionError("the store is away")
+        return live.loaded(NAME, folder, version=version)
+
+    follower = Follower(slot, REFERENCE, registry, load, every_s=EVERY_S)
+    follower.start()
+    try:
+        eventually(lambda: slot.problem is not None)
+        eventually(lambda: slot.model.version == "2")
+    finally:
+        follower.stop()
+    assert tried == ["2", "2", "2"]
+    assert slot.problem is None
 
 
 def test_a_registry_that_is_away_changes_nothing(

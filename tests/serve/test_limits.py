@@ -95,6 +95,15 @@ def test_long_lists_in_inputs_and_parameters_are_refused(bundles: dict[str, Path
         assert post(url, {"inputs": {"tokens": ["word"] * 3_000}}).status_code == 200
 
 
+def test_the_candidates_of_all_masks_are_limited(bundles: dict[str, Path]) -> None:
+    with live.served(bundles["fill-mask"]) as url:
+        body = {"inputs": ["[MASK] " * 60], "parameters": {"top_k": 100}}
+        response = post(url, body)
+        assert response.status_code == 413
+        assert "at most 5000 candidates for the masks of a request, got 6000" in response.text
+        assert post(url, body | {"parameters": {"top_k": 2}}).status_code == 200
+
+
 def test_a_body_that_does_not_arrive_is_given_up(server: str) -> None:
     host, port = server.removeprefix("http://").split(":")
     head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99"

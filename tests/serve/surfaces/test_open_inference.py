@@ -108,6 +108,8 @@ def test_mlservers_name_of_the_only_text_is_taken(front: str) -> None:
         ({"shape": [2]}, "wanted as many texts as the shape [2] says, got 1"),
         ({"shape": [-1]}, "wanted as many texts as the shape [-1] says"),
         ({"data": [7]}, "wanted texts as data"),
+        ({"data": [["a"]]}, "wanted texts as data"),
+        ({"shape": [2**62, 4], "data": []}, "wanted as many texts as the shape"),
     ],
 )
 def test_a_wrong_tensor_is_an_error_in_the_protocols_shape(
@@ -118,6 +120,27 @@ def test_a_wrong_tensor_is_an_error_in_the_protocols_shape(
     response = httpx.post(url, json={"inputs": [good | change]}, timeout=30)
     assert response.status_code == 400
     assert message in response.json()["error"]
+
+
+@pytest.mark.parametrize("depth", [5, 300, 480, 700, 964, 967, 2_000])
+def test_nested_data_is_refused_at_any_depth(front: str, depth: int) -> None:
+    tensor = '{"name": "text", "shape": [1], "datatype": "BYTES", "data": %s}'
+    body = f'{{"inputs": [{tensor % ("[" * depth + "]" * depth)}]}}'
+    url = f"{front}/v2/models/text-classification/infer"
+    assert httpx.post(url, content=body, timeout=30).status_code == 400
+
+
+def test_vectors_are_numbers_whatever_is_asked_for(front: str) -> None:
+    text = {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": [["a"], ["b"]]}
+    body: dict[str, Any] = {"inputs": [text], "id": "\ud800"}
+    url = f"{front}/v2/models/feature-extraction/infer"
+    assert httpx.post(url, content=json.dumps(body), timeout=30).status_code == 400
+    body = {"inputs": [text], "parameters": {"encoding_format": "base64"}}
+    response = httpx.post(url, json=body, timeout=30)
+    assert response.status_code == 400
+    assert "encoding_format: wanted none" in response.json()["error"]
+    [vectors] = httpx.post(url, json={"inputs": [text]}, timeout=30).json()["outputs"]
+    assert vectors["shape"] == [2, 32]
 
 
 @pytest.mark.parametrize("length", ["x", "-1", "9999"])

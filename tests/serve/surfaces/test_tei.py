@@ -79,6 +79,11 @@ def test_embed_sparse_gives_weights_of_words(front: str, bundles: dict[str, Path
         np.testing.assert_allclose(
             [each["value"] for each in answer], [each["value"] for each in other], atol=1e-5
         )
+    long = "open a port " * 100
+    assert "wanted at most 128 tokens" in post(f"{front}/embed_sparse", {"inputs": long}).text
+    for side in ("left", "Right"):
+        body = {"inputs": long, "truncate": True, "truncation_direction": side}
+        assert post(f"{front}/embed_sparse", body).status_code == 200
 
 
 def test_rerank_gives_the_texts_by_score(base: str, scores: np.ndarray) -> None:
@@ -171,6 +176,15 @@ def test_haystack_reranks_and_embeds(front: str, vectors: np.ndarray, scores: An
         ("/embed", {"input": "a"}, 422, "did you mean inputs"),
         ("/embed", {"inputs": "a", "dimensions": 3}, 422, "dimensions: wanted"),
         ("/rerank", {"query": "a", "texts": []}, 422, "texts: wanted at least one"),
+        (
+            "/rerank",
+            {"query": "a", "texts": ["b"], "truncation_direction": "left"},
+            422,
+            "truncation_direction: this model has no such parameter",
+        ),
+        ("/embed_sparse", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name: this model"),
+        ("/tokenize", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name"),
+        ("/tokenize", {"inputs": ["a"] * 3000}, 413, "wanted at most 2048 per request, got 3000"),
         ("/embed", {"inputs": ["a"] * 3000}, 413, "wanted at most 2048 per request, got 3000"),
     ],
 )
@@ -181,3 +195,12 @@ def test_errors_have_teis_shape(
     assert response.status_code == status
     assert response.json()["error_type"] == "Validation"
     assert message in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"inputs": "\\ud800"}', b'{"inputs": "\xff"}', b"", b"[]", b"NaN"]
+)
+@pytest.mark.parametrize("path", ["/tokenize", "/embed", "/v1/embeddings", "/invocations"])
+def test_what_is_no_json_object_of_unicode_is_refused(front: str, path: str, body: bytes) -> None:
+    response = httpx.post(f"{front}{path}", content=body, timeout=30)
+    assert response.status_code in (400, 422)
