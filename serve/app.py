@@ -25,6 +25,7 @@ from ray import serve as ray_serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
+from bert_core import files
 from bert_core.bundle.layout import WEIGHTS
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
@@ -214,7 +215,7 @@ def run(config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT, on the Ray cluster that this process is connected to.
 
     Raises: ResourceError if the port is in use, the cluster lacks CPUs or GPUs, or Serve is already
-        running on it; also see `find`. Nothing is deployed then.
+        running on it; also see `known_keys`, `certificate` and `find`. Nothing is deployed then.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the rest is in Serve's log
     with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
@@ -234,9 +235,10 @@ def check_port(config: ServeConfig) -> None:
 
 
 def check(config: ServeConfig) -> None:
-    """Check the port, keys and resources before anything is started. Raises: see `run`."""
+    """Check port, keys, certificate and resources before anything is started. Raises: see `run`."""
     check_port(config)
     known_keys(config)
+    certificate(config)
     if ray_serve.status().proxies:
         raise ResourceError(
             "this Ray cluster already runs Ray Serve: stop that with `serve shutdown`, "
@@ -251,7 +253,22 @@ def check(config: ServeConfig) -> None:
 
 def known_keys(config: ServeConfig) -> Known | None:
     """The keys that the server asks for. Raises: ConfigError, FormatError for their file."""
-    return None if config.keys is None else (auth.read_keys(config.keys), config.keys)
+    if config.keys is None:
+        return None
+    return auth.read_keys(config.keys), files.absolute(config.keys)  # replicas run elsewhere
+
+
+def certificate(config: ServeConfig) -> str | None:
+    """The path of the TLS certificate, wherever HAProxy runs. Raises: ConfigError without one."""
+    path = config.tls_certificate
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        raise ConfigError(
+            f"tls_certificate: wanted a PEM file with certificate, chain and private key, got "
+            f"nothing at {path}: check the path"
+        )
+    return str(Path(path).absolute())
 
 
 def _require_room(
@@ -331,7 +348,7 @@ def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
             application = _model_application(config, name, model, alone=False)
             prefix = f"/v1/models/{name}"
             targets.append(ray_serve.RunTarget(application, application_name(name), prefix))
-    environment = haproxy.settings(enabled=config.haproxy, certificate=config.tls_certificate)
+    environment = haproxy.settings(enabled=config.haproxy, certificate=certificate(config))
     # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
     # and are waited for below.
     with suppress(TimeoutError):

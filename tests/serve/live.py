@@ -1,5 +1,6 @@
 """A live server in this process: a model by uvicorn, as in a replica, or several behind a front."""
 
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -60,3 +61,16 @@ def fronted(models: Mapping[str, Path], limits: Limits | None = None) -> Iterato
     app = api.create_front_app(local, limits)
     with running(app) as url:
         yield url
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of this machine, by itself and with its private key in one file."""
+    key, chain, pem = (folder / name for name in ("key.pem", "chain.pem", "both.pem"))
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", chain],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    pem.write_text(chain.read_text() + key.read_text())
+    return chain, pem

@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from bert_core.predictor import Predictor
 from serve import auth
 from serve.config import ServeConfig
 from tests.hub import Hub, Repository, contents
+from tests.serve import live
 from tracking.ports import free_ports
 
 pytestmark = pytest.mark.ray
@@ -46,6 +48,8 @@ class Server:
     port: int
     output: Path
     mark: str
+    tls: ssl.SSLContext | None = None
+    """What the server's certificate is checked by, if it speaks HTTPS."""
 
     @classmethod
     def start(cls, arguments: list[str], port: int, folder: Path, **environment: str) -> "Server":
@@ -62,14 +66,15 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     def wait_until_ready(self, say: str | None = None) -> None:
         """Until it answers, and has said so where it is waited for what it says."""
         deadline_s = time.monotonic() + START_S
         while time.monotonic() < deadline_s and self.process.poll() is None:
             with suppress(httpx.TransportError):
-                ready = httpx.get(f"{self.url}/readyz", timeout=20).status_code == 200
+                url = f"{self.url}/readyz"
+                ready = httpx.get(url, timeout=20, verify=self.tls or True).status_code == 200
                 if ready and (say is None or say in self.output.read_text()):
                     return
             time.sleep(0.3)
@@ -390,21 +395,28 @@ def test_a_graph_is_not_served_on_a_gpu(exported: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
-def test_models_in_one_process_answer_with_keys_and_leave_nothing_when_it_is_killed(
+def test_models_in_one_process_ask_for_keys_by_https_and_leave_nothing_when_it_is_killed(
     bundle: Path, tmp_path: Path
 ) -> None:
-    file, (key, stored) = str(tmp_path / "keys.json"), auth.create("alice")
-    auth.write_keys(file, [stored])
+    key, stored = auth.create("alice")
+    auth.write_keys(str(tmp_path / "keys.json"), [stored])
+    chain, pem = live.certificate(tmp_path)
+    here = Path.cwd()
     (port,) = free_ports(1)
     models = ",".join(f"m{number}={bundle}" for number in range(5))
     command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
-    command += ["--together", "--num_cpus", "0.5", "--keys", file]
-    server = Server.start(command, port, tmp_path)
+    # Paths from here, wherever replicas and HAProxy run.
+    files = {"--keys": tmp_path / "keys.json", "--tls_certificate": pem}
+    command += [
+        word for name, path in files.items() for word in (name, os.path.relpath(path, here))
+    ]
+    server = Server.start([*command, "--together", "--num_cpus", "0.5"], port, tmp_path)
+    server.tls = ssl.create_default_context(cafile=str(chain))
     try:
         server.wait_until_ready(say="curl")
         assert sum("ServeRepl" in name for name in server.processes()) == 1  # names are cut
         wanted = Predictor(bundle, device="cpu").predict(TEXTS)
-        with httpx.Client(base_url=server.url, timeout=30) as client:
+        with httpx.Client(base_url=server.url, timeout=30, verify=server.tls) as client:
             for number in range(5):
                 path = f"/v1/models/m{number}"
                 assert client.post(path, json={"inputs": TEXTS}).status_code == 401

@@ -183,14 +183,7 @@ def _state(pid: int) -> str:
 
 
 def test_it_speaks_tls_with_a_certificate(tmp_path: Path, upstream: int) -> None:
-    key, chain, pem = (tmp_path / name for name in ("key.pem", "chain.pem", "both.pem"))
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
-         "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", chain],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    pem.write_text(chain.read_text() + key.read_text())
+    chain, pem = live.certificate(tmp_path)
     proxy = Proxy(tmp_path, upstream, **{haproxy_launcher.CERTIFICATE: str(pem)})
     try:
         context = ssl.create_default_context(cafile=str(chain))
