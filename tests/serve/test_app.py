@@ -25,7 +25,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from bert_core.bundle.format import bundle_digest
 from bert_core.bundle.layout import GRAPHS
-from bert_core.errors import ResourceError
+from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
 from serve import auth
 from serve.config import ServeConfig
@@ -377,6 +377,14 @@ def test_replicas_get_the_commit_of_a_model_of_the_hub_that_was_found(
     assert bundle_digest(model.folder) == bundle_digest(bundle)
 
 
+def test_a_certificate_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -> None:
+    from serve import app  # after the environment is set
+
+    config = ServeConfig(models="a=x", tls_certificate=str(tmp_path / "none.pem"))
+    with pytest.raises(ConfigError, match="tls_certificate: wanted a PEM file"):
+        app.certificate(config)
+
+
 def test_a_graph_is_not_served_on_a_gpu(exported: Path, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     command = ["pipelines.cli", "serve", "--models", f"docs={exported}", "--num_gpus", "1"]
@@ -401,15 +409,12 @@ def test_models_in_one_process_ask_for_keys_by_https_and_leave_nothing_when_it_i
     key, stored = auth.create("alice")
     auth.write_keys(str(tmp_path / "keys.json"), [stored])
     chain, pem = live.certificate(tmp_path)
-    here = Path.cwd()
     (port,) = free_ports(1)
     models = ",".join(f"m{number}={bundle}" for number in range(5))
     command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
     # Paths from here, wherever replicas and HAProxy run.
     files = {"--keys": tmp_path / "keys.json", "--tls_certificate": pem}
-    command += [
-        word for name, path in files.items() for word in (name, os.path.relpath(path, here))
-    ]
+    command += [word for name, path in files.items() for word in (name, os.path.relpath(path))]
     server = Server.start([*command, "--together", "--num_cpus", "0.5"], port, tmp_path)
     server.tls = ssl.create_default_context(cafile=str(chain))
     try:
