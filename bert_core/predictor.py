@@ -19,7 +19,7 @@ from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.graph import GraphBackend
 from bert_core.model.attention import packing
 from bert_core.objectives.base import ObjectiveModel
-from bert_core.scores import Backend, TorchBackend
+from bert_core.scores import Backend, Precision, TorchBackend
 from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.catalog import TASKS, also
 from bert_core.tasks.fill_mask import FillMask
@@ -39,6 +39,7 @@ class Predictor:
         threads: int | None = None,
         task: str | None = None,
         options: Mapping[str, Any] | None = None,
+        precision: Precision = "fp32",
     ) -> None:
         """Load the bundle.
 
@@ -49,6 +50,7 @@ class Predictor:
                 `fill-mask` if it was only pretrained.
             options: by name, for a task that is not trained or has no head; others keep those that
                 they were trained with.
+            precision: of matrix products with torch; a graph has the one it was exported with.
             device: torch's name; None takes the GPU if there is one, except for a graph.
             threads: CPU threads, of the whole process for torch, which has one pool, or of the
                 graph; None leaves them unchanged.
@@ -69,7 +71,7 @@ class Predictor:
             )
         bundle = replace(bundle, encoder_config=config)
         own_folder = None if isinstance(folder, Bundle) else Path(folder)
-        self.backend = _backend(bundle, self.task, own_folder, device)
+        self.backend = _backend(bundle, self.task, own_folder, device, precision)
         self.model = self.backend.model
         # The model holds a copy of the weights: keeping the bundle's would double the memory.
         self.bundle = replace(bundle, state={})
@@ -142,17 +144,25 @@ class Predictor:
         return self.task.decode(rows, windows, scores, parameters)
 
 
-def _backend(bundle: Bundle, task: Task, folder: Path | None, device: str | None) -> Backend:
+def _backend(
+    bundle: Bundle, task: Task, folder: Path | None, device: str | None, precision: Precision
+) -> Backend:
     """torch or onnxruntime, by the contents of the bundle; a graph only if its folder is known."""
     config = bundle.encoder_config
     if bundle.graph is None or folder is None:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         model = build_model(bundle, [task.build_objective(config)], require_heads=True)
-        return TorchBackend(model.to(place).eval(), packing(config, place, "fp32"))
+        packed_from = packing(config, place, precision)
+        return TorchBackend(model.to(place).eval(), packed_from, precision=precision)
     if device not in (None, "cpu"):
         raise ConfigError(
             f"device: wanted cpu for {folder / bundle.graph}, where onnxruntime runs it, got "
             f"{device}: leave it unset, or give the bundle with {WEIGHTS} that it was exported from"
+        )
+    if precision != "fp32":
+        raise ConfigError(
+            f"precision: wanted fp32 for {folder / bundle.graph}, whose precision was chosen when "
+            f"it was exported, got {precision}: leave it out, or export the model again"
         )
     with torch.device("meta"):
         model = ObjectiveModel(config, [task.build_objective(config)])

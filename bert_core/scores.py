@@ -5,7 +5,7 @@ A backend computes them: here torch, from weights; the one for graphs is in `gra
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from bert_core.objectives.base import Batch, Objective, ObjectiveModel
 GPU_TOKENS, TOKENS_PER_THREAD = 8192, 1024
 """Most tokens, padding included, per forward pass on a GPU, and per thread on a CPU, whose cache
 should hold a layer's activations."""
+
+Precision = Literal["fp32", "bf16"]
 
 
 class Backend(ABC):
@@ -72,9 +74,19 @@ class TorchBackend(Backend):
     """torch, on the device that the model's weights are on."""
 
     def __init__(
-        self, model: ObjectiveModel, packed_from: float = 1.0, most_tokens: int = GPU_TOKENS
+        self,
+        model: ObjectiveModel,
+        packed_from: float = 1.0,
+        most_tokens: int = GPU_TOKENS,
+        precision: Precision = "fp32",
     ) -> None:
-        """`most_tokens`: per forward pass, if memory allows fewer than would be fast."""
+        """Compute with a model's weights.
+
+        Args:
+            most_tokens: per forward pass, if memory allows fewer than would be fast.
+            precision: `bf16` runs matrix products in bfloat16, with autocast.
+        """
+        self.precision = precision
         on_gpu = next(model.parameters()).device.type != "cpu"
         fast = GPU_TOKENS if on_gpu else TOKENS_PER_THREAD * torch.get_num_threads()
         super().__init__(model, packed_from, min(most_tokens, fast))
@@ -82,7 +94,8 @@ class TorchBackend(Backend):
     def logits(self, batch: Batch) -> Tensor:
         device = next(self.model.parameters()).device
         batch = {entry: tensor.to(device) for entry, tensor in batch.items()}
-        return self.model.logits(batch)[self.name].float().cpu()
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            return self.model.logits(batch)[self.name].float().cpu()
 
 
 def scores_of(

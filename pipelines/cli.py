@@ -43,8 +43,12 @@ def _run(word: str, arguments: list[str]) -> int:
         return submit.run(parse(word, options), command)
     if word == "list":
         arguments = _named(arguments, "--what")
+    if word == "serve":
+        arguments = _joined(arguments, "--models")
     config = parse(word, arguments)
     if word == "serve":
+        if config.apply is not None:
+            config = parse(word, ["--config", config.apply, *arguments])
         _serve(config)
     else:
         importlib.import_module(ALL[word].module).run(config)
@@ -61,15 +65,40 @@ def _named(arguments: list[str], *names: str) -> list[str]:
     return named + rest
 
 
+def _joined(arguments: list[str], name: str) -> list[str]:
+    """The arguments with the values after `name` as one: `--models a=x b=y` → `--models a=x,b=y`"""
+    joined: list[str] = []
+    rest = list(arguments)
+    while rest:
+        joined.append(rest.pop(0))
+        if joined[-1] == name:
+            values = []
+            while rest and not rest[0].startswith("-"):
+                values.append(rest.pop(0).strip(","))
+            joined += [",".join(values)] if values else []
+    return joined
+
+
 def _serve(config: Any) -> None:
     """`serve` may not import `pipelines`, so Ray is started and stopped here."""
     from pipelines.runtime import cluster
     from serve import app
 
-    app.check_port(config)  # before the seconds that Ray takes
+    on_cluster = config.apply is not None or config.status or config.stop
+    if on_cluster:
+        cluster.require_address()
+    else:
+        app.check_port(config)  # before the seconds that Ray takes
     cluster.connect(allow_open_cluster=config.allow_open_cluster)
     try:
-        app.run(config)
+        if config.apply is not None:
+            app.apply(config)
+        elif config.status:
+            app.status()
+        elif config.stop:
+            app.stop()
+        else:
+            app.run(config)
     finally:
         cluster.disconnect()
 

@@ -10,8 +10,9 @@ a model runs: no Ray here.
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -31,10 +32,10 @@ from serve.errors import (
     UnknownModelError,
     WrongTaskError,
 )
-from serve.following import Current, Slot
 from serve.limits import Limits
 from serve.model import SMALL, Card, ServedModel
 from serve.model import Response as Passed
+from serve.slot import Challenger, Current, Slot
 from serve.surfaces import huggingface
 from serve.surfaces.base import Call, Endpoint, Surface, deadline_of, receive, refusal
 from serve.surfaces.catalog import SURFACES
@@ -89,9 +90,11 @@ class LocalModel(ServedModel):
     """A model in this process."""
 
     def __init__(self, slot: Slot, keys: Keys | None = None) -> None:
-        self.tasks = tuple(slot.model.predictors)
         self.slot, self.keys = slot, keys
         self._app = create_model_app(slot, alone=False, keys=keys)
+
+    async def tasks(self) -> Sequence[str]:
+        return tuple(self.slot.model.predictors)
 
     async def card(self) -> Card:
         return card_of(self.slot)
@@ -168,14 +171,16 @@ def _prepared(current: Current, surface: Surface) -> Any:
 
 def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint) -> Handler:
     async def handle(request: Request) -> Response:
-        current = slot.current  # one version answers all of a request
-        with current.model.in_use():
+        challenger, current = slot.challenger, slot.current
+        if challenger is not None and challenger.takes(request.headers):
+            current = challenger.slot.current
+        with current.model.in_use():  # one version answers all of a request
             try:
-                return await endpoint.answer(await _call(current, request))
+                return await endpoint.answer(await _call(current, request, challenger))
             except Exception as error:
                 return _refused(surface, request, error)
 
-    async def _call(current: Current, request: Request) -> Call:
+    async def _call(current: Current, request: Request, challenger: Challenger | None) -> Call:
         model = current.model
         named = request.path_params.get("model", model.name)
         if named != model.name:
@@ -189,6 +194,7 @@ def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint
             deadline_s=deadline_of(request, model.limits),
             prepared=_prepared(current, surface),
             caller=caller,
+            shadow=None if challenger is None else partial(challenger.shadow, model),
         )
 
     handle.__doc__ = endpoint.answer.__doc__
@@ -311,7 +317,7 @@ def _forwarder(
             name = request.path_params.get("model")
             if name is None:
                 name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
-            chosen = _chosen(models, name, endpoint)
+            chosen = await _chosen(models, name, endpoint)
             path = (endpoint.path or "/").replace("{model}", name or "")
             passed = await models[chosen].request(
                 request.method, path, list(request.headers.items()), body
@@ -340,16 +346,30 @@ def _named(body: bytes) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _chosen(models: Mapping[str, ServedModel], name: str | None, endpoint: Endpoint) -> str:
+async def _chosen(models: Mapping[str, ServedModel], name: str | None, endpoint: Endpoint) -> str:
     """The model that is to answer. Raises: UnknownModelError, WrongTaskError."""
     if name is not None:
         if name not in models:
             raise unknown_model(name, models)
         return name
+    tasks: dict[str, Sequence[str]] = {}
+    down = []
     for known, model in models.items():
-        if endpoint.task is None or endpoint.task in model.tasks:
+        if endpoint.task is None:
             return known
-    listed = ", ".join(f"{known} ({', '.join(model.tasks)})" for known, model in models.items())
+        try:
+            tasks[known] = await asyncio.wait_for(model.tasks(), READY_TIMEOUT_S)
+        except Exception:  # another model may do the task
+            down.append(known)
+            continue
+        if endpoint.task in tasks[known]:
+            return known
+    if down:
+        raise NotReadyError(
+            f"no model here that answers is for {endpoint.task}, and {', '.join(down)} did not say "
+            "what it is for: try again, or see /readyz"
+        )
+    listed = ", ".join(f"{known} ({', '.join(names)})" for known, names in tasks.items())
     raise WrongTaskError(f"no model here is for {endpoint.task}: those served here are {listed}")
 
 

@@ -1,190 +1,43 @@
-"""Ray Serve: one application per model, and a front application.
+"""`raybert serve`: what is deployed on a Ray cluster, and what the commands do.
 
-Deploying, scaling or failure of one model does not affect the others. `run` is `raybert serve`;
-`build` is for `serve run serve.app:build name=docs model=runs/docs/finetune/bundle`: one model in
-one application that answers at the same paths. `serve.api` defines the paths.
+Each model is an application of Ray Serve, and so is the front: deploying, scaling or failure of one
+model does not affect the others. `run` serves until it is interrupted; `apply`, `status` and `stop`
+are for a cluster that serves on its own; `build` is for `serve run serve.app:build name=docs
+model=runs/docs/finetune/bundle`, one model that answers at the same paths.
 """
 
 import io
 import json
 import logging
-import math
 import shlex
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
-import ray
-from fastapi import FastAPI
+from ray import get_runtime_context
 from ray import serve as ray_serve
 from ray.serve import Application
-from ray.serve.handle import DeploymentHandle
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
 
-from bert_core import files
-from bert_core.bundle.layout import WEIGHTS
-from bert_core.errors import ConfigError, ResourceError
-from bert_core.predictor import Predictor
-from serve import api, auth, haproxy, steady
-from serve.config import ServeConfig, parse_models
-from serve.following import Follower, Slot
-from serve.limits import Limits
-from serve.model import Card, Model, Response, ServedModel
+from bert_core.errors import ResourceError
+from serve import haproxy, steady
+from serve.applications import access, applications, certificate, is_ours, model_application
+from serve.config import ServeConfig, models_of
+from serve.deployments import MODEL, application_name
+from serve.model import Card
+from serve.plan import Found, find
+from serve.room import check_room
 from tracking.ports import require_free
-from tracking.resolve import at_version, is_alias, pinned, registered_version, resolve
-from tracking.server import tracking_uri
 
-GRACEFUL_SHUTDOWN_S = 5.0
-"""How long a stopping replica may continue with requests in progress."""
-
-
-Known = tuple[list[auth.Key], str]
-"""Keys, and the file that they are in."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A reference, and the URI of its registry."""
-
-    reference: str
-    tracking_uri: str
-    version: str | None
-    """The version of the registry that was found when it was deployed; None elsewhere."""
-
-    @property
-    def found(self) -> str:
-        """The reference to what was found, wherever an alias has moved since."""
-        return self.reference if self.version is None else at_version(self.reference, self.version)
-
-
-@dataclass(frozen=True)
-class Found:
-    """A model that has been loaded once on the machine that deploys it."""
-
-    source: Source
-    folder: Path
-    digest: str
-    tasks: tuple[str, ...]
-    """The tasks that it does, its own first."""
-    example: Any
-    """An input, as in a request."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A model as a process is to serve it."""
-
-    found: Found
-    follow_s: float
-    settings: Mapping[str, Any]
-    """Arguments of `Model` besides the bundle."""
-
-    def load(self, keys: auth.Keys | None) -> api.LocalModel:
-        """The model in this process, which follows its alias if it has one."""
-        source, folder = self.found.source, self.found.folder
-        if not folder.is_dir():  # another machine than the one that deployed it
-            folder = resolve(source.found, uri=source.tracking_uri)
-        slot = Slot(
-            Model(folder=folder, digest=self.found.digest, version=source.version, **self.settings)
-        )
-        if self.follow_s and is_alias(source.reference):
-            Follower(
-                slot, source.reference, source.tracking_uri, self._next, every_s=self.follow_s
-            ).start()
-        return api.LocalModel(slot, keys)
-
-    def _next(self, folder: Path, version: str) -> Model:
-        return Model(folder=folder, version=version, **self.settings)
-
-
-@ray_serve.ingress()
-class ModelReplica:
-    """A process that serves one model."""
-
-    def __init__(self, plan: Plan, known: Known | None, alone: bool) -> None:
-        """Load the model.
-
-        Args:
-            known: the keys that it asks for; None asks for none.
-            alone: whether there is no front, so that it must list itself.
-        """
-        self._alone, self._keys = alone, _keys(known)
-        self._local = plan.load(self._keys)
-
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        return api.create_model_app(self._local.slot, alone=self._alone, keys=self._keys)
-
-    async def card(self) -> Card:
-        return await self._local.card()
-
-    async def request(
-        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
-    ) -> Response:
-        return await self._local.request(method, path, headers, body)
-
-    async def check_ready(self) -> None:
-        await self._local.check_ready()
-
-
-def _keys(known: Known | None) -> auth.Keys | None:
-    return None if known is None else auth.Keys(*known)
-
-
-class RemoteModel(ServedModel):
-    """A model in a separate application, as the front sees it."""
-
-    def __init__(self, name: str, tasks: Sequence[str]) -> None:
-        self.tasks = tasks
-        self._handle: DeploymentHandle = ray_serve.get_deployment_handle(
-            "model", app_name=application_name(name)
-        )
-
-    async def card(self) -> Card:
-        return await self._handle.card.remote()
-
-    async def check_ready(self) -> None:
-        await self._handle.check_ready.remote()
-
-    async def request(
-        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
-    ) -> Response:
-        return await self._handle.request.remote(method, path, headers, body)
-
-
-@ray_serve.ingress()
-class Front:
-    """The page, the list of models, the readiness check for all of them, and the root routes."""
-
-    def __init__(
-        self, tasks: Mapping[str, Sequence[str]], limits: Limits, known: Known | None
-    ) -> None:
-        """`tasks`: those of each model, by its name."""
-        self._tasks, self._limits, self._keys = tasks, limits, _keys(known)
-
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        models = {name: RemoteModel(name, tasks) for name, tasks in self._tasks.items()}
-        return api.create_front_app(models, self._limits, self._keys)
-
-
-@ray_serve.ingress()
-class Together:
-    """The front with all models in its own process."""
-
-    def __init__(self, plans: Mapping[str, Plan], limits: Limits, known: Known | None) -> None:
-        self._limits, self._keys = limits, _keys(known)
-        self._models = {name: plan.load(self._keys) for name, plan in plans.items()}
-
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        return api.create_front_app(self._models, self._limits, self._keys)
-
-
-def application_name(model: str) -> str:
-    """Serve's name for a model's application; never equal to that of the front."""
-    return f"model-{model}"
+APPLY_TIMEOUT_S = 600.0
+"""How long models that are applied may take to load."""
+CARD_TIMEOUT_S = 10.0
+POLL_S = 0.5
 
 
 class BuildArguments(pydantic.BaseModel):
@@ -201,32 +54,100 @@ class BuildArguments(pydantic.BaseModel):
     max_batch_tokens: int = ServeConfig.max_batch_tokens
     max_wait_ms: float = ServeConfig.max_wait_ms
     max_ongoing_requests: int = ServeConfig.max_ongoing_requests
+    keys: str | None = None
 
 
 def build(arguments: BuildArguments) -> Application:
     """One model in one application. Raises: see `find`."""
     settings = arguments.model_dump(exclude={"name", "model"})
     config = ServeConfig(models=[f"{arguments.name}={arguments.model}"], **settings)
-    ((name, model),) = find(config).items()
-    return _model_application(config, name, model, alone=True)
+    ((name, found),) = find(config).items()
+    return model_application(config, name, found, alone=True).target().target
 
 
 def run(config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT, on the Ray cluster that this process is connected to.
 
     Raises: ResourceError if the port is in use, the cluster lacks CPUs or GPUs, or Serve is already
-        running on it; also see `known_keys`, `certificate` and `find`. Nothing is deployed then.
+        running on it; also see `access`, `certificate` and `find`. Nothing is deployed then.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the rest is in Serve's log
     with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
         check(config)
         models = find(config)
         try:
-            deploy(config, models)
+            start(config)
+            ray_serve.run_many([each.target() for each in applications(config, models)])
+            _wait_until_steady(config)
             _announce(config, models)
             threading.Event().wait()
         finally:
             shut_down()
+
+
+def apply(config: ServeConfig) -> None:
+    """Make the cluster serve these models, whatever it serves now, and return once they answer.
+
+    Models that stay as they are go on; those that change do so without a failed request; others are
+    removed. Applying the same config again changes nothing.
+    Raises: as `run`, and ResourceError if Serve runs applications that are not ours, or a model
+        does not come to answer.
+    """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    names = set(ray_serve.status().applications)
+    foreign = sorted(name for name in names if not is_ours(name))
+    if foreign:
+        raise ResourceError(
+            f"wanted a cluster whose Ray Serve runs nothing else, it runs {', '.join(foreign)}, "
+            "which would be removed: use another cluster, or deploy with `serve deploy`"
+        )
+    access(config)
+    certificate(config)
+    check_room(models_of(config), together=config.together)
+    models = find(config)
+    wanted = applications(config, models)
+    if not ray_serve.status().proxies:
+        start(config)
+    client = _get_global_client()
+    assert client is not None
+    entries = {"applications": [each.entry() for each in wanted]}
+    client.deploy_apps(ServeDeploySchema.model_validate(entries))
+    _wait_until_applied({each.name for each in wanted}, models)
+    print(f"serving {', '.join(models)}; see raybert serve --status", flush=True)
+
+
+def status() -> None:
+    """Print what the cluster serves.
+
+    Raises: ResourceError if it serves nothing.
+    """
+    shown = ray_serve.status().applications
+    if not shown:
+        raise ResourceError("this Ray cluster serves nothing: raybert serve --apply FILE does that")
+    for name, application in sorted(shown.items()):
+        replicas = ", ".join(
+            f"{count} {state.lower()}"
+            for each in application.deployments.values()
+            for state, count in each.replica_states.items()
+        )
+        line = f"{name}: {application.status.value.lower()}; replicas: {replicas or 'none'}"
+        if name.startswith(application_name("")) and (
+            card := _card(name.removeprefix(application_name("")))
+        ):
+            version = "" if card.version is None else f" version {card.version}"
+            line += f"; {card.task}{version} {card.digest[:12]}"
+            line += "" if card.problem is None else f"; {card.problem}"
+        print(line)
+        if application.message:
+            print(f"  {application.message.strip().splitlines()[-1]}")
+
+
+def stop() -> None:
+    """Stop serving. Raises: ResourceError if the cluster serves nothing."""
+    if not ray_serve.status().proxies:
+        raise ResourceError("this Ray cluster serves nothing")
+    shut_down()
+    print("stopped")
 
 
 def check_port(config: ServeConfig) -> None:
@@ -237,129 +158,26 @@ def check_port(config: ServeConfig) -> None:
 def check(config: ServeConfig) -> None:
     """Check port, keys, certificate and resources before anything is started. Raises: see `run`."""
     check_port(config)
-    known_keys(config)
+    access(config)
     certificate(config)
     if ray_serve.status().proxies:
         raise ResourceError(
             "this Ray cluster already runs Ray Serve: stop that with `serve shutdown`, "
             "or use another cluster"
         )
-    # Serve would wait forever for missing resources.
-    resources = ray.cluster_resources()
-    _require_room(config, "CPU", _cpus(config), resources.get("CPU", 0))
-    if config.num_gpus:
-        _require_room(config, "GPU", config.num_gpus, resources.get("GPU", 0))
+    check_room(models_of(config), together=config.together)
 
 
-def known_keys(config: ServeConfig) -> Known | None:
-    """The keys that the server asks for. Raises: ConfigError, FormatError for their file."""
-    if config.keys is None:
-        return None
-    return auth.read_keys(config.keys), files.absolute(config.keys)  # replicas run elsewhere
-
-
-def certificate(config: ServeConfig) -> str | None:
-    """The path of the TLS certificate, wherever HAProxy runs. Raises: ConfigError without one."""
-    path = config.tls_certificate
-    if path is None:
-        return None
-    if not Path(path).is_file():
-        raise ConfigError(
-            f"tls_certificate: wanted a PEM file with certificate, chain and private key, got "
-            f"nothing at {path}: check the path"
-        )
-    return str(Path(path).absolute())
-
-
-def _require_room(
-    config: ServeConfig, kind: Literal["CPU", "GPU"], per_replica: float, available: float
-) -> None:
-    models = 1 if config.together else len(parse_models(config.models))
-    replicas = models * config.num_replicas
-    if per_replica < 1 and kind == "GPU":  # a replica's fraction must be on a single GPU
-        wanted = math.ceil(replicas / math.floor(1 / per_replica + 1e-9))
-    else:
-        wanted = math.ceil(replicas * per_replica)
-    if wanted <= available:
-        return
-    ways = ["serve fewer models"] if models > 1 else []
-    ways += ["lower num_replicas"] if config.num_replicas > 1 else []
-    if kind == "GPU":
-        field = "num_gpus"
-        ways.append("lower num_gpus (a fraction shares a GPU, 0 computes on CPUs)")
-    else:
-        field = "threads" if config.num_cpus is None else "num_cpus"
-        ways += ["lower threads"] if config.num_cpus is None and config.threads > 1 else []
-        ways.append("set num_cpus to a fraction")
-        if models > 1 and config.num_replicas == 1:
-            ways.append("set together, for one process")
-    ways.append(f"use a machine or cluster with more {kind}s")
-    raise ResourceError(
-        f"wanted {wanted} {kind}s (models {models} × num_replicas {config.num_replicas} × "
-        f"{field} {per_replica:g}), the Ray cluster has {available:g}: {', or '.join(ways)}"
-    )
-
-
-def find(config: ServeConfig) -> dict[str, Found]:
-    """All models by name, each loaded once: Serve would retry a failing replica for minutes.
-
-    Raises: ConfigError for a reference that does not exist, or a graph that should run on a GPU;
-        FormatError for a bundle that is damaged or answers no task; also see `resolve`.
-    """
-    models = {}
-    for name, reference in parse_models(config.models).items():
-        # Every replica gets the commit of a hub's model that is found here.
-        uri = tracking_uri(config.tracking_uri)
-        source = Source(pinned(reference), uri, registered_version(reference, uri=uri))
-        folder = resolve(source.found, uri=uri)
-        predictor = Predictor(folder, device="cpu")
-        graph = predictor.bundle.graph
-        if config.num_gpus and graph is not None:
-            raise ConfigError(
-                f"num_gpus: wanted 0 for {name}, since onnxruntime runs {folder / graph} on "
-                f"CPUs, got {config.num_gpus:g}: leave it out, or serve the bundle with "
-                f"{WEIGHTS} that it was exported from"
-            )
-        models[name] = Found(
-            source=source,
-            folder=folder,
-            digest=predictor.bundle.digest,
-            tasks=(predictor.task.name, *predictor.also),
-            example=predictor.task.examples[0],
-        )
-    return models
-
-
-def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
-    """Deploy all models and the front on the cluster, and wait until they answer."""
-    if config.together:
-        plans = {name: _plan(config, name, model) for name, model in models.items()}
-        front = _deployment(Together, "front", config, **_resources(config)).bind(
-            plans, config.limits, known_keys(config)
-        )
-        targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
-    else:
-        tasks = {name: model.tasks for name, model in models.items()}
-        front = _deployment(Front, "front", config, num_cpus=0).bind(
-            tasks, config.limits, known_keys(config)
-        )
-        targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
-        for name, model in models.items():
-            application = _model_application(config, name, model, alone=False)
-            prefix = f"/v1/models/{name}"
-            targets.append(ray_serve.RunTarget(application, application_name(name), prefix))
+def start(config: ServeConfig) -> None:
+    """Start Ray Serve's controller and proxies on the cluster."""
     environment = haproxy.settings(enabled=config.haproxy, certificate=certificate(config))
     # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
-    # and are waited for below.
+    # and are waited for later.
     with suppress(TimeoutError):
         ray_serve.start(
             http_options={"host": config.host, "port": config.port},
             controller_options={"runtime_env": {"env_vars": environment}},
         )
-    ray_serve.run_many(targets)
-    paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in models)]
-    tls = config.tls_certificate is not None
-    steady.wait_until_steady(config.host, config.port, paths, tls=tls)
 
 
 def shut_down() -> None:
@@ -367,45 +185,47 @@ def shut_down() -> None:
     # NOTE: Serve's controller exits during a call, and Ray prints that the call failed.
     with redirect_stdout(io.StringIO()):
         ray_serve.shutdown()
-    haproxy.remove_files(ray.get_runtime_context().get_node_id())
+    haproxy.remove_files(get_runtime_context().get_node_id())
 
 
-def _model_application(config: ServeConfig, name: str, model: Found, *, alone: bool) -> Application:
-    replica = _deployment(ModelReplica, "model", config, **_resources(config))
-    replicas = replica.options(num_replicas=config.num_replicas)
-    return replicas.bind(_plan(config, name, model), known_keys(config), alone)
+def _wait_until_applied(names: Collection[str], models: Mapping[str, Found]) -> None:
+    """Wait until Serve runs all of the applications, and every model answers as it should."""
+    deadline_s = time.monotonic() + APPLY_TIMEOUT_S
+    while True:
+        shown = ray_serve.status().applications
+        states = {name: shown[name].status.value if name in shown else "MISSING" for name in names}
+        for name, state in states.items():
+            if state == "DEPLOY_FAILED":
+                raise ResourceError(f"{name} was not deployed: {shown[name].message.strip()}")
+        if set(states.values()) == {"RUNNING"} and set(shown) == set(names):
+            break
+        if time.monotonic() > deadline_s:
+            listed = ", ".join(f"{name} {state.lower()}" for name, state in states.items())
+            raise ResourceError(
+                f"wanted all models to run within {APPLY_TIMEOUT_S:.0f} s: {listed}: see Ray's logs"
+            )
+        time.sleep(POLL_S)
+    problems = [
+        f"{name}: {card.problem}" for name in models if (card := _card(name)) and card.problem
+    ]
+    if problems:
+        raise ResourceError(f"not everything was applied: {'; '.join(problems)}")
 
 
-def _deployment(
-    kind: type, name: str, config: ServeConfig, **resources: float
-) -> ray_serve.Deployment:
-    return ray_serve.deployment(
-        name=name,
-        max_ongoing_requests=config.max_ongoing_requests,
-        graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
-        ray_actor_options=resources,
-    )(kind)
+def _card(name: str) -> Card | None:
+    """The card of a model in an application of its own; None if it does not answer."""
+    try:
+        handle = ray_serve.get_deployment_handle(MODEL, app_name=application_name(name))
+        card: Card = handle.card.remote().result(timeout_s=CARD_TIMEOUT_S)
+    except Exception:  # whatever is wrong with it: its application's status says so
+        return None
+    return card
 
 
-def _resources(config: ServeConfig) -> dict[str, float]:
-    """What a process with models reserves."""
-    return {"num_cpus": _cpus(config), "num_gpus": config.num_gpus}
-
-
-def _cpus(config: ServeConfig) -> float:
-    return float(config.threads) if config.num_cpus is None else config.num_cpus
-
-
-def _plan(config: ServeConfig, name: str, model: Found) -> Plan:
-    settings = {
-        "name": name,
-        "device": "cuda" if config.num_gpus else "cpu",
-        "threads": config.threads,
-        "max_batch_tokens": config.max_batch_tokens,
-        "max_wait_ms": config.max_wait_ms,
-        "limits": config.limits,
-    }
-    return Plan(found=model, follow_s=config.follow_s, settings=settings)
+def _wait_until_steady(config: ServeConfig) -> None:
+    paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in models_of(config))]
+    tls = config.tls_certificate is not None
+    steady.wait_until_steady(config.host, config.port, paths, tls=tls)
 
 
 def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:

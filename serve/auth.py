@@ -176,7 +176,7 @@ class Keys:
             not ask; OverloadedError beyond its limits.
         """
         self._look_again()
-        caller = self._known(_given(headers))
+        caller = self._known(presented_key(headers))
         allowed = caller.key.models
         if model is not None and allowed is not None and model not in allowed:
             raise ForbiddenError(
@@ -227,7 +227,7 @@ class Keys:
             self._set(read_keys(path))
 
 
-def _given(headers: Mapping[str, str]) -> str | None:
+def presented_key(headers: Mapping[str, str]) -> str | None:
     """The key that a request carries, as the clients send it."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():

@@ -96,6 +96,14 @@ class Batcher(Generic[Item, Answer]):
         self._last_end_s = 0.0
         self.tokens_per_s: float | None = None
         """Rate of recent passes; None before the first."""
+        self.last_failed = False
+        """Whether the last batch raised."""
+        self._began_s: float | None = None
+
+    @property
+    def running_s(self) -> float:
+        """How long the current batch has been running; 0 if none is."""
+        return 0.0 if self._began_s is None else time.monotonic() - self._began_s
 
     @property
     def waiting_tokens(self) -> int:
@@ -143,10 +151,11 @@ class Batcher(Generic[Item, Answer]):
         loop = asyncio.get_running_loop()
         while True:
             batch = await self._next_batch()
-            began_s = time.monotonic()
+            began_s = self._began_s = time.monotonic()
             try:
                 items = [waiting.item for waiting in batch]
                 answers = await loop.run_in_executor(self._executor, self._run, items)
+                self.last_failed = False
                 for waiting, answer in zip(batch, answers, strict=True):
                     if not waiting.answer.done():
                         waiting.answer.set_result(answer)
@@ -156,11 +165,12 @@ class Batcher(Generic[Item, Answer]):
                 raise
             except Exception as error:
                 # Only this batch fails: the loop continues with the next ones.
+                self.last_failed = True
                 for waiting in batch:
                     if not waiting.answer.done():
                         waiting.answer.set_exception(error)
             self._last_size = len(batch)
-            self._last_end_s = time.monotonic()
+            self._last_end_s, self._began_s = time.monotonic(), None
             self._measure(sum(waiting.length for waiting in batch), self._last_end_s - began_s)
 
     def _measure(self, tokens: int, seconds: float) -> None:

@@ -1,50 +1,140 @@
-"""The config of `raybert serve`."""
+"""The config of `raybert serve`, and of each model that it serves."""
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
 
-from bert_core.checks import NonNegativeFloat, Port, PositiveFloat, PositiveInt, check_fields
+import pydantic
+
+from bert_core.checks import (
+    NonNegativeFloat,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    check_fields,
+)
 from bert_core.errors import ConfigError
+from bert_core.wording import nearest, shown
 from serve.limits import Limits
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig:
-    """Serve one or several models over HTTP."""
+class ModelSettings:
+    """How a model is served."""
 
-    models: list[str] | str
-    """Models to serve, as name=reference, several as a list or comma-separated; a reference is a
-    bundle's folder or URI, models:/name@alias of the registry, or owner/name@revision of the
-    Hugging Face hub."""
-    host: str = "127.0.0.1"
-    """Address to listen on: 127.0.0.1 for this machine only, 0.0.0.0 for all interfaces."""
-    port: Port = 8000
-    """Port to listen on."""
     num_replicas: PositiveInt = 1
     """Processes per model."""
+    max_replicas: PositiveInt | None = None
+    """Add processes up to this many while more tokens wait than `target_queue_tokens` per process;
+    by default their number is fixed."""
+    target_queue_tokens: PositiveInt = 8192
+    """Tokens waiting per process that are worth another process."""
     threads: PositiveInt = 1
     """Compute threads per replica."""
     num_cpus: PositiveFloat | None = None
     """CPUs that a replica reserves; by default as many as `threads`. A fraction lets several small
     models share a core."""
-    together: bool = False
-    """Run all models and the front in one process, which saves some 500 MB per model; one that
-    fails then takes the others with it."""
     num_gpus: NonNegativeFloat = 0.0
     """GPUs that a replica reserves; 0 computes on the CPU, a fraction shares one GPU."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16` runs matrix products in bfloat16: faster on a GPU, or on a CPU with AMX, and scores
+    differ from the third digit on. A graph keeps the precision that it was exported with."""
     max_batch_tokens: PositiveInt = 2048
     """Maximum tokens per forward pass, padding included; a longer text gets its own pass."""
     max_wait_ms: NonNegativeFloat = 2.0
     """Maximum wait of a pass for more requests; a request to an idle model never waits."""
     max_ongoing_requests: PositiveInt = 256
-    """Maximum concurrent requests per replica, so that batches can fill."""
+    """Maximum concurrent requests per replica, so that batches can fill; as many again may wait."""
     limits: Limits = field(default_factory=Limits)
     """What is refused at once, before it costs anything."""
     follow_s: NonNegativeFloat = 5.0
     """How often the registry is asked whether an alias has moved, in which case its new version is
     served without a failed request; 0 never."""
+
+    @property
+    def reserved_cpus(self) -> float:
+        """CPUs that a replica reserves."""
+        return float(self.threads) if self.num_cpus is None else self.num_cpus
+
+    def _check(self) -> None:
+        check_fields(self)
+        if self.num_gpus > 1 and not float(self.num_gpus).is_integer():
+            raise ConfigError(
+                f"num_gpus: wanted a fraction below 1 or a whole number, got {self.num_gpus}"
+            )
+        if self.max_replicas is not None and self.max_replicas < self.num_replicas:
+            raise ConfigError(
+                f"max_replicas: wanted at least num_replicas, {self.num_replicas}, got "
+                f"{self.max_replicas}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateConfig:
+    """A second model that answers some of a model's requests, for comparison."""
+
+    model: str
+    """The candidate's reference, as a model's."""
+    share: PositiveShare = 0.1
+    """The share of requests."""
+    mode: Literal["shadow", "split"] = "shadow"
+    """`shadow`: the model's answer is returned, and how far the candidate agrees is recorded in
+    MLflow. `split`: the candidate's answer is returned, to the same callers every time."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix="candidate.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ModelSettings):
+    """One model: a table `[models.<name>]` of the config file."""
+
+    model: str
+    """Its reference."""
+    candidate: CandidateConfig | None = None
+    """What it is compared with."""
+
+    def __post_init__(self) -> None:
+        self._check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What to serve, and where; a base class only so that `--help` shows it first."""
+
+    models: dict[str, Any] | list[str] | str = ""
+    """Models to serve, as name=reference, several as a list, with spaces or commas between them; a
+    reference is a bundle's folder or URI, models:/name@alias of the registry, or
+    owner/name@revision of the Hugging Face hub. In a file also as tables, each with settings of its
+    own: [models.docs] with model = "models:/docs@champion", and fields below that differ for it."""
+    apply: str | None = None
+    """Apply this TOML file to the cluster at RAY_ADDRESS, and return once its models answer: adds,
+    changes and removes models without touching the others. They stay when this command ends."""
+    status: bool = False
+    """Show the models that the cluster at RAY_ADDRESS serves."""
+    stop: bool = False
+    """Stop serving on the cluster at RAY_ADDRESS."""
+    default: str | None = None
+    """The model that answers at the root where a request names none and it can do the task; by
+    default the first of `models`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(ModelSettings, Command):
+    """Serve one or several models over HTTP."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on: 127.0.0.1 for this machine only, 0.0.0.0 for all interfaces."""
+    port: Port = 8000
+    """Port to listen on."""
+    together: bool = False
+    """Run all models and the front in one process, which saves some 500 MB per model; one that
+    fails then takes the others with it."""
     haproxy: bool = True
     """Put HAProxy in front (far more requests per second); false uses Ray's own proxy."""
     keys: str | None = None
@@ -62,15 +152,28 @@ class ServeConfig:
     """MLflow's tracking URI, for references to the registry; default as in the other stages."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        parse_models(self.models)
+        self._check()
+        actions = {"apply": self.apply is not None, "status": self.status, "stop": self.stop}
+        given = [name for name, is_given in actions.items() if is_given]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{given[1]}: wanted one of apply, status and stop, got {given[0]} too"
+            )
+        if given and not self.models:
+            return
+        models = models_of(self)
+        if self.default is not None and self.default not in models:
+            raise ConfigError(
+                f"default: wanted one of the models, {', '.join(models)}, got {self.default!r}"
+                f"{nearest(self.default, models)}"
+            )
         if self.haproxy and self.host not in ("127.0.0.1", "0.0.0.0"):
             # HAProxy looks for its node's replicas on 127.0.0.1; they listen on `host`.
             raise ConfigError(
                 "host: wanted 127.0.0.1 or 0.0.0.0 behind HAProxy, got "
                 f"{self.host!r}: give one of them, or set haproxy = false"
             )
-        if self.host not in ("127.0.0.1", "localhost", "::1") and not (self.keys or self.no_auth):
+        if self.host not in LOOPBACK and not (self.keys or self.no_auth):
             raise ConfigError(
                 f"keys: wanted a file of API keys to listen on {self.host}, which others may "
                 "reach, got none: make one with `raybert serve keys create NAME --keys FILE`, or "
@@ -81,15 +184,75 @@ class ServeConfig:
                 f"tls_certificate: wanted none without HAProxy, which speaks TLS, got "
                 f"{self.tls_certificate}: leave haproxy on"
             )
-        if self.together and self.num_replicas > 1:
+        if self.together:
+            self._check_together(models)
+
+    def _check_together(self, models: Mapping[str, ModelConfig]) -> None:
+        for name, model in models.items():
+            if model.num_replicas > 1 or model.max_replicas not in (None, 1):
+                raise ConfigError(
+                    f"num_replicas: wanted 1 with together, which is one process, got "
+                    f"{model.max_replicas or model.num_replicas} for {name}: leave one of them out"
+                )
+
+
+SETTINGS = tuple(each.name for each in fields(ModelSettings))
+_READER = pydantic.TypeAdapter(ModelConfig)
+
+
+def models_of(config: ServeConfig) -> dict[str, ModelConfig]:
+    """Each model by name, in the order given, with its own settings before the common ones.
+
+    Raises: ConfigError if there is none, one has another form, a name occurs twice, or a setting is
+        unknown or out of range.
+    """
+    if isinstance(config.models, dict):
+        if not config.models:
+            raise ConfigError("models: wanted at least one table [models.<name>], got none")
+        return {name: _of_table(config, name, table) for name, table in config.models.items()}
+    common = {name: getattr(config, name) for name in SETTINGS}
+    return {
+        name: ModelConfig(model=reference, **common)
+        for name, reference in parse_models(config.models).items()
+    }
+
+
+def _of_table(config: ServeConfig, name: str, table: Any) -> ModelConfig:
+    where = f"models.{name}"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{where}: wanted a name of letters, digits, dots, dashes and underscores, got {name!r}"
+        )
+    if isinstance(table, str):  # name = "reference"
+        table = {"model": table}
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: wanted a table, got {shown(table)}")
+    known = [each.name for each in fields(ModelConfig)]
+    for key in table:
+        if key not in known:
             raise ConfigError(
-                f"num_replicas: wanted 1 with together, which is one process, got "
-                f"{self.num_replicas}: leave one of them out"
+                f"{where}.{key}: there is no such setting of a model, there are "
+                f"{', '.join(known)}{nearest(key, known)}"
             )
-        if self.num_gpus > 1 and not float(self.num_gpus).is_integer():
-            raise ConfigError(
-                f"num_gpus: wanted a fraction below 1 or a whole number, got {self.num_gpus}"
-            )
+    values = {key: getattr(config, key) for key in SETTINGS if key not in table} | table
+    if isinstance(limits := table.get("limits"), dict):
+        values["limits"] = asdict(config.limits) | limits
+    try:
+        return _READER.validate_python(values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}") from error
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{where}.{_fault(error)}") from error
+
+
+def _fault(error: pydantic.ValidationError) -> str:
+    """What is wrong with a table, as our own messages say it."""
+    fault = error.errors()[0]
+    reason = fault.get("ctx", {}).get("error")
+    if isinstance(reason, ConfigError):  # a range: it names the field itself
+        return str(reason)
+    place = ".".join(map(str, fault["loc"]))
+    return f"{place}: {fault['msg']}, got {shown(fault['input'])}"
 
 
 def parse_models(models: list[str] | str) -> dict[str, str]:

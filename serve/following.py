@@ -11,12 +11,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bert_core.errors import FormatError, RaybertError
 from serve.model import Model
+from serve.slot import Slot
 from tracking.resolve import at_version, registered_version, resolve
 
 logger = logging.getLogger("ray.serve")
@@ -26,33 +25,6 @@ LONGEST_WAIT_S = 300.0
 
 Load = Callable[[Path, str], Model]
 """Loads a version of the model from a folder, and makes sure that it answers."""
-
-
-@dataclass(frozen=True)
-class Current:
-    """The model that answers, and what the surfaces have prepared for it, by name."""
-
-    model: Model
-    prepared: dict[str, Any] = field(default_factory=dict)
-
-
-class Slot:
-    """The place of a model, which another version may take."""
-
-    def __init__(self, model: Model) -> None:
-        self.current = Current(model)
-        """Read once per request, so that one version answers all of it."""
-        self.problem: str | None = None
-        """Why the newest version is not the one that answers; None if it is."""
-
-    @property
-    def model(self) -> Model:
-        return self.current.model
-
-    def switch(self, model: Model) -> None:
-        """Let another version answer from the next request on."""
-        old, self.current = self.model, Current(model)
-        old.retire()
 
 
 class Follower:

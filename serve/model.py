@@ -17,13 +17,23 @@ from bert_core.batches import PAD_MULTIPLE
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError
 from bert_core.predictor import Predictor
+from bert_core.scores import Precision
 from bert_core.tasks.base import Parameters
 from serve.batching import Batcher
-from serve.errors import DeadlineError, OverloadedError, TooLargeError, WrongTaskError
+from serve.errors import (
+    DeadlineError,
+    NotReadyError,
+    OverloadedError,
+    TooLargeError,
+    WrongTaskError,
+)
 from serve.limits import Limits
 
 SMALL = 4_096
 """Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""
+
+LONGEST_PASS_S = 120.0
+"""A pass that runs for longer hangs."""
 
 WORDS_OF_TEXT = ("tokens",)
 """Fields of inputs whose lists are the words of a text, which cost no more than the text."""
@@ -76,6 +86,11 @@ class Answered:
     """How long the last of the windows waited for its pass."""
     compute_s: float
 
+    @property
+    def model_s(self) -> float:
+        """How long it took the model, waiting included."""
+        return self.tokenize_s + self.queue_s + self.compute_s
+
 
 @dataclass(frozen=True)
 class Response:
@@ -89,8 +104,9 @@ class Response:
 class ServedModel(ABC):
     """A model as the front sees it, in this or another process. Calls raise if it is down."""
 
-    tasks: Sequence[str]
-    """The tasks that it does, its own first."""
+    @abstractmethod
+    async def tasks(self) -> Sequence[str]:
+        """The tasks that it does, its own first."""
 
     @abstractmethod
     async def card(self) -> Card: ...
@@ -127,6 +143,7 @@ class Model:
         threads: int,
         max_batch_tokens: int,
         max_wait_ms: float,
+        precision: Precision = "fp32",
         limits: Limits | None = None,
         digest: str | None = None,
         version: str | None = None,
@@ -138,7 +155,7 @@ class Model:
             version: the bundle's version in the registry, if it has one.
         Raises: FormatError if the bundle is damaged, answers no task, or is another one.
         """
-        self.predictor = Predictor(folder, device=device, threads=threads)
+        self.predictor = Predictor(folder, device=device, threads=threads, precision=precision)
         self.digest = self.predictor.bundle.digest
         if digest not in (None, self.digest):
             raise FormatError(
@@ -328,6 +345,21 @@ class Model:
 
     async def check_ready(self) -> None:
         await self.predict(list(self.task.examples), None)
+
+    async def check_health(self) -> None:
+        """Find out whether this process can still compute; costs nothing while passes succeed.
+
+        Raises: NotReadyError if a pass does not end; whatever a pass of the model's own examples
+            raises, if the last pass failed.
+        """
+        running_s = self._batcher.running_s
+        if running_s > LONGEST_PASS_S:
+            raise NotReadyError(
+                f"{self.name}: wanted a pass within {LONGEST_PASS_S:g} s, it has run for "
+                f"{running_s:.0f} s: the process is to be replaced"
+            )
+        if self._batcher.last_failed:  # perhaps only because of what it was asked
+            await self.check_ready()
 
     def card(self) -> Card:
         return Card(

@@ -98,6 +98,15 @@ def connect(
         signal.signal(signal.SIGTERM, previous if callable(previous) else _exit_on_sigterm)
 
 
+def require_address() -> None:
+    """Raises: ConfigError if RAY_ADDRESS names no cluster, so that `connect` would start one."""
+    if os.environ.get("RAY_ADDRESS", "local") == "local":
+        raise ConfigError(
+            "RAY_ADDRESS: wanted the address of a running Ray cluster, got none: set it, for "
+            "example to auto on one of its nodes"
+        )
+
+
 def started() -> str | None:
     """The marker of the cluster that this process started, which its processes carry."""
     return _started

@@ -60,6 +60,8 @@ class Call:
     """What the surface prepared for this model."""
     caller: Caller | None = None
     """Whose request it is; None where no keys are asked for."""
+    shadow: Callable[[str | None, list[Any], Parameters | None, Answered], None] | None = None
+    """Has a candidate answer the same inputs."""
 
     async def read(self, shape: type[Shape]) -> Shape:
         """The body in this shape. Raises: NotJSONError, RequestError."""
@@ -74,6 +76,8 @@ class Call:
         answered = await self.model.answer(inputs, parameters, task, self.deadline_s)
         if self.caller is not None:
             self.caller.charge(answered.tokens)
+        if self.shadow is not None:
+            self.shadow(task, inputs, parameters, answered)
         return answered
 
     def parameters(self, task: str, values: Mapping[str, Any]) -> Parameters:

@@ -3,7 +3,7 @@
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from serve import api
-from serve.following import Slot
 from serve.limits import Limits
 from serve.model import Model
+from serve.slot import Slot
 from tracking.ports import free_ports
 
 
@@ -74,3 +74,11 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     )  # fmt: skip
     pem.write_text(chain.read_text() + key.read_text())
     return chain, pem
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Wait until it holds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)

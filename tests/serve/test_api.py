@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from serve import api
-from serve.following import Slot
 from serve.limits import Limits
 from serve.model import Card, Model, Response, ServedModel
+from serve.slot import Slot
 from tests import tiny
 from tests.labelled_rows import EVERY_KIND, rows_of
 
@@ -269,7 +269,8 @@ def test_readiness_runs_a_forward_pass(
 class Down(ServedModel):
     """A model whose process is gone."""
 
-    tasks = ("fill-mask",)
+    async def tasks(self) -> Sequence[str]:
+        raise ConnectionError
 
     async def card(self) -> Card:
         raise ConnectionError
@@ -302,6 +303,10 @@ def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
     status, came = ask("POST", "/v1/models/dogs/embed")
     assert status == 404
     assert came["error"].endswith("are docs, gone")
+    # What the first model does not do, the one that is down may.
+    status, came = ask("POST", "/embed", json={"inputs": "a"})
+    assert status == 503
+    assert "feature-extraction, and gone did not say what it is for" in came["error"]
 
 
 def test_the_page_needs_nothing_from_elsewhere(runner: asyncio.Runner) -> None:

@@ -365,24 +365,26 @@ def test_what_the_cluster_has_no_room_for_is_refused_with_what_would_help(
 def test_replicas_get_the_commit_of_a_model_of_the_hub_that_was_found(
     hub: Hub, bundle: Path, tmp_path: Path
 ) -> None:
-    from serve import app  # after the environment is set
+    from serve.plan import find  # after the environment is set
 
     repository = hub.models["somebody/served"] = Repository()
     commit = repository.commit(contents(bundle))
     config = ServeConfig(
         models="docs=somebody/served", tracking_uri=f"sqlite:///{tmp_path}/mlflow.db"
     )
-    model = app.find(config)["docs"]
-    assert model.source.reference == f"somebody/served@{commit}"
-    assert bundle_digest(model.folder) == bundle_digest(bundle)
+    source = find(config)["docs"].plan.source
+    assert source.reference == f"somebody/served@{commit}"
+    folder, version = source.fetch()
+    assert (bundle_digest(folder), version) == (bundle_digest(bundle), None)
+    assert source.digest == bundle_digest(bundle)
 
 
 def test_a_certificate_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -> None:
-    from serve import app  # after the environment is set
+    from serve.applications import certificate  # after the environment is set
 
     config = ServeConfig(models="a=x", tls_certificate=str(tmp_path / "none.pem"))
     with pytest.raises(ConfigError, match="tls_certificate: wanted a PEM file"):
-        app.certificate(config)
+        certificate(config)
 
 
 def test_a_graph_is_not_served_on_a_gpu(exported: Path, tmp_path: Path) -> None:

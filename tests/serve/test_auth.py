@@ -20,7 +20,7 @@ from serve import api, auth
 from serve.auth import Key, Keys
 from serve.config import ServeConfig
 from serve.errors import ForbiddenError, OverloadedError, UnauthorizedError
-from serve.following import Slot
+from serve.slot import Slot
 from tests.serve import live
 
 

@@ -1,11 +1,14 @@
 """What the server can be told, and what it says when told something else."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bert_core.errors import ConfigError
-from serve.config import ServeConfig, parse_models
+from pipelines.configure import parse
+from serve.config import CandidateConfig, ModelConfig, ServeConfig, models_of, parse_models
+from serve.limits import Limits
 
 
 def test_models_are_given_as_a_list_or_with_commas_between() -> None:
@@ -62,3 +65,87 @@ def test_any_host_goes_without_haproxy() -> None:
     assert (
         ServeConfig(models="a=x", host="192.0.2.7", haproxy=False, no_auth=True).host == "192.0.2.7"
     )
+
+
+def test_a_models_own_settings_come_before_the_common_ones() -> None:
+    config = ServeConfig(
+        models={
+            "docs": {"model": "a", "threads": 2, "limits": {"max_inputs": 7}, "max_replicas": 4},
+            "mine": {"model": "b", "candidate": {"model": "c", "share": 1, "mode": "split"}},
+            "bare": "d",
+        },
+        threads=3,
+        limits=Limits(max_top_k=5),
+        default="mine",
+    )
+    docs, mine, bare = models_of(config).values()
+    assert (docs.model, docs.threads, docs.num_replicas, docs.max_replicas) == ("a", 2, 1, 4)
+    assert docs.limits == Limits(max_inputs=7, max_top_k=5)
+    assert (mine.threads, mine.limits) == (3, Limits(max_top_k=5))
+    assert mine.candidate == CandidateConfig(model="c", share=1.0, mode="split")
+    assert bare == ModelConfig(model="d", threads=3, limits=Limits(max_top_k=5))
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ({"a/b": {"model": "x"}}, "models.a/b: wanted a name of letters, digits, dots"),
+        ({"a": 7}, "models.a: wanted a table, got a number (7)"),
+        ({"a": {}}, "models.a.model: Field required"),
+        (
+            {"a": {"model": "x", "thread": 2}},
+            "models.a.thread: there is no such setting of a model",
+        ),
+        ({"a": {"model": "x", "thread": 2}}, "(did you mean threads?)"),
+        ({"a": {"model": "x", "threads": 0}}, "models.a.threads: wanted at least 1, got 0"),
+        ({"a": {"model": "x", "threads": "many"}}, "models.a.threads: Input should be a valid int"),
+        ({"a": {"model": "x", "precision": "int4"}}, "models.a.precision: Input should be 'fp32'"),
+        (
+            {"a": {"model": "x", "limits": {"max_inputs": 0}}},
+            "models.a.limits.max_inputs: wanted at least 1, got 0",
+        ),
+        (
+            {"a": {"model": "x", "num_replicas": 3, "max_replicas": 2}},
+            "models.a.max_replicas: wanted at least num_replicas, 3, got 2",
+        ),
+        (
+            {"a": {"model": "x", "candidate": {"model": "y", "share": 0}}},
+            "models.a.candidate.share: wanted above 0 and at most 1, got 0",
+        ),
+        ({}, "models: wanted at least one table [models.<name>], got none"),
+    ],
+)
+def test_a_table_that_is_wrong_is_refused(models: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServeConfig(models=models)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"default": "docs"}, "default: wanted one of the models, a, got 'docs'"),
+        ({"together": True, "num_replicas": 2}, "num_replicas: wanted 1 with together"),
+        ({"together": True, "max_replicas": 2}, "one process, got 2 for a"),
+        ({"apply": "x.toml", "stop": True}, "stop: wanted one of apply, status and stop"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServeConfig(models="a=x", **settings)
+    assert message in str(caught.value)
+
+
+def test_a_file_has_a_table_per_model(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(
+        'threads = 2\n[limits]\nmax_inputs = 9\n[models.docs]\nmodel = "models:/docs@champion"\n'
+        '[models.mine]\nmodel = "0"\nthreads = 1\nlimits.max_top_k = 3\n'
+    )
+    docs, mine = models_of(parse("serve", ["--config", str(file)])).values()
+    assert docs == ModelConfig(
+        model="models:/docs@champion", threads=2, limits=Limits(max_inputs=9)
+    )
+    assert mine == ModelConfig(model="0", limits=Limits(max_inputs=9, max_top_k=3))

@@ -15,8 +15,9 @@ from bert_core.bundle.layout import WEIGHTS
 from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from serve import api
-from serve.following import Follower, Slot
+from serve.following import Follower
 from serve.model import Model
+from serve.slot import Slot
 from tests import tiny
 from tests.serve import live
 from tracking.registry import publish

@@ -1,0 +1,159 @@
+"""Which applications Ray Serve is to run for a config, and how it is told of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import serve as ray_serve
+from ray.serve.config import BackpressureConfig
+
+from bert_core import files
+from bert_core.errors import ConfigError
+from serve import auth, deployments
+from serve.config import ModelSettings, ServeConfig, models_of
+from serve.deployments import COMPARISONS, FRONT, MODEL, RECORD, application_name
+from serve.plan import ACCESS, LIMITS, PLAN, Access, Found
+from tracking.server import tracking_uri
+
+GRACEFUL_SHUTDOWN_S = 5.0
+"""How long a stopping replica may continue with requests in progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployed:
+    """An application of one deployment, as Ray Serve is told of it."""
+
+    name: str
+    prefix: str | None
+    deployment: str
+    application: str
+    """Its name in `serve.deployments`."""
+    options: Mapping[str, Any]
+    """Of the deployment, as in a Serve config file."""
+
+    def target(self) -> ray_serve.RunTarget:
+        """To be run by this process."""
+        options = dict(self.options)
+        if "backpressure_config" in options:
+            options["backpressure_config"] = BackpressureConfig(**options["backpressure_config"])
+        kind = deployments.KINDS[self.application].options(**options)
+        return ray_serve.RunTarget(kind.bind(), self.name, self.prefix)
+
+    def entry(self) -> dict[str, Any]:
+        """In a Serve config file."""
+        return {
+            "name": self.name,
+            "route_prefix": self.prefix,
+            "import_path": f"serve.deployments:{self.application}",
+            "deployments": [{"name": self.deployment, **self.options}],
+        }
+
+
+def applications(config: ServeConfig, models: Mapping[str, Found]) -> list[Deployed]:
+    """What is to be deployed for these models."""
+    settings = models_of(config)
+    first = sorted(models, key=lambda name: name != config.default)
+    at_front = {"limits": LIMITS.dump_python(config.limits), "access": _access(config)}
+    if config.together:
+        plans = {name: _as_json(models[name]) for name in first}
+        options = _options(settings[first[0]], {"plans": plans, **at_front})
+        result = [_deployed(FRONT, "/", FRONT, "TOGETHER_APPLICATION", options)]
+    else:
+        options = _options(config, {"models": first, **at_front}, num_cpus=0)
+        result = [_deployed(FRONT, "/", FRONT, "FRONT_APPLICATION", options)]
+        result += [
+            model_application(config, name, model, alone=False) for name, model in models.items()
+        ]
+    if any(model.plan.candidate for model in models.values()):
+        content = {"tracking_uri": tracking_uri(config.tracking_uri)}
+        options = {"user_config": content, "ray_actor_options": {"num_cpus": 0}}
+        result.append(_deployed(COMPARISONS, None, RECORD, "COMPARISONS_APPLICATION", options))
+    return result
+
+
+def model_application(config: ServeConfig, name: str, found: Found, *, alone: bool) -> Deployed:
+    content = {"plan": _as_json(found), "access": _access(config), "alone": alone}
+    options = _options(models_of(config)[name], content)
+    prefix = "/" if alone else f"/v1/models/{name}"
+    return _deployed(application_name(name), prefix, MODEL, "MODEL_APPLICATION", options)
+
+
+def _options(
+    model: ModelSettings, content: Mapping[str, Any], num_cpus: float | None = None
+) -> dict[str, Any]:
+    """Options of a deployment; one that reserves no CPU computes nothing, and is not scaled."""
+    options: dict[str, Any] = {
+        "user_config": content,
+        "max_ongoing_requests": model.max_ongoing_requests,
+        # What stands behind our own limits: these requests have not been read yet.
+        "max_queued_requests": model.max_ongoing_requests,
+        "backpressure_config": {"status_code": 429, "retry_after_s": 1},
+        "graceful_shutdown_timeout_s": GRACEFUL_SHUTDOWN_S,
+    }
+    if num_cpus is not None:
+        return options | {"ray_actor_options": {"num_cpus": num_cpus}}
+    options["ray_actor_options"] = {"num_cpus": model.reserved_cpus, "num_gpus": model.num_gpus}
+    if model.max_replicas is None:
+        return options | {"num_replicas": model.num_replicas}
+    policy = {
+        "policy_function": "serve.scaling:ByQueuedTokens",
+        "policy_kwargs": {"target_queue_tokens": model.target_queue_tokens},
+    }
+    scaling = {
+        "min_replicas": model.num_replicas,
+        "max_replicas": model.max_replicas,
+        "upscale_delay_s": 3.0,
+        "downscale_delay_s": 60.0,
+        "metrics_interval_s": 1.0,
+        "look_back_period_s": 3.0,
+        "policy": policy,
+    }
+    return options | {"autoscaling_config": scaling}
+
+
+def _deployed(
+    name: str, prefix: str | None, deployment: str, application: str, options: Mapping[str, Any]
+) -> Deployed:
+    return Deployed(
+        name=name,
+        prefix=prefix,
+        deployment=deployment,
+        application=application,
+        options=options,
+    )
+
+
+def _as_json(found: Found) -> dict[str, Any]:
+    content: dict[str, Any] = PLAN.dump_python(found.plan, mode="json")
+    return content
+
+
+def _access(config: ServeConfig) -> dict[str, Any] | None:
+    known = access(config)
+    return None if known is None else ACCESS.dump_python(known, mode="json")
+
+
+def is_ours(application: str) -> bool:
+    return application in (FRONT, COMPARISONS) or application.startswith(application_name(""))
+
+
+def access(config: ServeConfig) -> Access | None:
+    """The keys that the server asks for. Raises: ConfigError, FormatError for their file."""
+    if config.keys is None:
+        return None
+    # The path is absolute, since replicas run elsewhere.
+    return Access(keys=auth.read_keys(config.keys), path=files.absolute(config.keys))
+
+
+def certificate(config: ServeConfig) -> str | None:
+    """The path of the TLS certificate, wherever HAProxy runs. Raises: ConfigError without one."""
+    path = config.tls_certificate
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        raise ConfigError(
+            f"tls_certificate: wanted a PEM file with certificate, chain and private key, got "
+            f"nothing at {path}: check the path"
+        )
+    return str(Path(path).absolute())

@@ -1,0 +1,99 @@
+"""How far a candidate agrees with the model that it is compared with."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bert_core.tasks.base import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairing:
+    """Which two versions are compared."""
+
+    name: str
+    """The model's name."""
+    version: str
+    digest: str
+    candidate_version: str
+    candidate_digest: str
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """Sums over the inputs that two models have both answered."""
+
+    inputs: int = 0
+    decided: int = 0
+    """Inputs whose answer decides something: a label, a word, a span."""
+    agreed: int = 0
+    """Of those, how many the candidate decided the same way."""
+    scored: int = 0
+    """Inputs whose scores can be compared: vectors, or scores of the same decision."""
+    difference: float = 0.0
+    """Sum of the mean absolute difference of scores; for vectors, of 1 - cosine."""
+    requests: int = 0
+    latency_ms: float = 0.0
+    candidate_latency_ms: float = 0.0
+    failed: int = 0
+    """Requests that the candidate did not answer."""
+
+    def add(self, other: "Tally") -> None:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    def metrics(self) -> dict[str, float]:
+        """What a run shows, as far as there is something to show."""
+        values = {"inputs": float(self.inputs), "failed_requests": float(self.failed)}
+        if self.decided:
+            values["agreement"] = self.agreed / self.decided
+        if self.scored:
+            values["score_difference"] = self.difference / self.scored
+        if self.requests:
+            values["latency_ms"] = self.latency_ms / self.requests
+            values["candidate_latency_ms"] = self.candidate_latency_ms / self.requests
+        return values
+
+
+Report = Callable[[Pairing, Tally], None]
+"""Takes what a replica has seen of a pairing."""
+
+
+def compared(task: Task, answers: Sequence[Any], others: Sequence[Any]) -> Tally:
+    """How far two models agree about the same inputs."""
+    tally = Tally(inputs=len(answers))
+    decisions = [name for name, kind in task.cell_types.items() if not _is_score(kind)]
+    for answer, other in zip(answers, others, strict=True):
+        if isinstance(answer, str):  # a vector in base64
+            continue
+        cells, rival = task.cells(answer), task.cells(other)
+        agrees = all(cells[name] == rival[name] for name in decisions)
+        tally.decided += bool(decisions)
+        tally.agreed += bool(decisions) and agrees
+        if agrees and (differences := _differences(task, cells, rival)):
+            tally.scored += 1
+            tally.difference += sum(differences) / len(differences)
+    return tally
+
+
+def _is_score(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind.value_type if pa.types.is_list(kind) else kind)
+
+
+def _differences(task: Task, cells: Mapping[str, Any], rival: Mapping[str, Any]) -> list[float]:
+    differences = []
+    for name, kind in task.cell_types.items():
+        if not _is_score(kind) or cells.get(name) is None or rival.get(name) is None:
+            continue
+        first, second = (np.atleast_1d(np.asarray(each[name], float)) for each in (cells, rival))
+        if first.shape != second.shape or not first.size:
+            continue
+        if kind == pa.list_(pa.float32()):  # a vector
+            lengths = np.linalg.norm(first) * np.linalg.norm(second)
+            differences.append(float(1 - first @ second / lengths) if lengths else 0.0)
+        else:
+            differences.append(float(np.abs(first - second).mean()))
+    return differences

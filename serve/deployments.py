@@ -1,0 +1,282 @@
+"""The deployments of Ray Serve: a model's replicas, the front, both in one process, and what
+compares candidates.
+
+What they serve is in their `user_config`, so that Serve can change it while they run
+(`reconfigure`) and a config file for `serve deploy` can hold it. `serve.api` defines the paths.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray import serve as ray_serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve import api
+from serve.auth import Keys
+from serve.comparison import Pairing, Tally
+from serve.errors import NotReadyError
+from serve.hosted import HostedModel
+from serve.limits import Limits
+from serve.model import Card, Response, ServedModel
+from serve.plan import ACCESS, LIMITS, PLAN
+from serve.recording import Recorder
+from serve.scaling import METRIC
+
+FRONT, COMPARISONS = "front", "comparisons"
+"""Applications besides the models'."""
+MODEL, RECORD = "model", "record"
+"""The deployments of a model's application, and of the comparisons'."""
+TASKS_TTL_S = 10.0
+"""How long the front relies on what a model has said it can do."""
+REPORT_EVERY_S = 5.0
+"""How often a replica passes on how its candidate compares."""
+
+
+def application_name(model: str) -> str:
+    """Serve's name for a model's application; never equal to another one's."""
+    return f"model-{model}"
+
+
+class Switch:
+    """An ASGI app in whose place another may be put between two requests."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self.app(scope, receive, send)
+            return
+        while True:  # our apps have nothing to start or to end
+            kind = (await receive())["type"]
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
+                return
+
+
+class Hosting:
+    """Models in this process, by name, which change with their plans."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, HostedModel] = {}
+        self._reporter = Reporter()
+
+    async def change(self, plans: Mapping[str, Any]) -> None:
+        """Load, change and close models, so that these are served; off the event loop.
+
+        Raises: whatever is wrong with a model that is new.
+        """
+        await asyncio.to_thread(self._change, plans)
+        self._reporter.start()
+
+    def _change(self, plans: Mapping[str, Any]) -> None:
+        for name, content in plans.items():
+            plan = PLAN.validate_python({"name": name, **content})
+            if name in self.models:
+                self.models[name].change(plan)
+            else:
+                self.models[name] = HostedModel(plan, self._reporter.report)
+        for name in [name for name in self.models if name not in plans]:
+            self.models.pop(name).close()
+
+    def local(self, keys: Keys | None) -> dict[str, api.LocalModel]:
+        return {name: api.LocalModel(model.slot, keys) for name, model in self.models.items()}
+
+    async def check_health(self) -> None:
+        """Raises: what `Model.check_health` does, upon which Serve replaces this process."""
+        for model in self.models.values():
+            await model.slot.model.check_health()
+
+
+@ray_serve.ingress()
+class ModelReplica:
+    """A process that serves one model.
+
+    `user_config`: `plan`, a `serve.plan.Plan`; `access`, the keys that it asks for, if any;
+    `alone`, whether there is no front, so that it must list itself.
+    """
+
+    def __init__(self) -> None:
+        self._hosting, self._switch = Hosting(), Switch()
+
+    async def reconfigure(self, config: Mapping[str, Any]) -> None:
+        plan = config["plan"]
+        name, keys = plan["name"], _keys(config)
+        await self._hosting.change({name: plan})
+        self._local = self._hosting.local(keys)[name]
+        alone = config.get("alone", False)
+        self._switch.app = api.create_model_app(self._local.slot, alone=alone, keys=keys)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._switch
+
+    async def check_health(self) -> None:
+        await self._hosting.check_health()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {METRIC: float(self._local.slot.model.waiting_tokens)}
+
+    async def card(self) -> Card:
+        return await self._local.card()
+
+    async def request(
+        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> Response:
+        return await self._local.request(method, path, headers, body)
+
+    async def check_ready(self) -> None:
+        await self._local.check_ready()
+
+
+@ray_serve.ingress()
+class Front:
+    """The page, the list of models, the readiness check for all of them, and the root routes.
+
+    `user_config`: `models`, their names, the default one first; `limits` and `access`.
+    """
+
+    def __init__(self) -> None:
+        self._switch = Switch()
+
+    async def reconfigure(self, config: Mapping[str, Any]) -> None:
+        models = {name: RemoteModel(name) for name in config["models"]}
+        self._switch.app = api.create_front_app(models, _limits(config), _keys(config))
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._switch
+
+
+@ray_serve.ingress()
+class Together:
+    """The front with all models in its own process.
+
+    `user_config`: `plans`, by name, the default one first; `limits` and `access`.
+    """
+
+    def __init__(self) -> None:
+        self._hosting, self._switch = Hosting(), Switch()
+
+    async def reconfigure(self, config: Mapping[str, Any]) -> None:
+        await self._hosting.change(config["plans"])
+        keys = _keys(config)
+        models = self._hosting.local(keys)
+        ordered = {name: models[name] for name in config["plans"]}
+        self._switch.app = api.create_front_app(ordered, _limits(config), keys)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._switch
+
+    async def check_health(self) -> None:
+        await self._hosting.check_health()
+
+
+class Comparisons:
+    """Records in MLflow how candidates compare: the one process that does, for all replicas.
+
+    `user_config`: `tracking_uri`.
+    """
+
+    async def reconfigure(self, config: Mapping[str, Any]) -> None:
+        self._recorder = Recorder(config["tracking_uri"])
+
+    async def record(self, pairing: Pairing, tally: Tally) -> None:
+        await asyncio.to_thread(self._recorder.record, pairing, tally)
+
+
+class RemoteModel(ServedModel):
+    """A model in a separate application, as the front sees it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: tuple[str, ...] = ()
+        self._due_s = 0.0
+        self._handle: DeploymentHandle = ray_serve.get_deployment_handle(
+            MODEL, app_name=application_name(name)
+        )
+
+    async def tasks(self) -> Sequence[str]:
+        if time.monotonic() >= self._due_s:
+            card = await self.card()
+            self._tasks = (card.task, *card.also)
+            self._due_s = time.monotonic() + TASKS_TTL_S
+        return self._tasks
+
+    async def card(self) -> Card:
+        return await self._call("card")
+
+    async def check_ready(self) -> None:
+        await self._call("check_ready")
+
+    async def request(
+        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> Response:
+        return await self._call("request", method, path, headers, body)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return await getattr(self._handle, method).remote(*arguments)
+        except (RayActorError, DeploymentUnavailableError) as error:
+            raise NotReadyError(
+                f"{self._name}: no process of this model answers: try again, or see /readyz"
+            ) from error
+
+
+class Reporter:
+    """Adds up how candidates compare in this process, and passes it on now and then."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[Pairing, Tally] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def report(self, pairing: Pairing, tally: Tally) -> None:
+        """Called on the event loop."""
+        self._tallies.setdefault(pairing, Tally()).add(tally)
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            tallies, self._tallies = self._tallies, {}
+            if tallies:
+                handle = ray_serve.get_deployment_handle(RECORD, app_name=COMPARISONS)
+                for pairing, tally in tallies.items():
+                    await self._pass_on(handle, pairing, tally)
+
+    async def _pass_on(self, handle: DeploymentHandle, pairing: Pairing, tally: Tally) -> None:
+        try:
+            await asyncio.wait_for(handle.record.remote(pairing, tally), REPORT_EVERY_S)
+        except Exception:  # comparing must not get in the way of answering: it is tried again
+            self.report(pairing, tally)
+
+
+def _keys(config: Mapping[str, Any]) -> Keys | None:
+    content = config.get("access")
+    if content is None:
+        return None
+    access = ACCESS.validate_python(content)
+    return Keys(access.keys, access.path)
+
+
+def _limits(config: Mapping[str, Any]) -> Limits:
+    return LIMITS.validate_python(config.get("limits", {}))
+
+
+KINDS: Mapping[str, ray_serve.Deployment] = {
+    "MODEL_APPLICATION": ray_serve.deployment(name=MODEL)(ModelReplica),
+    "FRONT_APPLICATION": ray_serve.deployment(name=FRONT)(Front),
+    "TOGETHER_APPLICATION": ray_serve.deployment(name=FRONT)(Together),
+    "COMPARISONS_APPLICATION": ray_serve.deployment(name=RECORD)(Comparisons),
+}
+"""The deployments by the names of their applications, which a Serve config file imports."""
+
+MODEL_APPLICATION = KINDS["MODEL_APPLICATION"].bind()
+FRONT_APPLICATION = KINDS["FRONT_APPLICATION"].bind()
+TOGETHER_APPLICATION = KINDS["TOGETHER_APPLICATION"].bind()
+COMPARISONS_APPLICATION = KINDS["COMPARISONS_APPLICATION"].bind()

@@ -1,0 +1,184 @@
+"""What a process is to serve: which model, and how.
+
+A plan is data, so that Ray Serve can hold it as a deployment's `user_config` and hand a changed one
+to processes that run.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from bert_core import files
+from bert_core.bundle.layout import WEIGHTS
+from bert_core.errors import ConfigError
+from bert_core.predictor import Predictor
+from bert_core.scores import Precision
+from serve.auth import Key
+from serve.config import ModelConfig, ServeConfig, models_of
+from serve.limits import Limits
+from serve.model import Model
+from tracking.resolve import at_version, is_alias, pinned, registered_version, resolve
+from tracking.server import tracking_uri
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Which bundle to load."""
+
+    reference: str
+    """As the user gave it; a folder's is absolute, a hub model's has its commit."""
+    tracking_uri: str
+    """URI of its registry."""
+    version: str | None = None
+    """The version that the registry had when it was deployed; None elsewhere."""
+    digest: str | None = None
+    """What the bundle must have, so that all processes have the same weights; None takes any."""
+
+    @property
+    def latest(self) -> "Source":
+        """Whatever the reference means now."""
+        return Source(reference=self.reference, tracking_uri=self.tracking_uri)
+
+    def fetch(self) -> tuple[Path, str | None]:
+        """The bundle's folder on this machine, and its version in the registry, if it has one.
+
+        Raises: see `resolve`.
+        """
+        version = self.version or registered_version(self.reference, uri=self.tracking_uri)
+        reference = self.reference if version is None else at_version(self.reference, version)
+        return resolve(reference, uri=self.tracking_uri), version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """How a process computes."""
+
+    device: str = "cpu"
+    threads: int = 1
+    precision: Precision = "fp32"
+    max_batch_tokens: int = 2048
+    max_wait_ms: float = 2.0
+
+    def load(self, name: str, source: Source, limits: Limits) -> Model:
+        """The model, which has answered its own examples. Raises: see `Model` and `resolve`."""
+        folder, version = source.fetch()
+        return Model(
+            name, folder, limits=limits, digest=source.digest, version=version, **vars(self)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A second model that answers some of the requests."""
+
+    source: Source
+    share: float
+    mode: Literal["shadow", "split"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A model as a process is to serve it."""
+
+    name: str
+    source: Source
+    runtime: Runtime = field(default_factory=Runtime)
+    limits: Limits = field(default_factory=Limits)
+    follow_s: float = 5.0
+    candidate: Candidate | None = None
+
+    def follows(self, source: Source) -> bool:
+        """Whether another version may take the place of this one."""
+        return self.follow_s > 0 and is_alias(source.reference)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """The keys that a server asks for."""
+
+    keys: list[Key]
+    path: str
+    """The file that they are in."""
+
+
+PLAN = pydantic.TypeAdapter(Plan)
+"""Plans from and to JSON."""
+ACCESS = pydantic.TypeAdapter(Access)
+LIMITS = pydantic.TypeAdapter(Limits)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model that has been loaded once on the machine that deploys it."""
+
+    plan: Plan
+    example: Any
+    """An input, as in a request."""
+
+
+def find(config: ServeConfig) -> dict[str, Found]:
+    """All models by name, each loaded once: Serve would retry a failing replica for minutes.
+
+    Raises: ConfigError for a reference that does not exist, or a graph that should run on a GPU;
+        FormatError for a bundle that is damaged or answers no task; also see `resolve`.
+    """
+    return {name: _find(config, name, model) for name, model in models_of(config).items()}
+
+
+def _find(config: ServeConfig, name: str, model: ModelConfig) -> Found:
+    source, predictor = _load(config, model, name, model.model)
+    candidate = None
+    if model.candidate is not None:
+        other, rival = _load(config, model, f"{name}'s candidate", model.candidate.model)
+        if rival.task.name != predictor.task.name:
+            raise ConfigError(
+                f"models.{name}.candidate: wanted a model for {predictor.task.name}, got one for "
+                f"{rival.task.name}: compare models for the same task"
+            )
+        candidate = Candidate(source=other, share=model.candidate.share, mode=model.candidate.mode)
+    runtime = Runtime(
+        device="cuda" if model.num_gpus else "cpu",
+        threads=model.threads,
+        precision=model.precision,
+        max_batch_tokens=model.max_batch_tokens,
+        max_wait_ms=model.max_wait_ms,
+    )
+    plan = Plan(
+        name=name,
+        source=source,
+        runtime=runtime,
+        limits=model.limits,
+        follow_s=model.follow_s,
+        candidate=candidate,
+    )
+    return Found(plan, predictor.task.examples[0])
+
+
+def _load(
+    config: ServeConfig, model: ModelConfig, name: str, reference: str
+) -> tuple[Source, Predictor]:
+    uri = tracking_uri(config.tracking_uri)
+    # Every replica gets the commit of a hub's model that is found here.
+    source = Source(reference=_absolute(pinned(reference)), tracking_uri=uri)
+    folder, version = source.fetch()
+    predictor = Predictor(folder, device="cpu")
+    graph = predictor.bundle.graph
+    if model.num_gpus and graph is not None:
+        raise ConfigError(
+            f"num_gpus: wanted 0 for {name}, since onnxruntime runs {folder / graph} on CPUs, got "
+            f"{model.num_gpus:g}: leave it out, or serve the bundle with {WEIGHTS} that it was "
+            "exported from"
+        )
+    if model.precision != "fp32" and graph is not None:
+        raise ConfigError(
+            f"precision: wanted fp32 for {name}, since {folder / graph} has the precision that it "
+            f"was exported with, got {model.precision}: leave it out, or export the model again"
+        )
+    return replace(source, version=version, digest=predictor.bundle.digest), predictor
+
+
+def _absolute(reference: str) -> str:
+    """A folder's absolute path, since replicas run elsewhere; any other reference as it is."""
+    return files.absolute(reference) if Path(reference).is_dir() else reference

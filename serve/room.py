@@ -1,0 +1,85 @@
+"""Whether a Ray cluster has room for models: Ray Serve would wait forever for what is missing."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal
+
+import ray
+
+from bert_core.errors import ResourceError
+from serve.config import ModelConfig
+
+Kind = Literal["CPU", "GPU"]
+
+
+def check_room(models: Mapping[str, ModelConfig], *, together: bool) -> None:
+    """Check that all replicas find their CPUs and GPUs.
+
+    Args:
+        together: whether they are one process.
+    Raises: ResourceError, with what would help.
+    """
+    resources = ray.cluster_resources()
+    kinds: tuple[Kind, ...] = ("CPU", "GPU")
+    for kind in kinds:
+        wanted = _wanted(kind, models, together=together)
+        if wanted > (available := resources.get(kind, 0)):
+            raise ResourceError(
+                f"wanted {wanted} {kind}s ({_sum(kind, models, together=together)}), the Ray "
+                f"cluster has {available:g}: {', or '.join(_ways(kind, models, together=together))}"
+            )
+
+
+def _per_replica(kind: Kind, model: ModelConfig) -> float:
+    return model.reserved_cpus if kind == "CPU" else model.num_gpus
+
+
+def _wanted(kind: Kind, models: Mapping[str, ModelConfig], *, together: bool) -> int:
+    if together:
+        return math.ceil(max(_per_replica(kind, model) for model in models.values()))
+    replicas: Counter[float] = Counter()
+    for model in models.values():
+        replicas[_per_replica(kind, model)] += model.num_replicas
+    if kind == "CPU":
+        return math.ceil(sum(share * count for share, count in replicas.items()))
+    # A replica's fraction must be on a single GPU.
+    return sum(
+        math.ceil(count / math.floor(1 / share + 1e-9)) if share < 1 else math.ceil(count * share)
+        for share, count in replicas.items()
+        if share
+    )
+
+
+def _sum(kind: Kind, models: Mapping[str, ModelConfig], *, together: bool) -> str:
+    """How the number comes about."""
+    parts = {
+        name: f"num_replicas {model.num_replicas} × {_field(kind, model)} "
+        f"{_per_replica(kind, model):g}"
+        for name, model in models.items()
+    }
+    if len(set(parts.values())) == 1:
+        return f"models {1 if together else len(models)} × {next(iter(parts.values()))}"
+    return "; ".join(f"{name}: {part}" for name, part in parts.items())
+
+
+def _field(kind: Kind, model: ModelConfig) -> str:
+    if kind == "GPU":
+        return "num_gpus"
+    return "threads" if model.num_cpus is None else "num_cpus"
+
+
+def _ways(kind: Kind, models: Mapping[str, ModelConfig], *, together: bool) -> list[str]:
+    settings = models.values()
+    several = len(models) > 1 and not together
+    one_each = all(model.num_replicas == 1 for model in settings)
+    ways = ["serve fewer models"] if several else []
+    ways += [] if one_each else ["lower num_replicas"]
+    if kind == "GPU":
+        ways.append("lower num_gpus (a fraction shares a GPU, 0 computes on CPUs)")
+    else:
+        many_threads = any(model.num_cpus is None and model.threads > 1 for model in settings)
+        ways += ["lower threads"] if many_threads else []
+        ways.append("set num_cpus to a fraction")
+        ways += ["set together, for one process"] if several and one_each else []
+    return [*ways, f"use a machine or cluster with more {kind}s"]

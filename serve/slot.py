@@ -1,0 +1,126 @@
+"""The place of a model, which another version may take, and the candidate that it is compared with.
+
+`split`: the candidate's answer is returned; which callers get it depends on a hash of who asks, so
+that a caller stays on one model. `shadow`: the model's answer is returned, the candidate answers
+the same inputs afterwards, and how far the two agree is reported (`serve.comparison`).
+"""
+
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bert_core.tasks.base import Parameters
+from serve.auth import presented_key
+from serve.comparison import Pairing, Report, Tally, compared
+from serve.model import Answered, Model
+
+logger = logging.getLogger("ray.serve")
+
+CALLER = "x-caller"
+"""Header that says who asks, where there are no keys."""
+MAX_SHADOWS = 64
+"""Maximum shadow requests in progress; beyond them, requests are not shadowed."""
+
+
+@dataclass(frozen=True)
+class Current:
+    """The model that answers, and what the surfaces have prepared for it, by name."""
+
+    model: Model
+    prepared: dict[str, Any] = field(default_factory=dict)
+
+
+class Slot:
+    """The place of a model, which another version may take."""
+
+    def __init__(self, model: Model) -> None:
+        self.current = Current(model)
+        """Read once per request, so that one version answers all of it."""
+        self.problem: str | None = None
+        """Why the newest version is not the one that answers; None if it is."""
+        self.challenger: Challenger | None = None
+        """What answers some of the requests."""
+
+    @property
+    def model(self) -> Model:
+        return self.current.model
+
+    def switch(self, model: Model) -> None:
+        """Let another version answer from the next request on."""
+        old, self.current = self.model, Current(model)
+        old.retire()
+
+
+@dataclass(kw_only=True)
+class Challenger:
+    """A candidate in this process."""
+
+    slot: Slot
+    share: float
+    mode: Literal["shadow", "split"]
+    report: Report
+    """Takes the tally of one request."""
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def takes(self, headers: Mapping[str, str]) -> bool:
+        """Whether the candidate answers this caller. Those who do not say who they are get the
+        model itself."""
+        if self.mode != "split":
+            return False
+        caller = presented_key(headers) or headers.get(CALLER)
+        if caller is None:
+            return False
+        number = int.from_bytes(hashlib.sha256(caller.encode()).digest()[:8])
+        return number < self.share * 2**64
+
+    def shadow(
+        self,
+        model: Model,
+        task: str | None,
+        inputs: Sequence[Any],
+        parameters: Parameters | None,
+        answered: Answered,
+    ) -> None:
+        """Ask the candidate too, some of the time, and report how it compares."""
+        if self.mode != "shadow" or len(self._running) >= MAX_SHADOWS:
+            return
+        if random.random() >= self.share:
+            return
+        work = self._compare(model, task, inputs, parameters, answered)
+        running = asyncio.get_running_loop().create_task(work)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+
+    async def _compare(
+        self,
+        model: Model,
+        task: str | None,
+        inputs: Sequence[Any],
+        parameters: Parameters | None,
+        answered: Answered,
+    ) -> None:
+        rival = self.slot.model
+        tally = Tally(requests=1, latency_ms=answered.model_s * 1e3)
+        began_s = time.perf_counter()
+        try:
+            with rival.in_use():
+                other = await rival.answer(inputs, parameters, task)
+            tally.candidate_latency_ms = (time.perf_counter() - began_s) * 1e3
+            predictor = model.predictor if task is None else model.predictor_for(task)
+            tally.add(compared(predictor.task, answered.answers, other.answers))
+        except Exception as error:
+            tally = Tally(failed=1)
+            logger.warning("the candidate of %s failed: %s", model.name, type(error).__name__)
+        pairing = Pairing(
+            name=model.name,
+            version=model.version or "",
+            digest=model.digest,
+            candidate_version=rival.version or "",
+            candidate_digest=rival.digest,
+        )
+        self.report(pairing, tally)

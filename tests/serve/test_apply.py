@@ -1,0 +1,190 @@
+"""`raybert serve --apply FILE`, `--status` and `--stop` on a cluster that serves on its own."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bert_core.bundle.format import load_bundle
+from bert_core.predictor import Predictor
+from bert_core.tasks.text_classification import TextClassification
+from serve.recording import EXPERIMENT
+from tests import tiny
+from tests.serve import live
+from tracking.ports import free_ports
+from tracking.registry import publish
+from tracking.server import connect
+
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
+
+TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
+
+
+@pytest.fixture(scope="module")
+def another(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that gives other answers than `bundle`."""
+    loaded, folder = load_bundle(bundle), tmp_path_factory.mktemp("another") / "bundle"
+    task = TextClassification(["json", "numpy", "socket"])
+    return tiny.bundle(folder, loaded.tokenizer, loaded.encoder_config, task=task, seed=8)
+
+
+class Cluster:
+    """A cluster that is told what to serve."""
+
+    def __init__(self, head: Any, folder: Path) -> None:
+        (self.port,) = free_ports(1)
+        self.tracking_uri = f"sqlite:///{folder}/mlflow.db"
+        self._head, self._file = head, folder / "serve.toml"
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+
+    def raybert(self, *arguments: str) -> Any:
+        address = self._head.addresses["host:port"]
+        return self._head.raybert("serve", *arguments, RAY_ADDRESS=address)
+
+    def apply(self, models: str, common: str = "") -> None:
+        self._file.write_text(
+            f"port = {self.port}\nnum_cpus = 0.1\nfollow_s = 0.5\n{common}\n"
+            f'tracking_uri = "{self.tracking_uri}"\n{models}'
+        )
+        done = self.raybert("--apply", str(self._file))
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def ask(self, name: str) -> httpx.Response:
+        response = self.client.post(f"/v1/models/{name}", json={"inputs": TEXTS})
+        assert response.status_code == 200, response.text
+        return response
+
+    def loaded_at(self, name: str) -> int:
+        return int(self.client.get(f"/v1/models/{name}").json()["created"])
+
+    @contextmanager
+    def under_load(self, *names: str) -> Iterator[list[int]]:
+        """Status of every answer meanwhile."""
+        statuses: list[int] = []
+        done = threading.Event()
+
+        def ask(name: str) -> None:
+            with httpx.Client(base_url=self.client.base_url, timeout=60) as client:
+                while not done.is_set():
+                    response = client.post(f"/v1/models/{name}", json={"inputs": TEXTS})
+                    statuses.append(response.status_code)
+
+        threads = [threading.Thread(target=ask, args=[name]) for name in names]
+        for thread in threads:
+            thread.start()
+        try:
+            yield statuses
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+
+
+@pytest.fixture(scope="module")
+def cluster(head: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(head, tmp_path_factory.mktemp("apply"))
+    try:
+        yield cluster
+    finally:
+        cluster.raybert("--stop")
+
+
+def test_models_are_added_changed_and_removed_without_touching_the_others(
+    cluster: Cluster, bundle: Path, another: Path
+) -> None:
+    digests = [Predictor(folder, device="cpu").bundle.digest for folder in (bundle, another)]
+    docs, other = f'[models.docs]\nmodel = "{bundle}"\n', f'[models.other]\nmodel = "{bundle}"\n'
+    cluster.apply(docs + other, "default = 'other'")
+    before = {name: cluster.loaded_at(name) for name in ("docs", "other")}
+    assert cluster.ask("docs").headers["X-Model-Digest"] == digests[0]
+    root = cluster.client.post("/", json={"inputs": TEXTS})
+    assert root.headers["X-Model"] == "other"
+
+    cluster.apply(docs + other, "default = 'other'")  # nothing changes
+    assert {name: cluster.loaded_at(name) for name in before} == before
+
+    third = f'[models.third]\nmodel = "{bundle}"\nlimits.max_inputs = 2\n'
+    with cluster.under_load("docs", "other") as statuses:
+        cluster.apply(docs.replace(str(bundle), str(another)) + other + third)
+        assert cluster.ask("docs").headers["X-Model-Digest"] == digests[1]
+        assert cluster.ask("other").headers["X-Model-Digest"] == digests[0]
+    assert set(statuses) == {200}
+    assert cluster.loaded_at("other") == before["other"]
+    refused = cluster.client.post("/v1/models/third", json={"inputs": TEXTS})
+    assert refused.status_code == 413
+    listed = [each["id"] for each in cluster.client.get("/v1/models").json()["data"]]
+    assert listed == ["docs", "other", "third"]
+
+    status = cluster.raybert("--status").stdout
+    for line in (
+        "front: running; replicas: 1 running",
+        f"model-docs: running; replicas: 1 running; text-classification {digests[1][:12]}",
+        f"model-other: running; replicas: 1 running; text-classification {digests[0][:12]}",
+    ):
+        assert line in status
+
+    with cluster.under_load("other") as statuses:
+        cluster.apply(other)
+        missing = cluster.client.post("/v1/models/docs", json={"inputs": TEXTS})
+        assert missing.status_code == 404
+    assert set(statuses) == {200}
+    assert cluster.loaded_at("other") == before["other"]
+
+
+def test_a_candidate_is_compared_by_one_process_for_all_replicas(
+    cluster: Cluster, bundle: Path, another: Path
+) -> None:
+    for folder in (bundle, another):
+        publish(folder, name="docs", uri=cluster.tracking_uri, metrics={}, input_example=TEXTS)
+    client = connect(cluster.tracking_uri)
+    client.set_registered_model_alias("docs", "champion", "1")
+    client.set_registered_model_alias("docs", "challenger", "2")
+    cluster.apply(
+        '[models.docs]\nmodel = "models:/docs@champion"\nnum_replicas = 2\n'
+        '[models.docs.candidate]\nmodel = "models:/docs@challenger"\nshare = 1.0\n'
+    )
+    for _ in range(20):
+        assert cluster.ask("docs").headers["X-Model-Version"] == "1"
+
+    def compared() -> float:
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        runs = [] if experiment is None else client.search_runs([experiment.experiment_id])
+        assert len(runs) <= 1
+        return sum(run.data.metrics.get("inputs", 0) for run in runs)
+
+    live.eventually(lambda: compared() == 20 * len(TEXTS))
+
+    # The alias moves: every replica follows.
+    client.set_registered_model_alias("docs", "champion", "2")
+    live.eventually(
+        lambda: {cluster.ask("docs").headers["X-Model-Version"] for _ in range(6)} == {"2"}
+    )
+
+
+def test_what_is_wrong_is_told_before_anything_changes(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(f'port = {cluster.port}\n[models.docs]\nmodel = "{tmp_path}/gone"\n')
+    before = cluster.raybert("--status").stdout
+    done = cluster.raybert("--apply", str(file))
+    assert done.returncode == 2
+    assert f"{tmp_path}/gone: wanted the folder of a bundle" in done.stderr
+    assert cluster.raybert("--status").stdout == before
+
+
+def test_stopping_leaves_nothing_to_answer(cluster: Cluster) -> None:
+    assert cluster.raybert("--stop").returncode == 0
+    with pytest.raises(httpx.TransportError):
+        cluster.client.get("/healthz")
+    status = cluster.raybert("--status")
+    assert (status.returncode, status.stdout) == (1, "")
+    assert "this Ray cluster serves nothing" in status.stderr
+
+
+def test_without_a_cluster_it_says_what_is_missing(head: Any) -> None:
+    done = head.raybert("serve", "--status")
+    assert done.returncode == 2
+    assert "RAY_ADDRESS: wanted the address of a running Ray cluster, got none" in done.stderr

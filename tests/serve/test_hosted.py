@@ -1,0 +1,272 @@
+"""A hosted model whose plan changes, and the candidate that it is compared with: a real registry, a
+live server."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from bert_core.bundle.format import load_bundle
+from bert_core.bundle.layout import WEIGHTS
+from bert_core.predictor import Predictor
+from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.text_classification import TextClassification
+from serve import api
+from serve.comparison import Pairing, Tally, compared
+from serve.hosted import HostedModel
+from serve.limits import Limits
+from serve.plan import PLAN, Candidate, Plan, Source
+from serve.recording import EXPERIMENT, Recorder
+from tests import tiny
+from tests.serve import live
+from tracking.registry import publish
+from tracking.server import connect
+
+TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
+NAME, REFERENCE = "hosted", "models:/hosted@champion"
+
+
+@pytest.fixture(scope="module")
+def folders(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two bundles that give other answers."""
+    loaded, task = load_bundle(bundle), TextClassification(["json", "numpy", "socket"])
+    return [
+        tiny.bundle(
+            tmp_path_factory.mktemp("hosted") / "bundle",
+            loaded.tokenizer,
+            loaded.encoder_config,
+            task=task,
+            seed=seed,
+        )
+        for seed in (7, 8)
+    ]
+
+
+@pytest.fixture(scope="module")
+def registry(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    uri = f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db"
+    for folder in folders:
+        publish(folder, name=NAME, uri=uri, metrics={}, input_example=TEXTS)
+    return uri
+
+
+def plan_of(folder: Path, **settings: Any) -> Plan:
+    source = Source(reference=str(folder), tracking_uri="sqlite://", digest=digest_of(folder))
+    return Plan(name="docs", source=source, **settings)
+
+
+def digest_of(folder: Path) -> str:
+    return Predictor(folder, device="cpu").bundle.digest
+
+
+@contextmanager
+def hosted(plan: Plan, **arguments: Any) -> Iterator[tuple[HostedModel, str]]:
+    model = HostedModel(plan, **arguments)
+    with live.running(api.create_model_app(model.slot, alone=True)) as url:
+        try:
+            yield model, url
+        finally:
+            model.close()
+
+
+def ask(url: str, **headers: str) -> httpx.Response:
+    response = httpx.post(url, json={"inputs": TEXTS}, headers=headers, timeout=30)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def test_a_plan_is_the_same_after_serve_has_kept_it(folders: list[Path]) -> None:
+    candidate = Candidate(source=plan_of(folders[1]).source, share=0.5, mode="split")
+    plan = plan_of(folders[0], limits=Limits(max_inputs=3), candidate=candidate, follow_s=0.5)
+    assert PLAN.validate_python(PLAN.dump_python(plan, mode="json")) == plan
+
+
+def test_another_bundle_takes_over_under_load_without_a_failed_or_mixed_answer(
+    folders: list[Path],
+) -> None:
+    wanted = {digest_of(folder): Predictor(folder).predict(TEXTS) for folder in folders}
+    answers: list[httpx.Response] = []
+    done = threading.Event()
+    with hosted(plan_of(folders[0])) as (model, url):
+
+        def load() -> None:
+            while not done.is_set():
+                answers.append(ask(url))
+
+        threads = [threading.Thread(target=load) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for place in (1, 0, 1):
+            model.change(plan_of(folders[place]))
+            count = len(answers)
+            live.eventually(lambda: len(answers) > count + 6)  # noqa: B023
+        done.set()
+        for thread in threads:
+            thread.join()
+    seen = {answer.headers["X-Model-Digest"] for answer in answers}
+    assert seen == set(wanted)
+    for answer in answers:
+        expected = wanted[answer.headers["X-Model-Digest"]]
+        for came, row in zip(answer.json(), expected, strict=True):
+            assert [each["label"] for each in came] == [each["label"] for each in row]
+            scores = [each["score"] for each in row]
+            assert [each["score"] for each in came] == pytest.approx(scores, abs=1e-5)
+
+
+def test_what_does_not_change_the_model_does_not_load_it_again(folders: list[Path]) -> None:
+    with hosted(plan_of(folders[0])) as (model, url):
+        before = model.slot.model
+        model.change(plan_of(folders[0], limits=Limits(max_inputs=2)))
+        assert model.slot.model is before
+        response = httpx.post(url, json={"inputs": TEXTS}, timeout=30)
+        assert (response.status_code, response.json()["error_type"]) == (413, "too_large")
+
+
+def test_what_cannot_be_loaded_leaves_the_old_one_and_is_told(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    with hosted(plan_of(folders[0])) as (model, url):
+        gone = plan_of(folders[1])
+        gone = replace(gone, source=replace(gone.source, reference=str(tmp_path / "gone")))
+        model.change(gone)
+        assert ask(url).headers["X-Model-Digest"] == digest_of(folders[0])
+        problem = httpx.get(url, timeout=30).json()["problem"]
+        assert problem.startswith(f"{tmp_path}/gone is not served: ")
+        model.change(plan_of(folders[1]))
+        assert ask(url).headers["X-Model-Digest"] == digest_of(folders[1])
+        assert httpx.get(url, timeout=30).json()["problem"] is None
+
+
+def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_meant(
+    folders: list[Path], registry: str
+) -> None:
+    client = connect(registry)
+    client.set_registered_model_alias(NAME, "champion", "2")
+    source = Source(
+        reference=REFERENCE, tracking_uri=registry, version="1", digest=digest_of(folders[0])
+    )
+    model = HostedModel(Plan(name=NAME, source=source))
+    assert (model.slot.model.version, model.slot.problem) == ("2", None)
+    # Applying the same again changes nothing, although the alias has moved since it was deployed.
+    before = model.slot.model
+    model.change(Plan(name=NAME, source=replace(source, version="2", digest=None)))
+    assert model.slot.model is before
+    model.close()
+
+    stored = client.get_model_version_download_uri(NAME, "2").removeprefix("file://")
+    [weights] = Path(stored).rglob(WEIGHTS)
+    sound = weights.read_bytes()
+    weights.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    try:
+        model = HostedModel(Plan(name=NAME, source=source))
+        assert model.slot.model.version == "1"
+        assert model.slot.problem is not None
+        assert model.slot.problem.startswith(f"{REFERENCE} is not served: ")
+        model.close()
+    finally:
+        weights.write_bytes(sound)
+
+
+def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
+    candidate = Candidate(source=plan_of(folders[1]).source, share=0.4, mode="split")
+    digests = [digest_of(folder) for folder in folders]
+    with hosted(plan_of(folders[0], candidate=candidate)) as (_, url):
+        assert ask(url).headers["X-Model-Digest"] == digests[0]  # nobody in particular
+        chosen = {}
+        for number in range(60):
+            caller = {"X-Caller": f"user {number}"}
+            chosen[number] = ask(url, **caller).headers["X-Model-Digest"]
+            assert ask(url, **caller).headers["X-Model-Digest"] == chosen[number]
+            key = {"Authorization": f"Bearer user {number}"}
+            assert ask(url, **key).headers["X-Model-Digest"] == chosen[number]
+    # 60 callers at 0.4: within three standard deviations, 3.8 callers, of 24.
+    assert 13 <= sum(digest == digests[1] for digest in chosen.values()) <= 35
+
+
+def test_a_shadow_answers_nobody_and_is_compared_in_a_run_of_mlflow(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    recorder = Recorder(uri)
+    candidate = Candidate(source=plan_of(folders[1]).source, share=1.0, mode="shadow")
+    seen: list[Tally] = []
+
+    def report(pairing: Pairing, tally: Tally) -> None:
+        recorder.record(pairing, tally)
+        seen.append(tally)
+
+    with hosted(plan_of(folders[0], candidate=candidate), report=report) as (_, url):
+        for _ in range(5):
+            assert ask(url).headers["X-Model-Digest"] == digest_of(folders[0])
+        live.eventually(lambda: len(seen) == 5)
+    recorder.close()
+    first, second = (Predictor(folder).predict(TEXTS) for folder in folders)
+    same = sum(
+        one[0]["label"] == other[0]["label"] for one, other in zip(first, second, strict=True)
+    )
+    client = connect(uri)
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    assert experiment is not None
+    [run] = client.search_runs([experiment.experiment_id])
+    metrics = run.data.metrics
+    assert metrics["inputs"] == 5 * len(TEXTS)
+    assert metrics["agreement"] == pytest.approx(same / len(TEXTS))
+    assert metrics["failed_requests"] == 0
+    assert metrics["latency_ms"] > 0
+    assert metrics["candidate_latency_ms"] > 0
+    assert run.data.params["digest"] == digest_of(folders[0])
+    assert run.data.params["candidate_digest"] == digest_of(folders[1])
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_agrees_with_itself(name: str, bundles: dict[str, Path]) -> None:
+    kind = TASKS[name]
+    holder = name if kind.trainable or name in bundles else None
+    if holder is None:
+        holder = next(each for each in bundles if name in Predictor(bundles[each]).also)
+    predictor = Predictor(bundles[holder], device="cpu")
+    predictor = predictor if predictor.task.name == name else predictor.also[name]
+    answers = predictor.predict(list(predictor.task.examples))
+    tally = compared(predictor.task, answers, answers)
+    assert tally.inputs == len(answers)
+    assert tally.agreed == tally.decided
+    assert tally.decided or tally.scored == len(answers)
+    assert tally.difference == pytest.approx(0, abs=1e-6)
+
+
+def test_another_label_is_disagreement_and_another_score_a_difference(bundle: Path) -> None:
+    task = Predictor(bundle, device="cpu").task
+    answer = [{"label": "json", "score": 0.9}, {"label": "numpy", "score": 0.1}]
+    less = [{"label": "json", "score": 0.7}, {"label": "numpy", "score": 0.3}]
+    other = [{"label": "numpy", "score": 0.6}, {"label": "json", "score": 0.4}]
+    tally = compared(task, [answer, answer], [less, other])
+    assert (tally.inputs, tally.decided, tally.agreed, tally.scored) == (2, 2, 1, 1)
+    assert tally.difference == pytest.approx(0.2)
+
+
+def test_a_candidate_that_fails_is_counted_and_fails_nobody(folders: list[Path]) -> None:
+    seen: list[Tally] = []
+    candidate = Candidate(source=plan_of(folders[1]).source, share=1.0, mode="shadow")
+    with hosted(
+        plan_of(folders[0], candidate=candidate),
+        report=lambda pairing, tally: seen.append(tally),
+    ) as (model, url):
+        challenger = model.slot.challenger
+        assert challenger is not None
+        damage(challenger.slot.model)
+        ask(url)
+        live.eventually(lambda: len(seen) == 1)
+    assert (seen[0].failed, seen[0].inputs) == (1, 0)
+
+
+def damage(model: Any) -> None:
+    """Make every pass of a model fail, as damaged memory does."""
+    with torch.no_grad():
+        for parameter in model.predictor.model.parameters():
+            parameter.fill_(float("nan"))
