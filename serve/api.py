@@ -219,7 +219,9 @@ def _documented(endpoint: Endpoint, prepared: Any) -> dict[str, Any]:
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 
-def list_routes(models: Mapping[str, ServedModel], keys: Keys | None = None) -> APIRouter:
+def list_routes(
+    models: Mapping[str, ServedModel], keys: Keys | None = None, limits: Limits | None = None
+) -> APIRouter:
     """`GET /v1/models`, and for unknown names a 404 that lists the existing ones."""
     router = APIRouter(tags=["models"])
 
@@ -245,14 +247,26 @@ def list_routes(models: Mapping[str, ServedModel], keys: Keys | None = None) -> 
             raise unknown_model(name, models)
         return await models[name].card()
 
-    @router.api_route(
+    async def elsewhere(name: str, request: Request, path: str = "") -> Response:
+        # Requests to a model's own application do not come here, but while it is being added.
+        if name not in models:
+            raise unknown_model(name, models)
+        if isinstance(models[name], LocalModel):  # all of its paths are here
+            raise HTTPException(404)
+        body = b"" if request.method == "GET" else await receive(request, limits or Limits())
+        passed = await models[name].request(
+            request.method, f"/{path}", list(request.headers.items()), body
+        )
+        return _as_response(passed)
+
+    methods = ["POST", "PUT", "PATCH", "DELETE"]
+    router.add_api_route("/v1/models/{name}", elsewhere, methods=methods, include_in_schema=False)
+    router.add_api_route(
         "/v1/models/{name}/{path:path}",
-        methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+        elsewhere,
+        methods=["GET", *methods],
         include_in_schema=False,
     )
-    async def elsewhere(name: str, path: str) -> None:
-        raise HTTPException(404) if name in models else unknown_model(name, models)
-
     return router
 
 
@@ -324,15 +338,19 @@ def _forwarder(
             )
         except Exception as error:
             return _refused(surface, request, error)
-        response = Response(passed.body, passed.status)
-        response.raw_headers[:] = [
-            (key.encode("latin-1"), value.encode("latin-1"))
-            for key, value in (*passed.headers, ("content-length", str(len(passed.body))))
-        ]
-        return response
+        return _as_response(passed)
 
     handle.__doc__ = endpoint.answer.__doc__
     return handle
+
+
+def _as_response(passed: Passed) -> Response:
+    response = Response(passed.body, passed.status)
+    response.raw_headers[:] = [
+        (key.encode("latin-1"), value.encode("latin-1"))
+        for key, value in (*passed.headers, ("content-length", str(len(passed.body))))
+    ]
+    return response
 
 
 def _named(body: bytes) -> str | None:
@@ -394,7 +412,7 @@ def create_front_app(
         if isinstance(model, LocalModel)
     ]
     front = front_routes(models, limits or Limits(), keys)
-    return _create_app("raybert", *here, list_routes(models, keys), front)
+    return _create_app("raybert", *here, list_routes(models, keys, limits), front)
 
 
 class _EmptyPath:
