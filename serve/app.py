@@ -13,11 +13,12 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 import pydantic
+import yaml
 from ray import get_runtime_context
 from ray import serve as ray_serve
 from ray.serve import Application
@@ -26,7 +27,14 @@ from ray.serve.schema import ServeDeploySchema
 
 from bert_core.errors import ResourceError
 from serve import haproxy, steady
-from serve.applications import access, applications, certificate, is_ours, model_application
+from serve.applications import (
+    Deployed,
+    access,
+    applications,
+    certificate,
+    is_ours,
+    model_application,
+)
 from serve.config import ServeConfig, models_of
 from serve.deployments import MODEL, application_name
 from serve.model import Card
@@ -94,6 +102,9 @@ def apply(config: ServeConfig) -> None:
         does not come to answer.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if config.dry_run:
+        print(_as_file(config, applications(config, find(config))), end="")
+        return
     names = set(ray_serve.status().applications)
     foreign = sorted(name for name in names if not is_ours(name))
     if foreign:
@@ -114,6 +125,16 @@ def apply(config: ServeConfig) -> None:
     client.deploy_apps(ServeDeploySchema.model_validate(entries))
     _wait_until_applied({each.name for each in wanted}, models)
     print(f"serving {', '.join(models)}; see raybert serve --status", flush=True)
+
+
+def _as_file(config: ServeConfig, wanted: Sequence[Deployed]) -> str:
+    """The config file for `serve deploy`."""
+    content = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": config.host, "port": config.port},
+        "applications": [each.entry() for each in wanted],
+    }
+    return yaml.safe_dump(content, sort_keys=False)
 
 
 def status() -> None:

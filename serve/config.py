@@ -115,6 +115,9 @@ class Command:
     apply: str | None = None
     """Apply this TOML file to the cluster at RAY_ADDRESS, and return once its models answer: adds,
     changes and removes models without touching the others. They stay when this command ends."""
+    dry_run: bool = False
+    """With `apply`: change nothing, and print the config file with which `serve deploy` would do
+    the same."""
     status: bool = False
     """Show the models that the cluster at RAY_ADDRESS serves."""
     stop: bool = False
@@ -159,6 +162,8 @@ class ServeConfig(ModelSettings, Command):
             raise ConfigError(
                 f"{given[1]}: wanted one of apply, status and stop, got {given[0]} too"
             )
+        if self.dry_run and self.apply is None:
+            raise ConfigError("dry_run: wanted apply with it, got none: give --apply FILE")
         if given and not self.models:
             return
         models = models_of(self)

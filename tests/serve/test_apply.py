@@ -62,15 +62,15 @@ class Cluster:
         return int(self.client.get(f"/v1/models/{name}").json()["created"])
 
     @contextmanager
-    def under_load(self, *names: str) -> Iterator[list[int]]:
-        """Status of every answer meanwhile."""
+    def under_load(self, *names: str, body: Any = None) -> Iterator[list[int]]:
+        """Status of every answer meanwhile, from a client per name."""
         statuses: list[int] = []
         done = threading.Event()
 
         def ask(name: str) -> None:
             with httpx.Client(base_url=self.client.base_url, timeout=60) as client:
                 while not done.is_set():
-                    response = client.post(f"/v1/models/{name}", json={"inputs": TEXTS})
+                    response = client.post(f"/v1/models/{name}", json=body or {"inputs": TEXTS})
                     statuses.append(response.status_code)
 
         threads = [threading.Thread(target=ask, args=[name]) for name in names]
@@ -87,10 +87,11 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(head: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(head, tmp_path_factory.mktemp("apply"))
-    try:
-        yield cluster
-    finally:
-        cluster.raybert("--stop")
+    with cluster.client:
+        try:
+            yield cluster
+        finally:
+            cluster.raybert("--stop")
 
 
 def test_models_are_added_changed_and_removed_without_touching_the_others(
@@ -163,6 +164,20 @@ def test_a_candidate_is_compared_by_one_process_for_all_replicas(
     live.eventually(
         lambda: {cluster.ask("docs").headers["X-Model-Version"] for _ in range(6)} == {"2"}
     )
+
+
+def test_replicas_are_added_while_more_tokens_wait(cluster: Cluster, bundle: Path) -> None:
+    cluster.apply(
+        f'[models.docs]\nmodel = "{bundle}"\nmax_replicas = 2\ntarget_queue_tokens = 512\n'
+        "max_batch_tokens = 128\n"
+    )
+    assert "model-docs: running; replicas: 1 running" in cluster.raybert("--status").stdout
+    long = {"inputs": [" ".join(["array socket port"] * 20)] * 64}
+    with cluster.under_load(*["docs"] * 8, body=long) as statuses:
+        live.eventually(
+            lambda: "model-docs: running; replicas: 2 running" in cluster.raybert("--status").stdout
+        )
+    assert set(statuses) == {200}
 
 
 def test_what_is_wrong_is_told_before_anything_changes(cluster: Cluster, tmp_path: Path) -> None:
