@@ -6,13 +6,9 @@ import shlex
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,84 +27,12 @@ from serve import auth
 from serve.config import ServeConfig
 from tests.hub import Hub, Repository, contents
 from tests.serve import live
+from tests.serve.server import START_S, Server, end_and_kill
 from tracking.ports import free_ports
 
 pytestmark = pytest.mark.ray
 
 TEXTS = [" ".join(["array socket port string JSON object fox dog"] * (1 + n % 5)) for n in range(9)]
-START_S = 120.0
-MARKER = "RAYBERT_TEST_SERVER"
-
-
-@dataclass
-class Server:
-    """A server in a process of its own. All processes that it starts inherit its mark."""
-
-    process: subprocess.Popen[bytes]
-    port: int
-    output: Path
-    mark: str
-    tls: ssl.SSLContext | None = None
-    """What the server's certificate is checked by, if it speaks HTTPS."""
-
-    @classmethod
-    def start(cls, arguments: list[str], port: int, folder: Path, **environment: str) -> "Server":
-        mark, output = uuid.uuid4().hex, folder / "output.txt"
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
-                env={**clean, MARKER: mark, "RAY_ADDRESS": "local", **environment},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        return cls(process, port, output, mark)
-
-    @property
-    def url(self) -> str:
-        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
-
-    def wait_until_ready(self, say: str | None = None) -> None:
-        """Until it answers, and has said so where it is waited for what it says."""
-        deadline_s = time.monotonic() + START_S
-        while time.monotonic() < deadline_s and self.process.poll() is None:
-            with suppress(httpx.TransportError):
-                url = f"{self.url}/readyz"
-                ready = httpx.get(url, timeout=20, verify=self.tls or True).status_code == 200
-                if ready and (say is None or say in self.output.read_text()):
-                    return
-            time.sleep(0.3)
-        pytest.fail(f"no server within {START_S:.0f} s:\n{self.output.read_text()}")
-
-    def end(self, signum: int) -> int:
-        self.process.send_signal(signum)
-        return self.process.wait(60)
-
-    def pids(self) -> list[int]:
-        """The processes that carry the mark."""
-        found = []
-        for environment in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):
-                if f"{MARKER}={self.mark}".encode() in environment.read_bytes():
-                    found.append(int(environment.parent.name))
-        return found
-
-    def processes(self) -> list[str]:
-        """Their names."""
-        names = []
-        for pid in self.pids():
-            with suppress(OSError):
-                names.append(Path(f"/proc/{pid}/comm").read_text().strip())
-        return names
-
-
-def end_and_kill(server: Server) -> None:
-    """What a failed test leaves, so that it disturbs no other."""
-    with suppress(subprocess.TimeoutExpired):
-        server.end(signal.SIGTERM)
-    for pid in server.pids():
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

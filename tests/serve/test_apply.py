@@ -1,5 +1,6 @@
 """`raybert serve --apply FILE`, `--status` and `--stop` on a cluster that serves on its own."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -178,6 +179,24 @@ def test_replicas_are_added_while_more_tokens_wait(cluster: Cluster, bundle: Pat
             lambda: "model-docs: running; replicas: 2 running" in cluster.raybert("--status").stdout
         )
     assert set(statuses) == {200}
+
+
+def test_requests_beyond_what_a_replica_takes_are_told_when_to_try_again(
+    cluster: Cluster, bundle: Path
+) -> None:
+    cluster.apply(f'[models.docs]\nmodel = "{bundle}"\nmax_ongoing_requests = 1\n')
+    body = {"inputs": [" ".join(["array socket port"] * 20)] * 256}
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=cluster.client.base_url, timeout=60) as client:
+            asking = [client.post("/v1/models/docs", json=body) for _ in range(16)]
+            return await asyncio.gather(*asking)
+
+    responses = asyncio.run(ask())
+    assert {response.status_code for response in responses} == {200, 429}
+    for response in responses:
+        if response.status_code == 429:
+            assert response.headers["Retry-After"] == "1"
 
 
 def test_what_is_wrong_is_told_before_anything_changes(cluster: Cluster, tmp_path: Path) -> None:
