@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bert_core.batches import PAD_MULTIPLE
+from bert_core.data.cuts import Place, places_of
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError
 from bert_core.predictor import Predictor
@@ -24,6 +25,9 @@ from serve.limits import Limits
 
 SMALL = 4_096
 """Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""
+
+MOST_CUT = 100
+"""Texts of which an answer says where they were cut."""
 
 WORDS_OF_TEXT = ("tokens",)
 """Fields of inputs whose lists are the words of a text, which cost no more than the text."""
@@ -69,8 +73,8 @@ class Answered:
     """One per input, in the task's own schema."""
     tokens: int
     """Tokens that were read, special ones included."""
-    cut: list[int]
-    """Inputs of which not everything was read."""
+    cut: list[Place]
+    """Where texts were cut, of the first `MOST_CUT` of them."""
     tokenize_s: float
     queue_s: float
     """How long the last of the windows waited for its pass."""
@@ -258,12 +262,17 @@ class Model:
         self._check_queue(tokens)
         passes = await asyncio.gather(*map(self._batcher.submit, windows))
         scores = [each.scores for each in passes]
-        answers = await self.off_loop(predictor.decode, rows, windows, scores, parameters)
+
+        def decode() -> tuple[list[Any], list[Place]]:
+            answers = predictor.decode(rows, windows, scores, parameters)
+            return answers, places_of(predictor.bundle.tokenizer, windows, MOST_CUT)
+
+        answers, cut = await self.off_loop(decode)
         last_began_s = max((each.began_s for each in passes), default=encoded_s)
         return Answered(
             answers=answers,
             tokens=sum(sum(map(len, window.ids)) for window in windows),
-            cut=sorted({window.row for window in windows if window.is_cut}),
+            cut=cut,
             tokenize_s=encoded_s - began_s,
             queue_s=max(0.0, last_began_s - encoded_s),
             compute_s=max((each.ended_s for each in passes), default=encoded_s) - last_began_s,

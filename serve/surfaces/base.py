@@ -240,8 +240,13 @@ def headers(model: Model, answered: Answered | None = None) -> dict[str, str]:
     named["Server-Timing"] = ", ".join(f"{name};dur={s * 1e3:.2f}" for name, s in spans.items())
     named["X-Tokens"] = str(answered.tokens)
     if answered.cut:
-        named["X-Cut-Inputs"] = ",".join(map(str, answered.cut[:100]))
+        named["X-Cut-Inputs"] = cuts_of(answered)
     return named
+
+
+def cuts_of(answered: Answered) -> str:
+    """Where texts were cut, as in the header: `0@512,3.text_pair@498`."""
+    return ",".join(map(str, answered.cut))
 
 
 def json_response(model: Model, content: Any, status: int = 200) -> Response:

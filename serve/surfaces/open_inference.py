@@ -26,6 +26,7 @@ from serve.surfaces.base import (
     Ignored,
     Surface,
     as_bad_request,
+    cuts_of,
     headers,
     json_response,
     read,
@@ -86,7 +87,7 @@ async def infer(call: Call) -> Response:
         cells = [task.cells(answer) for answer in answered.answers]
         outputs = {name: _column(kind, [row[name] for row in cells])
                    for name, kind in task.cell_types.items()}  # fmt: skip
-        return _response(call.model, request, outputs)
+        return _response(call.model, request, outputs, cuts_of(answered))
 
     content, extra = await call.model.off_loop(body)
     kind = "application/octet-stream" if extra else "application/json"
@@ -220,7 +221,7 @@ def _datatype(tensor: np.ndarray) -> str:
 
 
 def _response(
-    model: Model, request: Infer, outputs: Mapping[str, np.ndarray]
+    model: Model, request: Infer, outputs: Mapping[str, np.ndarray], cuts: str
 ) -> tuple[bytes, dict[str, str]]:
     """The body, and the header that it needs if tensors follow the JSON."""
     wanted = request.outputs or [Wanted(name=name) for name in outputs]
@@ -245,8 +246,13 @@ def _response(
         else:
             entry["data"] = tensor.ravel().tolist()
         described.append(entry)
-    content = {"model_name": model.name, "model_version": model.version or "1",
-               "outputs": described}  # fmt: skip
+    content: dict[str, Any] = {
+        "model_name": model.name,
+        "model_version": model.version or "1",
+        "outputs": described,
+    }
+    if cuts:
+        content["parameters"] = {"cut_inputs": cuts}
     if request.id is not None:
         content["id"] = request.id
     head = orjson.dumps(content)

@@ -11,6 +11,7 @@ from fastapi import Response
 
 from bert_core.tasks.feature_extraction import FeatureExtraction, base64_of
 from serve.errors import RequestError
+from serve.model import Answered
 from serve.surfaces.base import (
     Body,
     Call,
@@ -77,7 +78,11 @@ async def rerank(call: Call) -> Response:
             "model": call.model.name,
             "results": results,
             "usage": {"total_tokens": answered.tokens},
-            "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+            "meta": {
+                "api_version": {"version": "2"},
+                "billed_units": {"search_units": 1},
+                **_warnings(answered, "documents"),
+            },
         }
 
     return await call.respond(answered, content)
@@ -112,10 +117,25 @@ async def embed(call: Call) -> Response:
             "meta": {
                 "api_version": {"version": "2"},
                 "billed_units": {"input_tokens": answered.tokens},
+                **_warnings(answered, "texts"),
             },
         }
 
     return await call.respond(answered, content)
+
+
+def _warnings(answered: Answered, name: str) -> dict[str, list[str]]:
+    """Cohere's place to say which texts were cut, by the names that the request gave them."""
+    if not answered.cut:
+        return {}
+    warnings = []
+    for place in answered.cut:
+        text = f"{name}[{place.row}]"
+        if place.name == "text":
+            text = f"query, with {text}"
+        side = "from" if place.from_end else "up to"
+        warnings.append(f"{text}: read {side} character {place.character}, the rest was cut")
+    return {"warnings": warnings}
 
 
 def _signs(vectors: np.ndarray) -> np.ndarray:
