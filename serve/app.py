@@ -5,6 +5,7 @@ Deploying, scaling or failure of one model does not affect the others. `run` is 
 one application that answers at the same paths. `serve.api` defines the paths.
 """
 
+import asyncio
 import io
 import json
 import logging
@@ -32,6 +33,7 @@ from bert_core.predictor import Predictor
 from serve import api, auth, haproxy, steady
 from serve.config import ServeConfig, parse_models
 from serve.following import Follower, Slot
+from serve.hosts import is_loopback
 from serve.limits import Limits
 from serve.model import Card, Model, Response, ServedModel
 from tracking.ports import require_free
@@ -105,18 +107,21 @@ class Plan:
 class ModelReplica:
     """A process that serves one model."""
 
-    def __init__(self, plan: Plan, known: Known | None, alone: bool) -> None:
+    def __init__(self, plan: Plan, known: Known | None, alone: bool, local_only: bool) -> None:
         """Load the model.
 
         Args:
             known: the keys that it asks for; None asks for none.
             alone: whether there is no front, so that it must list itself.
+            local_only: whether it listens on this machine only.
         """
-        self._alone, self._keys = alone, _keys(known)
+        self._alone, self._keys, self._local_only = alone, _keys(known), local_only
         self._local = plan.load(self._keys)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return api.create_model_app(self._local.slot, alone=self._alone, keys=self._keys)
+        return api.create_model_app(
+            self._local.slot, alone=self._alone, keys=self._keys, local_only=self._local_only
+        )
 
     async def card(self) -> Card:
         return await self._local.card()
@@ -152,7 +157,12 @@ class RemoteModel(ServedModel):
     async def request(
         self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
     ) -> Response:
-        return await self._handle.request.remote(method, path, headers, body)
+        response = self._handle.request.remote(method, path, headers, body)
+        try:
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
 
 
 @ray_serve.ingress()
@@ -160,26 +170,35 @@ class Front:
     """The page, the list of models, the readiness check for all of them, and the root routes."""
 
     def __init__(
-        self, tasks: Mapping[str, Sequence[str]], limits: Limits, known: Known | None
+        self,
+        tasks: Mapping[str, Sequence[str]],
+        limits: Limits,
+        known: Known | None,
+        local_only: bool,
     ) -> None:
         """`tasks`: those of each model, by its name."""
         self._tasks, self._limits, self._keys = tasks, limits, _keys(known)
+        self._local_only = local_only
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         models = {name: RemoteModel(name, tasks) for name, tasks in self._tasks.items()}
-        return api.create_front_app(models, self._limits, self._keys)
+        return api.create_front_app(models, self._limits, self._keys, local_only=self._local_only)
 
 
 @ray_serve.ingress()
 class Together:
     """The front with all models in its own process."""
 
-    def __init__(self, plans: Mapping[str, Plan], limits: Limits, known: Known | None) -> None:
-        self._limits, self._keys = limits, _keys(known)
+    def __init__(
+        self, plans: Mapping[str, Plan], limits: Limits, known: Known | None, local_only: bool
+    ) -> None:
+        self._limits, self._keys, self._local_only = limits, _keys(known), local_only
         self._models = {name: plan.load(self._keys) for name, plan in plans.items()}
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return api.create_front_app(self._models, self._limits, self._keys)
+        return api.create_front_app(
+            self._models, self._limits, self._keys, local_only=self._local_only
+        )
 
 
 def application_name(model: str) -> str:
@@ -335,13 +354,13 @@ def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
     if config.together:
         plans = {name: _plan(config, name, model) for name, model in models.items()}
         front = _deployment(Together, "front", config, **_resources(config)).bind(
-            plans, config.limits, known_keys(config)
+            plans, config.limits, known_keys(config), is_loopback(config.host)
         )
         targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
     else:
         tasks = {name: model.tasks for name, model in models.items()}
         front = _deployment(Front, "front", config, num_cpus=0).bind(
-            tasks, config.limits, known_keys(config)
+            tasks, config.limits, known_keys(config), is_loopback(config.host)
         )
         targets = [ray_serve.RunTarget(front, name="front", route_prefix="/")]
         for name, model in models.items():
@@ -373,7 +392,10 @@ def shut_down() -> None:
 def _model_application(config: ServeConfig, name: str, model: Found, *, alone: bool) -> Application:
     replica = _deployment(ModelReplica, "model", config, **_resources(config))
     replicas = replica.options(num_replicas=config.num_replicas)
-    return replicas.bind(_plan(config, name, model), known_keys(config), alone)
+    plan = _plan(config, name, model)
+    # Alone, Serve's own config says where it listens.
+    local_only = not alone and is_loopback(config.host)
+    return replicas.bind(plan, known_keys(config), alone, local_only)
 
 
 def _deployment(

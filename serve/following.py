@@ -11,12 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bert_core.errors import FormatError, RaybertError
-from serve.model import Model
+from serve.model import Card, Model, State
 from tracking.resolve import at_version, registered_version, resolve
 
 logger = logging.getLogger("ray.serve")
@@ -42,12 +42,23 @@ class Slot:
     def __init__(self, model: Model) -> None:
         self.current = Current(model)
         """Read once per request, so that one version answers all of it."""
+        self.is_loading = False
+        """Whether another version is being loaded."""
         self.problem: str | None = None
         """Why the newest version is not the one that answers; None if it is."""
 
     @property
     def model(self) -> Model:
         return self.current.model
+
+    def card(self) -> Card:
+        """The card of the model that answers, with what has become of the alias."""
+        state: State = "problem" if self.problem else "ready"
+        return replace(
+            self.model.card(),
+            state="loading" if self.is_loading else state,
+            problem=self.problem,
+        )
 
     def switch(self, model: Model) -> None:
         """Let another version answer from the next request on."""
@@ -88,6 +99,13 @@ class Follower:
                 self._take(version)
 
     def _take(self, version: str) -> None:
+        self._slot.is_loading = True
+        try:
+            self._load_and_switch(version)
+        finally:
+            self._slot.is_loading = False
+
+    def _load_and_switch(self, version: str) -> None:
         slot = self._slot
         try:
             folder = resolve(at_version(self._reference, version), uri=self._uri)

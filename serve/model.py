@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from bert_core.tasks.base import Parameters
 from serve.batching import Batcher
 from serve.errors import DeadlineError, OverloadedError, TooLargeError, WrongTaskError
 from serve.limits import Limits
+from serve.lineage import Ancestor, ancestors
+from tracking.hub import origin
 
 SMALL = 4_096
 """Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""
@@ -33,6 +35,10 @@ WORDS_OF_TEXT = ("tokens",)
 """Fields of inputs whose lists are the words of a text, which cost no more than the text."""
 
 Result = TypeVar("Result")
+
+State = Literal["ready", "loading", "problem"]
+"""`loading` while another version, which its alias points to, is loaded beside the one that
+answers; `problem` if that version is not served, and the card says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +61,15 @@ class Card:
     example: Any
     """An input, as in a request."""
     metrics: dict[str, float]
-    """Metrics stored in the bundle."""
+    """Metrics stored in the bundle: its evaluation by the stage that made it."""
+    lineage: list[Ancestor]
+    """What it was made from, from the first ancestor to the model itself."""
     digest: str
     """sha256 of the bundle: servers with equal digests give equal answers."""
     max_tokens: int
     """Maximum tokens of a text, special ones included; longer texts are cut, or read in windows."""
     limits: Limits
+    state: State = "ready"
     problem: str | None = None
     """Why the version that its alias points to is not the one that answers; None if it is."""
 
@@ -152,6 +161,7 @@ class Model:
         self.predictor.predict(self.predictor.task.examples)
         self.name, self.version = name, version
         self.created_s = int(time.time())
+        self._lineage = self.predictor.bundle.lineage | origin(folder)
         self.max_batch_tokens = max_batch_tokens
         self.task = self.predictor.task
         self.predictors: Mapping[str, Predictor] = {
@@ -349,6 +359,7 @@ class Model:
             example=self.task.examples[0],
             metrics=self.predictor.bundle.metrics,
             digest=self.digest,
+            lineage=ancestors(self.digest, self._lineage),
             max_tokens=self.predictor.max_length,
             limits=self.limits,
         )

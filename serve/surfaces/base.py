@@ -28,7 +28,7 @@ from serve.errors import (
     TooLargeError,
 )
 from serve.limits import Limits
-from serve.model import SMALL, Answered, Model
+from serve.model import SMALL, Answered, Card, Model
 
 Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here"]
 """Type of a field that is accepted and ignored."""
@@ -48,7 +48,7 @@ class Body(pydantic.BaseModel):
 Shape = TypeVar("Shape", bound=Body)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Call:
     """A request to a model, and what it asked for besides its body."""
 
@@ -60,6 +60,8 @@ class Call:
     """What the surface prepared for this model."""
     caller: Caller | None = None
     """Whose request it is; None where no keys are asked for."""
+    card: Callable[[], Card]
+    """Makes the model's card."""
 
     async def read(self, shape: type[Shape]) -> Shape:
         """The body in this shape. Raises: NotJSONError, RequestError."""
@@ -102,6 +104,16 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Probe:
+    """How the front answers a path that asks about the whole server, instead of passing it on."""
+
+    content: Any
+    """The body, as JSON."""
+    runs_passes: bool = True
+    """Whether every model must run a forward pass first; otherwise it is an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Endpoint:
     """A path of a surface, below the model's URL and at the root."""
 
@@ -112,6 +124,8 @@ class Endpoint:
     method: str = "POST"
     is_open: bool = False
     """Whether it needs no key: probes send none."""
+    at_root: Probe | None = None
+    """What it is at the root, if it asks about the whole server there."""
     body: type[Body] | None = None
     """Shape of the body, for the API's documentation."""
     summary: str = ""

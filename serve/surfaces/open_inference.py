@@ -24,6 +24,7 @@ from serve.surfaces.base import (
     Call,
     Endpoint,
     Ignored,
+    Probe,
     Surface,
     as_bad_request,
     cuts_of,
@@ -37,6 +38,8 @@ HEADER = "Inference-Header-Content-Length"
 ALIASES = ("args", "inputs")
 """Names that MLServer's and MLflow's clients give to an only text."""
 TEXTS = "BYTES"
+SERVER = {"name": "raybert", "version": "2", "extensions": ["binary_tensor_data"]}
+LIVE = {"live": True}
 
 
 class Tensor(Body):
@@ -292,12 +295,11 @@ async def ready(call: Call) -> Response:
 
 async def server(call: Call) -> Response:
     """The server's name, and which extensions it has."""
-    content = {"name": "raybert", "version": "2", "extensions": ["binary_tensor_data"]}
-    return json_response(call.model, content)
+    return json_response(call.model, SERVER)
 
 
 async def live(call: Call) -> Response:
-    return json_response(call.model, {"live": True})
+    return json_response(call.model, LIVE)
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:
@@ -308,9 +310,26 @@ def refuse(error: RequestError) -> tuple[int, Any]:
 SURFACE = Surface(
     name="open_inference",
     endpoints=(
-        Endpoint(path="/v2", answer=server, method="GET"),
-        Endpoint(path="/v2/health/live", is_open=True, answer=live, method="GET"),
-        Endpoint(path="/v2/health/ready", is_open=True, answer=ready, method="GET"),
+        Endpoint(
+            path="/v2",
+            answer=server,
+            method="GET",
+            at_root=Probe(content=SERVER, runs_passes=False),
+        ),
+        Endpoint(
+            path="/v2/health/live",
+            is_open=True,
+            answer=live,
+            method="GET",
+            at_root=Probe(content=LIVE, runs_passes=False),
+        ),
+        Endpoint(
+            path="/v2/health/ready",
+            is_open=True,
+            answer=ready,
+            method="GET",
+            at_root=Probe(content={"ready": True}),
+        ),
         Endpoint(path="/v2/models/{model}", answer=metadata, method="GET"),
         Endpoint(path="/v2/models/{model}/ready", answer=ready, method="GET"),
         Endpoint(path="/v2/models/{model}/infer", answer=infer, body=Infer),
