@@ -84,7 +84,8 @@ def test_others_are_answered_when_a_client_goes(model: Model, passes: list[int])
                 eventually(lambda: model.waiting_tokens > 0)
             reply = b""
             while not reply.endswith(b"]]"):
-                assert (part := stays.recv(1 << 20))
+                part = stays.recv(1 << 20)
+                assert part
                 reply += part
         head, _, content = reply.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
