@@ -21,7 +21,7 @@ from serve.surfaces.base import (
     as_bad_request,
     vectors_of,
 )
-from serve.surfaces.tei import RANKING, best_first, ranked
+from serve.surfaces.tei import RANKING, best_first, check_top_n, ranked
 
 VECTORS = FeatureExtraction.name
 PROMPTS = {"search_query": "query", "search_document": "document"}
@@ -62,8 +62,7 @@ class Embed(Body):
 async def rerank(call: Call) -> Response:
     """The documents by relevance, best first."""
     request = await call.read(Rerank)
-    if request.top_n is not None and request.top_n < 1:
-        raise RequestError(f"top_n: wanted at least 1, got {request.top_n}")
+    check_top_n(request.top_n)
     texts = [item if isinstance(item, str) else item.text for item in request.documents]
     answered = await ranked(call, request.query, texts, {"truncation": request.truncation})
 
