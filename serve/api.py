@@ -11,10 +11,10 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bert_core.errors import InputError
 from serve import forward
 from serve.auth import Caller, Keys
+from serve.disconnects import while_connected
 from serve.errors import (
     InternalError,
     NotReadyError,
@@ -32,12 +33,13 @@ from serve.errors import (
     UnknownModelError,
     WrongTaskError,
 )
+from serve.hosts import LocalHosts
 from serve.limits import Limits
-from serve.model import SMALL, Card, ServedModel
+from serve.model import SMALL, Card, ServedModel, State
 from serve.model import Response as Passed
 from serve.slot import Challenger, Current, Slot
 from serve.surfaces import huggingface
-from serve.surfaces.base import Call, Endpoint, Surface, deadline_of, receive, refusal
+from serve.surfaces.base import Call, Endpoint, Probe, Surface, deadline_of, receive, refusal
 from serve.surfaces.catalog import SURFACES
 
 READY_TIMEOUT_S = 10.0
@@ -74,6 +76,10 @@ class Entry:
     owned_by: str = "raybert"
     url: str
     """Path of the model, to which requests are posted."""
+    task: str | None
+    """None if the model does not answer."""
+    state: State | Literal["down"]
+    """`down` if the model does not answer."""
     card: Card | None
     """None if the model does not answer."""
 
@@ -97,7 +103,7 @@ class LocalModel(ServedModel):
         return tuple(self.slot.model.predictors)
 
     async def card(self) -> Card:
-        return card_of(self.slot)
+        return self.slot.card()
 
     async def check_ready(self) -> None:
         await self.slot.model.check_ready()
@@ -106,10 +112,6 @@ class LocalModel(ServedModel):
         self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
     ) -> Passed:
         return await forward.call(self._app, method, path, headers, body)
-
-
-def card_of(slot: Slot) -> Card:
-    return replace(slot.model.card(), problem=slot.problem)
 
 
 def model_routes(
@@ -126,7 +128,7 @@ def model_routes(
     async def card(request: Request) -> Card:
         """The card of this model."""
         _admit(keys, request, None)
-        return card_of(slot)
+        return slot.card()
 
     @router.get("/healthz", tags=["model"])
     async def health() -> Status:
@@ -176,7 +178,8 @@ def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint
             current = challenger.slot.current
         with current.model.in_use():  # one version answers all of a request
             try:
-                return await endpoint.answer(await _call(current, request, challenger))
+                call = await _call(current, request, challenger)
+                return await while_connected(request, endpoint.answer(call))
             except Exception as error:
                 return _refused(surface, request, error)
 
@@ -195,6 +198,7 @@ def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint
             prepared=_prepared(current, surface),
             caller=caller,
             shadow=None if challenger is None else partial(challenger.shadow, model),
+            card=slot.card,
         )
 
     handle.__doc__ = endpoint.answer.__doc__
@@ -231,7 +235,14 @@ def list_routes(
         except Exception:  # whatever is wrong with one model, the others are listed
             card = None
         created = 0 if card is None else card.created
-        return Entry(id=name, created=created, url=f"/v1/models/{name}", card=card)
+        return Entry(
+            id=name,
+            created=created,
+            url=f"/v1/models/{name}",
+            task=None if card is None else card.task,
+            state="down" if card is None else card.state,
+            card=card,
+        )
 
     @router.get(LIST)
     async def listing(request: Request) -> Listing:
@@ -304,9 +315,13 @@ def front_routes(
         for endpoint in surface.endpoints:
             if endpoint.path == LIST:
                 continue  # the front lists all of them
+            if endpoint.at_root is None:
+                handler = _forwarder(models, keys, surface, endpoint, limits)
+            else:
+                handler = _prober(models, keys, surface, endpoint, endpoint.at_root)
             router.add_api_route(
                 endpoint.path or "/",
-                _forwarder(models, keys, surface, endpoint, limits),
+                handler,
                 methods=[endpoint.method],
                 tags=[surface.name],
                 summary=endpoint.summary or None,
@@ -333,12 +348,13 @@ def _forwarder(
                 name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
             chosen = await _chosen(models, name, endpoint)
             path = (endpoint.path or "/").replace("{model}", name or "")
-            passed = await models[chosen].request(
-                request.method, path, list(request.headers.items()), body
-            )
+            return await while_connected(request, pass_on(request, models[chosen], path, body))
         except Exception as error:
             return _refused(surface, request, error)
-        return _as_response(passed)
+
+    async def pass_on(request: Request, model: ServedModel, path: str, body: bytes) -> Response:
+        sent = list(request.headers.items())
+        return _as_response(await model.request(request.method, path, sent, body))
 
     handle.__doc__ = endpoint.answer.__doc__
     return handle
@@ -351,6 +367,29 @@ def _as_response(passed: Passed) -> Response:
         for key, value in (*passed.headers, ("content-length", str(len(passed.body))))
     ]
     return response
+
+
+def _prober(
+    models: Mapping[str, ServedModel],
+    keys: Keys | None,
+    surface: Surface,
+    endpoint: Endpoint,
+    probe: Probe,
+) -> Handler:
+    async def handle(request: Request) -> Response:
+        try:
+            if not endpoint.is_open:
+                _admit(keys, request, None)
+            if probe.runs_passes:
+                await _check_ready(models)
+        except Exception as error:
+            return _refused(surface, request, error)
+        return _json(200, probe.content)
+
+    handle.__doc__ = "About all models."
+    if probe.runs_passes:
+        handle.__doc__ = "200 if every model has just run a forward pass."
+    return handle
 
 
 def _named(body: bytes) -> str | None:
@@ -391,11 +430,17 @@ async def _chosen(models: Mapping[str, ServedModel], name: str | None, endpoint:
     raise WrongTaskError(f"no model here is for {endpoint.task}: those served here are {listed}")
 
 
-def create_model_app(slot: Slot, *, alone: bool, keys: Keys | None = None) -> FastAPI:
-    """The application of one model; if `alone`, without a front, it also lists itself."""
+def create_model_app(
+    slot: Slot, *, alone: bool, keys: Keys | None = None, local_only: bool = False
+) -> FastAPI:
+    """The application of one model; if `alone`, without a front, it also lists itself.
+
+    Args:
+        local_only: whether requests must call it by a name of this machine (`serve.hosts`).
+    """
     name = slot.model.name
     routes = model_routes(slot, keys, without=(LIST,) if alone else ())
-    app = _create_app(f"raybert: {name}", routes)
+    app = _create_app(f"raybert: {name}", routes, local_only=local_only)
     if alone:
         app.include_router(model_routes(slot, keys, f"/v1/models/{name}"))
         app.include_router(list_routes({name: LocalModel(slot, keys)}, keys))
@@ -403,16 +448,25 @@ def create_model_app(slot: Slot, *, alone: bool, keys: Keys | None = None) -> Fa
 
 
 def create_front_app(
-    models: Mapping[str, ServedModel], limits: Limits | None = None, keys: Keys | None = None
+    models: Mapping[str, ServedModel],
+    limits: Limits | None = None,
+    keys: Keys | None = None,
+    *,
+    local_only: bool = False,
 ) -> FastAPI:
-    """The application at `/`, which handles every path that belongs to no model elsewhere."""
+    """The application at `/`, which handles every path that belongs to no model elsewhere.
+
+    Args:
+        local_only: as in `create_model_app`.
+    """
     here = [
         model_routes(model.slot, model.keys, f"/v1/models/{name}")
         for name, model in models.items()
         if isinstance(model, LocalModel)
     ]
     front = front_routes(models, limits or Limits(), keys)
-    return _create_app("raybert", *here, list_routes(models, keys, limits), front)
+    routers = [*here, list_routes(models, keys, limits), front]
+    return _create_app("raybert", *routers, local_only=local_only)
 
 
 class _EmptyPath:
@@ -427,11 +481,13 @@ class _EmptyPath:
         await self._app(scope, receive, send)
 
 
-def _create_app(title: str, *routers: APIRouter) -> FastAPI:
+def _create_app(title: str, *routers: APIRouter, local_only: bool) -> FastAPI:
     """The routes, their OpenAPI at `/openapi.json`, and all errors in our format."""
     # The API page with its scripts, which FastAPI's own fetches from a CDN.
     app = FastAPIOffline(title=title, redoc_url=None)
     app.add_middleware(_EmptyPath)
+    if local_only:
+        app.add_middleware(LocalHosts)
     for router in routers:
         app.include_router(router)
 

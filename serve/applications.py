@@ -13,6 +13,7 @@ from bert_core.errors import ConfigError
 from serve import auth, deployments
 from serve.config import ModelSettings, ServeConfig, models_of
 from serve.deployments import COMPARISONS, FRONT, MODEL, RECORD, application_name
+from serve.hosts import is_loopback
 from serve.plan import ACCESS, LIMITS, PLAN, Access, Found
 from tracking.server import tracking_uri
 
@@ -54,7 +55,11 @@ def applications(config: ServeConfig, models: Mapping[str, Found]) -> list[Deplo
     """What is to be deployed for these models."""
     settings = models_of(config)
     first = sorted(models, key=lambda name: name != config.default)
-    at_front = {"limits": LIMITS.dump_python(config.limits), "access": _access(config)}
+    at_front = {
+        "limits": LIMITS.dump_python(config.limits),
+        "access": _access(config),
+        "local_only": is_loopback(config.host),
+    }
     if config.together:
         plans = {name: _as_json(models[name]) for name in first}
         options = _options(settings[first[0]], {"plans": plans, **at_front})
@@ -73,7 +78,13 @@ def applications(config: ServeConfig, models: Mapping[str, Found]) -> list[Deplo
 
 
 def model_application(config: ServeConfig, name: str, found: Found, *, alone: bool) -> Deployed:
-    content = {"plan": _as_json(found), "access": _access(config), "alone": alone}
+    content = {
+        "plan": _as_json(found),
+        "access": _access(config),
+        "alone": alone,
+        # Alone, Serve's own config says where it listens.
+        "local_only": not alone and is_loopback(config.host),
+    }
     options = _options(models_of(config)[name], content)
     prefix = "/" if alone else f"/v1/models/{name}"
     return _deployed(application_name(name), prefix, MODEL, "MODEL_APPLICATION", options)

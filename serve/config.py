@@ -17,9 +17,9 @@ from bert_core.checks import (
 )
 from bert_core.errors import ConfigError
 from bert_core.wording import nearest, shown
+from serve.hosts import is_loopback
 from serve.limits import Limits
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -178,7 +178,7 @@ class ServeConfig(ModelSettings, Command):
                 "host: wanted 127.0.0.1 or 0.0.0.0 behind HAProxy, got "
                 f"{self.host!r}: give one of them, or set haproxy = false"
             )
-        if self.host not in LOOPBACK and not (self.keys or self.no_auth):
+        if not is_loopback(self.host) and not (self.keys or self.no_auth):
             raise ConfigError(
                 f"keys: wanted a file of API keys to listen on {self.host}, which others may "
                 "reach, got none: make one with `raybert serve keys create NAME --keys FILE`, or "

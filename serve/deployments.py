@@ -97,7 +97,8 @@ class ModelReplica:
     """A process that serves one model.
 
     `user_config`: `plan`, a `serve.plan.Plan`; `access`, the keys that it asks for, if any;
-    `alone`, whether there is no front, so that it must list itself.
+    `alone`, whether there is no front, so that it must list itself; `local_only`, whether it
+    listens on this machine only.
     """
 
     def __init__(self) -> None:
@@ -108,8 +109,12 @@ class ModelReplica:
         name, keys = plan["name"], _keys(config)
         await self._hosting.change({name: plan})
         self._local = self._hosting.local(keys)[name]
-        alone = config.get("alone", False)
-        self._switch.app = api.create_model_app(self._local.slot, alone=alone, keys=keys)
+        self._switch.app = api.create_model_app(
+            self._local.slot,
+            alone=config.get("alone", False),
+            keys=keys,
+            local_only=config.get("local_only", False),
+        )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._switch
@@ -136,7 +141,8 @@ class ModelReplica:
 class Front:
     """The page, the list of models, the readiness check for all of them, and the root routes.
 
-    `user_config`: `models`, their names, the default one first; `limits` and `access`.
+    `user_config`: `models`, their names, the default one first; `limits`, `access` and
+    `local_only`.
     """
 
     def __init__(self) -> None:
@@ -144,7 +150,7 @@ class Front:
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
         models = {name: RemoteModel(name) for name in config["models"]}
-        self._switch.app = api.create_front_app(models, _limits(config), _keys(config))
+        self._switch.app = _front_app(models, config, _keys(config))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._switch
@@ -154,7 +160,7 @@ class Front:
 class Together:
     """The front with all models in its own process.
 
-    `user_config`: `plans`, by name, the default one first; `limits` and `access`.
+    `user_config`: `plans`, by name, the default one first; `limits`, `access` and `local_only`.
     """
 
     def __init__(self) -> None:
@@ -165,7 +171,7 @@ class Together:
         keys = _keys(config)
         models = self._hosting.local(keys)
         ordered = {name: models[name] for name in config["plans"]}
-        self._switch.app = api.create_front_app(ordered, _limits(config), keys)
+        self._switch.app = _front_app(ordered, config, keys)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._switch
@@ -217,8 +223,12 @@ class RemoteModel(ServedModel):
         return await self._call("request", method, path, headers, body)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
+        response = getattr(self._handle, method).remote(*arguments)
         try:
-            return await getattr(self._handle, method).remote(*arguments)
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
         except (RayActorError, DeploymentUnavailableError) as error:
             raise NotReadyError(
                 f"{self._name}: no process of this model answers: try again, or see /readyz"
@@ -264,8 +274,12 @@ def _keys(config: Mapping[str, Any]) -> Keys | None:
     return Keys(access.keys, access.path)
 
 
-def _limits(config: Mapping[str, Any]) -> Limits:
-    return LIMITS.validate_python(config.get("limits", {}))
+def _front_app(
+    models: Mapping[str, ServedModel], config: Mapping[str, Any], keys: Keys | None
+) -> ASGIApp:
+    limits: Limits = LIMITS.validate_python(config.get("limits", {}))
+    local_only = config.get("local_only", False)
+    return api.create_front_app(models, limits, keys, local_only=local_only)
 
 
 KINDS: Mapping[str, ray_serve.Deployment] = {

@@ -60,6 +60,13 @@ class Follower:
                 self._take(version)
 
     def _take(self, version: str) -> None:
+        self._slot.is_loading = True
+        try:
+            self._load_and_switch(version)
+        finally:
+            self._slot.is_loading = False
+
+    def _load_and_switch(self, version: str) -> None:
         slot = self._slot
         try:
             folder = resolve(at_version(self._reference, version), uri=self._uri)

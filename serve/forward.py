@@ -1,5 +1,6 @@
 """A request to an ASGI app in this process, without a socket: the front's calls to a model."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ async def call(
     async def receive() -> Message:
         nonlocal received
         if received:
-            return {"type": "http.disconnect"}
+            # Nobody disconnects here: whoever waits for the response cancels this call.
+            await asyncio.Event().wait()
         received = True
         return {"type": "http.request", "body": body, "more_body": False}
 

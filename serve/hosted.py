@@ -43,13 +43,20 @@ class HostedModel:
         if self._loads_alike(before):
             self.slot.model.limits = plan.limits
         else:
-            try:
-                self.slot.switch(plan.runtime.load(plan.name, plan.source, plan.limits))
-                self.slot.problem = None
-            except Exception as error:
-                self.slot.problem = f"{plan.source.reference} is not served: {_reason(error)}"
-                logger.error("%s: %s", plan.name, self.slot.problem)
+            self._load_again()
         self._complete()
+
+    def _load_again(self) -> None:
+        plan, slot = self.plan, self.slot
+        slot.is_loading = True
+        try:
+            slot.switch(plan.runtime.load(plan.name, plan.source, plan.limits))
+            slot.problem = None
+        except Exception as error:
+            slot.problem = f"{plan.source.reference} is not served: {_reason(error)}"
+            logger.error("%s: %s", plan.name, slot.problem)
+        finally:
+            slot.is_loading = False
 
     def close(self) -> None:
         """Follow no more; models are closed once nobody uses them."""

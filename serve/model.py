@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from bert_core.batches import PAD_MULTIPLE
+from bert_core.data.cuts import Place, places_of
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError
 from bert_core.predictor import Predictor
@@ -28,6 +29,8 @@ from serve.errors import (
     WrongTaskError,
 )
 from serve.limits import Limits
+from serve.lineage import Ancestor, ancestors
+from tracking.hub import origin
 
 SMALL = 4_096
 """Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""
@@ -35,10 +38,17 @@ SMALL = 4_096
 LONGEST_PASS_S = 120.0
 """A pass that runs for longer hangs."""
 
+MOST_CUT = 100
+"""Texts of which an answer says where they were cut."""
+
 WORDS_OF_TEXT = ("tokens",)
 """Fields of inputs whose lists are the words of a text, which cost no more than the text."""
 
 Result = TypeVar("Result")
+
+State = Literal["ready", "loading", "problem"]
+"""`loading` while another version, which its alias points to, is loaded beside the one that
+answers; `problem` if that version is not served, and the card says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +71,15 @@ class Card:
     example: Any
     """An input, as in a request."""
     metrics: dict[str, float]
-    """Metrics stored in the bundle."""
+    """Metrics stored in the bundle: its evaluation by the stage that made it."""
+    lineage: list[Ancestor]
+    """What it was made from, from the first ancestor to the model itself."""
     digest: str
     """sha256 of the bundle: servers with equal digests give equal answers."""
     max_tokens: int
     """Maximum tokens of a text, special ones included; longer texts are cut, or read in windows."""
     limits: Limits
+    state: State = "ready"
     problem: str | None = None
     """Why the version that its alias points to is not the one that answers; None if it is."""
 
@@ -79,8 +92,8 @@ class Answered:
     """One per input, in the task's own schema."""
     tokens: int
     """Tokens that were read, special ones included."""
-    cut: list[int]
-    """Inputs of which not everything was read."""
+    cut: list[Place]
+    """Where texts were cut, of the first `MOST_CUT` of them."""
     tokenize_s: float
     queue_s: float
     """How long the last of the windows waited for its pass."""
@@ -165,6 +178,7 @@ class Model:
         self.predictor.predict(self.predictor.task.examples)
         self.name, self.version = name, version
         self.created_s = int(time.time())
+        self._lineage = self.predictor.bundle.lineage | origin(folder)
         self.max_batch_tokens = max_batch_tokens
         self.task = self.predictor.task
         self.predictors: Mapping[str, Predictor] = {
@@ -275,12 +289,17 @@ class Model:
         self._check_queue(tokens)
         passes = await asyncio.gather(*map(self._batcher.submit, windows))
         scores = [each.scores for each in passes]
-        answers = await self.off_loop(predictor.decode, rows, windows, scores, parameters)
+
+        def decode() -> tuple[list[Any], list[Place]]:
+            answers = predictor.decode(rows, windows, scores, parameters)
+            return answers, places_of(predictor.bundle.tokenizer, windows, MOST_CUT)
+
+        answers, cut = await self.off_loop(decode)
         last_began_s = max((each.began_s for each in passes), default=encoded_s)
         return Answered(
             answers=answers,
             tokens=sum(sum(map(len, window.ids)) for window in windows),
-            cut=sorted({window.row for window in windows if window.is_cut}),
+            cut=cut,
             tokenize_s=encoded_s - began_s,
             queue_s=max(0.0, last_began_s - encoded_s),
             compute_s=max((each.ended_s for each in passes), default=encoded_s) - last_began_s,
@@ -372,6 +391,7 @@ class Model:
             example=self.task.examples[0],
             metrics=self.predictor.bundle.metrics,
             digest=self.digest,
+            lineage=ancestors(self.digest, self._lineage),
             max_tokens=self.predictor.max_length,
             limits=self.limits,
         )

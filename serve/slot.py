@@ -11,13 +11,13 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from bert_core.tasks.base import Parameters
 from serve.auth import presented_key
 from serve.comparison import Pairing, Report, Tally, compared
-from serve.model import Answered, Model
+from serve.model import Answered, Card, Model, State
 
 logger = logging.getLogger("ray.serve")
 
@@ -43,12 +43,21 @@ class Slot:
         """Read once per request, so that one version answers all of it."""
         self.problem: str | None = None
         """Why the newest version is not the one that answers; None if it is."""
+        self.is_loading = False
+        """Whether another version is being loaded."""
         self.challenger: Challenger | None = None
         """What answers some of the requests."""
 
     @property
     def model(self) -> Model:
         return self.current.model
+
+    def card(self) -> Card:
+        """The card of the model that answers, with what has become of its plan."""
+        state: State = "loading" if self.is_loading else "ready"
+        return replace(
+            self.model.card(), state="problem" if self.problem else state, problem=self.problem
+        )
 
     def switch(self, model: Model) -> None:
         """Let another version answer from the next request on."""

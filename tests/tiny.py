@@ -106,6 +106,7 @@ def bundle(
     task: Task | None = None,
     objectives: Sequence[Build] | None = None,
     metrics: dict[str, float] | None = None,
+    lineage: dict[str, Any] | None = None,
     seed: int = 0,
 ) -> Path:
     """Save a model with `objectives`, by default that of the task, and give the folder."""
@@ -118,6 +119,6 @@ def bundle(
         tokenizer,
         task=task,
         metrics=metrics or {},
-        lineage={},
+        lineage=lineage or {},
     )
     return folder

@@ -88,7 +88,7 @@ def _front_matter(
 
     counts = evaluation.counts
     pipeline = task.pipeline_tag or task.name
-    source = _dataset(str(counts.get("source", "held-out rows")))
+    source = dataset_name(str(counts.get("source", "held-out rows")))
     measured = [
         EvalResult(
             task_type=pipeline,
@@ -116,13 +116,13 @@ def _front_matter(
 
 def _base_model(bundle: "Bundle") -> str | None:
     """The nearest ancestor that is a model of the hub."""
-    for _, lineage in reversed(_chain(bundle.digest, bundle.lineage)[:-1]):
+    for _, lineage in reversed(chain(bundle.digest, bundle.lineage)[:-1]):
         if "hub" in lineage:
             return lineage["hub"].partition("@")[0]
     return None
 
 
-def _dataset(source: str) -> str:
+def dataset_name(source: str) -> str:
     """A data set of the hub by its id, anything else by its file's name: metadata on the hub should
     not say where files are on this machine."""
     if source.startswith("hf://datasets/"):
@@ -236,7 +236,7 @@ def _by_class(classes: Classes) -> str:
 def _lineage(bundle: "Bundle") -> str:
     lines = ["| what | digest | details |", "|---|---|---|"]
     shown = set()  # data such as the vocabulary is often shared with the parent model
-    for digest, lineage in _chain(bundle.digest, bundle.lineage):
+    for digest, lineage in chain(bundle.digest, bundle.lineage):
         for data in lineage.get("data", ()):
             if (data["name"], data["digest"]) in shown:
                 continue
@@ -258,17 +258,17 @@ def _lineage(bundle: "Bundle") -> str:
     return "\n".join(lines)
 
 
-def _chain(digest: str, lineage: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+def chain(digest: str, lineage: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Digest and lineage of every model from the first ancestor to this one."""
     parent = lineage.get("parent")
-    before = [] if parent is None else _chain(parent, lineage.get("parent_lineage", {}))
+    before = [] if parent is None else chain(parent, lineage.get("parent_lineage", {}))
     return [*before, (digest, lineage)]
 
 
 def _recipes(lineage: Mapping[str, Any]) -> list[str]:
     """The config of each stage, last stage first."""
     parts = []
-    for _, made_by in reversed(_chain("", lineage)):
+    for _, made_by in reversed(chain("", lineage)):
         if "config" in made_by:
             fields = "\n".join(_toml(made_by["config"]))
             parts.append(f"`raybert {made_by['stage']}`:\n\n```toml\n{fields}\n```")

@@ -16,7 +16,25 @@ from bert_core.data.tokenizer import Tokenizer
 Ids = UInt32[np.ndarray, "_"]
 CHARACTERS_PER_ID = 8
 """How much of a long text is tokenized at first, per id that is wanted."""
-_SPACE = re.compile(r"\s")
+_SPACE = re.compile(r"(?<=\S)[^\S\x0b\x0c\x1c-\x1f\x85]")
+"""White space after something else. The control characters among it separate no words in BERT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A text of which a sequence does not have all ids."""
+
+    text: str
+    """The text as it was tokenized."""
+    ids: int
+    """How many of its ids the sequence has."""
+    name: str = ""
+    """Which text of its row it is, such as `text_pair` or `choices[1]`; empty if it is the only one
+    that can be cut."""
+    from_end: bool = False
+    """Whether the sequence has the ids of its end rather than those of its beginning."""
+    prompt: int = 0
+    """How many characters at its beginning are not the row's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +54,15 @@ class Window:
     """Entry of the batch → the right labels, (items, …); empty if they are unknown."""
     origin: Any = None
     """What the task needs to turn scores into an answer, such as the characters of tokens."""
-    is_cut: bool = False
-    """Whether the row has more than its windows hold."""
+    cuts: tuple[Cut, ...] = ()
+    """The texts of which not everything is in it."""
+    lacks_answer: bool = False
+    """Whether the row's right answer is in none of its windows."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the row has more than its windows hold."""
+        return bool(self.cuts) or self.lacks_answer
 
     @property
     def tokens(self) -> int:
@@ -70,8 +95,16 @@ class Joined:
     """Where segment 1 begins; the length if there is none."""
     second_start: int
     """Where the second text begins; the length if there is none. The first begins at 1."""
-    is_cut: bool = False
-    """Whether the texts were cut."""
+    kept: tuple[int, ...]
+    """How many ids it has of each text."""
+
+    def cuts(self, *texts: tuple[str, str, Ids]) -> tuple[Cut, ...]:
+        """Those of its texts that were cut, from the name, the text and the ids of each."""
+        return tuple(
+            Cut(text, kept, name)
+            for (name, text, ids), kept in zip(texts, self.kept, strict=True)
+            if kept < len(ids)
+        )
 
 
 def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
@@ -92,7 +125,7 @@ def first_ids_of(
     left = list(range(len(texts)))
     characters = CHARACTERS_PER_ID * (enough + 1)
     while left:
-        parts = [_end_of(texts[at], characters, from_end=from_end) for at in left]
+        parts = [end_of(texts[at], characters, from_end=from_end) for at in left]
         ids = ids_of(tokenizer, parts)
         again = []
         for at, part, part_ids in zip(left, parts, ids, strict=True):
@@ -103,13 +136,13 @@ def first_ids_of(
     return found
 
 
-def _end_of(text: str, characters: int, *, from_end: bool) -> str:
+def end_of(text: str, characters: int, *, from_end: bool) -> str:
     """The first or last `characters` of a text, and what is left of the word there."""
     if len(text) <= characters:
         return text
     if from_end:
         start = len(text) - characters
-        while start > 0 and not text[start].isspace():
+        while start > 0 and not _SPACE.match(text, start):
             start -= 1
         return text[start:]
     space = _SPACE.search(text, characters)
@@ -141,9 +174,8 @@ def joined(
     if second is None:
         keep = None if max_length is None else max_length - 2
         ids = np.concatenate([head, first[:keep], tail]).astype(np.uint32)
-        return Joined(ids, len(ids), len(ids), len(ids) < len(first) + 2)
+        return Joined(ids, len(ids), len(ids), (len(ids) - 2,))
     between = tail * tokenizer.separators
-    whole = len(first) + len(second)
     if max_length is not None:
         room = max_length - len(between) - 2
         keep_first, keep_second = _fitted(len(first), len(second), room)
@@ -151,7 +183,7 @@ def joined(
     ids = np.concatenate([head, first, between, second, tail]).astype(np.uint32)
     second_start = 1 + len(first) + len(between)
     segment_b_start = second_start if tokenizer.has_segments else len(ids)
-    return Joined(ids, segment_b_start, second_start, len(first) + len(second) < whole)
+    return Joined(ids, segment_b_start, second_start, (len(first), len(second)))
 
 
 def _fitted(first: int, second: int, room: int) -> tuple[int, int]:

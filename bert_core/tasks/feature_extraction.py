@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Num
 
 from bert_core.checks import PositiveFloat, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, joined
+from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, joined
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
@@ -265,9 +266,9 @@ class FeatureExtraction(Task):
         parameters = parameters or self.parameters(truncate=True)
         limit = min(max_length, self.chosen.max_length or max_length)
         prompt = self._prompt(parameters.prompt_name)
-        texts = [[prompt + text for text in texts_of(row)] for row in rows]
+        texts = [texts_of(row) for row in rows]
         all_texts = [text for row_texts in texts for text in row_texts]
-        sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters))
+        sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters, prompt))
         labels: Iterator[dict[str, np.ndarray]] = iter(())
         if labelled:
             labels = self._labels(rows, texts, all_texts)
@@ -278,7 +279,7 @@ class FeatureExtraction(Task):
                     f"inputs[{number}]: wanted one text, since per_token is set, got "
                     f"{len(row_texts)}: leave text_pair or per_token out"
                 )
-            ids = tuple(next(sequences) for _ in row_texts)
+            ids, cuts = zip(*(next(sequences) for _ in row_texts), strict=True)
             windows.append(
                 Window(
                     row=number,
@@ -286,6 +287,7 @@ class FeatureExtraction(Task):
                     segment_b_start=tuple(map(len, ids)),
                     positions=self._runs(ids, per_token=parameters.per_token),
                     labels=next(labels, {}),
+                    cuts=tuple(chain.from_iterable(named(rows[number], cuts))),
                 )
             )
         return windows
@@ -409,19 +411,39 @@ def texts_of(row: Row) -> list[str]:
     return [row["text"], *([] if pair is None else [pair]), *(row.get("negatives") or ())]
 
 
+def named(row: Row, cuts: Sequence[Cut | None]) -> list[tuple[Cut, ...]]:
+    """The cut of each text of a row, if it has one, with the text's name if there are several."""
+    names = ["text", *(["text_pair"] if row.get("text_pair") is not None else [])]
+    names += [f"negatives[{place}]" for place in range(len(cuts) - len(names))]
+    return [
+        () if cut is None else (replace(cut, name=name if len(cuts) > 1 else ""),)
+        for cut, name in zip(cuts, names, strict=True)
+    ]
+
+
 def sequences_of(
-    tokenizer: Tokenizer, texts: Sequence[str], limit: int, parameters: VectorParameters
-) -> Iterator[Ids]:
-    """Each text with its special tokens, cut to `limit` tokens where the parameters say so."""
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    limit: int,
+    parameters: VectorParameters,
+    prompt: str = "",
+) -> Iterator[tuple[Ids, Cut | None]]:
+    """Each text after the prompt, with its special tokens, cut to `limit` tokens where the
+    parameters say so; and how it was cut."""
     from_end = parameters.truncation_direction == "left"
+    texts = [prompt + text for text in texts] if prompt else texts
     if parameters.truncate:
         all_ids = first_ids_of(tokenizer, texts, limit, from_end=from_end)
     else:
         all_ids = ids_of(tokenizer, texts)
-    for ids in all_ids:
-        if parameters.truncate and from_end:
-            ids = ids[-(limit - 2) :]
-        yield joined(tokenizer, ids, None, limit if parameters.truncate else None).ids
+    room = limit - 2
+    for text, ids in zip(texts, all_ids, strict=True):
+        if not parameters.truncate or len(ids) <= room:
+            yield joined(tokenizer, ids).ids, None
+            continue
+        kept = ids[-room:] if from_end else ids[:room]
+        cut = Cut(text, room, from_end=from_end, prompt=len(prompt))
+        yield joined(tokenizer, kept).ids, cut
 
 
 @dataclass(frozen=True)

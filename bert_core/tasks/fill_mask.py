@@ -127,7 +127,7 @@ class FillMask(Task):
             all_ids = ids_of(tokenizer, texts)
         else:
             all_ids = first_ids_of(tokenizer, texts, limit)
-        for number, (row, ids) in enumerate(zip(rows, all_ids, strict=True)):
+        for number, (row, text, ids) in enumerate(zip(rows, texts, all_ids, strict=True)):
             wanted = None
             if "words" in row:
                 masks = int(np.count_nonzero(ids == tokenizer.mask_id))
@@ -149,7 +149,7 @@ class FillMask(Task):
                     positions={"mlm_positions": positions},
                     labels={"mlm_labels": wanted} if labelled and wanted is not None else {},
                     origin=_Masks(tokenizer, sequence.ids, positions, wanted, targets),
-                    is_cut=sequence.is_cut,
+                    cuts=sequence.cuts(("", text, ids)),
                 )
             )
         return windows
@@ -217,6 +217,8 @@ class _Masks:
 
 
 def _with_masks_of(tokenizer: Tokenizer, text: str) -> str:
+    """The text with the vocabulary's own mark. All marks are six characters long, so characters
+    keep their places."""
     for name in (MASK, OTHER_NAMES[MASK]):
         text = text.replace(name, tokenizer.mask_token)
     return text

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,18 +97,25 @@ class MultipleChoice(Task):
     ) -> list[Window]:
         limit = max_length if parameters is None or parameters.truncation else None
         contexts = ids_of(tokenizer, [row["text"] for row in rows])
-        choices = iter(ids_of(tokenizer, [choice for row in rows for choice in row["choices"]]))
+        all_ids = iter(ids_of(tokenizer, [choice for row in rows for choice in row["choices"]]))
         labels = _label_ids(rows) if labelled else None
         windows = []
         for number, (row, context) in enumerate(zip(rows, contexts, strict=True)):
-            pairs = [joined(tokenizer, context, next(choices), limit) for _ in row["choices"]]
+            choices = [next(all_ids) for _ in row["choices"]]
+            pairs = [joined(tokenizer, context, ids, limit) for ids in choices]
+            cuts = (
+                pair.cuts(("text", row["text"], context), (f"choices[{place}]", choice, ids))
+                for place, (pair, choice, ids) in enumerate(
+                    zip(pairs, row["choices"], choices, strict=True)
+                )
+            )
             windows.append(
                 Window(
                     row=number,
                     ids=tuple(pair.ids for pair in pairs),
                     segment_b_start=tuple(pair.segment_b_start for pair in pairs),
                     labels={} if labels is None else {"labels": labels[number : number + 1]},
-                    is_cut=any(pair.is_cut for pair in pairs),
+                    cuts=tuple(chain.from_iterable(cuts)),
                 )
             )
         return windows

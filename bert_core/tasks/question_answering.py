@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from bert_core.checks import NonNegativeInt, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Pieces, Window, joined, pieces_of, slices
+from bert_core.data.windows import Cut, Pieces, Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.config import EncoderConfig
@@ -210,6 +210,9 @@ class QuestionAnswering(Task):
             overhead = 2 + tokenizer.separators
             most = min(max_question, (max_length - overhead) // 2)
             kept = question.ids[:most]
+            cuts: tuple[Cut, ...] = ()
+            if len(kept) < len(question.ids):
+                cuts = (Cut(row["question"], len(kept), "question"),)
             room = max_length - overhead - len(kept)
             stride = min(doc_stride, room // 2)
             characters = context.offsets
@@ -240,7 +243,8 @@ class QuestionAnswering(Task):
                         segment_b_start=(sequence.segment_b_start,),
                         labels=labels,
                         origin=(sequence.second_start, offsets),
-                        is_cut=missed or len(kept) < len(question.ids),
+                        cuts=cuts,
+                        lacks_answer=missed,
                     )
                 )
         return windows

@@ -1,7 +1,7 @@
 """How similar sentences are to another: cosines of their vectors (Reimers and Gurevych 2019)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import pyarrow as pa
 from jaxtyping import Float
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Window
+from bert_core.data.windows import Cut, Window
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.model.config import EncoderConfig
@@ -125,7 +125,11 @@ class SentenceSimilarity(Task):
         """A window per row, with the sentence before the others."""
         texts = [{"text": row["source_sentence"], "negatives": row["sentences"]} for row in rows]
         cutting = FeatureExtractionParameters(**asdict(parameters)) if parameters else None
-        return self._vectors.encode(texts, tokenizer, max_length, parameters=cutting)
+        windows = self._vectors.encode(texts, tokenizer, max_length, parameters=cutting)
+        return [
+            replace(window, cuts=tuple(map(_named, window.cuts))) if window.cuts else window
+            for window in windows
+        ]
 
     def decode(
         self,
@@ -178,3 +182,9 @@ class SentenceSimilarity(Task):
         differ = np.abs(np.nan_to_num(wanted))
         wrong = np.abs(np.nan_to_num(wanted - given) * differ) / 2
         return wrong.sum((1, 2)) / np.maximum(1, differ.sum((1, 2)))
+
+
+def _named(cut: Cut) -> Cut:
+    """A cut of the vectors' rows under the field's name here."""
+    name = "source_sentence" if cut.name == "text" else cut.name.replace("negatives", "sentences")
+    return replace(cut, name=name)

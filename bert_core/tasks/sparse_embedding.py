@@ -16,7 +16,13 @@ from bert_core.errors import ConfigError, InputError
 from bert_core.metrics.retrieval import retrieval_columns, retrieval_metrics, sparse_ranks_of
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, Kind, Options, Task
-from bert_core.tasks.feature_extraction import VectorParameters, compared, sequences_of, texts_of
+from bert_core.tasks.feature_extraction import (
+    VectorParameters,
+    compared,
+    named,
+    sequences_of,
+    texts_of,
+)
 from bert_core.tasks.modules import ABOUT, MODULES, SETTINGS, Read, kinds_of, longest_of, modules_of
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.texts import TextInput
@@ -163,12 +169,17 @@ class SparseEmbedding(Task):
         """A window per text of each row."""
         parameters = parameters or self.parameters(truncate=True)
         limit = min(max_length, self.chosen.max_length or max_length)
-        texts = [(number, text) for number, row in enumerate(rows) for text in texts_of(row)]
-        sequences = sequences_of(tokenizer, [text for _, text in texts], limit, parameters)
-        return [
-            Window(row=number, ids=(ids,), segment_b_start=(len(ids),))
-            for (number, _), ids in zip(texts, sequences, strict=True)
-        ]
+        texts = [texts_of(row) for row in rows]
+        all_texts = [text for row_texts in texts for text in row_texts]
+        sequences = iter(sequences_of(tokenizer, all_texts, limit, parameters))
+        windows = []
+        for number, (row, row_texts) in enumerate(zip(rows, texts, strict=True)):
+            all_ids, cuts = zip(*(next(sequences) for _ in row_texts), strict=True)
+            windows += [
+                Window(row=number, ids=(ids,), segment_b_start=(len(ids),), cuts=own)
+                for ids, own in zip(all_ids, named(row, cuts), strict=True)
+            ]
+        return windows
 
     def decode(
         self,

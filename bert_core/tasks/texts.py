@@ -149,13 +149,18 @@ def text_windows(
             # Which of two long texts is the longer one decides where the odd token goes.
             ids, other = ids_of(tokenizer, [rows[number]["text"], pair or ""])
         sequence = joined(tokenizer, ids, other, limit)
+        text = rows[number]["text"]
+        if pair is None or other is None:
+            cuts = sequence.cuts(("", text, ids))
+        else:
+            cuts = sequence.cuts(("text", text, ids), ("text_pair", pair, other))
         windows.append(
             Window(
                 row=number,
                 ids=(sequence.ids,),
                 segment_b_start=(sequence.segment_b_start,),
                 labels={name: ids[number : number + 1] for name, ids in labels.items()},
-                is_cut=sequence.is_cut,
+                cuts=cuts,
             )
         )
     return windows

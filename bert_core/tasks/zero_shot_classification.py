@@ -13,7 +13,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Ids, Window, ids_of, joined
+from bert_core.data.windows import Cut, Ids, Window, ids_of, joined
 from bert_core.errors import CorpusError, FormatError, InputError
 from bert_core.metrics.classification import by_label, single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
@@ -193,7 +193,9 @@ class ZeroShotClassification(Task):
                         row=number,
                         ids=(sequence.ids,),
                         segment_b_start=(sequence.segment_b_start,),
-                        is_cut=len(cut) < len(premise),
+                        cuts=(Cut(rows[number]["text"], len(cut)),)
+                        if len(cut) < len(premise)
+                        else (),
                     )
                 )
         return windows

@@ -28,7 +28,7 @@ from serve.errors import (
     TooLargeError,
 )
 from serve.limits import Limits
-from serve.model import SMALL, Answered, Model
+from serve.model import SMALL, Answered, Card, Model
 
 Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here"]
 """Type of a field that is accepted and ignored."""
@@ -48,7 +48,7 @@ class Body(pydantic.BaseModel):
 Shape = TypeVar("Shape", bound=Body)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Call:
     """A request to a model, and what it asked for besides its body."""
 
@@ -62,6 +62,8 @@ class Call:
     """Whose request it is; None where no keys are asked for."""
     shadow: Callable[[str | None, list[Any], Parameters | None, Answered], None] | None = None
     """Has a candidate answer the same inputs."""
+    card: Callable[[], Card]
+    """Makes the model's card."""
 
     async def read(self, shape: type[Shape]) -> Shape:
         """The body in this shape. Raises: NotJSONError, RequestError."""
@@ -106,6 +108,16 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Probe:
+    """How the front answers a path that asks about the whole server, instead of passing it on."""
+
+    content: Any
+    """The body, as JSON."""
+    runs_passes: bool = True
+    """Whether every model must run a forward pass first; otherwise it is an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Endpoint:
     """A path of a surface, below the model's URL and at the root."""
 
@@ -116,6 +128,8 @@ class Endpoint:
     method: str = "POST"
     is_open: bool = False
     """Whether it needs no key: probes send none."""
+    at_root: Probe | None = None
+    """What it is at the root, if it asks about the whole server there."""
     body: type[Body] | None = None
     """Shape of the body, for the API's documentation."""
     summary: str = ""
@@ -244,8 +258,13 @@ def headers(model: Model, answered: Answered | None = None) -> dict[str, str]:
     named["Server-Timing"] = ", ".join(f"{name};dur={s * 1e3:.2f}" for name, s in spans.items())
     named["X-Tokens"] = str(answered.tokens)
     if answered.cut:
-        named["X-Cut-Inputs"] = ",".join(map(str, answered.cut[:100]))
+        named["X-Cut-Inputs"] = cuts_of(answered)
     return named
+
+
+def cuts_of(answered: Answered) -> str:
+    """Where texts were cut, as in the header: `0@512,3.text_pair@498`."""
+    return ",".join(map(str, answered.cut))
 
 
 def json_response(model: Model, content: Any, status: int = 200) -> Response:

@@ -23,6 +23,7 @@ from serve.model import SMALL, Model
 from serve.surfaces.base import (
     Call,
     Endpoint,
+    Probe,
     Surface,
     check_top_k,
     json_response,
@@ -31,6 +32,9 @@ from serve.surfaces.base import (
 
 IGNORED = frozenset({"options", "model"})
 """Keys that clients of other servers send, and that change nothing here."""
+
+
+HEALTHY = {"status": "ok"}
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,7 @@ def _documented(bodies: Bodies | None) -> dict[str, Any]:
 async def health(call: Call) -> Response:
     """200 if the model has just run a forward pass."""
     await call.model.check_ready()
-    return json_response(call.model, {"status": "ok"})
+    return json_response(call.model, HEALTHY)
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:
@@ -230,7 +234,13 @@ SURFACE = Surface(
             summary="Hugging Face's inference API",
             document=_documented,
         ),
-        Endpoint(path="/health", is_open=True, answer=health, method="GET"),
+        Endpoint(
+            path="/health",
+            is_open=True,
+            answer=health,
+            method="GET",
+            at_root=Probe(content=HEALTHY),
+        ),
     ),
     refuse=refuse,
     prepare=Bodies,

@@ -13,7 +13,7 @@ from fastapi import Response
 from bert_core.tasks.base import Task
 from bert_core.wording import shown
 from serve.errors import RequestError
-from serve.surfaces.base import Body, Call, Endpoint, Surface, as_bad_request, json_response
+from serve.surfaces.base import Body, Call, Endpoint, Probe, Surface, as_bad_request, json_response
 
 FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 
@@ -110,7 +110,7 @@ SURFACE = Surface(
     name="invocations",
     endpoints=(
         Endpoint(path="/invocations", answer=invoke, body=Invocation),
-        Endpoint(path="/ping", is_open=True, answer=ping, method="GET"),
+        Endpoint(path="/ping", is_open=True, answer=ping, method="GET", at_root=Probe(content={})),
     ),
     refuse=refuse,
 )

@@ -24,8 +24,10 @@ from serve.surfaces.base import (
     Call,
     Endpoint,
     Ignored,
+    Probe,
     Surface,
     as_bad_request,
+    cuts_of,
     headers,
     json_response,
     read,
@@ -36,6 +38,8 @@ HEADER = "Inference-Header-Content-Length"
 ALIASES = ("args", "inputs")
 """Names that MLServer's and MLflow's clients give to an only text."""
 TEXTS = "BYTES"
+SERVER = {"name": "raybert", "version": "2", "extensions": ["binary_tensor_data"]}
+LIVE = {"live": True}
 
 
 class Tensor(Body):
@@ -86,7 +90,7 @@ async def infer(call: Call) -> Response:
         cells = [task.cells(answer) for answer in answered.answers]
         outputs = {name: _column(kind, [row[name] for row in cells])
                    for name, kind in task.cell_types.items()}  # fmt: skip
-        return _response(call.model, request, outputs)
+        return _response(call.model, request, outputs, cuts_of(answered))
 
     content, extra = await call.model.off_loop(body)
     kind = "application/octet-stream" if extra else "application/json"
@@ -220,7 +224,7 @@ def _datatype(tensor: np.ndarray) -> str:
 
 
 def _response(
-    model: Model, request: Infer, outputs: Mapping[str, np.ndarray]
+    model: Model, request: Infer, outputs: Mapping[str, np.ndarray], cuts: str
 ) -> tuple[bytes, dict[str, str]]:
     """The body, and the header that it needs if tensors follow the JSON."""
     wanted = request.outputs or [Wanted(name=name) for name in outputs]
@@ -245,8 +249,13 @@ def _response(
         else:
             entry["data"] = tensor.ravel().tolist()
         described.append(entry)
-    content = {"model_name": model.name, "model_version": model.version or "1",
-               "outputs": described}  # fmt: skip
+    content: dict[str, Any] = {
+        "model_name": model.name,
+        "model_version": model.version or "1",
+        "outputs": described,
+    }
+    if cuts:
+        content["parameters"] = {"cut_inputs": cuts}
     if request.id is not None:
         content["id"] = request.id
     head = orjson.dumps(content)
@@ -286,12 +295,11 @@ async def ready(call: Call) -> Response:
 
 async def server(call: Call) -> Response:
     """The server's name, and which extensions it has."""
-    content = {"name": "raybert", "version": "2", "extensions": ["binary_tensor_data"]}
-    return json_response(call.model, content)
+    return json_response(call.model, SERVER)
 
 
 async def live(call: Call) -> Response:
-    return json_response(call.model, {"live": True})
+    return json_response(call.model, LIVE)
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:
@@ -302,9 +310,26 @@ def refuse(error: RequestError) -> tuple[int, Any]:
 SURFACE = Surface(
     name="open_inference",
     endpoints=(
-        Endpoint(path="/v2", answer=server, method="GET"),
-        Endpoint(path="/v2/health/live", is_open=True, answer=live, method="GET"),
-        Endpoint(path="/v2/health/ready", is_open=True, answer=ready, method="GET"),
+        Endpoint(
+            path="/v2",
+            answer=server,
+            method="GET",
+            at_root=Probe(content=SERVER, runs_passes=False),
+        ),
+        Endpoint(
+            path="/v2/health/live",
+            is_open=True,
+            answer=live,
+            method="GET",
+            at_root=Probe(content=LIVE, runs_passes=False),
+        ),
+        Endpoint(
+            path="/v2/health/ready",
+            is_open=True,
+            answer=ready,
+            method="GET",
+            at_root=Probe(content={"ready": True}),
+        ),
         Endpoint(path="/v2/models/{model}", answer=metadata, method="GET"),
         Endpoint(path="/v2/models/{model}/ready", answer=ready, method="GET"),
         Endpoint(path="/v2/models/{model}/infer", answer=infer, body=Infer),

@@ -67,7 +67,7 @@ async def embeddings(call: Call) -> Response:
 
 async def models(call: Call) -> Response:
     """The list of models, which has this one."""
-    return json_response(call.model, {"object": "list", "data": [call.model.card()]})
+    return json_response(call.model, {"object": "list", "data": [call.card()]})
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:

@@ -11,6 +11,7 @@ from fastapi import Response
 
 from bert_core.tasks.feature_extraction import FeatureExtraction, base64_of
 from serve.errors import RequestError
+from serve.model import Answered
 from serve.surfaces.base import (
     Body,
     Call,
@@ -20,7 +21,7 @@ from serve.surfaces.base import (
     as_bad_request,
     vectors_of,
 )
-from serve.surfaces.tei import RANKING, best_first, ranked
+from serve.surfaces.tei import RANKING, best_first, check_top_n, ranked
 
 VECTORS = FeatureExtraction.name
 PROMPTS = {"search_query": "query", "search_document": "document"}
@@ -61,8 +62,7 @@ class Embed(Body):
 async def rerank(call: Call) -> Response:
     """The documents by relevance, best first."""
     request = await call.read(Rerank)
-    if request.top_n is not None and request.top_n < 1:
-        raise RequestError(f"top_n: wanted at least 1, got {request.top_n}")
+    check_top_n(request.top_n)
     texts = [item if isinstance(item, str) else item.text for item in request.documents]
     answered = await ranked(call, request.query, texts, {"truncation": request.truncation})
 
@@ -77,7 +77,11 @@ async def rerank(call: Call) -> Response:
             "model": call.model.name,
             "results": results,
             "usage": {"total_tokens": answered.tokens},
-            "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+            "meta": {
+                "api_version": {"version": "2"},
+                "billed_units": {"search_units": 1},
+                **_warnings(answered, "documents"),
+            },
         }
 
     return await call.respond(answered, content)
@@ -112,10 +116,25 @@ async def embed(call: Call) -> Response:
             "meta": {
                 "api_version": {"version": "2"},
                 "billed_units": {"input_tokens": answered.tokens},
+                **_warnings(answered, "texts"),
             },
         }
 
     return await call.respond(answered, content)
+
+
+def _warnings(answered: Answered, name: str) -> dict[str, list[str]]:
+    """Cohere's place to say which texts were cut, by the names that the request gave them."""
+    if not answered.cut:
+        return {}
+    warnings = []
+    for place in answered.cut:
+        text = f"{name}[{place.row}]"
+        if place.name == "text":
+            text = f"query, with {text}"
+        side = "from" if place.from_end else "up to"
+        warnings.append(f"{text}: read {side} character {place.character}, the rest was cut")
+    return {"warnings": warnings}
 
 
 def _signs(vectors: np.ndarray) -> np.ndarray:

@@ -65,6 +65,8 @@ class Rerank(Cut):
     texts: list[str]
     raw_scores: bool = False
     return_text: bool = False
+    top_n: int | None = None
+    """LiteLLM's, which Text Embeddings Inference ignores: how many of the texts to return."""
 
 
 class Predict(Cut):
@@ -152,6 +154,7 @@ async def embed_sparse(call: Call) -> Response:
 async def rerank(call: Call) -> Response:
     """The texts by score, best first."""
     request = await call.read(Rerank)
+    check_top_n(request.top_n)
     values = _cut_right(request) | {"raw_scores": request.raw_scores or None}
     answered = await ranked(call, request.query, request.texts, values)
 
@@ -159,7 +162,7 @@ async def rerank(call: Call) -> Response:
         return [
             {"index": index, "score": score}
             | ({"text": request.texts[index]} if request.return_text else {})
-            for index, score in best_first(answered)
+            for index, score in best_first(answered)[: request.top_n]
         ]
 
     return await call.respond(answered, content)
@@ -172,6 +175,11 @@ async def ranked(call: Call, query: str, texts: list[str], values: Mapping[str, 
     parameters = call.parameters(RANKING, values)
     rows = [{"text": query, "text_pair": text} for text in texts]
     return await call.answer(RANKING, rows, parameters)
+
+
+def check_top_n(top_n: int | None) -> None:
+    if top_n is not None and top_n < 1:
+        raise RequestError(f"top_n: wanted at least 1, got {top_n}")
 
 
 def best_first(answered: Answered) -> list[tuple[int, float]]:

@@ -215,6 +215,10 @@ def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path
     assert status == 200
     created = card.pop("created")
     assert abs(time.time() - created) < 3600
+    digest = Predictor(bundle, device="cpu").bundle.digest
+    [itself] = card.pop("lineage")
+    assert itself["digest"] == digest
+    assert itself["stage"] is None  # no stage made it
     assert card == {
         "id": "docs",
         "object": "model",
@@ -225,20 +229,23 @@ def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path
         "labels": ["json", "numpy", "socket"],
         "example": "A text to be labelled.",
         "metrics": {"accuracy": 0.75},
-        "digest": Predictor(bundle, device="cpu").bundle.digest,
+        "digest": digest,
         "max_tokens": 128,
         "limits": asdict(Limits()),
+        "state": "ready",
         "problem": None,
     }
     _, listing = ask("GET", "/v1/models")
     [entry] = listing["data"]
-    assert entry.pop("card") == card | {"created": created}
+    assert entry.pop("card") == card | {"created": created, "lineage": [itself]}
     assert entry == {
         "id": "docs",
         "object": "model",
         "created": created,
         "owned_by": "raybert",
         "url": "/v1/models/docs",
+        "task": "text-classification",
+        "state": "ready",
     }
 
 
@@ -292,10 +299,9 @@ def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
     )
     status, listing = ask("GET", "/v1/models")
     assert status == 200
-    assert [(each["id"], each["card"] is None) for each in listing["data"]] == [
-        ("docs", False),
-        ("gone", True),
-    ]
+    assert [
+        (each["id"], each["task"], each["state"], each["card"] is None) for each in listing["data"]
+    ] == [("docs", "text-classification", "ready", False), ("gone", None, "down", True)]
     status, came = ask("GET", "/readyz")
     assert status == 503
     assert "got none from gone (ConnectionError)" in came["error"]
@@ -307,6 +313,28 @@ def test_the_front_lists_and_asks_every_model_and_survives_one_that_is_down(
     status, came = ask("POST", "/embed", json={"inputs": "a"})
     assert status == 503
     assert "feature-extraction, and gone did not say what it is for" in came["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "message"),
+    [
+        ("/health", {"status": "ok"}, "error"),
+        ("/ping", {}, "message"),
+        ("/v2/health/ready", {"ready": True}, "error"),
+    ],
+)
+def test_probes_at_the_root_are_about_all_models(
+    model: Model, runner: asyncio.Runner, path: str, answer: Any, message: str
+) -> None:
+    models: dict[str, ServedModel] = {"docs": api.LocalModel(Slot(model))}
+    assert Caller(runner, api.create_front_app(models))("GET", path) == (200, answer)
+    ask = Caller(runner, api.create_front_app(models | {"gone": Down()}))
+    status, came = ask("GET", path)
+    assert status == 503
+    assert "got none from gone (ConnectionError)" in came[message]
+    for alive in ("/v2/health/live", "/v2"):
+        assert ask("GET", alive)[0] == 200
+    assert ask("GET", f"/v1/models/docs{path}")[0] == 200
 
 
 def test_the_page_needs_nothing_from_elsewhere(runner: asyncio.Runner) -> None:

@@ -192,6 +192,31 @@ def test_requests_are_taken_on_the_given_host_only(server: Server) -> None:
         socket.create_connection(("127.0.0.2", server.port), timeout=5)
 
 
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/v1/models/docs", "/readyz"])
+def test_a_web_pages_own_name_is_refused(client: httpx.Client, path: str) -> None:
+    for host, status in (("evil.example", 421), ("evil.example:8000", 421), ("localhost:1", 200)):
+        response = client.get(path, headers={"Host": host}, follow_redirects=False)
+        assert response.status_code == status
+        assert status == 200 or response.json()["error_type"] == "misdirected"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/docs", "/"])
+def test_work_of_a_client_that_is_gone_is_dropped(client: httpx.Client, path: str) -> None:
+    body = {"inputs": ["open a socket and listen on a port " * 8] * 2000}
+
+    def seconds(content: Any, timeout_s: float = 120.0) -> float:
+        began_s = time.monotonic()
+        with suppress(httpx.ReadTimeout):
+            client.post(path, json=content, timeout=timeout_s).raise_for_status()
+        return time.monotonic() - began_s
+
+    whole_s = seconds(body)
+    for _ in range(3):
+        seconds(body, timeout_s=whole_s / 4)  # the client closes the connection
+    # All of that would be in front of it.
+    assert seconds({"inputs": "a"}) < whole_s
+
+
 def test_a_taken_port_is_an_error_that_names_who_holds_it(
     server: Server, bundle: Path, tmp_path: Path
 ) -> None:

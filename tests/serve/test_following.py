@@ -142,7 +142,10 @@ def test_a_version_that_cannot_answer_leaves_the_old_one_and_is_told(
         eventually(lambda: slot.problem is not None)
         card = httpx.get(url, timeout=30).json()
         assert card["version"] == "1"
+        assert card["state"] == "problem"
         assert card["problem"].startswith(f"version {broken} is not served: ")
+        [listed] = httpx.get(f"{url}/v1/models", timeout=30).json()["data"]
+        assert (listed["state"], listed["card"]) == ("problem", card)
         assert version_at(url) == "1"
         point(registry, "2")  # a later version that is sound is taken
         eventually(lambda: slot.model.version == "2")
@@ -174,6 +177,33 @@ def test_a_version_that_could_not_be_had_is_tried_again(
         follower.stop()
     assert tried == ["2", "2", "2"]
     assert slot.problem is None
+
+
+def test_the_card_says_while_another_version_is_loaded(registry: str, versions: list[Path]) -> None:
+    point(registry, "2")
+    slot = Slot(live.loaded(NAME, versions[0], version="1"))
+    may_load = threading.Event()
+
+    def load(folder: Path, version: str) -> Model:
+        may_load.wait()
+        return live.loaded(NAME, folder, version=version)
+
+    follower = Follower(slot, REFERENCE, registry, load, every_s=EVERY_S)
+    with live.running(api.create_model_app(slot, alone=True)) as url:
+
+        def state() -> tuple[str, str]:
+            card = httpx.get(url, timeout=30).json()
+            return card["state"], card["version"]
+
+        assert state() == ("ready", "1")
+        follower.start()
+        try:
+            eventually(lambda: state() == ("loading", "1"))
+            may_load.set()
+            eventually(lambda: state() == ("ready", "2"))
+        finally:
+            may_load.set()
+            follower.stop()
 
 
 def test_a_registry_that_is_away_changes_nothing(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -88,7 +88,7 @@ WORDS = [
     "don't",
     "a-b",
 ]
-SPACES = [" ", "  ", "\n", "\t ", "\u00a0", " " * 40]
+SPACES = [" ", "  ", "\n", "\t ", "\u00a0", " " * 40, "\x1c", "\x85", "\u2028"]
 LONG = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(SPACES)), max_size=120)
 KINDS = {
     kind: train_tokenizer(
@@ -101,6 +101,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("from_end", [False, True])
 @given(pieces=LONG, enough=st.integers(1, 30))
+@example(pieces=[("open" * 15, "\x1c"), ("open" * 15, "")], enough=1)  # one word to BERT
 def test_the_ids_at_one_end_of_a_text_are_those_of_the_whole(
     kind: str, pieces: list[tuple[str, str]], enough: int, *, from_end: bool
 ) -> None:

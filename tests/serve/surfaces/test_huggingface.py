@@ -17,6 +17,7 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
 from serve.app import curl
+from serve.model import MOST_CUT
 from serve.surfaces.huggingface import Shapes
 
 TEXT = "Open a socket in Paris."
@@ -231,9 +232,35 @@ def test_every_answer_names_its_model_and_what_it_took(
     spans = response.headers["Server-Timing"]
     assert [part.split(";")[0] for part in spans.split(", ")] == ["tokenize", "queue", "compute"]
     assert int(response.headers["X-Tokens"]) > 2
-    body = {"inputs": ["a", "fox " * 300], "parameters": {"truncation": True}}
-    response = httpx.post(model(front, "text-classification"), json=body, timeout=30)
-    assert response.headers["X-Cut-Inputs"] == "1"
+    assert "X-Cut-Inputs" not in response.headers
+
+
+def test_what_was_cut_is_told_with_the_character(front: str, bundles: dict[str, Path]) -> None:
+    long = "a fox, " * 300
+
+    def cuts(name: str, inputs: Any, **parameters: Any) -> list[str]:
+        body = {"inputs": inputs, "parameters": parameters}
+        response = httpx.post(model(front, name), json=body, timeout=30)
+        assert response.status_code == 200, response.text
+        return response.headers["X-Cut-Inputs"].split(",")
+
+    name = "text-classification"
+    [cut] = cuts(name, ["a", long], truncation=True)
+    place, character = cut.split("@")
+    assert place == "1"
+    tokenizer = Predictor(bundles[name], device="cpu").bundle.tokenizer.inner
+    assert len(tokenizer.encode(long[: int(character)], add_special_tokens=False)) == 126
+    pair = {"text": "a", "text_pair": long}
+    [cut] = cuts(name, ["a", pair], truncation=True)
+    assert cut.startswith("1.text_pair@")
+    [cut] = cuts("feature-extraction", long, truncate=True, truncation_direction="left")
+    start = cut.removeprefix("0@").removesuffix("-")
+    assert len(tokenizer.encode(long[int(start) :], add_special_tokens=False)) == 126
+    sentences = {"source_sentence": "a", "sentences": ["b", long]}
+    [cut] = cuts("feature-extraction", sentences, truncate=True)
+    assert cut.startswith("0.sentences[1]@")
+    many = cuts("feature-extraction", [long] * 120, truncate=True)
+    assert len(many) == MOST_CUT
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -158,3 +158,15 @@ def test_a_false_length_of_the_json_is_refused(front: str, length: str) -> None:
 def test_the_client_raises_what_the_server_says(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="did you mean text"):
         client.infer("text-classification", [tensor("texts", ["a"], binary=True)])
+
+
+def test_what_was_cut_is_a_parameter_of_the_answer(client: Any) -> None:
+    texts = ["a", "a fox " * 200]
+    name, inputs = "text-classification", [tensor("text", texts, binary=True)]
+    answer = client.infer(name, inputs, parameters={"truncation": True}).get_response()
+    place, character = answer["parameters"]["cut_inputs"].split("@")
+    assert place == "1"
+    assert texts[1][int(character)] == " "
+    assert (
+        "parameters" not in client.infer(name, [tensor("text", ["a"], binary=True)]).get_response()
+    )

@@ -1,5 +1,6 @@
 """Cohere's client and Jina's and Open WebUI's requests against a live server."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,28 @@ def test_coheres_client_embeds_in_every_type(
     np.testing.assert_array_equal(answer.ubinary, bits)
     np.testing.assert_array_equal(answer.binary, bits.astype(int) - 128)
     assert len(answer.base64) == len(TEXTS)
+
+
+def test_what_was_cut_is_a_warning(front: str, http: httpx.Client) -> None:
+    client = cohere.ClientV2("none", base_url=front, httpx_client=http)
+    ranked = client.rerank(model="text-ranking", query=QUERY, documents=["a", "a fox " * 200])
+    assert ranked.meta is not None
+    assert ranked.meta.warnings is not None
+    [warning] = ranked.meta.warnings
+    assert re.fullmatch(r"documents\[1\]: read up to character \d+, the rest was cut", warning)
+    embedded = client.embed(
+        model="feature-extraction",
+        texts=["a fox " * 200, "a"],
+        input_type="search_query",
+        truncate="START",
+    )
+    assert embedded.meta is not None
+    assert embedded.meta.warnings is not None
+    [warning] = embedded.meta.warnings
+    assert re.fullmatch(r"texts\[0\]: read from character \d+, the rest was cut", warning)
+    short = client.rerank(model="text-ranking", query=QUERY, documents=TEXTS)
+    assert short.meta is not None
+    assert short.meta.warnings is None
 
 
 def test_jinas_and_open_webuis_bodies_are_answered(front: str, scores: np.ndarray) -> None:

@@ -1,0 +1,163 @@
+"""Where texts were cut: what is before that character is what was read, for every tokenizer."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bert_core.data.cuts import Place, character_of, places_of
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.vocabulary import train_tokenizer
+from bert_core.data.windows import Cut, ids_of, pieces_of
+from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
+from tests import tiny
+
+CORPUS = ["open the sea, don't! naïve a-b 海の ... été Ünder 2nd half"] * 5
+KINDS = {
+    f"{kind}-{'un' if lowercase else ''}cased": train_tokenizer(
+        kind, CORPUS, vocab_size=330, lowercase=lowercase
+    )
+    for kind in ("wordpiece", "bpe", "unigram")
+    for lowercase in (False, True)
+}
+KINDS["cased-without-accents"] = Tokenizer.from_vocabulary(
+    KINDS["wordpiece-cased"].vocabulary, lowercase=False, strip_accents=True
+)
+KINDS["xlm-roberta"] = Tokenizer(tiny.xlm_roberta_tokenizer()._tokenizer)
+KINDS["mpnet"] = Tokenizer(tiny.mpnet_tokenizer()._tokenizer)
+
+WORDS = ["open", "the", "don't", "naïve", "e\u0301", "été", "海の", "ﬁ", "İ", "ß", "２", "🙂", "…"]
+WORDS += [
+    "👨\u200d👩\u200d👧",
+    "[MASK]",
+    "``",
+    "''",
+    "a\x00b",
+    "\u0301",
+    "각",
+    "각",
+    "½",
+    "x" * 105,
+]
+SPACES = ["", " ", "  ", "\n", "\u00a0", "\u2028", "\x1c", "\x85", " " * 20]
+TEXTS = st.lists(
+    st.sampled_from([*WORDS, *SPACES]) | st.text(st.characters(codec="utf-8"), max_size=3),
+    max_size=40,
+).map("".join)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS, part=st.floats(0, 1))
+@example(text="naïve 🙂🙂 été e\u0301e\u0301e\u0301", part=0.5)
+def test_the_text_up_to_the_character_has_the_ids_that_were_read(
+    kind: str, text: str, part: float
+) -> None:
+    tokenizer = KINDS[kind]
+    [pieces] = pieces_of(tokenizer, [text])
+    assert pieces.ids.tolist() == ids_of(tokenizer, [text])[0].tolist()
+    if len(pieces.ids) < 2:
+        return
+    kept = 1 + int(part * (len(pieces.ids) - 2))
+    character = character_of(tokenizer, Cut(text, kept))
+    start, end = pieces.offsets[kept - 1]
+    if pieces.offsets[kept, 0] < end:  # the last id ends within a character
+        assert start <= character < end
+    else:
+        [before] = ids_of(tokenizer, [text[:character]])
+        assert before.tolist() == pieces.ids[:kept].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS, part=st.floats(0, 1))
+def test_what_was_read_of_the_end_begins_at_the_character(
+    kind: str, text: str, part: float
+) -> None:
+    tokenizer = KINDS[kind]
+    [pieces] = pieces_of(tokenizer, [text])
+    if len(pieces.ids) < 2:
+        return
+    kept = 1 + int(part * (len(pieces.ids) - 2))
+    character = character_of(tokenizer, Cut(text, kept, from_end=True))
+    before, after = pieces.offsets[: len(pieces.ids) - kept], pieces.offsets[-kept:]
+    assert character == max(before[-1, 1], after[0, 0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("from_end", [False, True])
+def test_of_a_book_the_character_is_found_in_a_part(kind: str, *, from_end: bool) -> None:
+    book, tokenizer = "open the sea " * 100_000, KINDS[kind]
+    character = character_of(tokenizer, Cut(book, 30, from_end=from_end))
+    read = book[character:] if from_end else book[:character]
+    assert len(ids_of(tokenizer, [read])[0]) == 30
+    assert len(read) < 200
+
+
+LONG = "the sea is blue a tree " * 20
+TOKENIZER = tiny.tokenizer()
+ROOM = 14  # of 16 tokens, special ones left out
+ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "text-classification": ({"text": LONG}, [""]),
+    "text-regression": ({"text": LONG, "text_pair": LONG}, ["text", "text_pair"]),
+    "text-ranking": ({"text": "the sea", "text_pair": LONG}, ["text_pair"]),
+    "next-sentence-prediction": ({"text": LONG, "text_pair": "a tree"}, ["text"]),
+    "multiple-choice": (
+        {"text": "the sea", "choices": ["is blue", LONG, LONG]},
+        ["choices[1]", "choices[2]"],
+    ),
+    "fill-mask": ({"text": f"a [MASK] {LONG}"}, [""]),
+    "question-answering": ({"question": LONG, "context": LONG}, ["question"]),
+    "feature-extraction": ({"text": LONG}, [""]),
+    "sentence-similarity": (
+        {"source_sentence": "the sea", "sentences": ["a", LONG]},
+        ["sentences[1]"],
+    ),
+    "sparse-embedding": ({"text": LONG, "text_pair": LONG}, ["text", "text_pair"]),
+    "zero-shot-classification": ({"text": LONG, "candidate_labels": ["sea", "tree"]}, [""]),
+    "token-classification": ({"tokens": LONG.split(), "text": None}, []),
+}
+
+
+def text_of(row: dict[str, Any], name: str) -> str:
+    field, _, place = name.removesuffix("]").partition("[")
+    value = row[field or "text"]
+    return value[int(place)] if place else value
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_says_which_of_its_texts_were_cut_and_where(task: str) -> None:
+    row, names = ROWS[task]
+    made = TASKS[task](["contradiction", "entailment"])
+    short = {
+        key: [item[:3] for item in value] if isinstance(value, list) else value and value[:14]
+        for key, value in row.items()
+    }
+    windows = made.encode([short, row], TOKENIZER, 16)
+    places = places_of(TOKENIZER, windows, 100)
+    assert [(place.row, place.name) for place in places] == [(1, name) for name in names]
+    read = np.concatenate([np.empty(0), *(ids for window in windows for ids in window.ids)])
+    for place in places:
+        assert 0 < place.character < len(LONG)
+        [ids] = ids_of(TOKENIZER, [text_of(row, place.name)[: place.character]])
+        assert 0 < len(ids) <= ROOM
+        assert str(ids.tolist())[1:-1] in str(read.astype(int).tolist())
+    assert [place.name for place in places_of(TOKENIZER, windows, 1)] == names[:1]
+
+
+def test_the_characters_of_a_prompt_are_not_the_texts() -> None:
+    options = FeatureExtractionOptions(prompts={"query": "a tree is "}, default_prompt="query")
+    task = FeatureExtraction(options=options)
+    for side in ("left", "right"):
+        parameters = task.parameters(truncate=True, truncation_direction=side)
+        windows = task.encode([{"text": LONG}], TOKENIZER, 16, parameters=parameters)
+        [place] = places_of(TOKENIZER, windows, 100)
+        read = LONG[place.character :] if side == "left" else LONG[: place.character]
+        assert len(read.split()) == (ROOM if side == "left" else ROOM - 3)
+
+
+def test_a_place_is_short_as_text() -> None:
+    assert str(Place(3, "", 512)) == "3@512"
+    assert str(Place(3, "text_pair", 512)) == "3.text_pair@512"
+    assert str(Place(0, "", 812, from_end=True)) == "0@812-"
