@@ -9,14 +9,13 @@ a model runs: no Ray here.
 
 import asyncio
 import json
-import logging
 from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -35,6 +34,7 @@ from serve.following import Current, Slot
 from serve.limits import Limits
 from serve.model import SMALL, Card, ServedModel
 from serve.model import Response as Passed
+from serve.observing import NO_RECORDER, Observed, Recorder, log_failure, seen
 from serve.surfaces import huggingface
 from serve.surfaces.base import Call, Endpoint, Surface, deadline_of, receive, refusal
 from serve.surfaces.catalog import SURFACES
@@ -44,8 +44,12 @@ READY_TIMEOUT_S = 10.0
 
 LIST = "/v1/models"
 
-logger = logging.getLogger(__name__)
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+"""Media type of metrics."""
+
 Handler = Callable[[Request], Awaitable[Response]]
+Metrics = Callable[[], Awaitable[str]]
+"""Gives the metrics of all processes, in Prometheus' text format."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,9 @@ def _prepared(current: Current, surface: Surface) -> Any:
 def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint) -> Handler:
     async def handle(request: Request) -> Response:
         current = slot.current  # one version answers all of a request
+        noted = seen(request)
+        noted.surface, noted.is_probe = surface.name, endpoint.is_open
+        noted.model, noted.version = current.model.name, current.model.edition
         with current.model.in_use():
             try:
                 return await endpoint.answer(await _call(current, request))
@@ -197,9 +204,14 @@ def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint
 
 def _refused(surface: Surface, request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestError | InputError):
+        log_failure(request, error)
         here = f"{request.method} {request.url.path}"
-        logger.error("%s failed", here, exc_info=error)
         error = InternalError(f"{here} failed in the server: its log says why")
+    return _refusal(surface, request, error)
+
+
+def _refusal(surface: Surface, request: Request, error: Exception) -> Response:
+    seen(request).error_type = getattr(error, "error_type", RequestError.error_type)
     return refusal(surface, error)
 
 
@@ -304,6 +316,8 @@ def _forwarder(
     limits: Limits,
 ) -> Handler:
     async def handle(request: Request) -> Response:
+        noted = seen(request)
+        noted.surface, noted.is_probe = surface.name, endpoint.is_open
         try:
             if not endpoint.is_open:
                 _admit(keys, request, None)  # the model counts the request
@@ -311,11 +325,12 @@ def _forwarder(
             name = request.path_params.get("model")
             if name is None:
                 name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
-            chosen = _chosen(models, name, endpoint)
+            chosen = noted.model = _chosen(models, name, endpoint)
             path = (endpoint.path or "/").replace("{model}", name or "")
             passed = await models[chosen].request(
                 request.method, path, list(request.headers.items()), body
             )
+            noted.is_passed_on = True
         except Exception as error:
             return _refused(surface, request, error)
         response = Response(passed.body, passed.status)
@@ -353,28 +368,56 @@ def _chosen(models: Mapping[str, ServedModel], name: str | None, endpoint: Endpo
     raise WrongTaskError(f"no model here is for {endpoint.task}: those served here are {listed}")
 
 
-def create_model_app(slot: Slot, *, alone: bool, keys: Keys | None = None) -> FastAPI:
-    """The application of one model; if `alone`, without a front, it also lists itself."""
+def metrics_route(metrics: Metrics, keys: Keys | None = None) -> APIRouter:
+    """`GET /metrics`."""
+    router = APIRouter(tags=["front"])
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def show(request: Request) -> Response:
+        """Metrics of all models and of Ray Serve, for Prometheus."""
+        _admit(keys, request, None)
+        return Response(await metrics(), media_type=PROMETHEUS)
+
+    return router
+
+
+def create_model_app(
+    slot: Slot, *, alone: bool, keys: Keys | None = None, metrics: Metrics | None = None
+) -> FastAPI:
+    """The application of one model; if `alone`, without a front, it also lists itself and has the
+    metrics."""
     name = slot.model.name
     routes = model_routes(slot, keys, without=(LIST,) if alone else ())
-    app = _create_app(f"raybert: {name}", routes)
+    app = _create_app(f"raybert: {name}", slot.recorder, routes)
     if alone:
         app.include_router(model_routes(slot, keys, f"/v1/models/{name}"))
+        if metrics is not None:
+            app.include_router(metrics_route(metrics, keys))
         app.include_router(list_routes({name: LocalModel(slot, keys)}, keys))
     return app
 
 
 def create_front_app(
-    models: Mapping[str, ServedModel], limits: Limits | None = None, keys: Keys | None = None
+    models: Mapping[str, ServedModel],
+    limits: Limits | None = None,
+    keys: Keys | None = None,
+    recorder: Recorder = NO_RECORDER,
+    metrics: Metrics | None = None,
 ) -> FastAPI:
-    """The application at `/`, which handles every path that belongs to no model elsewhere."""
+    """The application at `/`, which handles every path that belongs to no model elsewhere.
+
+    Args:
+        recorder: is told of the requests that are answered here.
+        metrics: what `/metrics` shows; without it there is no such path.
+    """
     here = [
         model_routes(model.slot, model.keys, f"/v1/models/{name}")
         for name, model in models.items()
         if isinstance(model, LocalModel)
     ]
+    here += [] if metrics is None else [metrics_route(metrics, keys)]
     front = front_routes(models, limits or Limits(), keys)
-    return _create_app("raybert", *here, list_routes(models, keys), front)
+    return _create_app("raybert", recorder, *here, list_routes(models, keys), front)
 
 
 class _EmptyPath:
@@ -389,21 +432,23 @@ class _EmptyPath:
         await self._app(scope, receive, send)
 
 
-def _create_app(title: str, *routers: APIRouter) -> FastAPI:
+def _create_app(title: str, recorder: Recorder, *routers: APIRouter) -> FastAPI:
     """The routes, their OpenAPI at `/openapi.json`, and all errors in our format."""
     # The API page with its scripts, which FastAPI's own fetches from a CDN.
     app = FastAPIOffline(title=title, redoc_url=None)
+    # NOTE: what is added last comes first, and `Observed` sees the route only below `_EmptyPath`.
+    app.add_middleware(Observed, recorder=recorder, apology=_apology)
     app.add_middleware(_EmptyPath)
     for router in routers:
         app.include_router(router)
 
     @app.exception_handler(RequestError)
-    async def refuse(_: Request, error: RequestError) -> Response:
-        return refusal(huggingface.SURFACE, error)
+    async def refuse(request: Request, error: RequestError) -> Response:
+        return _refusal(huggingface.SURFACE, request, error)
 
     @app.exception_handler(InputError)
     async def refuse_input(request: Request, error: InputError) -> Response:
-        return refusal(huggingface.SURFACE, error)
+        return _refusal(huggingface.SURFACE, request, error)
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
@@ -413,14 +458,15 @@ def _create_app(title: str, *routers: APIRouter) -> FastAPI:
             message, error_type = f"{here}: wanted the method {allowed}", "method_not_allowed"
         else:
             message, error_type = f"{here}: there is no such path, see /openapi.json", "not_found"
+        seen(request).error_type = error_type
         return _json(error.status_code, {"error": message, "error_type": error_type})
 
-    @app.exception_handler(Exception)
-    async def apologise(request: Request, error: Exception) -> Response:
-        message = f"{request.method} {request.url.path} failed in the server: its log says why"
-        return _json(500, {"error": message, "error_type": "internal"})
-
     return app
+
+
+def _apology(request: Request) -> Response:
+    message = f"{request.method} {request.url.path} failed in the server: its log says why"
+    return _json(500, {"error": message, "error_type": "internal"})
 
 
 async def _check_ready(models: Mapping[str, Any]) -> None:

@@ -29,11 +29,12 @@ from bert_core import files
 from bert_core.bundle.layout import WEIGHTS
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
-from serve import api, auth, haproxy, steady
+from serve import api, auth, haproxy, metrics, steady
 from serve.config import ServeConfig, parse_models
 from serve.following import Follower, Slot
 from serve.limits import Limits
 from serve.model import Card, Model, Response, ServedModel
+from serve.observing import Recorder
 from tracking.ports import require_free
 from tracking.resolve import at_version, is_alias, pinned, registered_version, resolve
 from tracking.server import tracking_uri
@@ -83,22 +84,25 @@ class Plan:
     settings: Mapping[str, Any]
     """Arguments of `Model` besides the bundle."""
 
-    def load(self, keys: auth.Keys | None) -> api.LocalModel:
+    def load(self, keys: auth.Keys | None, recorder: Recorder) -> api.LocalModel:
         """The model in this process, which follows its alias if it has one."""
         source, folder = self.found.source, self.found.folder
+        settings = {**self.settings, "recorder": recorder}
         if not folder.is_dir():  # another machine than the one that deployed it
             folder = resolve(source.found, uri=source.tracking_uri)
         slot = Slot(
-            Model(folder=folder, digest=self.found.digest, version=source.version, **self.settings)
+            Model(folder=folder, digest=self.found.digest, version=source.version, **settings),
+            recorder,
         )
         if self.follow_s and is_alias(source.reference):
+
+            def load_next(folder: Path, version: str) -> Model:
+                return Model(folder=folder, version=version, **settings)
+
             Follower(
-                slot, source.reference, source.tracking_uri, self._next, every_s=self.follow_s
+                slot, source.reference, source.tracking_uri, load_next, every_s=self.follow_s
             ).start()
         return api.LocalModel(slot, keys)
-
-    def _next(self, folder: Path, version: str) -> Model:
-        return Model(folder=folder, version=version, **self.settings)
 
 
 @ray_serve.ingress()
@@ -113,10 +117,13 @@ class ModelReplica:
             alone: whether there is no front, so that it must list itself.
         """
         self._alone, self._keys = alone, _keys(known)
-        self._local = plan.load(self._keys)
+        self._local = plan.load(self._keys, metrics.RayRecorder())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return api.create_model_app(self._local.slot, alone=self._alone, keys=self._keys)
+        slot = self._local.slot
+        return api.create_model_app(
+            slot, alone=self._alone, keys=self._keys, metrics=metrics.exported
+        )
 
     async def card(self) -> Card:
         return await self._local.card()
@@ -167,7 +174,10 @@ class Front:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         models = {name: RemoteModel(name, tasks) for name, tasks in self._tasks.items()}
-        return api.create_front_app(models, self._limits, self._keys)
+        recorder = metrics.RayRecorder()
+        return api.create_front_app(
+            models, self._limits, self._keys, recorder, metrics=metrics.exported
+        )
 
 
 @ray_serve.ingress()
@@ -176,10 +186,13 @@ class Together:
 
     def __init__(self, plans: Mapping[str, Plan], limits: Limits, known: Known | None) -> None:
         self._limits, self._keys = limits, _keys(known)
-        self._models = {name: plan.load(self._keys) for name, plan in plans.items()}
+        self._recorder = metrics.RayRecorder()
+        self._models = {name: plan.load(self._keys, self._recorder) for name, plan in plans.items()}
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return api.create_front_app(self._models, self._limits, self._keys)
+        return api.create_front_app(
+            self._models, self._limits, self._keys, self._recorder, metrics=metrics.exported
+        )
 
 
 def application_name(model: str) -> str:

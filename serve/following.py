@@ -17,6 +17,7 @@ from typing import Any
 
 from bert_core.errors import FormatError, RaybertError
 from serve.model import Model
+from serve.observing import NO_RECORDER, Recorder, State
 from tracking.resolve import at_version, registered_version, resolve
 
 logger = logging.getLogger("ray.serve")
@@ -39,11 +40,14 @@ class Current:
 class Slot:
     """The place of a model, which another version may take."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, recorder: Recorder = NO_RECORDER) -> None:
+        """`recorder`: is told of requests, switches and the state."""
         self.current = Current(model)
         """Read once per request, so that one version answers all of it."""
         self.problem: str | None = None
         """Why the newest version is not the one that answers; None if it is."""
+        self.recorder = recorder
+        recorder.watch(self.state)
 
     @property
     def model(self) -> Model:
@@ -53,6 +57,19 @@ class Slot:
         """Let another version answer from the next request on."""
         old, self.current = self.model, Current(model)
         old.retire()
+        self.recorder.rolled_over(model.name, model.edition)
+
+    def state(self) -> State:
+        """What it is like at this moment."""
+        model = self.model
+        return State(
+            model=model.name,
+            version=model.edition,
+            digest=model.digest,
+            queue_tokens=model.waiting_tokens,
+            max_queue_tokens=model.limits.max_queue_tokens,
+            has_problem=self.problem is not None,
+        )
 
 
 class Follower:

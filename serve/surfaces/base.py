@@ -29,6 +29,7 @@ from serve.errors import (
 )
 from serve.limits import Limits
 from serve.model import SMALL, Answered, Model
+from serve.observing import Spent, seen
 
 Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here"]
 """Type of a field that is accepted and ignored."""
@@ -74,6 +75,12 @@ class Call:
         answered = await self.model.answer(inputs, parameters, task, self.deadline_s)
         if self.caller is not None:
             self.caller.charge(answered.tokens)
+        seen(self.request).spent = Spent(
+            tokens=answered.tokens,
+            tokenize_s=answered.tokenize_s,
+            queue_s=answered.queue_s,
+            compute_s=answered.compute_s,
+        )
         return answered
 
     def parameters(self, task: str, values: Mapping[str, Any]) -> Parameters:
