@@ -435,7 +435,9 @@ class _EmptyPath:
 def _create_app(title: str, recorder: Recorder, *routers: APIRouter) -> FastAPI:
     """The routes, their OpenAPI at `/openapi.json`, and all errors in our format."""
     # The API page with its scripts, which FastAPI's own fetches from a CDN.
-    app = FastAPIOffline(title=title, redoc_url=None)
+    # NOTE: FastAPI's spans have the path and query of a request, and its log records exceptions.
+    silent = {"tracing": False, "metrics": False, "logs": False}
+    app = FastAPIOffline(title=title, redoc_url=None, telemetry=silent)
     # NOTE: what is added last comes first, and `Observed` sees the route only below `_EmptyPath`.
     app.add_middleware(Observed, recorder=recorder, apology=_apology)
     app.add_middleware(_EmptyPath)

@@ -24,12 +24,13 @@ from fastapi import FastAPI
 from ray import serve as ray_serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
 
 from bert_core import files
 from bert_core.bundle.layout import WEIGHTS
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
-from serve import api, auth, haproxy, metrics, steady
+from serve import api, auth, haproxy, metrics, steady, tracing
 from serve.config import ServeConfig, parse_models
 from serve.following import Follower, Slot
 from serve.limits import Limits
@@ -252,6 +253,7 @@ def check(config: ServeConfig) -> None:
     check_port(config)
     known_keys(config)
     certificate(config)
+    tracing.check(config.otlp_endpoint)
     if ray_serve.status().proxies:
         raise ResourceError(
             "this Ray cluster already runs Ray Serve: stop that with `serve shutdown`, "
@@ -362,17 +364,20 @@ def deploy(config: ServeConfig, models: Mapping[str, Found]) -> None:
             prefix = f"/v1/models/{name}"
             targets.append(ray_serve.RunTarget(application, application_name(name), prefix))
     environment = haproxy.settings(enabled=config.haproxy, certificate=certificate(config))
+    environment |= tracing.environment(config.otlp_endpoint)
     # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
     # and are waited for below.
     with suppress(TimeoutError):
         ray_serve.start(
             http_options={"host": config.host, "port": config.port},
+            logging_config=_logging(config),
+            tracing_config=tracing.settings(config.otlp_endpoint, config.trace_share),
             controller_options={"runtime_env": {"env_vars": environment}},
         )
     ray_serve.run_many(targets)
     paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in models)]
     tls = config.tls_certificate is not None
-    steady.wait_until_steady(config.host, config.port, paths, tls=tls)
+    steady.wait_until_steady(config.host, config.port, paths, _logs_folder(), tls=tls)
 
 
 def shut_down() -> None:
@@ -397,7 +402,20 @@ def _deployment(
         max_ongoing_requests=config.max_ongoing_requests,
         graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
         ray_actor_options=resources,
+        logging_config=_logging(config),
     )(kind)
+
+
+def _logging(config: ServeConfig) -> LoggingConfig:
+    """Serve's log, without its lines per request: ours say more, and no path."""
+    return LoggingConfig(encoding=config.log_format.upper(), enable_access_log=False)
+
+
+def _logs_folder() -> str:
+    """Where Ray Serve logs, on the machine that this process is on."""
+    # NOTE: Ray has no public way to it; `session_latest` may be somebody else's session.
+    node = ray._private.worker._global_node
+    return "logs/serve of the Ray session" if node is None else f"{node.get_logs_dir_path()}/serve"
 
 
 def _resources(config: ServeConfig) -> dict[str, float]:
@@ -426,7 +444,8 @@ def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
     url = f"{scheme}://{steady.reachable(config.host)}:{config.port}"
     name, model = next(iter(models.items()))
     print(f"serving {', '.join(models)} at {url} (a page for trying them; stop with Ctrl-C)")
-    print(curl(f"{url}/v1/models/{name}", model.example), flush=True)
+    print(curl(f"{url}/v1/models/{name}", model.example))
+    print(f"logs: {_logs_folder()}", flush=True)
 
 
 def curl(url: str, example: Any) -> str:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -47,7 +48,7 @@ def test_every_alert_is_tested_both_ways() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_every_alert_has_a_summary_and_a_section_of_the_runbook(rule: dict) -> None:  # type: ignore[type-arg]
+def test_every_alert_has_a_summary_and_a_section_of_the_runbook(rule: dict[str, Any]) -> None:
     file, _, anchor = rule["annotations"]["runbook"].partition("#")
     headings = re.findall(r"^## (\w+)$", (ROOT / file).read_text(), flags=re.MULTILINE)
     assert anchor == rule["alert"].lower()

@@ -201,6 +201,21 @@ def test_only_ours_and_ray_serves_are_shown_and_nothing_that_was_sent(page: Page
     assert not any(word in value for value in values for word in ("nowhere", "fox"))
 
 
+def test_no_file_of_the_session_has_what_was_sent_to_front_or_model(server: Server) -> None:
+    marker = "zyxmarker"
+    paths = ("/", "/v1/models/docs", "/embed", f"/v1/models/docs/{marker}", f"/{marker}?{marker}=1")
+    bodies: tuple[Any, ...] = ([marker], {"inputs": 7, marker: marker}, {"inputs": [marker] * 9999})
+    for path in paths:
+        for body in ({"inputs": marker}, *bodies):
+            httpx.post(f"{server.url}{path}", json=body, timeout=30)
+    (logs,) = re.findall(r"^logs: (.+)$", server.output.read_text(), flags=re.MULTILINE)
+    lines = [file.read_text() for file in Path(logs).glob("replica_model-docs_*.log")]
+    assert any("POST / 200 model=docs version=" in line for line in lines)
+    files = [file for file in Path(logs).parent.rglob("*") if file.is_file()]
+    assert [file for file in files if marker.encode() in file.read_bytes()] == []
+    assert marker not in server.output.read_text()
+
+
 def test_every_query_of_the_dashboard_has_an_answer(
     page: Page, server: Server, tmp_path: Path
 ) -> None:
