@@ -82,10 +82,22 @@ def _laid_out(
     rows: Sequence[np.ndarray], pad_id: int, segment_b_start: np.ndarray, packed_from: float
 ) -> Batch:
     lengths = np.array([len(row) for row in rows])
-    padding = 1 - lengths.sum() / (len(rows) * _width(lengths))
-    if padding >= packed_from:
+    if _is_packed(lengths, packed_from):
         return pack(rows, segment_b_start)
     return pad(rows, pad_id, segment_b_start)
+
+
+def _is_packed(lengths: Integer[np.ndarray, "rows"], packed_from: float) -> bool:
+    padding = 1 - lengths.sum() / (len(lengths) * _width(lengths))
+    return bool(padding >= packed_from)
+
+
+def laid_out_tokens(windows: Sequence[Window], packed_from: float = 1.0) -> int:
+    """Tokens in what `collate` makes of the windows, padding included."""
+    lengths = np.array([len(ids) for window in windows for ids in window.ids])
+    if _is_packed(lengths, packed_from):
+        return int(lengths.sum())
+    return len(lengths) * _width(lengths)
 
 
 def _starts(batch: Batch, rows: int) -> Integer[np.ndarray, "rows"]:

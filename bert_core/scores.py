@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_core.batches import buckets, collate
+from bert_core.batches import buckets, collate, laid_out_tokens
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError
 from bert_core.objectives.base import Batch, Objective, ObjectiveModel
@@ -49,8 +49,7 @@ class Backend(ABC):
         key = self.objective.position_key
         scores: list[np.ndarray] = [np.empty(0)] * len(windows)
         with torch.inference_mode():
-            lengths = np.array([window.tokens for window in windows], dtype=np.int64)
-            for group in buckets(lengths, self.budget_tokens):
+            for group in self._groups(windows):
                 chosen = [windows[place] for place in group]
                 logits = self.logits(collate(chosen, pad_id, self.packed_from)).numpy()
                 if np.isnan(logits).any():
@@ -68,6 +67,17 @@ class Backend(ABC):
                 for place, part in zip(group, parts, strict=True):
                     scores[place] = part
         return scores
+
+    def computed_tokens(self, windows: Sequence[Window]) -> int:
+        """Tokens that `scores` computes for these windows, padding included."""
+        return sum(
+            laid_out_tokens([windows[place] for place in group], self.packed_from)
+            for group in self._groups(windows)
+        )
+
+    def _groups(self, windows: Sequence[Window]) -> list[np.ndarray]:
+        lengths = np.array([window.tokens for window in windows], dtype=np.int64)
+        return buckets(lengths, self.budget_tokens)
 
 
 class TorchBackend(Backend):

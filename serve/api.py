@@ -9,7 +9,6 @@ a model runs: no Ray here.
 
 import asyncio
 import json
-import logging
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -37,6 +36,7 @@ from serve.hosts import LocalHosts
 from serve.limits import Limits
 from serve.model import SMALL, Card, ServedModel, State
 from serve.model import Response as Passed
+from serve.observing import NO_RECORDER, Observed, Recorder, log_failure, seen
 from serve.slot import Challenger, Current, Slot
 from serve.surfaces import huggingface
 from serve.surfaces.base import Call, Endpoint, Probe, Surface, deadline_of, receive, refusal
@@ -47,8 +47,12 @@ READY_TIMEOUT_S = 10.0
 
 LIST = "/v1/models"
 
-logger = logging.getLogger(__name__)
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+"""Media type of metrics."""
+
 Handler = Callable[[Request], Awaitable[Response]]
+Metrics = Callable[[], Awaitable[str]]
+"""Gives the metrics of all processes, in Prometheus' text format."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,9 @@ def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint
         challenger, current = slot.challenger, slot.current
         if challenger is not None and challenger.takes(request.headers):
             current = challenger.slot.current
+        noted = seen(request)
+        noted.surface, noted.is_probe = surface.name, endpoint.is_open
+        noted.model, noted.version = current.model.name, current.model.edition
         with current.model.in_use():  # one version answers all of a request
             try:
                 call = await _call(current, request, challenger)
@@ -207,9 +214,14 @@ def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint
 
 def _refused(surface: Surface, request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestError | InputError):
+        log_failure(request, error)
         here = f"{request.method} {request.url.path}"
-        logger.error("%s failed", here, exc_info=error)
         error = InternalError(f"{here} failed in the server: its log says why")
+    return _refusal(surface, request, error)
+
+
+def _refusal(surface: Surface, request: Request, error: Exception) -> Response:
+    seen(request).error_type = getattr(error, "error_type", RequestError.error_type)
     return refusal(surface, error)
 
 
@@ -268,6 +280,7 @@ def list_routes(
         passed = await models[name].request(
             request.method, f"/{path}", list(request.headers.items()), body
         )
+        seen(request).is_passed_on = True
         return _as_response(passed)
 
     methods = ["POST", "PUT", "PATCH", "DELETE"]
@@ -339,6 +352,8 @@ def _forwarder(
     limits: Limits,
 ) -> Handler:
     async def handle(request: Request) -> Response:
+        noted = seen(request)
+        noted.surface, noted.is_probe = surface.name, endpoint.is_open
         try:
             if not endpoint.is_open:
                 _admit(keys, request, None)  # the model counts the request
@@ -346,7 +361,7 @@ def _forwarder(
             name = request.path_params.get("model")
             if name is None:
                 name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
-            chosen = await _chosen(models, name, endpoint)
+            chosen = noted.model = await _chosen(models, name, endpoint)
             path = (endpoint.path or "/").replace("{model}", name or "")
             return await while_connected(request, pass_on(request, models[chosen], path, body))
         except Exception as error:
@@ -354,7 +369,9 @@ def _forwarder(
 
     async def pass_on(request: Request, model: ServedModel, path: str, body: bytes) -> Response:
         sent = list(request.headers.items())
-        return _as_response(await model.request(request.method, path, sent, body))
+        passed = await model.request(request.method, path, sent, body)
+        seen(request).is_passed_on = True
+        return _as_response(passed)
 
     handle.__doc__ = endpoint.answer.__doc__
     return handle
@@ -430,19 +447,41 @@ async def _chosen(models: Mapping[str, ServedModel], name: str | None, endpoint:
     raise WrongTaskError(f"no model here is for {endpoint.task}: those served here are {listed}")
 
 
+def metrics_route(metrics: Metrics, keys: Keys | None = None) -> APIRouter:
+    """`GET /metrics`."""
+    router = APIRouter(tags=["front"])
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def show(request: Request) -> Response:
+        """Metrics of all models and of Ray Serve, for Prometheus."""
+        _admit(keys, request, None)
+        return Response(await metrics(), media_type=PROMETHEUS)
+
+    return router
+
+
 def create_model_app(
-    slot: Slot, *, alone: bool, keys: Keys | None = None, local_only: bool = False
+    slot: Slot,
+    *,
+    alone: bool,
+    keys: Keys | None = None,
+    metrics: Metrics | None = None,
+    local_only: bool = False,
 ) -> FastAPI:
-    """The application of one model; if `alone`, without a front, it also lists itself.
+    """The application of one model.
 
     Args:
+        alone: without a front, so that it also lists itself and has the metrics.
+        metrics: what `/metrics` shows; without it there is no such path.
         local_only: whether requests must call it by a name of this machine (`serve.hosts`).
     """
     name = slot.model.name
     routes = model_routes(slot, keys, without=(LIST,) if alone else ())
-    app = _create_app(f"raybert: {name}", routes, local_only=local_only)
+    app = _create_app(f"raybert: {name}", slot.recorder, routes, local_only=local_only)
     if alone:
         app.include_router(model_routes(slot, keys, f"/v1/models/{name}"))
+        if metrics is not None:
+            app.include_router(metrics_route(metrics, keys))
         app.include_router(list_routes({name: LocalModel(slot, keys)}, keys))
     return app
 
@@ -451,12 +490,16 @@ def create_front_app(
     models: Mapping[str, ServedModel],
     limits: Limits | None = None,
     keys: Keys | None = None,
+    recorder: Recorder = NO_RECORDER,
+    metrics: Metrics | None = None,
     *,
     local_only: bool = False,
 ) -> FastAPI:
     """The application at `/`, which handles every path that belongs to no model elsewhere.
 
     Args:
+        recorder: is told of the requests that are answered here.
+        metrics: what `/metrics` shows; without it there is no such path.
         local_only: as in `create_model_app`.
     """
     here = [
@@ -464,9 +507,10 @@ def create_front_app(
         for name, model in models.items()
         if isinstance(model, LocalModel)
     ]
+    here += [] if metrics is None else [metrics_route(metrics, keys)]
     front = front_routes(models, limits or Limits(), keys)
     routers = [*here, list_routes(models, keys, limits), front]
-    return _create_app("raybert", *routers, local_only=local_only)
+    return _create_app("raybert", recorder, *routers, local_only=local_only)
 
 
 class _EmptyPath:
@@ -481,10 +525,14 @@ class _EmptyPath:
         await self._app(scope, receive, send)
 
 
-def _create_app(title: str, *routers: APIRouter, local_only: bool) -> FastAPI:
+def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only: bool) -> FastAPI:
     """The routes, their OpenAPI at `/openapi.json`, and all errors in our format."""
     # The API page with its scripts, which FastAPI's own fetches from a CDN.
-    app = FastAPIOffline(title=title, redoc_url=None)
+    # NOTE: FastAPI's spans have the path and query of a request, and its log records exceptions.
+    silent = {"tracing": False, "metrics": False, "logs": False}
+    app = FastAPIOffline(title=title, redoc_url=None, telemetry=silent)
+    # NOTE: what is added last comes first, and `Observed` sees the route only below `_EmptyPath`.
+    app.add_middleware(Observed, recorder=recorder, apology=_apology)
     app.add_middleware(_EmptyPath)
     if local_only:
         app.add_middleware(LocalHosts)
@@ -492,12 +540,12 @@ def _create_app(title: str, *routers: APIRouter, local_only: bool) -> FastAPI:
         app.include_router(router)
 
     @app.exception_handler(RequestError)
-    async def refuse(_: Request, error: RequestError) -> Response:
-        return refusal(huggingface.SURFACE, error)
+    async def refuse(request: Request, error: RequestError) -> Response:
+        return _refusal(huggingface.SURFACE, request, error)
 
     @app.exception_handler(InputError)
     async def refuse_input(request: Request, error: InputError) -> Response:
-        return refusal(huggingface.SURFACE, error)
+        return _refusal(huggingface.SURFACE, request, error)
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
@@ -507,14 +555,15 @@ def _create_app(title: str, *routers: APIRouter, local_only: bool) -> FastAPI:
             message, error_type = f"{here}: wanted the method {allowed}", "method_not_allowed"
         else:
             message, error_type = f"{here}: there is no such path, see /openapi.json", "not_found"
+        seen(request).error_type = error_type
         return _json(error.status_code, {"error": message, "error_type": error_type})
 
-    @app.exception_handler(Exception)
-    async def apologise(request: Request, error: Exception) -> Response:
-        message = f"{request.method} {request.url.path} failed in the server: its log says why"
-        return _json(500, {"error": message, "error_type": "internal"})
-
     return app
+
+
+def _apology(request: Request) -> Response:
+    message = f"{request.method} {request.url.path} failed in the server: its log says why"
+    return _json(500, {"error": message, "error_type": "internal"})
 
 
 async def _check_ready(models: Mapping[str, Any]) -> None:

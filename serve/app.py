@@ -18,21 +18,22 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 import pydantic
+import ray
 import yaml
-from ray import get_runtime_context
 from ray import serve as ray_serve
 from ray.serve import Application
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from bert_core.errors import ResourceError
-from serve import haproxy, steady
+from serve import haproxy, steady, tracing
 from serve.applications import (
     Deployed,
     access,
     applications,
     certificate,
     is_ours,
+    log_settings,
     model_application,
 )
 from serve.config import ServeConfig, models_of
@@ -114,6 +115,7 @@ def apply(config: ServeConfig) -> None:
         )
     access(config)
     certificate(config)
+    tracing.check(config.otlp_endpoint)
     check_room(models_of(config), together=config.together)
     models = find(config)
     wanted = applications(config, models)
@@ -181,6 +183,7 @@ def check(config: ServeConfig) -> None:
     check_port(config)
     access(config)
     certificate(config)
+    tracing.check(config.otlp_endpoint)
     if ray_serve.status().proxies:
         raise ResourceError(
             "this Ray cluster already runs Ray Serve: stop that with `serve shutdown`, "
@@ -192,11 +195,14 @@ def check(config: ServeConfig) -> None:
 def start(config: ServeConfig) -> None:
     """Start Ray Serve's controller and proxies on the cluster."""
     environment = haproxy.settings(enabled=config.haproxy, certificate=certificate(config))
+    environment |= tracing.environment(config.otlp_endpoint)
     # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
     # and are waited for later.
     with suppress(TimeoutError):
         ray_serve.start(
             http_options={"host": config.host, "port": config.port},
+            logging_config=log_settings(config),
+            tracing_config=tracing.settings(config.otlp_endpoint, config.trace_share),
             controller_options={"runtime_env": {"env_vars": environment}},
         )
 
@@ -206,7 +212,7 @@ def shut_down() -> None:
     # NOTE: Serve's controller exits during a call, and Ray prints that the call failed.
     with redirect_stdout(io.StringIO()):
         ray_serve.shutdown()
-    haproxy.remove_files(get_runtime_context().get_node_id())
+    haproxy.remove_files(ray.get_runtime_context().get_node_id())
 
 
 def _wait_until_applied(names: Collection[str], models: Mapping[str, Found]) -> None:
@@ -246,7 +252,7 @@ def _card(name: str) -> Card | None:
 def _wait_until_steady(config: ServeConfig) -> None:
     paths = ["/readyz", *(f"/v1/models/{name}/readyz" for name in models_of(config))]
     tls = config.tls_certificate is not None
-    steady.wait_until_steady(config.host, config.port, paths, tls=tls)
+    steady.wait_until_steady(config.host, config.port, paths, _logs_folder(), tls=tls)
 
 
 def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
@@ -254,7 +260,15 @@ def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
     url = f"{scheme}://{steady.reachable(config.host)}:{config.port}"
     name, model = next(iter(models.items()))
     print(f"serving {', '.join(models)} at {url} (a page for trying them; stop with Ctrl-C)")
-    print(curl(f"{url}/v1/models/{name}", model.example), flush=True)
+    print(curl(f"{url}/v1/models/{name}", model.example))
+    print(f"logs: {_logs_folder()}", flush=True)
+
+
+def _logs_folder() -> str:
+    """Where Ray Serve logs, on the machine that this process is on."""
+    # NOTE: Ray has no public way to it; `session_latest` may be somebody else's session.
+    node = ray._private.worker._global_node
+    return "logs/serve of the Ray session" if node is None else f"{node.get_logs_dir_path()}/serve"
 
 
 def curl(url: str, example: Any) -> str:

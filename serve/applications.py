@@ -62,10 +62,10 @@ def applications(config: ServeConfig, models: Mapping[str, Found]) -> list[Deplo
     }
     if config.together:
         plans = {name: _as_json(models[name]) for name in first}
-        options = _options(settings[first[0]], {"plans": plans, **at_front})
+        options = _options(settings[first[0]], {"plans": plans, **at_front}, log_settings(config))
         result = [_deployed(FRONT, "/", FRONT, "TOGETHER_APPLICATION", options)]
     else:
-        options = _options(config, {"models": first, **at_front}, num_cpus=0)
+        options = _options(config, {"models": first, **at_front}, log_settings(config), num_cpus=0)
         result = [_deployed(FRONT, "/", FRONT, "FRONT_APPLICATION", options)]
         result += [
             model_application(config, name, model, alone=False) for name, model in models.items()
@@ -85,17 +85,21 @@ def model_application(config: ServeConfig, name: str, found: Found, *, alone: bo
         # Alone, Serve's own config says where it listens.
         "local_only": not alone and is_loopback(config.host),
     }
-    options = _options(models_of(config)[name], content)
+    options = _options(models_of(config)[name], content, log_settings(config))
     prefix = "/" if alone else f"/v1/models/{name}"
     return _deployed(application_name(name), prefix, MODEL, "MODEL_APPLICATION", options)
 
 
 def _options(
-    model: ModelSettings, content: Mapping[str, Any], num_cpus: float | None = None
+    model: ModelSettings,
+    content: Mapping[str, Any],
+    logging: Mapping[str, Any],
+    num_cpus: float | None = None,
 ) -> dict[str, Any]:
     """Options of a deployment; one that reserves no CPU computes nothing, and is not scaled."""
     options: dict[str, Any] = {
         "user_config": content,
+        "logging_config": logging,
         "max_ongoing_requests": model.max_ongoing_requests,
         # What stands behind our own limits: these requests have not been read yet.
         "max_queued_requests": model.max_ongoing_requests,
@@ -147,6 +151,11 @@ def _access(config: ServeConfig) -> dict[str, Any] | None:
 
 def is_ours(application: str) -> bool:
     return application in (FRONT, COMPARISONS) or application.startswith(application_name(""))
+
+
+def log_settings(config: ServeConfig) -> dict[str, Any]:
+    """Serve's log, without its lines per request: ours say more, and no path."""
+    return {"encoding": config.log_format.upper(), "enable_access_log": False}
 
 
 def access(config: ServeConfig) -> Access | None:

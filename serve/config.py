@@ -148,6 +148,13 @@ class ServeConfig(ModelSettings, Command):
     tls_certificate: str | None = None
     """PEM file with certificate, chain and private key: HAProxy then speaks HTTPS only. It is read
     on every node with a proxy."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of the server's log, which has a line per request and never a text of one."""
+    otlp_endpoint: str | None = None
+    """Collector of traces that speaks OTLP over HTTP, as http://localhost:4318; by default there
+    are none. Needs the extra `otlp`."""
+    trace_share: PositiveShare = 1.0
+    """Share of requests that are traced; those with a `traceparent` do as their caller does."""
     allow_open_cluster: bool = False
     """Serve on the cluster at RAY_ADDRESS even if it requires no token, so that anyone who reaches
     its ports can run code there."""
@@ -188,6 +195,11 @@ class ServeConfig(ModelSettings, Command):
             raise ConfigError(
                 f"tls_certificate: wanted none without HAProxy, which speaks TLS, got "
                 f"{self.tls_certificate}: leave haproxy on"
+            )
+        if self.otlp_endpoint is not None and not self.haproxy:
+            raise ConfigError(
+                "otlp_endpoint: wanted none without HAProxy, since Ray's own proxy puts paths of "
+                f"requests into traces, got {self.otlp_endpoint}: leave haproxy on"
             )
         if self.together:
             self._check_together(models)

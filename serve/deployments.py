@@ -16,7 +16,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve import api
+from serve import api, metrics
 from serve.auth import Keys
 from serve.comparison import Pairing, Tally
 from serve.errors import NotReadyError
@@ -63,6 +63,7 @@ class Hosting:
 
     def __init__(self) -> None:
         self.models: dict[str, HostedModel] = {}
+        self.recorder = metrics.RayRecorder()
         self._reporter = Reporter()
 
     async def change(self, plans: Mapping[str, Any]) -> None:
@@ -79,7 +80,7 @@ class Hosting:
             if name in self.models:
                 self.models[name].change(plan)
             else:
-                self.models[name] = HostedModel(plan, self._reporter.report)
+                self.models[name] = HostedModel(plan, self._reporter.report, self.recorder)
         for name in [name for name in self.models if name not in plans]:
             self.models.pop(name).close()
 
@@ -113,6 +114,7 @@ class ModelReplica:
             self._local.slot,
             alone=config.get("alone", False),
             keys=keys,
+            metrics=metrics.exported,
             local_only=config.get("local_only", False),
         )
 
@@ -146,11 +148,11 @@ class Front:
     """
 
     def __init__(self) -> None:
-        self._switch = Switch()
+        self._switch, self._recorder = Switch(), metrics.RayRecorder()
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
         models = {name: RemoteModel(name) for name in config["models"]}
-        self._switch.app = _front_app(models, config, _keys(config))
+        self._switch.app = _front_app(models, config, _keys(config), self._recorder)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._switch
@@ -171,7 +173,7 @@ class Together:
         keys = _keys(config)
         models = self._hosting.local(keys)
         ordered = {name: models[name] for name in config["plans"]}
-        self._switch.app = _front_app(ordered, config, keys)
+        self._switch.app = _front_app(ordered, config, keys, self._hosting.recorder)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._switch
@@ -275,11 +277,16 @@ def _keys(config: Mapping[str, Any]) -> Keys | None:
 
 
 def _front_app(
-    models: Mapping[str, ServedModel], config: Mapping[str, Any], keys: Keys | None
+    models: Mapping[str, ServedModel],
+    config: Mapping[str, Any],
+    keys: Keys | None,
+    recorder: metrics.RayRecorder,
 ) -> ASGIApp:
     limits: Limits = LIMITS.validate_python(config.get("limits", {}))
     local_only = config.get("local_only", False)
-    return api.create_front_app(models, limits, keys, local_only=local_only)
+    return api.create_front_app(
+        models, limits, keys, recorder, metrics.exported, local_only=local_only
+    )
 
 
 KINDS: Mapping[str, ray_serve.Deployment] = {

@@ -36,6 +36,8 @@ def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]
         BINARY: _launcher(),
         **({} if certificate is None else {CERTIFICATE: certificate}),
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # Which would keep a thousand lines of the log until they are written, all at once.
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         # A replica that dies fails no request: unanswered ones are sent to another replica, which
         # is safe for inference, but not for anything that writes.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",

@@ -9,7 +9,8 @@ and becomes HAProxy:
 - 502, 503 and 504 reach clients as themselves, as JSON and with `Retry-After` (Ray makes each of
   them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take for
   permanent);
-- the frontend speaks TLS if there is a certificate.
+- the frontend speaks TLS if there is a certificate;
+- no line of its log has the path of a request, which may hold anything.
 
 What is no HTTP at all gets HAProxy's built-in 400, in HTML: it has no file for that.
 """
@@ -32,6 +33,8 @@ SLOW_REQUEST_S = 15
 RETRY_AFTER_S = 2
 ERRORS = "raybert"
 """Name of the section with our error responses."""
+LOG_FORMAT = "%ci:%cp [%tr] %ft %b/%s %TR/%Tw/%Tc/%Tr/%Ta %ST %B %tsc %ac/%fc/%bc/%sc/%rc %HM"
+"""HAProxy's own, `httplog`, without headers and path."""
 _MESSAGES = {
     408: ("request_timeout", f"wanted the request within {SLOW_REQUEST_S} s: send it again"),
     502: ("not_ready", "the model's process ended while it answered: try again"),
@@ -56,6 +59,7 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
     for line in config.splitlines():
         if re.match(r"\s*errorfile ", line):
             continue
+        line = re.sub(r"^(\s*)option httplog$", rf'\1log-format "{LOG_FORMAT}"', line)
         line = re.sub(r"^(\s*bind )(?:\*)?:(\d+)$", r"\g<1>127.0.0.1:\2", line)
         if certificate and lines and lines[-1].strip() == "frontend http_frontend":
             line = f"{line} ssl crt {certificate} alpn http/1.1"

@@ -11,6 +11,7 @@ from bert_core.errors import RaybertError
 from serve.comparison import Report
 from serve.following import Follower
 from serve.model import Model
+from serve.observing import NO_RECORDER, Recorder
 from serve.plan import Plan, Source
 from serve.slot import Challenger, Slot
 
@@ -20,14 +21,20 @@ logger = logging.getLogger("ray.serve")
 class HostedModel:
     """A model as its plan says, with what follows its alias."""
 
-    def __init__(self, plan: Plan, report: Report = lambda pairing, tally: None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        report: Report = lambda pairing, tally: None,
+        recorder: Recorder = NO_RECORDER,
+    ) -> None:
         """Load the model.
 
         Args:
             report: takes how a candidate compares, request by request.
-        Raises: see `Runtime.load`.
+            recorder: is told of requests and passes.
+        Raises: see `Model` and `resolve`.
         """
-        self.plan, self._report = plan, report
+        self.plan, self._report, self._recorder = plan, report, recorder
         self.slot = self._first(plan.source)
         self._followers: list[Follower] = []
         self._complete()
@@ -50,7 +57,7 @@ class HostedModel:
         plan, slot = self.plan, self.slot
         slot.is_loading = True
         try:
-            slot.switch(plan.runtime.load(plan.name, plan.source, plan.limits))
+            slot.switch(self._loaded(plan.source))
             slot.problem = None
         except Exception as error:
             slot.problem = f"{plan.source.reference} is not served: {_reason(error)}"
@@ -63,7 +70,7 @@ class HostedModel:
         for follower in self._followers:
             follower.stop()
         self._retire_candidate()
-        self.slot.model.retire()
+        self.slot.close()
 
     def _loads_alike(self, before: Plan) -> bool:
         """Whether what answers is what the plan asks for."""
@@ -78,11 +85,11 @@ class HostedModel:
         """The version that an alias means now, or else the one it meant when it was deployed."""
         plan = self.plan
         if not plan.follows(source) or source.version is None:
-            return Slot(plan.runtime.load(plan.name, source, plan.limits))
+            return Slot(self._loaded(source), self._recorder)
         try:
-            return Slot(plan.runtime.load(plan.name, source.latest, plan.limits))
+            return Slot(self._loaded(source.latest), self._recorder)
         except Exception as error:
-            slot = Slot(plan.runtime.load(plan.name, source, plan.limits))
+            slot = Slot(self._loaded(source), self._recorder)
             slot.problem = f"{source.reference} is not served: {_reason(error)}"
             logger.error("%s: %s", plan.name, slot.problem)
             return slot
@@ -109,7 +116,7 @@ class HostedModel:
     def _retire_candidate(self) -> None:
         challenger, self.slot.challenger = self.slot.challenger, None
         if challenger is not None:
-            challenger.slot.model.retire()
+            challenger.slot.close()
 
     def _follow(self, slot: Slot, source: Source) -> None:
         plan = self.plan
@@ -121,9 +128,21 @@ class HostedModel:
         follower.start()
         self._followers.append(follower)
 
-    def _load(self, folder: Path, version: str) -> Model:
+    def _loaded(self, source: Source) -> Model:
+        return self._load(*source.fetch(), digest=source.digest)
+
+    def _load(self, folder: Path, version: str | None, digest: str | None = None) -> Model:
+        """The model, which has answered its own examples. Raises: see `Model`."""
         plan = self.plan
-        return Model(plan.name, folder, version=version, limits=plan.limits, **vars(plan.runtime))
+        return Model(
+            plan.name,
+            folder,
+            limits=plan.limits,
+            digest=digest,
+            version=version,
+            recorder=self._recorder,
+            **vars(plan.runtime),
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -30,6 +30,7 @@ from serve.errors import (
 )
 from serve.limits import Limits
 from serve.lineage import Ancestor, ancestors
+from serve.observing import NO_RECORDER, Recorder
 from tracking.hub import origin
 
 SMALL = 4_096
@@ -160,12 +161,14 @@ class Model:
         limits: Limits | None = None,
         digest: str | None = None,
         version: str | None = None,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         """Load the bundle and run it once, to make sure that it answers.
 
         Args:
             digest: what the bundle must have; None takes any.
             version: the bundle's version in the registry, if it has one.
+            recorder: is told of every pass.
         Raises: FormatError if the bundle is damaged, answers no task, or is another one.
         """
         self.predictor = Predictor(folder, device=device, threads=threads, precision=precision)
@@ -177,6 +180,7 @@ class Model:
             )
         self.predictor.predict(self.predictor.task.examples)
         self.name, self.version = name, version
+        self._recorder = recorder
         self.created_s = int(time.time())
         self._lineage = self.predictor.bundle.lineage | origin(folder)
         self.max_batch_tokens = max_batch_tokens
@@ -196,6 +200,12 @@ class Model:
             max_batch_tokens=max_batch_tokens,
             max_wait_ms=max_wait_ms,
         )
+
+    @property
+    def edition(self) -> str:
+        """What tells its weights apart in metrics and logs: the version in the registry, or else
+        the first 12 digits of the digest."""
+        return self.version or self.digest[:12]
 
     @property
     def waiting_tokens(self) -> int:
@@ -405,6 +415,13 @@ class Model:
         began_s = time.perf_counter()
         scores = self.predictor.forward(windows)
         ended_s = time.perf_counter()
+        self._recorder.passed(
+            self.name,
+            self.edition,
+            tokens=sum(len(ids) for window in windows for ids in window.ids),
+            computed=self.predictor.backend.computed_tokens(windows),
+            fill=len(windows) * max(map(padded_length, windows)) / self.max_batch_tokens,
+        )
         return [_Pass(each, began_s, ended_s) for each in scores]
 
 

@@ -18,7 +18,6 @@ from bert_core.scores import Precision
 from serve.auth import Key
 from serve.config import ModelConfig, ServeConfig, models_of
 from serve.limits import Limits
-from serve.model import Model
 from tracking.resolve import at_version, is_alias, pinned, registered_version, resolve
 from tracking.server import tracking_uri
 
@@ -53,20 +52,13 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """How a process computes."""
+    """How a process computes: arguments of `serve.model.Model`."""
 
     device: str = "cpu"
     threads: int = 1
     precision: Precision = "fp32"
     max_batch_tokens: int = 2048
     max_wait_ms: float = 2.0
-
-    def load(self, name: str, source: Source, limits: Limits) -> Model:
-        """The model, which has answered its own examples. Raises: see `Model` and `resolve`."""
-        folder, version = source.fetch()
-        return Model(
-            name, folder, limits=limits, digest=source.digest, version=version, **vars(self)
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

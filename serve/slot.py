@@ -18,6 +18,7 @@ from bert_core.tasks.base import Parameters
 from serve.auth import presented_key
 from serve.comparison import Pairing, Report, Tally, compared
 from serve.model import Answered, Card, Model, State
+from serve.observing import NO_RECORDER, Recorder, Snapshot
 
 logger = logging.getLogger("ray.serve")
 
@@ -38,7 +39,8 @@ class Current:
 class Slot:
     """The place of a model, which another version may take."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, recorder: Recorder = NO_RECORDER) -> None:
+        """`recorder`: is told of requests, switches and the state."""
         self.current = Current(model)
         """Read once per request, so that one version answers all of it."""
         self.problem: str | None = None
@@ -47,6 +49,8 @@ class Slot:
         """Whether another version is being loaded."""
         self.challenger: Challenger | None = None
         """What answers some of the requests."""
+        self.recorder = recorder
+        recorder.watch(self.snapshot)
 
     @property
     def model(self) -> Model:
@@ -63,6 +67,24 @@ class Slot:
         """Let another version answer from the next request on."""
         old, self.current = self.model, Current(model)
         old.retire()
+        self.recorder.rolled_over(model.name, model.edition)
+
+    def close(self) -> None:
+        """The model is closed once nobody uses it."""
+        self.recorder.forget(self.snapshot)
+        self.model.retire()
+
+    def snapshot(self) -> Snapshot:
+        """What it is like at this moment."""
+        model = self.model
+        return Snapshot(
+            model=model.name,
+            version=model.edition,
+            digest=model.digest,
+            queue_tokens=model.waiting_tokens,
+            max_queue_tokens=model.limits.max_queue_tokens,
+            has_problem=self.problem is not None,
+        )
 
 
 @dataclass(kw_only=True)

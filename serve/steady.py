@@ -18,11 +18,16 @@ def reachable(host: str) -> str:
     return "127.0.0.1" if host == "0.0.0.0" else host
 
 
-def wait_until_steady(host: str, port: int, paths: Sequence[str], *, tls: bool = False) -> None:
+def wait_until_steady(
+    host: str, port: int, paths: Sequence[str], logs: str, *, tls: bool = False
+) -> None:
     """Wait until every path has answered 200 for `STEADY_S` over one connection.
 
     HAProxy restarts a few times while replicas come up, and closes connections when it does: a
     client that starts at the first answer may be cut off at the second.
+
+    Args:
+        logs: folder of the server's logs, for the message.
     Raises: ResourceError after `STEADY_TIMEOUT_S`.
     """
     connection = _connection(reachable(host), port, tls=tls)
@@ -35,8 +40,7 @@ def wait_until_steady(host: str, port: int, paths: Sequence[str], *, tls: bool =
             if since_s > deadline_s:
                 raise ResourceError(
                     f"http://{host}:{port}: wanted answers from {', '.join(paths)} within "
-                    f"{STEADY_TIMEOUT_S:.0f} s, got none from some: see Ray's logs, in "
-                    "/tmp/ray/session_latest/logs/serve"
+                    f"{STEADY_TIMEOUT_S:.0f} s, got none from some: see the logs in {logs}"
                 )
         time.sleep(0.05)
     connection.close()

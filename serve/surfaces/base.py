@@ -7,6 +7,7 @@ same paths at the root on to a model.
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeVar
@@ -29,6 +30,8 @@ from serve.errors import (
 )
 from serve.limits import Limits
 from serve.model import SMALL, Answered, Card, Model
+from serve.observing import Spent, seen
+from serve.tracing import add_spans
 
 Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here"]
 """Type of a field that is accepted and ignored."""
@@ -75,11 +78,20 @@ class Call:
         self, task: str | None, inputs: list[Any], parameters: Parameters | None
     ) -> Answered:
         """The model's answers. Raises: see `Model.answer`."""
+        began_ns = time.time_ns()
         answered = await self.model.answer(inputs, parameters, task, self.deadline_s)
         if self.caller is not None:
             self.caller.charge(answered.tokens)
         if self.shadow is not None:
             self.shadow(task, inputs, parameters, answered)
+        spent = Spent(
+            tokens=answered.tokens,
+            tokenize_s=answered.tokenize_s,
+            queue_s=answered.queue_s,
+            compute_s=answered.compute_s,
+        )
+        seen(self.request).spent = spent
+        add_spans(self.model.name, self.model.edition, spent, began_ns)
         return answered
 
     def parameters(self, task: str, values: Mapping[str, Any]) -> Parameters:

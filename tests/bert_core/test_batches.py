@@ -19,6 +19,7 @@ from bert_core.batches import (
     WindowSource,
     buckets,
     collate,
+    laid_out_tokens,
     pack,
     pad,
     prefetched,
@@ -379,6 +380,17 @@ def test_tokens_that_are_scored_keep_their_places_and_labels(packed_from: float)
     scored = batch["input_ids"].flatten()[batch["token_positions"]]
     assert scored.tolist() == [row[at] for row, its in zip(ids, places, strict=True) for at in its]
     assert batch["token_labels"].tolist() == np.concatenate([at * 10 for at in places]).tolist()
+
+
+@pytest.mark.parametrize("packed_from", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("lengths", [[8], [5], [16, 15], [24, 3, 9], [40, 3, 3, 3]])
+def test_tokens_are_counted_as_they_are_laid_out(lengths: list[int], packed_from: float) -> None:
+    rows = [np.arange(5, 5 + length, dtype=np.uint32) for length in lengths]
+    choices = Window(row=0, ids=(rows[0], rows[-1]), segment_b_start=(1, 1))
+    others = [Window(row=1, ids=(ids,), segment_b_start=(1,)) for ids in rows]
+    for windows in (others, [choices, *others]):
+        batch = collate(windows, PAD, packed_from)
+        assert laid_out_tokens(windows, packed_from) == batch["input_ids"].numel()
 
 
 def test_choices_of_a_question_lie_side_by_side() -> None:

@@ -53,6 +53,7 @@ def test_models_of_another_form_are_refused(models: list[str] | str, message: st
         ("num_gpus", -1.0, "num_gpus: wanted at least 0, got -1.0"),
         ("num_gpus", 1.5, "num_gpus: wanted a fraction below 1 or a whole number, got 1.5"),
         ("max_wait_ms", -0.5, "max_wait_ms: wanted at least 0, got -0.5"),
+        ("trace_share", 1.5, "trace_share: wanted above 0 and at most 1, got 1.5"),
     ],
 )
 def test_a_value_out_of_range_is_refused(field: str, value: Any, message: str) -> None:
@@ -149,3 +150,8 @@ def test_a_file_has_a_table_per_model(tmp_path: Path) -> None:
         model="models:/docs@champion", threads=2, limits=Limits(max_inputs=9)
     )
     assert mine == ModelConfig(model="0", limits=Limits(max_inputs=9, max_top_k=3))
+
+
+def test_traces_want_haproxy_since_rays_own_proxy_tells_paths() -> None:
+    with pytest.raises(ConfigError, match="otlp_endpoint: wanted none without HAProxy"):
+        ServeConfig(models="a=x", otlp_endpoint="http://localhost:4318", haproxy=False)

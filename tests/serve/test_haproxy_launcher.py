@@ -21,6 +21,7 @@ from tracking.ports import free_ports
 
 # What matters here of Ray's template, in its words.
 CONFIG = """global
+    log {folder}/log.sock local0 info
     stats socket {folder}/admin.sock mode 666 level admin
     maxconn 4096
 defaults
@@ -28,6 +29,8 @@ defaults
     timeout connect 5s
     timeout client 3600s
     timeout server 3600s
+    log global
+    option httplog
     errorfile 503 {folder}/500.http
     balance leastconn
 frontend prometheus
@@ -70,6 +73,9 @@ class Proxy:
 
     def __init__(self, folder: Path, upstream: int, **environment: str) -> None:
         self.port, self.metrics, self.stats, nothing = free_ports(4)
+        self.log = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.log.bind(str(folder / "log.sock"))
+        self.log.settimeout(20)
         config = folder / "haproxy.cfg"
         config.write_text(
             CONFIG.format(
@@ -100,6 +106,7 @@ class Proxy:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+        self.log.close()
 
 
 @pytest.fixture
@@ -131,6 +138,19 @@ def test_metrics_and_statistics_listen_on_loopback_only(proxy: Proxy) -> None:
     }
     assert listening[proxy.port] == "00000000"
     assert listening[proxy.metrics] == listening[proxy.stats] == "0100007F"
+
+
+def test_its_log_has_no_path(proxy: Proxy) -> None:
+    for path in ("/app?text=zyxmarker", "/zyxmarker", "/gone/zyx marker"):
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as connection:
+            connection.sendall(f"POST {path} HTTP/1.0\r\n\r\n".encode())
+            status = int(connection.recv(4096).split()[1])
+        line = ""
+        while f" {status} " not in line:  # it logs its start as well
+            line = proxy.log.recv(4096).decode()
+            assert "zyx" not in line
+            assert "text" not in line
+        assert line.rstrip().endswith("POST" if status != 400 else "<BADREQ>")
 
 
 @pytest.mark.drill

@@ -53,9 +53,9 @@ def test_a_server_is_steady_once_it_keeps_a_connection(
 ) -> None:
     monkeypatch.setattr(steady, "STEADY_S", 0.2)
     start_s = time.monotonic()
-    wait_until_steady("127.0.0.1", restless, ["/up"])
+    wait_until_steady("127.0.0.1", restless, ["/up"], "here")
     assert Restless.closed == 3
     assert time.monotonic() - start_s > 0.3
     monkeypatch.setattr(steady, "STEADY_TIMEOUT_S", 0.2)
-    with pytest.raises(ResourceError, match="wanted answers from /up, /down within 0 s"):
-        wait_until_steady("127.0.0.1", restless, ["/up", "/down"])
+    with pytest.raises(ResourceError, match=r"from /up, /down within 0 s, .* the logs in here"):
+        wait_until_steady("127.0.0.1", restless, ["/up", "/down"], "here")

@@ -1,0 +1,182 @@
+"""Metrics by Ray Serve's own means, and the page that has those of all nodes.
+
+Every process hands what it counts to its node's agent, within `metrics_report_interval_ms` (10 s),
+and the agents export them. Names get the prefix `ray_`, and counters the suffix `_total`. An agent
+knows values by bucket alone, so that a histogram's `_sum` is approximate. Gauges that are not set
+again vanish after two intervals, those of a lost process too.
+"""
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import httpx
+import ray
+from ray.serve.metrics import Counter, Gauge, Histogram
+
+from serve.observing import NONE, Recorder, Seen, Snapshot
+
+PREFIX = "raybert"
+SHOWN = (f"ray_{PREFIX}_", "ray_serve_")
+"""Beginnings of the names that the page has, of the hundreds that agents export."""
+HIDDEN = re.compile(r"otel_scope_\w+|Component|SessionName|Version")
+"""Labels that the page leaves out: the same for all, and `Version` is Ray's."""
+SAMPLE_S = 1.0
+"""How often models are looked at."""
+NODE_TIMEOUT_S = 5.0
+"""How long the page waits for a node."""
+
+# From the fastest tiny model to the longest deadline.
+SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
+FILLS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+MODEL: Any = ("model", "version")  # Ray's annotation is that of a tuple of one
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class RayRecorder(Recorder):
+    """Counts by Ray. One per process."""
+
+    def __init__(self) -> None:
+        """Made in the replica that counts, whose name Serve adds to every metric."""
+
+        def histogram(name: str, description: str, boundaries: list[float]) -> Histogram:
+            return Histogram(f"{PREFIX}_{name}", description, boundaries, MODEL)
+
+        def counter(name: str, description: str, keys: Any = MODEL) -> Counter:
+            return Counter(f"{PREFIX}_{name}", description, keys)
+
+        def gauge(name: str, description: str, keys: Any = MODEL) -> Gauge:
+            return Gauge(f"{PREFIX}_{name}", description, keys)
+
+        self._requests = counter(
+            "requests",
+            "Requests, by surface, status and error.",
+            (*MODEL, "surface", "status", "error_type"),
+        )
+        self._tokens = counter("request_tokens", "Tokens of answered requests, without padding.")
+        self._total = histogram("request_seconds", "Time of a request in the replica.", SECONDS)
+        self._stages = {
+            "tokenize_s": histogram("tokenize_seconds", "Tokenizing of a request.", SECONDS),
+            "queue_s": histogram("queue_seconds", "Waiting of a request for its pass.", SECONDS),
+            "compute_s": histogram("compute_seconds", "Pass that answers a request.", SECONDS),
+        }
+        self._real = counter("pass_tokens", "Tokens in passes, without padding.")
+        self._computed = counter("pass_computed_tokens", "Tokens in passes, with padding.")
+        self._fill = histogram(
+            "batch_fill", "Share of max_batch_tokens that a batch takes, padding included.", FILLS
+        )
+        self._rollovers = counter("rollovers", "Versions that an alias has brought.")
+        self._queue = gauge("queue_tokens", "Tokens that wait in the queue.")
+        self._queue_limit = gauge("queue_limit_tokens", "Tokens that may wait in the queue.")
+        self._problem = gauge(
+            "rollover_failed", "1 while the version that the alias points to is not served."
+        )
+        self._info = gauge("model_info", "1 for each version served.", (*MODEL, "digest"))
+        self._watched: list[Callable[[], Snapshot]] = []
+        self._sampler = threading.Thread(target=self._sample, name="metrics", daemon=True)
+
+    def finished(self, request: Seen) -> None:
+        of_model = {"model": request.model, "version": request.version}
+        outcome = {"status": str(request.status), "error_type": request.error_type or NONE}
+        self._requests.inc(tags={**of_model, "surface": request.surface, **outcome})
+        self._total.observe(request.total_s, tags=of_model)
+        if request.spent is None:
+            return
+        if request.spent.tokens:
+            self._tokens.inc(request.spent.tokens, tags=of_model)
+        for name, seconds in self._stages.items():
+            seconds.observe(getattr(request.spent, name), tags=of_model)
+
+    def passed(self, model: str, version: str, *, tokens: int, computed: int, fill: float) -> None:
+        of_model = {"model": model, "version": version}
+        self._real.inc(tokens, tags=of_model)
+        self._computed.inc(computed, tags=of_model)
+        self._fill.observe(fill, tags=of_model)
+
+    def rolled_over(self, model: str, version: str) -> None:
+        self._rollovers.inc(tags={"model": model, "version": version})
+
+    def watch(self, look: Callable[[], Snapshot]) -> None:
+        self._watched.append(look)
+        if not self._sampler.ident:
+            self._sampler.start()
+
+    def forget(self, look: Callable[[], Snapshot]) -> None:
+        self._watched.remove(look)
+
+    def _sample(self) -> None:
+        while True:
+            for look in tuple(self._watched):
+                state = look()
+                of_model = {"model": state.model, "version": state.version}
+                self._queue.set(state.queue_tokens, tags=of_model)
+                self._queue_limit.set(state.max_queue_tokens, tags=of_model)
+                self._problem.set(int(state.has_problem), tags=of_model)
+                self._info.set(1, tags={**of_model, "digest": state.digest[:12]})
+            time.sleep(SAMPLE_S)
+
+
+async def exported() -> str:
+    """What the agents of all nodes of this process's cluster export of ours and of Ray Serve's, in
+    Prometheus' text format. A node that does not answer is left out."""
+    nodes = await asyncio.to_thread(ray.nodes)
+    urls = [
+        f"http://{_host(node['NodeManagerAddress'])}:{node['MetricsExportPort']}/metrics"
+        for node in nodes
+        if node["Alive"] and node["MetricsExportPort"] > 0
+    ]
+    async with httpx.AsyncClient(timeout=NODE_TIMEOUT_S, trust_env=False) as client:
+        pages = await asyncio.gather(*(_page(client, url) for url in urls))
+    answered = [page for page in pages if page is not None]
+    missing = sum(node["Alive"] for node in nodes) - len(answered)
+    return await asyncio.to_thread(merged, answered, missing)
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+async def _page(client: httpx.AsyncClient, url: str) -> str | None:
+    try:
+        response = await client.get(url)
+        return response.raise_for_status().text
+    except httpx.HTTPError:
+        return None
+
+
+def merged(pages: Iterable[str], missing: int = 0) -> str:
+    """One page of several, with each metric once and without what is not ours or Serve's.
+
+    Args:
+        missing: nodes that gave no page, which the metric `raybert_nodes_missing` tells.
+    """
+    families: dict[str, list[str]] = {}
+    for page in pages:
+        name, known = "", False
+        for line in page.splitlines():
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+                known = name in families
+                families.setdefault(name, [])
+            if name.startswith(SHOWN) and not (known and line.startswith("#")):
+                families[name].append(line if line.startswith("#") else _shortened(line))
+    own = f"ray_{PREFIX}_nodes_missing"
+    lines = [line for family in families.values() for line in family]
+    lines += [f"# HELP {own} Nodes whose metrics this page lacks.", f"# TYPE {own} gauge"]
+    return "\n".join([*lines, f"{own} {missing}"]) + "\n"
+
+
+def _shortened(sample: str) -> str:
+    """A sample without the labels that say nothing."""
+    start, end = sample.find("{"), sample.rfind("}")
+    if start < 0:
+        return sample
+    labels = [
+        f'{name}="{value}"'
+        for name, value in _LABEL.findall(sample[start + 1 : end])
+        if not HIDDEN.fullmatch(name)
+    ]
+    return f"{sample[:start]}{{{','.join(labels)}}}{sample[end + 1 :]}"

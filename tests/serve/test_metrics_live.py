@@ -1,0 +1,279 @@
+"""Metrics, traces and log of a server as a user runs it, while an alias moves.
+
+Prometheus itself (Debian's package `prometheus`) asks what dashboard and alerts ask; without it,
+those names and labels are looked for on the page.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from bert_core.bundle.format import load_bundle
+from bert_core.tasks.base import Task
+from bert_core.tasks.text_classification import TextClassification
+from bert_core.tasks.token_classification import TokenClassification
+from tests import tiny
+from tests.serve.test_app import Server, end_and_kill
+from tracking.ports import free_ports
+from tracking.registry import publish
+from tracking.server import connect
+
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARD = json.loads((DEPLOY / "grafana/raybert-serve.json").read_text())
+ALERTS = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
+NAME = "watched"
+TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
+WITHIN_S = 90.0
+
+Page = dict[str, list[dict[str, str]]]
+"""Labels of the samples of each metric."""
+
+
+def eventually(what: Callable[[], Any]) -> Any:
+    """The first true value that comes."""
+    deadline_s = time.monotonic() + WITHIN_S
+    while not (value := what()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.5)
+    return value
+
+
+@pytest.fixture(scope="module")
+def registry(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A registry with two versions of a model, and one that does another task."""
+    uri = f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db"
+    loaded = load_bundle(bundle)
+    labels = ["json", "numpy", "socket"]
+    tasks: list[Task] = [TextClassification(labels), TextClassification(labels)]
+    for seed, task in enumerate([*tasks, TokenClassification(["B-place", "I-place", "O"])]):
+        folder = tmp_path_factory.mktemp("version") / "bundle"
+        tiny.bundle(folder, loaded.tokenizer, loaded.encoder_config, task=task, seed=seed)
+        publish(folder, name=NAME, uri=uri, metrics={}, input_example=TEXTS)
+    return uri
+
+
+def point(registry: str, version: str) -> None:
+    connect(registry).set_registered_model_alias(NAME, "champion", version)
+
+
+@pytest.fixture(scope="module")
+def server(
+    bundle: Path, registry: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A followed model and another, both asked things that are right and wrong."""
+    point(registry, "1")
+    (port,) = free_ports(1)
+    models = f"docs=models:/{NAME}@champion,other={bundle}"
+    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
+    command += ["--tracking_uri", registry, "--follow_s", "0.5", "--num_cpus", "0.5"]
+    folder = tmp_path_factory.mktemp("server")
+    server = Server.start(command, port, folder, RAY_metrics_report_interval_ms="1000")
+    try:
+        server.wait_until_ready(say="curl")
+        yield server
+    finally:
+        end_and_kill(server)
+
+
+def ask(server: Server) -> None:
+    """Requests of every outcome, through model and front."""
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        for path in ("/v1/models/docs", "/v1/models/other", "/"):
+            assert client.post(path, json={"inputs": TEXTS}).status_code == 200
+            assert client.post(path, json={"inputs": 7}).status_code == 422
+        assert client.post("/embed", json={"inputs": "a"}).status_code == 422
+        assert client.post("/predict", json={"inputs": "a", "model": "x"}).status_code == 404
+        assert client.get("/nowhere").status_code == 404
+
+
+def page_of(server: Server) -> Page:
+    response = httpx.get(f"{server.url}/metrics", timeout=30)
+    assert response.status_code == 200, response.text
+    page: Page = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            page.setdefault(sample.name, []).append(sample.labels)
+    return page
+
+
+@pytest.fixture(scope="module")
+def page(server: Server, registry: str) -> Page:
+    """The metrics after a roll-over and one that failed."""
+    ask(server)
+    point(registry, "2")
+    eventually(lambda: _version(server) == "2")
+    ask(server)
+    point(registry, "3")
+    eventually(lambda: "3" in (_card(server)["problem"] or ""))
+    ask(server)
+
+    def complete() -> Page | None:
+        page = page_of(server)
+        failed = page.get("ray_raybert_rollovers_total")
+        return page if failed and "ray_serve_deployment_replica_healthy" in page else None
+
+    return eventually(complete)
+
+
+def _card(server: Server) -> Any:
+    return httpx.get(f"{server.url}/v1/models/docs", timeout=30).json()
+
+
+def _version(server: Server) -> str | None:
+    response = httpx.post(f"{server.url}/v1/models/docs", json={"inputs": TEXTS}, timeout=30)
+    return response.headers.get("X-Model-Version")
+
+
+def expressions() -> dict[str, str]:
+    """What dashboard and alerts ask, by where."""
+    asked = {
+        f"{panel['title']} {place}": target["expr"]
+        for panel in DASHBOARD["panels"]
+        for place, target in enumerate(panel.get("targets", ()))
+    }
+    rules = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+    return asked | {rule["alert"]: rule["expr"] for rule in rules}
+
+
+def names_and_labels(expression: str) -> tuple[set[str], set[str]]:
+    """The metrics in a query, and the labels that it selects and groups by."""
+    text = re.sub(r'"[^"]*"', '""', expression)
+    labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"\"", text))
+    for listed in re.findall(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)", text):
+        labels |= {label.strip() for label in listed.split(",")}
+    return set(re.findall(r"\bray_\w+", text)), labels
+
+
+@pytest.mark.parametrize("where", [name for name in expressions() if name != "RaybertDown"])
+def test_every_metric_and_label_that_is_asked_for_is_exported(where: str, page: Page) -> None:
+    names, labels = names_and_labels(expressions()[where])
+    assert names
+    for name in names:
+        assert name in page, f"{name} is not among {sorted(page)}"
+        assert labels <= set().union(*page[name])
+
+
+def test_versions_errors_and_a_failed_roll_over_are_told_apart(page: Page, server: Server) -> None:
+    requests = page["ray_raybert_requests_total"]
+    outcomes = {(each["model"], each["status"], each["error_type"]) for each in requests}
+    assert {
+        ("docs", "200", "-"),
+        ("docs", "422", "invalid_request"),
+        ("other", "200", "-"),
+        ("-", "422", "wrong_task"),
+        ("-", "404", "not_found"),
+    } <= outcomes
+    assert {each["version"] for each in requests if each["model"] == "docs"} == {"1", "2"}
+    (other,) = {each["version"] for each in requests if each["model"] == "other"}
+    assert len(other) == 12  # of the digest
+    assert [each["version"] for each in page["ray_raybert_rollovers_total"]] == ["2"]
+
+    def values(name: str) -> dict[tuple[str, str], float]:
+        text = httpx.get(f"{server.url}/metrics", timeout=30).text
+        return {
+            (sample.labels["model"], sample.labels["version"]): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name
+        }
+
+    # What no longer answers is no longer told.
+    eventually(
+        lambda: values("ray_raybert_rollover_failed") == {("docs", "2"): 1, ("other", other): 0}
+    )
+
+
+def test_only_ours_and_ray_serves_are_shown_and_nothing_that_was_sent(page: Page) -> None:
+    assert all(name.startswith(("ray_raybert_", "ray_serve_")) for name in page)
+    values = {value for labels in page.values() for each in labels for value in each.values()}
+    assert not any(word in value for value in values for word in ("nowhere", "fox"))
+
+
+def test_no_file_of_the_session_has_what_was_sent_to_front_or_model(server: Server) -> None:
+    marker = "zyxmarker"
+    paths = ("/", "/v1/models/docs", "/embed", f"/v1/models/docs/{marker}", f"/{marker}?{marker}=1")
+    bodies: tuple[Any, ...] = ([marker], {"inputs": 7, marker: marker}, {"inputs": [marker] * 9999})
+    for path in paths:
+        for body in ({"inputs": marker}, *bodies):
+            httpx.post(f"{server.url}{path}", json=body, timeout=30)
+    (logs,) = re.findall(r"^logs: (.+)$", server.output.read_text(), flags=re.MULTILINE)
+    lines = [file.read_text() for file in Path(logs).glob("replica_model-docs_*.log")]
+    assert any("POST / 200 model=docs version=" in line for line in lines)
+    files = [file for file in Path(logs).parent.rglob("*") if file.is_file()]
+    assert [file for file in files if marker.encode() in file.read_bytes()] == []
+    assert marker not in server.output.read_text()
+
+
+def test_every_query_of_the_dashboard_has_an_answer(
+    page: Page, server: Server, tmp_path: Path
+) -> None:
+    binary = shutil.which("prometheus")
+    if binary is None:
+        pytest.skip("Prometheus is missing: apt-get install prometheus")
+    (port,) = free_ports(1)
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(DEPLOY / "prometheus/alerts.yml")],
+        "scrape_configs": [
+            {"job_name": "raybert", "static_configs": [{"targets": [server.url[7:]]}]}
+        ],
+    }
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    process = subprocess.Popen(
+        [binary, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
+         f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"],
+    )  # fmt: skip
+    try:
+
+        def asked(expression: str) -> list[Any]:
+            expression = expression.replace("$__rate_interval", "10s").replace("$model", ".*")
+            response = httpx.get(
+                f"http://127.0.0.1:{port}/api/v1/query", params={"query": expression}, timeout=10
+            )
+            assert response.status_code == 200, response.text
+            return response.json()["data"]["result"]
+
+        def is_up() -> bool:
+            try:
+                return asked('up{job="raybert"} == 1') != []
+            except httpx.TransportError:
+                return False
+
+        eventually(is_up)
+        missing = {
+            where: expression
+            for where, expression in expressions().items()
+            if not where.startswith("Raybert")
+        }
+
+        def none_is_missing() -> bool:
+            ask(server)
+            for where in [where for where, query in missing.items() if asked(query)]:
+                del missing[where]
+            return not missing
+
+        try:
+            eventually(none_is_missing)
+        except AssertionError:
+            pytest.fail(f"no answer to {missing}")
+        rules = httpx.get(f"http://127.0.0.1:{port}/api/v1/rules", timeout=10).json()
+        (group,) = rules["data"]["groups"]
+        assert {rule["health"] for rule in group["rules"]} == {"ok"}
+        by_name = {rule["name"]: rule["state"] for rule in group["rules"]}
+        assert by_name["RaybertRolloverFailed"] in ("pending", "firing")
+        assert by_name["RaybertDown"] == by_name["RaybertModelGone"] == "inactive"
+    finally:
+        process.terminate()
+        process.wait(20)
