@@ -14,6 +14,8 @@ from ray import serve as ray_serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve import api, metrics
@@ -45,10 +47,16 @@ def application_name(model: str) -> str:
 class Switch:
     """An ASGI app in whose place another may be put between two requests."""
 
-    app: ASGIApp
+    app: Starlette | None = None
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """By these, Serve names a request in its own metrics and log."""
+        return [] if self.app is None else self.app.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
+            assert self.app is not None
             await self.app(scope, receive, send)
             return
         while True:  # our apps have nothing to start or to end
@@ -281,7 +289,7 @@ def _front_app(
     config: Mapping[str, Any],
     keys: Keys | None,
     recorder: metrics.RayRecorder,
-) -> ASGIApp:
+) -> Starlette:
     limits: Limits = LIMITS.validate_python(config.get("limits", {}))
     local_only = config.get("local_only", False)
     return api.create_front_app(
