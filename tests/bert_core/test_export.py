@@ -146,6 +146,11 @@ def test_the_graph_of_an_enhanced_mask_decoder_fills_masks_as_torch_does(tmp_pat
     assert largest_difference(torchs.forward(windows), graphs.forward(windows)) < TOLERANCE
 
 
+def test_a_graph_keeps_the_precision_that_it_was_exported_with(exported: Path) -> None:
+    with pytest.raises(ConfigError, match=r"precision: wanted fp32 for .*, got bf16"):
+        Predictor(exported / "graph", device="cpu", precision="bf16")
+
+
 def test_a_graph_is_valid_and_has_the_names_that_optimum_gives(exported: Path) -> None:
     path = exported / "graph" / "onnx" / "model.onnx"
     onnx.checker.check_model(path, full_check=True)

@@ -170,3 +170,14 @@ def test_a_pretrained_bundle_fills_masks_and_tells_what_is_next(
         Predictor(path, task="question-answering")
     with pytest.raises(FormatError, match=r"wanted a bundle for fill-mask, this one is for text-c"):
         Predictor(folder, task="fill-mask")
+
+
+def test_half_precision_changes_scores_a_little(folder: Path, predictor: Predictor) -> None:
+    def scores(of: Predictor) -> np.ndarray:
+        """(texts, labels)"""
+        answers = of.predict(["a text", "another one, and longer"])
+        by_label = [{each["label"]: each["score"] for each in answer} for answer in answers]
+        return np.array([[row[label] for label in of.task.labels] for row in by_label])
+
+    half = scores(Predictor(folder, device="cpu", precision="bf16"))
+    assert 0 < np.abs(half - scores(predictor)).max() < 0.05

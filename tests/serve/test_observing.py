@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from serve import api, auth
-from serve.slot import Slot
 from serve.limits import Limits
 from serve.model import Model
 from serve.observing import NONE, Recorder, Seen, Snapshot
+from serve.slot import Slot
 from serve.surfaces.catalog import SURFACES
 from tests.serve import live
 
