@@ -171,8 +171,13 @@ class ServeConfig(ModelSettings, Command):
             )
         if self.dry_run and self.apply is None:
             raise ConfigError("dry_run: wanted apply with it, got none: give --apply FILE")
-        if given and not self.models:
-            return
+        if not self.models and self.models != {}:
+            if given:
+                return
+            raise ConfigError(
+                "models: wanted a value, got none: give --models name=reference, or a file with "
+                "tables [models.<name>]"
+            )
         models = models_of(self)
         if self.default is not None and self.default not in models:
             raise ConfigError(

@@ -22,8 +22,9 @@ def test_models_are_given_as_a_list_or_with_commas_between() -> None:
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        ([], "models: wanted at least one name=reference, got none"),
-        ("", "models: wanted name=reference, as in docs=models:/docs@champion"),
+        ([], "models: wanted a value, got none: give --models name=reference"),
+        ("", "models: wanted a value, got none: give --models name=reference"),
+        (",", "models: wanted name=reference, as in docs=models:/docs@champion"),
         ("runs/docs/bundle", "underscores, got 'runs/docs/bundle'"),
         ("docs=", "underscores, got 'docs='"),
         ("a/b=runs/x", "with a name of letters, digits, dots, dashes and underscores"),
