@@ -238,6 +238,9 @@ def run(config: ServeConfig) -> None:
         try:
             deploy(config, models)
             _announce(config, models)
+            # NOTE: Ray's own switch, for breakpoints; there is no public one. What raylets say of
+            # processes that end is in their logs, and Serve replaces replicas.
+            ray._private.worker._worker_logs_enabled = False
             threading.Event().wait()
         finally:
             shut_down()
