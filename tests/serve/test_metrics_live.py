@@ -199,6 +199,8 @@ def test_versions_errors_and_a_failed_roll_over_are_told_apart(page: Page, serve
 
 def test_only_ours_and_ray_serves_are_shown_and_nothing_that_was_sent(page: Page) -> None:
     assert all(name.startswith(("ray_raybert_", "ray_serve_")) for name in page)
+    methods = {each["method"] for each in page["ray_serve_num_http_requests_total"]}
+    assert {"GET", "POST"} <= methods
     values = {value for labels in page.values() for each in labels for value in each.values()}
     assert not any(word in value for value in values for word in ("nowhere", "fox"))
 
