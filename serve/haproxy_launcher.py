@@ -10,7 +10,8 @@ and becomes HAProxy:
   them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take for
   permanent);
 - the frontend speaks TLS if there is a certificate;
-- no line of its log has the path of a request, which may hold anything.
+- no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
+  Ray's has the latter: both may hold anything.
 
 What is no HTTP at all gets HAProxy's built-in 400, in HTML: it has no file for that.
 """
@@ -35,6 +36,9 @@ ERRORS = "raybert"
 """Name of the section with our error responses."""
 LOG_FORMAT = "%ci:%cp [%tr] %ft %b/%s %TR/%Tw/%Tc/%Tr/%Ta %ST %B %tsc %ac/%fc/%bc/%sc/%rc %HM"
 """HAProxy's own, `httplog`, without headers and path."""
+METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
+METHOD = "txn.raybert_method"
+"""Variable of HAProxy with a request's method, if it is one of these."""
 _MESSAGES = {
     408: ("request_timeout", f"wanted the request within {SLOW_REQUEST_S} s: send it again"),
     502: ("not_ready", "the model's process ended while it answered: try again"),
@@ -60,12 +64,18 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
         if re.match(r"\s*errorfile ", line):
             continue
         line = re.sub(r"^(\s*)option httplog$", rf'\1log-format "{LOG_FORMAT}"', line)
+        line = line.replace("%HM", f"%[var({METHOD})]")
         line = re.sub(r"^(\s*bind )(?:\*)?:(\d+)$", r"\g<1>127.0.0.1:\2", line)
         if certificate and lines and lines[-1].strip() == "frontend http_frontend":
             line = f"{line} ssl crt {certificate} alpn http/1.1"
         if "status 404" in line and lines and lines[-1].strip() == "backend default_backend":
             line = f"    errorfiles {ERRORS}\n    http-request deny deny_status 503"
+        begins_frontend = bool(lines) and lines[-1].strip() == "frontend http_frontend"
         lines.append(line)
+        if begins_frontend:
+            known = f"{{ method {METHODS} }}"
+            lines.append(f"    http-request set-var({METHOD}) method if {known}")
+            lines.append(f"    http-request set-var({METHOD}) str(other) if !{known}")
         if line.strip() == "defaults":
             lines += [
                 "    option http-buffer-request",

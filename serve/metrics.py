@@ -10,7 +10,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -121,25 +121,29 @@ class RayRecorder(Recorder):
 
 async def exported() -> str:
     """What the agents of all nodes of this process's cluster export of ours and of Ray Serve's, in
-    Prometheus' text format. A node that does not answer is left out."""
+    Prometheus' text format."""
     nodes = await asyncio.to_thread(ray.nodes)
-    urls = [
-        f"http://{_host(node['NodeManagerAddress'])}:{node['MetricsExportPort']}/metrics"
-        for node in nodes
-        if node["Alive"] and node["MetricsExportPort"] > 0
-    ]
+    return await gathered([_url(node) for node in nodes if node["Alive"]])
+
+
+def _url(node: Mapping[str, Any]) -> str | None:
+    """The page of a node's agent; None if it does not export."""
+    address, port = node["NodeManagerAddress"], node["MetricsExportPort"]
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{port}/metrics" if port > 0 else None
+
+
+async def gathered(urls: Sequence[str | None]) -> str:
+    """The metrics at these URLs as one page. Those that do not answer are left out, and counted."""
     async with httpx.AsyncClient(timeout=NODE_TIMEOUT_S, trust_env=False) as client:
         pages = await asyncio.gather(*(_page(client, url) for url in urls))
     answered = [page for page in pages if page is not None]
-    missing = sum(node["Alive"] for node in nodes) - len(answered)
-    return await asyncio.to_thread(merged, answered, missing)
+    return await asyncio.to_thread(merged, answered, len(urls) - len(answered))
 
 
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
-async def _page(client: httpx.AsyncClient, url: str) -> str | None:
+async def _page(client: httpx.AsyncClient, url: str | None) -> str | None:
+    if url is None:
+        return None
     try:
         response = await client.get(url)
         return response.raise_for_status().text

@@ -25,6 +25,7 @@ CLIENT_CLOSED, CANCELLED = 499, "cancelled"
 """Status and error of a request whose client went away; nobody receives them."""
 PROBES = ("/healthz", "/readyz", "/metrics")
 """Ends of the routes that machines ask all the time: counted nowhere, logged only if they fail."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_ID_LENGTH = 128
 _KEY = "raybert.seen"
 
@@ -126,7 +127,8 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        noted = Seen(method=scope["method"], request_id=_request_id(scope))
+        method = scope["method"] if scope["method"] in METHODS else NONE
+        noted = Seen(method=method, request_id=_request_id(scope))
         scope[_KEY] = noted
 
         async def watched(message: Message) -> None:
@@ -215,4 +217,4 @@ def log_failure(request: Request, error: BaseException) -> None:
         lines += [line.rstrip() for line in traceback.format_tb(cause.__traceback__)]
         cause = cause.__cause__ or cause.__context__
     trace = "\n".join(lines)
-    logger.error("%s %s failed: %s", request.method, _route(request.scope), trace)
+    logger.error("%s %s failed: %s", seen(request).method, _route(request.scope), trace)

@@ -407,6 +407,7 @@ def test_serve_run_deploys_one_model_at_the_same_paths(bundle: Path, tmp_path: P
                 assert client.get(path).status_code == 200
             assert client.get("/v1/models/docs").json()["id"] == "docs"
             assert client.get("/v1/models").json()["data"][0]["id"] == "docs"
+            assert "ray_raybert_nodes_missing 0" in client.get("/metrics").text
             unknown = client.post("/v1/models/dogs/predict", json={"inputs": "a"})
             assert unknown.status_code == 404
             assert unknown.json()["error"].endswith("those served here are docs")

@@ -140,17 +140,27 @@ def test_metrics_and_statistics_listen_on_loopback_only(proxy: Proxy) -> None:
     assert listening[proxy.metrics] == listening[proxy.stats] == "0100007F"
 
 
-def test_its_log_has_no_path(proxy: Proxy) -> None:
-    for path in ("/app?text=zyxmarker", "/zyxmarker", "/gone/zyx marker"):
-        with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as connection:
-            connection.sendall(f"POST {path} HTTP/1.0\r\n\r\n".encode())
-            status = int(connection.recv(4096).split()[1])
-        line = ""
-        while f" {status} " not in line:  # it logs its start as well
-            line = proxy.log.recv(4096).decode()
-            assert "zyx" not in line
-            assert "text" not in line
-        assert line.rstrip().endswith("POST" if status != 400 else "<BADREQ>")
+@pytest.mark.parametrize(
+    ("request_line", "end"),
+    [
+        ("POST /app?text=zyxmarker", "POST"),
+        ("GET /zyxmarker", "GET"),
+        ("zyxmarker /app", "other"),
+        ("POST /app/zyx marker", "-"),  # no HTTP
+    ],
+)
+def test_its_log_has_no_path_and_only_known_methods(
+    proxy: Proxy, request_line: str, end: str
+) -> None:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as connection:
+        connection.sendall(f"{request_line} HTTP/1.0\r\n\r\n".encode())
+        status = int(connection.recv(4096).split()[1])
+    line = ""
+    while f" {status} " not in line:  # it logs its start as well
+        line = proxy.log.recv(4096).decode()
+        assert "zyx" not in line
+        assert "text" not in line
+    assert line.split()[-1] == end
 
 
 @pytest.mark.drill

@@ -1,8 +1,17 @@
 """The page of metrics, from what agents export; with Ray in `test_metrics_live`."""
 
+import asyncio
+import time
+
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.metrics import merged
+from serve import metrics
+from serve.metrics import gathered, merged
+from tests.serve import live
+from tracking.ports import free_ports
 
 AGENT = """# HELP ray_tasks Of Ray's hundreds.
 # TYPE ray_tasks gauge
@@ -39,3 +48,29 @@ def test_pages_of_several_nodes_are_one_with_what_is_ours_and_serves() -> None:
 def test_a_page_without_any_node_is_still_one() -> None:
     (family,) = text_string_to_metric_families(merged([], missing=2))
     assert family.samples[0].value == 2
+
+
+def test_nodes_that_are_gone_fail_or_hang_do_not_fail_the_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "NODE_TIMEOUT_S", 0.5)
+    app = FastAPI()
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def show() -> str:
+        return AGENT.format(node="10.0.0.1")
+
+    @app.get("/hangs/metrics")
+    async def hang() -> None:
+        await asyncio.sleep(2)
+
+    with live.running(app) as url:
+        (nobody,) = free_ports(1)
+        gone = [f"http://127.0.0.1:{nobody}/metrics", None]
+        began_s = time.monotonic()
+        page = asyncio.run(
+            gathered([*gone, f"{url}/metrics", f"{url}/none/metrics", f"{url}/hangs/metrics"])
+        )
+        assert time.monotonic() - began_s < 1.5
+    assert "ray_raybert_requests_total" in page
+    assert "ray_raybert_nodes_missing 4" in page

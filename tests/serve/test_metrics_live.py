@@ -5,8 +5,10 @@ those names and labels are looked for on the page.
 """
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -197,6 +199,8 @@ def test_versions_errors_and_a_failed_roll_over_are_told_apart(page: Page, serve
 
 def test_only_ours_and_ray_serves_are_shown_and_nothing_that_was_sent(page: Page) -> None:
     assert all(name.startswith(("ray_raybert_", "ray_serve_")) for name in page)
+    methods = {each["method"] for each in page["ray_serve_num_http_requests_total"]}
+    assert {"GET", "POST"} <= methods
     values = {value for labels in page.values() for each in labels for value in each.values()}
     assert not any(word in value for value in values for word in ("nowhere", "fox"))
 
@@ -277,3 +281,28 @@ def test_every_query_of_the_dashboard_has_an_answer(
     finally:
         process.terminate()
         process.wait(20)
+
+
+def test_a_replica_that_dies_is_replaced_without_noise_on_the_console(server: Server) -> None:
+    # The last test of the module: the others need what has been counted.
+    before = server.output.read_text()
+    replicas = [pid for pid in server.pids() if "ServeReplica:model-docs" in _title(pid)]
+    assert len(replicas) == 1
+    os.kill(replicas[0], signal.SIGKILL)
+
+    def is_replaced() -> bool:
+        now = [pid for pid in server.pids() if "ServeReplica:model-docs" in _title(pid)]
+        return bool(now) and now != replicas
+
+    eventually(is_replaced)
+    url = f"{server.url}/v1/models/docs/readyz"
+    eventually(lambda: httpx.get(url, timeout=30).status_code == 200)
+    time.sleep(2)
+    assert server.output.read_text() == before
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:  # it has ended
+        return ""
