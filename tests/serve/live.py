@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from serve import api
+from serve.auth import Keys
 from serve.following import Slot
 from serve.limits import Limits
 from serve.model import Model
@@ -55,10 +56,14 @@ def served(folder: Path, **settings: Any) -> Iterator[str]:
 
 
 @contextmanager
-def fronted(models: Mapping[str, Path], limits: Limits | None = None) -> Iterator[str]:
+def fronted(
+    models: Mapping[str, Path], limits: Limits | None = None, keys: Keys | None = None
+) -> Iterator[str]:
     """URL of a front with models in the same process."""
-    local = {name: api.LocalModel(Slot(loaded(name, folder))) for name, folder in models.items()}
-    app = api.create_front_app(local, limits)
+    local = {
+        name: api.LocalModel(Slot(loaded(name, folder)), keys) for name, folder in models.items()
+    }
+    app = api.create_front_app(local, limits, keys)
     with running(app) as url:
         yield url
 

@@ -13,9 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serve import api, auth
+from serve import auth
 from serve.auth import Keys
-from serve.following import Slot
 from tests.serve import live
 
 CLASSES, VECTORS, RANKING = "text-classification", "feature-extraction", "text-ranking"
@@ -253,11 +252,8 @@ def keys() -> dict[str, tuple[str, auth.Key]]:
 @pytest.fixture(scope="module")
 def guarded(bundles: dict[str, Path], keys: dict[str, tuple[str, auth.Key]]) -> Iterator[str]:
     known = Keys([stored for _, stored in keys.values()])
-    models = {
-        name: api.LocalModel(Slot(live.loaded(name, bundles[name])), known)
-        for name in (CLASSES, VECTORS, RANKING)
-    }
-    with live.running(api.create_front_app(models, keys=known)) as url:
+    models = {name: bundles[name] for name in (CLASSES, VECTORS, RANKING)}
+    with live.fronted(models, keys=known) as url:
         yield url
 
 
