@@ -12,7 +12,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from serve import api
-from serve.auth import Keys
 from serve.following import Slot
 from serve.limits import Limits
 from serve.model import Model
@@ -57,9 +56,9 @@ def served(folder: Path, **settings: Any) -> Iterator[str]:
 
 @contextmanager
 def fronted(
-    models: Mapping[str, Path], limits: Limits | None = None, keys: Keys | None = None
+    models: Mapping[str, Path], limits: Limits | None = None, keys: Any = None
 ) -> Iterator[str]:
-    """URL of a front with models in the same process."""
+    """URL of a front with models in the same process, which ask for `serve.auth.Keys` if given."""
     local = {
         name: api.LocalModel(Slot(loaded(name, folder)), keys) for name, folder in models.items()
     }
