@@ -264,7 +264,7 @@ class Model:
         Raises: InputError; TooLargeError, OverloadedError or DeadlineError beyond a limit.
         """
         predictor = self.predictor if task is None else self.predictor_for(task)
-        self.check_count(inputs)
+        check_count(inputs, self.limits)
         self._check_lists(inputs, parameters)
         self._check_queue(0)  # before tokenizing what will be refused
         limit_s = self.limits.deadline_s if deadline_s is None else deadline_s
@@ -314,14 +314,6 @@ class Model:
             queue_s=max(0.0, last_began_s - encoded_s),
             compute_s=max((each.ended_s for each in passes), default=encoded_s) - last_began_s,
         )
-
-    def check_count(self, inputs: Sequence[Any]) -> None:
-        """Raises: TooLargeError for more inputs than a request may have."""
-        if len(inputs) > self.limits.max_inputs:
-            raise TooLargeError(
-                f"inputs: wanted at most {self.limits.max_inputs} per request, got {len(inputs)}: "
-                "send several requests"
-            )
 
     def _check_lists(self, inputs: Sequence[Any], parameters: Parameters | None) -> None:
         """Raises: TooLargeError if inputs or parameters have longer lists than there may be inputs
@@ -423,6 +415,15 @@ class Model:
             fill=len(windows) * max(map(padded_length, windows)) / self.max_batch_tokens,
         )
         return [_Pass(each, began_s, ended_s) for each in scores]
+
+
+def check_count(inputs: Sequence[Any], limits: Limits) -> None:
+    """Raises: TooLargeError for more inputs than a request may have."""
+    if len(inputs) > limits.max_inputs:
+        raise TooLargeError(
+            f"inputs: wanted at most {limits.max_inputs} per request, got {len(inputs)}: send "
+            "several requests"
+        )
 
 
 def padded_length(window: Window) -> int:

@@ -127,6 +127,8 @@ def dataset_name(source: str) -> str:
     not say where files are on this machine."""
     if source.startswith("hf://datasets/"):
         return "/".join(source.removeprefix("hf://datasets/").split("/")[:2])
+    if "://" in source:
+        source = source.partition("?")[0]  # what follows may be a secret
     return source.rstrip("/").rpartition("/")[2] or source
 
 

@@ -7,8 +7,10 @@ the few texts of which somebody wants to know.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tokenizers import Encoding
+
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import CHARACTERS_PER_ID, Cut, Window, end_of, pieces_of
+from bert_core.data.windows import CHARACTERS_PER_ID, Cut, Window, end_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +46,48 @@ def places_of(tokenizer: Tokenizer, windows: Sequence[Window], most: int) -> lis
             key = window.row, cut.name
             if key in cuts or len(cuts) < most:
                 cuts[key] = min(cuts.get(key, cut), cut, key=lambda other: other.ids)
+    characters = characters_of(tokenizer, list(cuts.values()))
     return [
-        Place(row, name, character_of(tokenizer, cut), cut.from_end)
-        for (row, name), cut in cuts.items()
+        Place(row, name, character, cut.from_end)
+        for ((row, name), cut), character in zip(cuts.items(), characters, strict=True)
     ]
 
 
-def character_of(tokenizer: Tokenizer, cut: Cut) -> int:
-    """The character of a `Place`.
+def characters_of(tokenizer: Tokenizer, cuts: Sequence[Cut]) -> list[int]:
+    """The character of each cut's `Place`.
 
     The text up to it has exactly the ids that were read, unless the last of these ends within a
     character, as some bytes of an emoji do. The text from where the end was read need not have
     them: it may begin within a word.
     """
-    if not cut.ids:
-        return len(cut.text) - cut.prompt if cut.from_end else 0
-    characters = CHARACTERS_PER_ID * (cut.ids + 1)
-    while True:
-        part = end_of(cut.text, characters, from_end=cut.from_end)
-        (pieces,) = pieces_of(tokenizer, [part])
-        if len(pieces.ids) > cut.ids or len(part) == len(cut.text):
-            break
-        characters *= 4
-    offsets = pieces.offsets
+    characters = [len(cut.text) if cut.from_end else 0 for cut in cuts]  # right if nothing was read
+    left = [at for at, cut in enumerate(cuts) if cut.ids]
+    per_id = CHARACTERS_PER_ID
+    while left:
+        parts = [
+            end_of(cut.text, per_id * (cut.ids + 1), from_end=cut.from_end)
+            for cut in (cuts[at] for at in left)
+        ]
+        again = []
+        encodings = tokenizer.inner.encode_batch(parts, add_special_tokens=False)
+        for at, part, encoding in zip(left, parts, encodings, strict=True):
+            cut = cuts[at]
+            if len(encoding) > cut.ids or len(part) == len(cut.text):
+                characters[at] = _character(cut, part, encoding)
+            else:
+                again.append(at)
+        left, per_id = again, 4 * per_id
+    return [max(0, character - cut.prompt) for character, cut in zip(characters, cuts, strict=True)]
+
+
+def _character(cut: Cut, part: str, encoding: Encoding) -> int:
+    """The character of a cut, from that part of its text which was read and one token more."""
+    at = len(encoding) - cut.ids if cut.from_end else cut.ids
+    # NOTE: `encoding.offsets` would make a list of all of them.
+    before, after = encoding.token_to_chars(at - 1), encoding.token_to_chars(at)
+    assert before is not None  # both are tokens of the text
+    assert after is not None
+    (_, end_before), (start_after, _) = before, after
     if cut.from_end:
-        (_, end_before), (start, _) = offsets[-cut.ids - 1], offsets[-cut.ids]
-        character = len(cut.text) - len(part) + max(int(start), int(end_before))
-    else:
-        (_, end), (start_after, _) = offsets[cut.ids - 1], offsets[cut.ids]
-        character = min(int(end), int(start_after))
-    return max(0, character - cut.prompt)
+        return len(cut.text) - len(part) + max(start_after, end_before)
+    return min(end_before, start_after)

@@ -237,15 +237,25 @@ def complaint(shape: type[pydantic.BaseModel], error: pydantic.ValidationError) 
     """The first fault of a body."""
     faults = error.errors(include_url=False, include_context=False)
     # A misspelt key is missing under its right name too: the misspelling is what to tell.
-    fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
-    where = ".".join(map(str, fault["loc"]))
+    misspelt = [each for each in faults if each["type"] == "extra_forbidden"]
+    texts = [each for each in faults if each["type"] == "string_type"]
+    # Of the kinds of values that there may be, the one that it comes nearest to.
+    fault = max(misspelt or texts or faults, key=lambda each: len(each["loc"]))
+    where = ".".join(str(part) for part in fault["loc"] if not _names_a_type(part))
     names = [field.alias or name for name, field in shape.model_fields.items()]
     if fault["type"] == "extra_forbidden":
         near = nearest(where, names)
         return f"the body: wanted some of {', '.join(names)}, got {as_json(where)}{near}"
     if fault["type"] == "missing":
         return f"the body: wanted the key {as_json(where)}, it is missing"
+    if fault["type"] == "string_type":
+        return f"{where}: wanted text, got {shown(fault['input'])}"
     return f"{where}: {fault['msg']}, got {shown(fault['input'])}"
+
+
+def _names_a_type(part: int | str) -> bool:
+    """Whether this part of a fault's place is one of the types that a value may have."""
+    return isinstance(part, str) and (part == "str" or "[" in part)
 
 
 def check_top_k(values: Mapping[str, Any], limits: Limits) -> None:

@@ -19,7 +19,7 @@ from bert_core.tasks.shapes import as_row
 from bert_core.wording import as_json, nearest, shown
 from serve.errors import RequestError
 from serve.limits import Limits
-from serve.model import SMALL, Model
+from serve.model import SMALL, Model, check_count
 from serve.surfaces.base import (
     Call,
     Endpoint,
@@ -131,6 +131,7 @@ class Shapes:
         several = isinstance(inputs, list)
         if several and not inputs:
             raise RequestError("inputs: wanted at least one input, got an empty list")
+        check_count(inputs if several else [inputs], self._limits)  # before each is looked at
         rows = [
             as_row(self._task.inputs, value, f"inputs[{place}]" if several else "inputs")
             for place, value in enumerate(inputs if several else [inputs])

@@ -11,7 +11,7 @@ from fastapi import Response
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification
 from serve.errors import RequestError
-from serve.model import Answered, Model
+from serve.model import Answered, Model, check_count
 from serve.surfaces.base import (
     Body,
     Call,
@@ -229,7 +229,7 @@ async def tokenize(call: Call) -> Response:
     """The tokens of each text, with their characters."""
     request = await call.read(Tokenize)
     texts = _texts(request.inputs)
-    call.model.check_count(texts)
+    check_count(texts, call.model.limits)
     inner = call.model.predictor.bundle.tokenizer.inner
 
     def tokens() -> list[list[dict[str, Any]]]:

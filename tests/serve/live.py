@@ -55,10 +55,14 @@ def served(folder: Path, **settings: Any) -> Iterator[str]:
 
 
 @contextmanager
-def fronted(models: Mapping[str, Path], limits: Limits | None = None) -> Iterator[str]:
-    """URL of a front with models in the same process."""
-    local = {name: api.LocalModel(Slot(loaded(name, folder))) for name, folder in models.items()}
-    app = api.create_front_app(local, limits)
+def fronted(
+    models: Mapping[str, Path], limits: Limits | None = None, keys: Any = None
+) -> Iterator[str]:
+    """URL of a front with models in the same process, which ask for `serve.auth.Keys` if given."""
+    local = {
+        name: api.LocalModel(Slot(loaded(name, folder)), keys) for name, folder in models.items()
+    }
+    app = api.create_front_app(local, limits, keys)
     with running(app) as url:
         yield url
 

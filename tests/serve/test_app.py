@@ -217,6 +217,14 @@ def test_work_of_a_client_that_is_gone_is_dropped(client: httpx.Client, path: st
     assert seconds({"inputs": "a"}) < whole_s
 
 
+@pytest.mark.parametrize("path", ["/v1/models/docs", "/"])
+def test_a_hundred_megabytes_are_refused(client: httpx.Client, path: str) -> None:
+    response = client.post(path, content=b" " * (100 << 20))
+    assert response.status_code == 413
+    assert response.json()["error"].startswith("the body: wanted at most 4194304 bytes, got 104857")
+    assert client.post(path, json={"inputs": "a"}).status_code == 200
+
+
 def test_a_taken_port_is_an_error_that_names_who_holds_it(
     server: Server, bundle: Path, tmp_path: Path
 ) -> None:

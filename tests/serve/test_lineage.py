@@ -27,6 +27,7 @@ FINE_TUNED: dict[str, Any] = {
     "data": [
         {"name": "train", "digest": "t1", "rows": 70,
          "source": "hf://datasets/nyu-mll/glue/sst2/train.parquet"},
+        {"name": "selection", "digest": "t3", "source": "s3://bucket/ada/x.csv?secret_key=k"},
         {"name": "held_out", "digest": "t2", "rows": 7, "source": "s3://bucket/ada/rows.jsonl"},
     ],
     "parent": "d1",
@@ -47,6 +48,7 @@ def test_the_lineage_goes_from_the_first_ancestor_to_the_model() -> None:
         ("vocabulary", None, {"tokens": 400}),
         ("corpus", "text.txt", {"documents": 9}),
         ("train", "nyu-mll/glue", {"rows": 70}),
+        ("selection", "x.csv", {}),
         ("held_out", "rows.jsonl", {"rows": 7}),
     ]
 

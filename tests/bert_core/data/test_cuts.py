@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bert_core.data.cuts import Place, character_of, places_of
+from bert_core.data.cuts import Place, characters_of, places_of
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.windows import Cut, ids_of, pieces_of
@@ -61,7 +61,7 @@ def test_the_text_up_to_the_character_has_the_ids_that_were_read(
     if len(pieces.ids) < 2:
         return
     kept = 1 + int(part * (len(pieces.ids) - 2))
-    character = character_of(tokenizer, Cut(text, kept))
+    [character] = characters_of(tokenizer, [Cut(text, kept)])
     start, end = pieces.offsets[kept - 1]
     if pieces.offsets[kept, 0] < end:  # the last id ends within a character
         assert start <= character < end
@@ -80,7 +80,7 @@ def test_what_was_read_of_the_end_begins_at_the_character(
     if len(pieces.ids) < 2:
         return
     kept = 1 + int(part * (len(pieces.ids) - 2))
-    character = character_of(tokenizer, Cut(text, kept, from_end=True))
+    [character] = characters_of(tokenizer, [Cut(text, kept, from_end=True)])
     before, after = pieces.offsets[: len(pieces.ids) - kept], pieces.offsets[-kept:]
     assert character == max(before[-1, 1], after[0, 0])
 
@@ -89,7 +89,7 @@ def test_what_was_read_of_the_end_begins_at_the_character(
 @pytest.mark.parametrize("from_end", [False, True])
 def test_of_a_book_the_character_is_found_in_a_part(kind: str, *, from_end: bool) -> None:
     book, tokenizer = "open the sea " * 100_000, KINDS[kind]
-    character = character_of(tokenizer, Cut(book, 30, from_end=from_end))
+    [character] = characters_of(tokenizer, [Cut(book, 30, from_end=from_end)])
     read = book[character:] if from_end else book[:character]
     assert len(ids_of(tokenizer, [read])[0]) == 30
     assert len(read) < 200

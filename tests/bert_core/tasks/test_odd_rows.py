@@ -314,6 +314,9 @@ def test_an_answer_behind_a_hundred_thousand_words_is_found() -> None:
         ("multiple-choice", {"text": "a", "choices": ["b", LONG]}),
         ("fill-mask", {"text": f"[MASK] {LONG}"}),
         ("question-answering", {"question": LONG, "context": "a"}),
+        ("feature-extraction", {"text": LONG}),
+        ("sparse-embedding", {"text": LONG}),
+        ("sentence-similarity", {"source_sentence": "a", "sentences": ["b", LONG]}),
     ],
 )
 def test_a_text_that_is_cut_is_counted(name: str, row: dict) -> None:

@@ -172,7 +172,7 @@ def test_haystack_reranks_and_embeds(front: str, vectors: np.ndarray, scores: An
     [
         ("/v1/models/fill-mask/embed", {"inputs": "a"}, 422, "wanted a model for feature-extrac"),
         ("/embed", {"inputs": []}, 422, "at least one text"),
-        ("/embed", {"inputs": [1]}, 422, "got a list"),
+        ("/embed", {"inputs": [1]}, 422, "inputs.0: wanted text, got a number (1)"),
         ("/embed", {"input": "a"}, 422, "did you mean inputs"),
         ("/embed", {"inputs": "a", "dimensions": 3}, 422, "dimensions: wanted"),
         ("/rerank", {"query": "a", "texts": []}, 422, "texts: wanted at least one"),
