@@ -175,7 +175,7 @@ def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint
         current = slot.current  # one version answers all of a request
         noted = seen(request)
         noted.surface, noted.is_probe = surface.name, endpoint.is_open
-        noted.model, noted.version = current.model.name, current.model.edition
+        noted.model, noted.version = current.model.name, current.model.version_label
         with current.model.in_use():
             try:
                 return await endpoint.answer(await _call(current, request))

@@ -57,14 +57,14 @@ class Slot:
         """Let another version answer from the next request on."""
         old, self.current = self.model, Current(model)
         old.retire()
-        self.recorder.rolled_over(model.name, model.edition)
+        self.recorder.rolled_over(model.name, model.version_label)
 
     def state(self) -> State:
         """What it is like at this moment."""
         model = self.model
         return State(
             model=model.name,
-            version=model.edition,
+            version=model.version_label,
             digest=model.digest,
             queue_tokens=model.waiting_tokens,
             max_queue_tokens=model.limits.max_queue_tokens,
