@@ -182,7 +182,7 @@ def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint
             current = challenger.slot.current
         noted = seen(request)
         noted.surface, noted.is_probe = surface.name, endpoint.is_open
-        noted.model, noted.version = current.model.name, current.model.edition
+        noted.model, noted.version = current.model.name, current.model.version_label
         with current.model.in_use():  # one version answers all of a request
             try:
                 call = await _call(current, request, challenger)

@@ -202,7 +202,7 @@ class Model:
         )
 
     @property
-    def edition(self) -> str:
+    def version_label(self) -> str:
         """What tells its weights apart in metrics and logs: the version in the registry, or else
         the first 12 digits of the digest."""
         return self.version or self.digest[:12]
@@ -409,7 +409,7 @@ class Model:
         ended_s = time.perf_counter()
         self._recorder.passed(
             self.name,
-            self.edition,
+            self.version_label,
             tokens=sum(len(ids) for window in windows for ids in window.ids),
             computed=self.predictor.backend.computed_tokens(windows),
             fill=len(windows) * max(map(padded_length, windows)) / self.max_batch_tokens,

@@ -52,7 +52,7 @@ class Seen:
     surface: str = NONE
     model: str = NONE
     version: str = NONE
-    """As `Model.edition`."""
+    """As `Model.version_label`."""
     status: int = CLIENT_CLOSED
     error_type: str | None = None
     spent: Spent | None = None
@@ -69,7 +69,7 @@ class Snapshot:
 
     model: str
     version: str
-    """As `Model.edition`."""
+    """As `Model.version_label`."""
     digest: str
     queue_tokens: int
     max_queue_tokens: int

@@ -67,7 +67,7 @@ class Slot:
         """Let another version answer from the next request on."""
         old, self.current = self.model, Current(model)
         old.retire()
-        self.recorder.rolled_over(model.name, model.edition)
+        self.recorder.rolled_over(model.name, model.version_label)
 
     def close(self) -> None:
         """The model is closed once nobody uses it."""
@@ -79,7 +79,7 @@ class Slot:
         model = self.model
         return Snapshot(
             model=model.name,
-            version=model.edition,
+            version=model.version_label,
             digest=model.digest,
             queue_tokens=model.waiting_tokens,
             max_queue_tokens=model.limits.max_queue_tokens,

@@ -91,7 +91,7 @@ class Call:
             compute_s=answered.compute_s,
         )
         seen(self.request).spent = spent
-        add_spans(self.model.name, self.model.edition, spent, began_ns)
+        add_spans(self.model.name, self.model.version_label, spent, began_ns)
         return answered
 
     def parameters(self, task: str, values: Mapping[str, Any]) -> Parameters:

@@ -61,13 +61,18 @@ def marked(value: Any) -> Any:
     return value
 
 
-@pytest.fixture(scope="module")
-def server(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=["HAProxy", "Ray's proxy"])
+def server(
+    request: pytest.FixtureRequest,
+    bundles: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Server]:
     """A model per task, all in one process."""
     (port,) = free_ports(1)
     models = ",".join(f"{name}={folder}" for name, folder in bundles.items())
     command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
     command += ["--together", "--num_cpus", "0.5", "--log_format", "json"]
+    command += ["--haproxy", str(request.param == "HAProxy").lower()]
     server = Server.start(command, port, tmp_path_factory.mktemp("server"))
     try:
         server.wait_until_ready(say="logs:")

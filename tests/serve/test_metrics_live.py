@@ -290,14 +290,22 @@ def test_a_replica_that_dies_is_replaced_without_noise_on_the_console(server: Se
     assert len(replicas) == 1
     os.kill(replicas[0], signal.SIGKILL)
 
+    url = f"{server.url}/v1/models/docs/readyz"
+
     def is_replaced() -> bool:
         now = [pid for pid in server.pids() if "ServeReplica:model-docs" in _title(pid)]
         return bool(now) and now != replicas
 
     eventually(is_replaced)
-    url = f"{server.url}/v1/models/docs/readyz"
-    eventually(lambda: httpx.get(url, timeout=30).status_code == 200)
-    time.sleep(2)
+
+    def is_ready() -> bool:
+        try:  # HAProxy cuts connections when it learns of the new replica
+            return httpx.get(url, timeout=30).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    eventually(is_ready)
+    time.sleep(2)  # the raylet's message takes a moment
     assert server.output.read_text() == before
 
 
