@@ -8,8 +8,7 @@ from collections.abc import Awaitable
 
 from fastapi import Request, Response
 
-CLIENT_CLOSED = 499
-"""nginx's status of a request that nobody waits for. It is only seen in logs."""
+from serve.errors import ClosedError
 
 
 async def while_connected(request: Request, work: Awaitable[Response]) -> Response:
@@ -34,6 +33,6 @@ async def while_connected(request: Request, work: Awaitable[Response]) -> Respon
     except asyncio.CancelledError:
         if not is_gone or task.uncancel():  # somebody else cancelled it
             raise
-        return Response(status_code=CLIENT_CLOSED)
+        return Response(status_code=ClosedError.status)
     finally:
         watching.cancel()

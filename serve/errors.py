@@ -35,6 +35,13 @@ class SlowRequestError(RequestError):
     error_type = "request_timeout"
 
 
+class ClosedError(RequestError):
+    """The client has closed its connection. Nobody sees the status, nginx's, but logs."""
+
+    status = 499
+    error_type = "client_closed"
+
+
 class TooLargeError(RequestError):
     """The request exceeds a limit of the server."""
 

@@ -114,13 +114,16 @@ def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
 
 
 def first_ids_of(
-    tokenizer: Tokenizer, texts: Sequence[str], enough: int, *, from_end: bool = False
+    tokenizer: Tokenizer, texts: Sequence[str], enough: int | None, *, from_end: bool = False
 ) -> list[Ids]:
-    """As `ids_of`, but of a long text only its beginning, or its end, of more than `enough` ids.
+    """As `ids_of`, but of a long text only its beginning, or its end, of more than `enough` ids;
+    None takes all.
 
     A text whose ids are all returned has at most `enough` of them, or is short: what is left out
     never costs time. Texts are cut at white space, where every tokenizer here begins a new word.
     """
+    if enough is None:
+        return ids_of(tokenizer, texts)
     found: list[Ids] = [np.empty(0, np.uint32)] * len(texts)
     left = list(range(len(texts)))
     characters = CHARACTERS_PER_ID * (enough + 1)

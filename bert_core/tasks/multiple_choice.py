@@ -10,7 +10,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Window, ids_of, joined
+from bert_core.data.windows import Window, first_ids_of, ids_of, joined
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.classification import single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
@@ -96,12 +96,16 @@ class MultipleChoice(Task):
         parameters: CuttingParameters | None = None,
     ) -> list[Window]:
         limit = max_length if parameters is None or parameters.truncation else None
-        contexts = ids_of(tokenizer, [row["text"] for row in rows])
-        all_ids = iter(ids_of(tokenizer, [choice for row in rows for choice in row["choices"]]))
+        contexts = first_ids_of(tokenizer, [row["text"] for row in rows], limit)
+        all_choices = [choice for row in rows for choice in row["choices"]]
+        all_ids = iter(first_ids_of(tokenizer, all_choices, limit))
         labels = _label_ids(rows) if labelled else None
         windows = []
         for number, (row, context) in enumerate(zip(rows, contexts, strict=True)):
             choices = [next(all_ids) for _ in row["choices"]]
+            if limit is not None and min(len(context), max(map(len, choices))) > limit:
+                # Which of two long texts is the longer one decides where the odd token goes.
+                context, *choices = ids_of(tokenizer, [row["text"], *row["choices"]])
             pairs = [joined(tokenizer, context, ids, limit) for ids in choices]
             cuts = (
                 pair.cuts(("text", row["text"], context), (f"choices[{place}]", choice, ids))

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from bert_core.checks import NonNegativeInt, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Cut, Pieces, Window, joined, pieces_of, slices
+from bert_core.data.windows import Cut, Pieces, Window, first_ids_of, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.config import EncoderConfig
@@ -201,7 +201,8 @@ class QuestionAnswering(Task):
         doc_stride = parameters.doc_stride
         if doc_stride is None:
             doc_stride = self.chosen.doc_stride
-        questions = pieces_of(tokenizer, [row["question"] for row in rows])
+        longest = min(max_question, max_length)
+        questions = first_ids_of(tokenizer, [row["question"] for row in rows], longest)
         contexts = _shared_pieces(tokenizer, [row["context"] for row in rows])
         windows = []
         for number, (row, question, context) in enumerate(
@@ -209,9 +210,9 @@ class QuestionAnswering(Task):
         ):
             overhead = 2 + tokenizer.separators
             most = min(max_question, (max_length - overhead) // 2)
-            kept = question.ids[:most]
+            kept = question[:most]
             cuts: tuple[Cut, ...] = ()
-            if len(kept) < len(question.ids):
+            if len(kept) < len(question):
                 cuts = (Cut(row["question"], len(kept), "question"),)
             room = max_length - overhead - len(kept)
             stride = min(doc_stride, room // 2)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, joined
+from bert_core.data.windows import Window, first_ids_of, ids_of, joined
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.base import CuttingParameters, Options, Task
 from bert_core.tasks.shapes import Row
@@ -139,9 +139,9 @@ def text_windows(
         parameters: None cuts.
     """
     limit = max_length if parameters is None or parameters.truncation else None
-    first = _ids(tokenizer, [row["text"] for row in rows], limit)
+    first = first_ids_of(tokenizer, [row["text"] for row in rows], limit)
     pairs = [row.get("text_pair") for row in rows]
-    second = iter(_ids(tokenizer, [text for text in pairs if text is not None], limit))
+    second = iter(first_ids_of(tokenizer, [text for text in pairs if text is not None], limit))
     windows = []
     for number, (ids, pair) in enumerate(zip(first, pairs, strict=True)):
         other = None if pair is None else next(second)
@@ -164,10 +164,6 @@ def text_windows(
             )
         )
     return windows
-
-
-def _ids(tokenizer: Tokenizer, texts: Sequence[str], limit: int | None) -> list[Ids]:
-    return ids_of(tokenizer, texts) if limit is None else first_ids_of(tokenizer, texts, limit)
 
 
 def softmax(logits: Float[np.ndarray, "*rows classes"]) -> Float[np.ndarray, "*rows classes"]:

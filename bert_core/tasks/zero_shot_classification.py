@@ -13,7 +13,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Cut, Ids, Window, ids_of, joined
+from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, joined
 from bert_core.errors import CorpusError, FormatError, InputError
 from bert_core.metrics.classification import by_label, single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
@@ -182,7 +182,7 @@ class ZeroShotClassification(Task):
         said = [template.format(name) for name in names]
         hypotheses = dict(zip(names, ids_of(tokenizer, said), strict=True))
         windows = []
-        texts = ids_of(tokenizer, [row["text"] for row in rows])
+        texts = first_ids_of(tokenizer, [row["text"] for row in rows], limit)
         for number, (premise, row_labels) in enumerate(zip(texts, labels, strict=True)):
             for name in row_labels:
                 hypothesis = hypotheses[name]

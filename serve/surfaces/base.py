@@ -16,12 +16,14 @@ import numpy as np
 import orjson
 import pydantic
 from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
 
 from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
 from bert_core.wording import as_json, nearest, shown
 from serve.auth import Caller
 from serve.errors import (
+    ClosedError,
     MediaTypeError,
     NotJSONError,
     RequestError,
@@ -163,7 +165,10 @@ class Surface:
 
 
 async def receive(request: Request, limits: Limits) -> bytes:
-    """The request's body. Raises: TooLargeError, SlowRequestError, MediaTypeError."""
+    """The request's body.
+
+    Raises: TooLargeError, SlowRequestError, MediaTypeError; ClosedError if the client is gone.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in TEXT_TYPES and request.method == "POST":
         raise MediaTypeError(
@@ -185,6 +190,10 @@ async def receive(request: Request, limits: Limits) -> bytes:
         raise SlowRequestError(
             f"the body: wanted all of it within {limits.body_timeout_s:g} s, got {size_bytes} "
             "bytes: send it again over a faster connection"
+        ) from error
+    except ClientDisconnect as error:
+        raise ClosedError(
+            f"the body: wanted all of it, the client closed its connection after {size_bytes} bytes"
         ) from error
     return b"".join(parts)
 

@@ -91,3 +91,21 @@ def test_others_are_answered_when_a_client_goes(model: Model, passes: list[int])
         assert head.startswith(b"HTTP/1.1 200")
         assert len(json.loads(content)) == len(wanted)
     assert sum(passes) < INPUTS
+
+
+def test_a_client_that_goes_before_its_body_is_sent_is_no_failure(
+    model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    for app in (
+        api.create_model_app(Slot(model), alone=True),
+        api.create_front_app({"own": api.LocalModel(Slot(model))}),
+    ):
+        with live.running(app) as url:
+            host, port = url.removeprefix("http://").split(":")
+            head = f"POST / HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            with socket.create_connection((host, int(port)), timeout=20) as connection:
+                connection.sendall(f'{head}Content-Length: 99\r\n\r\n{{"inp'.encode())
+                time.sleep(0.2)
+            time.sleep(0.2)
+            assert httpx.post(url, json={"inputs": "a"}, timeout=30).is_success
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
