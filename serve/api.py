@@ -1,4 +1,4 @@
-"""HTTP: which path answers what.
+"""HTTP: the applications of a model and of the front, from their routes.
 
 Below a model's URL are its card, `/healthz` and `/readyz`, and the paths of every surface
 (`serve.surfaces`). The front answers the same surface paths at the root, by passing them on to the
@@ -7,97 +7,33 @@ have the surface's shape; all others are `{"error": …, "error_type": …}`. `S
 a model runs: no Ray here.
 """
 
-import asyncio
-import json
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from importlib.resources import files
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bert_core.errors import InputError
 from serve import forward
-from serve.auth import Caller, Keys
-from serve.disconnects import while_connected
-from serve.errors import (
-    InternalError,
-    NotReadyError,
-    RequestError,
-    UnknownModelError,
-    WrongTaskError,
-)
+from serve.auth import Keys
+from serve.errors import RequestError
 from serve.hosts import LocalHosts
 from serve.limits import Limits
-from serve.model import SMALL, Card, ServedModel, State
+from serve.model import Card, ServedModel
 from serve.model import Response as Passed
-from serve.observing import NO_RECORDER, Observed, Recorder, log_failure, seen
-from serve.slot import Challenger, Current, Slot
+from serve.observing import NO_RECORDER, Observed, Recorder, seen
+from serve.routes.base import LIST, json_response, told
+from serve.routes.front import Metrics, front_routes, list_routes, metrics_route
+from serve.routes.model import model_routes
+from serve.slot import Slot
 from serve.surfaces import huggingface
-from serve.surfaces.base import Call, Endpoint, Probe, Surface, deadline_of, receive, refusal
-from serve.surfaces.catalog import SURFACES
-
-READY_TIMEOUT_S = 10.0
-"""Timeout of the forward pass that shows a model to be ready."""
-
-LIST = "/v1/models"
-
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-"""Media type of metrics."""
-
-Handler = Callable[[Request], Awaitable[Response]]
-Metrics = Callable[[], Awaitable[str]]
-"""Gives the metrics of all processes, in Prometheus' text format."""
-
-
-@dataclass(frozen=True)
-class Error:
-    """The body of every error."""
-
-    error: str
-    error_type: str
-
-
-@dataclass(frozen=True)
-class Status:
-    """The body of `/healthz` and `/readyz`."""
-
-    status: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A model in the list of models, which has the shape of OpenAI's."""
-
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "raybert"
-    url: str
-    """Path of the model, to which requests are posted."""
-    task: str | None
-    """None if the model does not answer."""
-    state: State | Literal["down"]
-    """`down` if the model does not answer."""
-    card: Card | None
-    """None if the model does not answer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """The body of `/v1/models`."""
-
-    object: str = "list"
-    data: list[Entry]
 
 
 class LocalModel(ServedModel):
     """A model in this process."""
+
+    is_local = True
 
     def __init__(self, slot: Slot, keys: Keys | None = None) -> None:
         self.slot, self.keys = slot, keys
@@ -116,348 +52,6 @@ class LocalModel(ServedModel):
         self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
     ) -> Passed:
         return await forward.call(self._app, method, path, headers, body)
-
-
-def model_routes(
-    slot: Slot, keys: Keys | None = None, prefix: str = "", without: Container[str] = ()
-) -> APIRouter:
-    """The routes of one model: its card, `/healthz` and `/readyz`, and those of every surface.
-
-    Args:
-        without: paths of surfaces to leave out.
-    """
-    router, model = APIRouter(prefix=prefix), slot.model
-
-    @router.get("/", tags=["model"])
-    async def card(request: Request) -> Card:
-        """The card of this model."""
-        _admit(keys, request, None)
-        return slot.card()
-
-    @router.get("/healthz", tags=["model"])
-    async def health() -> Status:
-        """The process is up."""
-        return Status("ok")
-
-    @router.get("/readyz", responses={503: {"model": Error}}, tags=["model"])
-    async def readiness() -> Status:
-        """The model has just run a forward pass."""
-        await _check_ready({model.name: slot.model})
-        return Status("ready")
-
-    for surface in SURFACES:
-        prepared = _prepared(slot.current, surface)
-        for endpoint in surface.endpoints:
-            if endpoint.path in without:
-                continue
-            router.add_api_route(
-                endpoint.path or ("" if prefix else "/"),
-                _handler(slot, keys, surface, endpoint),
-                methods=[endpoint.method],
-                include_in_schema=endpoint.task is None or endpoint.task in model.predictors,
-                tags=[surface.name],
-                summary=endpoint.summary or None,
-                response_model=None,
-                **_documented(endpoint, prepared),
-            )
-    return router
-
-
-def _admit(keys: Keys | None, request: Request, model: str | None) -> Caller | None:
-    """Whose request it is; None where no keys are asked for. Raises: see `Keys.admit`."""
-    return None if keys is None else keys.admit(request.headers, model)
-
-
-def _prepared(current: Current, surface: Surface) -> Any:
-    """What a surface needs of a model, made once."""
-    if surface.name not in current.prepared:
-        current.prepared[surface.name] = surface.prepare(current.model)
-    return current.prepared[surface.name]
-
-
-def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint) -> Handler:
-    async def handle(request: Request) -> Response:
-        challenger, current = slot.challenger, slot.current
-        if challenger is not None and challenger.takes(request.headers):
-            current = challenger.slot.current
-        noted = seen(request)
-        noted.surface, noted.is_probe = surface.name, endpoint.is_open
-        noted.model, noted.version = current.model.name, current.model.version_label
-        with current.model.in_use():  # one version answers all of a request
-            try:
-                call = await _call(current, request, challenger)
-                return await while_connected(request, endpoint.answer(call))
-            except Exception as error:
-                return _refused(surface, request, error)
-
-    async def _call(current: Current, request: Request, challenger: Challenger | None) -> Call:
-        model = current.model
-        named = request.path_params.get("model", model.name)
-        if named != model.name:
-            raise UnknownModelError(f'there is no model "{named}" here: this is {model.name}')
-        caller = None if endpoint.is_open else _admit(keys, request, model.name)
-        body = b"" if endpoint.method == "GET" else await receive(request, model.limits)
-        return Call(
-            model=model,
-            request=request,
-            body=body,
-            deadline_s=deadline_of(request, model.limits),
-            prepared=_prepared(current, surface),
-            caller=caller,
-            shadow=None if challenger is None else partial(challenger.shadow, model),
-            card=slot.card,
-        )
-
-    handle.__doc__ = endpoint.answer.__doc__
-    return handle
-
-
-def _refused(surface: Surface, request: Request, error: Exception) -> Response:
-    if not isinstance(error, RequestError | InputError):
-        log_failure(request, error)
-        here = f"{request.method} {request.url.path}"
-        error = InternalError(f"{here} failed in the server: its log says why")
-    return _refusal(surface, request, error)
-
-
-def _refusal(surface: Surface, request: Request, error: Exception) -> Response:
-    seen(request).error_type = getattr(error, "error_type", RequestError.error_type)
-    return refusal(surface, error)
-
-
-def _documented(endpoint: Endpoint, prepared: Any) -> dict[str, Any]:
-    """What the API's documentation says of a path, besides its docstring."""
-    if endpoint.document is not None:
-        return endpoint.document(prepared)
-    if endpoint.body is None:
-        return {}
-    content = {"application/json": {"schema": endpoint.body.model_json_schema()}}
-    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
-
-
-def list_routes(
-    models: Mapping[str, ServedModel], keys: Keys | None = None, limits: Limits | None = None
-) -> APIRouter:
-    """`GET /v1/models`, and for unknown names a 404 that lists the existing ones."""
-    router = APIRouter(tags=["models"])
-
-    async def entry(name: str, model: ServedModel) -> Entry:
-        try:
-            card = await asyncio.wait_for(model.card(), READY_TIMEOUT_S)
-        except Exception:  # whatever is wrong with one model, the others are listed
-            card = None
-        created = 0 if card is None else card.created
-        return Entry(
-            id=name,
-            created=created,
-            url=f"/v1/models/{name}",
-            task=None if card is None else card.task,
-            state="down" if card is None else card.state,
-            card=card,
-        )
-
-    @router.get(LIST)
-    async def listing(request: Request) -> Listing:
-        """The models served here."""
-        _admit(keys, request, None)
-        return Listing(data=await asyncio.gather(*(entry(*item) for item in models.items())))
-
-    @router.get("/v1/models/{name}")
-    async def card(name: str, request: Request) -> Card:
-        """The card of one model."""
-        _admit(keys, request, None)
-        if name not in models:
-            raise unknown_model(name, models)
-        return await models[name].card()
-
-    async def elsewhere(name: str, request: Request, path: str = "") -> Response:
-        # Requests to a model's own application do not come here, but while it is being added.
-        if name not in models:
-            raise unknown_model(name, models)
-        if isinstance(models[name], LocalModel):  # all of its paths are here
-            raise HTTPException(404)
-        body = b"" if request.method == "GET" else await receive(request, limits or Limits())
-        passed = await models[name].request(
-            request.method, f"/{path}", list(request.headers.items()), body
-        )
-        seen(request).is_passed_on = True
-        return _as_response(passed)
-
-    methods = ["POST", "PUT", "PATCH", "DELETE"]
-    router.add_api_route("/v1/models/{name}", elsewhere, methods=methods, include_in_schema=False)
-    router.add_api_route(
-        "/v1/models/{name}/{path:path}",
-        elsewhere,
-        methods=["GET", *methods],
-        include_in_schema=False,
-    )
-    return router
-
-
-def unknown_model(name: str, models: Mapping[str, ServedModel]) -> UnknownModelError:
-    return UnknownModelError(
-        f'there is no model "{name}": those served here are {", ".join(models)}'
-    )
-
-
-def front_routes(
-    models: Mapping[str, ServedModel], limits: Limits, keys: Keys | None = None
-) -> APIRouter:
-    """The routes in front of the models: the page, `/healthz`, `/readyz` for all of them, and every
-    surface's paths, which are passed on."""
-    router = APIRouter()
-    page = files("serve").joinpath("page/index.html").read_text(encoding="utf-8")
-
-    @router.get("/", response_class=HTMLResponse, tags=["front"])
-    async def show() -> str:
-        """A page for trying the models."""
-        return page
-
-    @router.get("/healthz", tags=["front"])
-    async def health() -> Status:
-        """The process is up."""
-        return Status("ok")
-
-    @router.get("/readyz", responses={503: {"model": Error}}, tags=["front"])
-    async def readiness() -> Status:
-        """Every model has just run a forward pass."""
-        await _check_ready(models)
-        return Status("ready")
-
-    for surface in SURFACES:
-        for endpoint in surface.endpoints:
-            if endpoint.path == LIST:
-                continue  # the front lists all of them
-            if endpoint.at_root is None:
-                handler = _forwarder(models, keys, surface, endpoint, limits)
-            else:
-                handler = _prober(models, keys, surface, endpoint, endpoint.at_root)
-            router.add_api_route(
-                endpoint.path or "/",
-                handler,
-                methods=[endpoint.method],
-                tags=[surface.name],
-                summary=endpoint.summary or None,
-                response_model=None,
-                **_documented(endpoint, None),
-            )
-    return router
-
-
-def _forwarder(
-    models: Mapping[str, ServedModel],
-    keys: Keys | None,
-    surface: Surface,
-    endpoint: Endpoint,
-    limits: Limits,
-) -> Handler:
-    async def handle(request: Request) -> Response:
-        noted = seen(request)
-        noted.surface, noted.is_probe = surface.name, endpoint.is_open
-        try:
-            if not endpoint.is_open:
-                _admit(keys, request, None)  # the model counts the request
-            body = b"" if endpoint.method == "GET" else await receive(request, limits)
-            name = request.path_params.get("model")
-            if name is None:
-                name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
-            chosen = noted.model = await _chosen(models, name, endpoint)
-            path = (endpoint.path or "/").replace("{model}", name or "")
-            return await while_connected(request, pass_on(request, models[chosen], path, body))
-        except Exception as error:
-            return _refused(surface, request, error)
-
-    async def pass_on(request: Request, model: ServedModel, path: str, body: bytes) -> Response:
-        sent = list(request.headers.items())
-        passed = await model.request(request.method, path, sent, body)
-        seen(request).is_passed_on = True
-        return _as_response(passed)
-
-    handle.__doc__ = endpoint.answer.__doc__
-    return handle
-
-
-def _as_response(passed: Passed) -> Response:
-    response = Response(passed.body, passed.status)
-    response.raw_headers[:] = [
-        (key.encode("latin-1"), value.encode("latin-1"))
-        for key, value in (*passed.headers, ("content-length", str(len(passed.body))))
-    ]
-    return response
-
-
-def _prober(
-    models: Mapping[str, ServedModel],
-    keys: Keys | None,
-    surface: Surface,
-    endpoint: Endpoint,
-    probe: Probe,
-) -> Handler:
-    async def handle(request: Request) -> Response:
-        try:
-            if not endpoint.is_open:
-                _admit(keys, request, None)
-            if probe.runs_passes:
-                await _check_ready(models)
-        except Exception as error:
-            return _refused(surface, request, error)
-        return _json(200, probe.content)
-
-    handle.__doc__ = "About all models."
-    if probe.runs_passes:
-        handle.__doc__ = "200 if every model has just run a forward pass."
-    return handle
-
-
-def _named(body: bytes) -> str | None:
-    """The model that a body names, if it does."""
-    if b'"model"' not in body:
-        return None
-    try:
-        name = json.loads(body).get("model")
-    except (ValueError, RecursionError, AttributeError):
-        return None
-    return name if isinstance(name, str) else None
-
-
-async def _chosen(models: Mapping[str, ServedModel], name: str | None, endpoint: Endpoint) -> str:
-    """The model that is to answer. Raises: UnknownModelError, WrongTaskError."""
-    if name is not None:
-        if name not in models:
-            raise unknown_model(name, models)
-        return name
-    tasks: dict[str, Sequence[str]] = {}
-    down = []
-    for known, model in models.items():
-        if endpoint.task is None:
-            return known
-        try:
-            tasks[known] = await asyncio.wait_for(model.tasks(), READY_TIMEOUT_S)
-        except Exception:  # another model may do the task
-            down.append(known)
-            continue
-        if endpoint.task in tasks[known]:
-            return known
-    if down:
-        raise NotReadyError(
-            f"no model here that answers is for {endpoint.task}, and {', '.join(down)} did not say "
-            "what it is for: try again, or see /readyz"
-        )
-    listed = ", ".join(f"{known} ({', '.join(names)})" for known, names in tasks.items())
-    raise WrongTaskError(f"no model here is for {endpoint.task}: those served here are {listed}")
-
-
-def metrics_route(metrics: Metrics, keys: Keys | None = None) -> APIRouter:
-    """`GET /metrics`."""
-    router = APIRouter(tags=["front"])
-
-    @router.get("/metrics", response_class=PlainTextResponse)
-    async def show(request: Request) -> Response:
-        """Metrics of all models and of Ray Serve, for Prometheus."""
-        _admit(keys, request, None)
-        return Response(await metrics(), media_type=PROMETHEUS)
-
-    return router
 
 
 def create_model_app(
@@ -541,11 +135,11 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
 
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:
-        return _refusal(huggingface.SURFACE, request, error)
+        return told(huggingface.SURFACE, request, error)
 
     @app.exception_handler(InputError)
     async def refuse_input(request: Request, error: InputError) -> Response:
-        return _refusal(huggingface.SURFACE, request, error)
+        return told(huggingface.SURFACE, request, error)
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
@@ -556,34 +150,11 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
         else:
             message, error_type = f"{here}: there is no such path, see /openapi.json", "not_found"
         seen(request).error_type = error_type
-        return _json(error.status_code, {"error": message, "error_type": error_type})
+        return json_response(error.status_code, {"error": message, "error_type": error_type})
 
     return app
 
 
 def _apology(request: Request) -> Response:
     message = f"{request.method} {request.url.path} failed in the server: its log says why"
-    return _json(500, {"error": message, "error_type": "internal"})
-
-
-async def _check_ready(models: Mapping[str, Any]) -> None:
-    """Run a pass of all models concurrently. Raises: NotReadyError naming those that failed."""
-    results = await asyncio.gather(
-        *(asyncio.wait_for(model.check_ready(), READY_TIMEOUT_S) for model in models.values()),
-        return_exceptions=True,
-    )
-    failed = [
-        f"{name} ({type(result).__name__})"
-        for name, result in zip(models, results, strict=True)
-        if isinstance(result, BaseException)
-    ]
-    if failed:
-        raise NotReadyError(
-            f"wanted a forward pass of every model within {READY_TIMEOUT_S:.0f} s, "
-            f"got none from {', '.join(failed)}: try again, or see the server's log"
-        )
-
-
-def _json(status: int, content: Any) -> Response:
-    # ASCII: a lone surrogate from a caller, repeated in a message, cannot be encoded as UTF-8.
-    return Response(json.dumps(content), status, media_type="application/json")
+    return json_response(500, {"error": message, "error_type": "internal"})

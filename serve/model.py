@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -117,6 +117,9 @@ class Response:
 
 class ServedModel(ABC):
     """A model as the front sees it, in this or another process. Calls raise if it is down."""
+
+    is_local: ClassVar[bool] = False
+    """Whether it is in this process."""
 
     @abstractmethod
     async def tasks(self) -> Sequence[str]:

@@ -15,6 +15,7 @@ from serve import api, auth
 from serve.limits import Limits
 from serve.model import Model
 from serve.observing import NONE, Recorder, Seen, Snapshot
+from serve.routes.front import PROMETHEUS
 from serve.slot import Slot
 from serve.surfaces.catalog import SURFACES
 from tests.serve import live
@@ -140,7 +141,7 @@ def test_metrics_need_a_key_where_the_server_asks_for_one(bundle: Path) -> None:
         assert client.get("/metrics").status_code == 401
         response = client.get("/metrics", headers={"Authorization": f"Bearer {key}"})
         assert response.text == "metrics 1\n"
-        assert response.headers["content-type"] == api.PROMETHEUS
+        assert response.headers["content-type"] == PROMETHEUS
 
 
 def test_a_switch_of_versions_is_recorded_and_the_new_one_is_watched(bundle: Path) -> None:

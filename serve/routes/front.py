@@ -1,0 +1,292 @@
+"""The routes at the root: the page, the list of models, metrics, readiness of all models, and the
+paths of every surface, which are passed on to a model."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+
+from serve.auth import Keys
+from serve.disconnects import while_connected
+from serve.errors import NotReadyError, UnknownModelError, WrongTaskError
+from serve.limits import Limits
+from serve.model import SMALL, Card, ServedModel, State
+from serve.model import Response as Passed
+from serve.observing import seen
+from serve.routes.base import (
+    LIST,
+    READY_TIMEOUT_S,
+    Error,
+    Handler,
+    Status,
+    admit,
+    check_ready,
+    documented,
+    json_response,
+    refused,
+)
+from serve.surfaces.base import Endpoint, Probe, Surface, receive
+from serve.surfaces.catalog import SURFACES
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+"""Media type of metrics."""
+
+Metrics = Callable[[], Awaitable[str]]
+"""Gives the metrics of all processes, in Prometheus' text format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A model in the list of models, which has the shape of OpenAI's."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "raybert"
+    url: str
+    """Path of the model, to which requests are posted."""
+    task: str | None
+    """None if the model does not answer."""
+    state: State | Literal["down"]
+    """`down` if the model does not answer."""
+    card: Card | None
+    """None if the model does not answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The body of `/v1/models`."""
+
+    object: str = "list"
+    data: list[Entry]
+
+
+def list_routes(
+    models: Mapping[str, ServedModel], keys: Keys | None = None, limits: Limits | None = None
+) -> APIRouter:
+    """`GET /v1/models`, and for unknown names a 404 that lists the existing ones."""
+    router = APIRouter(tags=["models"])
+
+    async def entry(name: str, model: ServedModel) -> Entry:
+        try:
+            card = await asyncio.wait_for(model.card(), READY_TIMEOUT_S)
+        except Exception:  # whatever is wrong with one model, the others are listed
+            card = None
+        created = 0 if card is None else card.created
+        return Entry(
+            id=name,
+            created=created,
+            url=f"/v1/models/{name}",
+            task=None if card is None else card.task,
+            state="down" if card is None else card.state,
+            card=card,
+        )
+
+    @router.get(LIST)
+    async def listing(request: Request) -> Listing:
+        """The models served here."""
+        admit(keys, request, None)
+        return Listing(data=await asyncio.gather(*(entry(*item) for item in models.items())))
+
+    @router.get("/v1/models/{name}")
+    async def card(name: str, request: Request) -> Card:
+        """The card of one model."""
+        admit(keys, request, None)
+        if name not in models:
+            raise unknown_model(name, models)
+        return await models[name].card()
+
+    async def elsewhere(name: str, request: Request, path: str = "") -> Response:
+        # Requests to a model's own application do not come here, but while it is being added.
+        if name not in models:
+            raise unknown_model(name, models)
+        if models[name].is_local:  # all of its paths are here
+            raise HTTPException(404)
+        body = b"" if request.method == "GET" else await receive(request, limits or Limits())
+        passed = await models[name].request(
+            request.method, f"/{path}", list(request.headers.items()), body
+        )
+        seen(request).is_passed_on = True
+        return _as_response(passed)
+
+    methods = ["POST", "PUT", "PATCH", "DELETE"]
+    router.add_api_route("/v1/models/{name}", elsewhere, methods=methods, include_in_schema=False)
+    router.add_api_route(
+        "/v1/models/{name}/{path:path}",
+        elsewhere,
+        methods=["GET", *methods],
+        include_in_schema=False,
+    )
+    return router
+
+
+def unknown_model(name: str, models: Mapping[str, ServedModel]) -> UnknownModelError:
+    return UnknownModelError(
+        f'there is no model "{name}": those served here are {", ".join(models)}'
+    )
+
+
+def front_routes(
+    models: Mapping[str, ServedModel], limits: Limits, keys: Keys | None = None
+) -> APIRouter:
+    """The routes in front of the models: the page, `/healthz`, `/readyz` for all of them, and every
+    surface's paths, which are passed on."""
+    router = APIRouter()
+    page = files("serve").joinpath("page/index.html").read_text(encoding="utf-8")
+
+    @router.get("/", response_class=HTMLResponse, tags=["front"])
+    async def show() -> str:
+        """A page for trying the models."""
+        return page
+
+    @router.get("/healthz", tags=["front"])
+    async def health() -> Status:
+        """The process is up."""
+        return Status("ok")
+
+    @router.get("/readyz", responses={503: {"model": Error}}, tags=["front"])
+    async def readiness() -> Status:
+        """Every model has just run a forward pass."""
+        await check_ready(models)
+        return Status("ready")
+
+    for surface in SURFACES:
+        for endpoint in surface.endpoints:
+            if endpoint.path == LIST:
+                continue  # the front lists all of them
+            if endpoint.at_root is None:
+                handler = _forwarder(models, keys, surface, endpoint, limits)
+            else:
+                handler = _prober(models, keys, surface, endpoint, endpoint.at_root)
+            router.add_api_route(
+                endpoint.path or "/",
+                handler,
+                methods=[endpoint.method],
+                tags=[surface.name],
+                summary=endpoint.summary or None,
+                response_model=None,
+                **documented(endpoint, None),
+            )
+    return router
+
+
+def _forwarder(
+    models: Mapping[str, ServedModel],
+    keys: Keys | None,
+    surface: Surface,
+    endpoint: Endpoint,
+    limits: Limits,
+) -> Handler:
+    async def handle(request: Request) -> Response:
+        noted = seen(request)
+        noted.surface, noted.is_probe = surface.name, endpoint.is_open
+        try:
+            if not endpoint.is_open:
+                admit(keys, request, None)  # the model counts the request
+            body = b"" if endpoint.method == "GET" else await receive(request, limits)
+            name = request.path_params.get("model")
+            if name is None:
+                name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
+            chosen = noted.model = await _chosen(models, name, endpoint)
+            path = (endpoint.path or "/").replace("{model}", name or "")
+            return await while_connected(request, pass_on(request, models[chosen], path, body))
+        except Exception as error:
+            return refused(surface, request, error)
+
+    async def pass_on(request: Request, model: ServedModel, path: str, body: bytes) -> Response:
+        sent = list(request.headers.items())
+        passed = await model.request(request.method, path, sent, body)
+        seen(request).is_passed_on = True
+        return _as_response(passed)
+
+    handle.__doc__ = endpoint.answer.__doc__
+    return handle
+
+
+def _as_response(passed: Passed) -> Response:
+    response = Response(passed.body, passed.status)
+    response.raw_headers[:] = [
+        (key.encode("latin-1"), value.encode("latin-1"))
+        for key, value in (*passed.headers, ("content-length", str(len(passed.body))))
+    ]
+    return response
+
+
+def _prober(
+    models: Mapping[str, ServedModel],
+    keys: Keys | None,
+    surface: Surface,
+    endpoint: Endpoint,
+    probe: Probe,
+) -> Handler:
+    async def handle(request: Request) -> Response:
+        try:
+            if not endpoint.is_open:
+                admit(keys, request, None)
+            if probe.runs_passes:
+                await check_ready(models)
+        except Exception as error:
+            return refused(surface, request, error)
+        return json_response(200, probe.content)
+
+    handle.__doc__ = "About all models."
+    if probe.runs_passes:
+        handle.__doc__ = "200 if every model has just run a forward pass."
+    return handle
+
+
+def _named(body: bytes) -> str | None:
+    """The model that a body names, if it does."""
+    if b'"model"' not in body:
+        return None
+    try:
+        name = json.loads(body).get("model")
+    except (ValueError, RecursionError, AttributeError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+async def _chosen(models: Mapping[str, ServedModel], name: str | None, endpoint: Endpoint) -> str:
+    """The model that is to answer. Raises: UnknownModelError, WrongTaskError."""
+    if name is not None:
+        if name not in models:
+            raise unknown_model(name, models)
+        return name
+    tasks: dict[str, Sequence[str]] = {}
+    down = []
+    for known, model in models.items():
+        if endpoint.task is None:
+            return known
+        try:
+            tasks[known] = await asyncio.wait_for(model.tasks(), READY_TIMEOUT_S)
+        except Exception:  # another model may do the task
+            down.append(known)
+            continue
+        if endpoint.task in tasks[known]:
+            return known
+    if down:
+        raise NotReadyError(
+            f"no model here that answers is for {endpoint.task}, and {', '.join(down)} did not say "
+            "what it is for: try again, or see /readyz"
+        )
+    listed = ", ".join(f"{known} ({', '.join(names)})" for known, names in tasks.items())
+    raise WrongTaskError(f"no model here is for {endpoint.task}: those served here are {listed}")
+
+
+def metrics_route(metrics: Metrics, keys: Keys | None = None) -> APIRouter:
+    """`GET /metrics`."""
+    router = APIRouter(tags=["front"])
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def show(request: Request) -> Response:
+        """Metrics of all models and of Ray Serve, for Prometheus."""
+        admit(keys, request, None)
+        return Response(await metrics(), media_type=PROMETHEUS)
+
+    return router

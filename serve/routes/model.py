@@ -1,0 +1,106 @@
+"""The routes below a model's URL: its card, whether it is ready, and the paths of every surface."""
+
+from collections.abc import Container
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from serve.auth import Keys
+from serve.disconnects import while_connected
+from serve.errors import UnknownModelError
+from serve.model import Card
+from serve.observing import seen
+from serve.routes.base import Error, Handler, Status, admit, check_ready, documented, refused
+from serve.slot import Challenger, Current, Slot
+from serve.surfaces.base import Call, Endpoint, Surface, deadline_of, receive
+from serve.surfaces.catalog import SURFACES
+
+
+def model_routes(
+    slot: Slot, keys: Keys | None = None, prefix: str = "", without: Container[str] = ()
+) -> APIRouter:
+    """The routes of one model: its card, `/healthz` and `/readyz`, and those of every surface.
+
+    Args:
+        without: paths of surfaces to leave out.
+    """
+    router, model = APIRouter(prefix=prefix), slot.model
+
+    @router.get("/", tags=["model"])
+    async def card(request: Request) -> Card:
+        """The card of this model."""
+        admit(keys, request, None)
+        return slot.card()
+
+    @router.get("/healthz", tags=["model"])
+    async def health() -> Status:
+        """The process is up."""
+        return Status("ok")
+
+    @router.get("/readyz", responses={503: {"model": Error}}, tags=["model"])
+    async def readiness() -> Status:
+        """The model has just run a forward pass."""
+        await check_ready({model.name: slot.model})
+        return Status("ready")
+
+    for surface in SURFACES:
+        prepared = _prepared(slot.current, surface)
+        for endpoint in surface.endpoints:
+            if endpoint.path in without:
+                continue
+            router.add_api_route(
+                endpoint.path or ("" if prefix else "/"),
+                _handler(slot, keys, surface, endpoint),
+                methods=[endpoint.method],
+                include_in_schema=endpoint.task is None or endpoint.task in model.predictors,
+                tags=[surface.name],
+                summary=endpoint.summary or None,
+                response_model=None,
+                **documented(endpoint, prepared),
+            )
+    return router
+
+
+def _prepared(current: Current, surface: Surface) -> Any:
+    """What a surface needs of a model, made once."""
+    if surface.name not in current.prepared:
+        current.prepared[surface.name] = surface.prepare(current.model)
+    return current.prepared[surface.name]
+
+
+def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint) -> Handler:
+    async def handle(request: Request) -> Response:
+        challenger, current = slot.challenger, slot.current
+        if challenger is not None and challenger.takes(request.headers):
+            current = challenger.slot.current
+        noted = seen(request)
+        noted.surface, noted.is_probe = surface.name, endpoint.is_open
+        noted.model, noted.version = current.model.name, current.model.version_label
+        with current.model.in_use():  # one version answers all of a request
+            try:
+                call = await _call(current, request, challenger)
+                return await while_connected(request, endpoint.answer(call))
+            except Exception as error:
+                return refused(surface, request, error)
+
+    async def _call(current: Current, request: Request, challenger: Challenger | None) -> Call:
+        model = current.model
+        named = request.path_params.get("model", model.name)
+        if named != model.name:
+            raise UnknownModelError(f'there is no model "{named}" here: this is {model.name}')
+        caller = None if endpoint.is_open else admit(keys, request, model.name)
+        body = b"" if endpoint.method == "GET" else await receive(request, model.limits)
+        return Call(
+            model=model,
+            request=request,
+            body=body,
+            deadline_s=deadline_of(request, model.limits),
+            prepared=_prepared(current, surface),
+            caller=caller,
+            shadow=None if challenger is None else partial(challenger.shadow, model),
+            card=slot.card,
+        )
+
+    handle.__doc__ = endpoint.answer.__doc__
+    return handle
