@@ -43,6 +43,7 @@ def admit(keys: Keys | None, request: Request, model: str | None) -> Caller | No
 
 
 def refused(surface: Surface, request: Request, error: Exception) -> Response:
+    """Any error as this surface's clients read it; one of our own is logged, and no more is told."""
     if not isinstance(error, RequestError | InputError):
         log_failure(request, error)
         here = f"{request.method} {request.url.path}"
@@ -51,6 +52,7 @@ def refused(surface: Surface, request: Request, error: Exception) -> Response:
 
 
 def told(surface: Surface, request: Request, error: Exception) -> Response:
+    """An error that is the caller's to know, in the surface's shape."""
     seen(request).error_type = getattr(error, "error_type", RequestError.error_type)
     return refusal(surface, error)
 
