@@ -43,7 +43,7 @@ def admit(keys: Keys | None, request: Request, model: str | None) -> Caller | No
 
 
 def refused(surface: Surface, request: Request, error: Exception) -> Response:
-    """Any error as this surface's clients read it; one of our own is logged, and no more is told."""
+    """An error as this surface's clients read it; what is our own fault is logged, not told."""
     if not isinstance(error, RequestError | InputError):
         log_failure(request, error)
         here = f"{request.method} {request.url.path}"

@@ -109,11 +109,8 @@ def list_routes(
         if models[name].is_local:  # all of its paths are here
             raise HTTPException(404)
         body = b"" if request.method == "GET" else await receive(request, limits or Limits())
-        passed = await models[name].request(
-            request.method, f"/{path}", list(request.headers.items()), body
-        )
-        seen(request).is_passed_on = True
-        return _as_response(passed)
+        seen(request).model = name
+        return await _pass_on(request, models[name], f"/{path}", body)
 
     methods = ["POST", "PUT", "PATCH", "DELETE"]
     router.add_api_route("/v1/models/{name}", elsewhere, methods=methods, include_in_schema=False)
@@ -195,18 +192,24 @@ def _forwarder(
                 name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
             chosen = noted.model = await _chosen(models, name, endpoint)
             path = (endpoint.path or "/").replace("{model}", name or "")
-            return await while_connected(request, pass_on(request, models[chosen], path, body))
+            return await while_connected(request, _pass_on(request, models[chosen], path, body))
         except Exception as error:
             return refused(surface, request, error)
 
-    async def pass_on(request: Request, model: ServedModel, path: str, body: bytes) -> Response:
-        sent = list(request.headers.items())
-        passed = await model.request(request.method, path, sent, body)
-        seen(request).is_passed_on = True
-        return _as_response(passed)
-
     handle.__doc__ = endpoint.answer.__doc__
     return handle
+
+
+async def _pass_on(request: Request, model: ServedModel, path: str, body: bytes) -> Response:
+    """What a model answers. It records the request too, unless it cannot be asked."""
+    noted = seen(request)
+    noted.is_passed_on = True  # if it is cancelled here, it is there
+    try:
+        passed = await model.request(request.method, path, list(request.headers.items()), body)
+    except Exception:
+        noted.is_passed_on = False
+        raise
+    return _as_response(passed)
 
 
 def _as_response(passed: Passed) -> Response:
