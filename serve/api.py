@@ -327,11 +327,12 @@ def _forwarder(
                 name = _named(body) if len(body) <= SMALL else await asyncio.to_thread(_named, body)
             chosen = noted.model = _chosen(models, name, endpoint)
             path = (endpoint.path or "/").replace("{model}", name or "")
+            noted.is_passed_on = True
             passed = await models[chosen].request(
                 request.method, path, list(request.headers.items()), body
             )
-            noted.is_passed_on = True
         except Exception as error:
+            noted.is_passed_on = False
             return _refused(surface, request, error)
         response = Response(passed.body, passed.status)
         response.raw_headers[:] = [

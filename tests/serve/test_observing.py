@@ -1,5 +1,6 @@
 """What is recorded and logged of requests: to a recorder that keeps it, over real HTTP."""
 
+import asyncio
 import json
 import logging
 import time
@@ -11,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from serve import api, auth
+from serve import api, auth, forward
 from serve.following import Slot
 from serve.limits import Limits
-from serve.model import Model
+from serve.model import Card, Model, Response, ServedModel
 from serve.observing import NONE, Recorder, Seen, State
 from serve.surfaces.catalog import SURFACES
 from tests.serve import live
@@ -141,6 +142,60 @@ def test_metrics_need_a_key_where_the_server_asks_for_one(bundle: Path) -> None:
         response = client.get("/metrics", headers={"Authorization": f"Bearer {key}"})
         assert response.text == "metrics 1\n"
         assert response.headers["content-type"] == api.PROMETHEUS
+
+
+class _Slow(Model):
+    def _forward(self, windows: Any) -> Any:
+        time.sleep(1)
+        return super()._forward(windows)
+
+
+def test_a_request_whose_client_goes_away_is_recorded_once_as_cancelled(bundle: Path) -> None:
+    kept = Kept()
+    model = _Slow("docs", bundle, device="cpu", threads=1, max_batch_tokens=256, max_wait_ms=1.0)
+    models = {"docs": api.LocalModel(Slot(model, kept))}
+    app = api.create_front_app(models, None, None, kept)
+
+    async def go_away() -> None:
+        asked = forward.call(app, "POST", "/predict", [], b'{"inputs": "a"}')
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asked, 0.3)
+        await model.close()
+
+    asyncio.run(go_away())
+    (noted,) = kept.requests
+    assert (noted.model, noted.status, noted.error_type) == ("docs", 499, "cancelled")
+
+
+class _Gone(ServedModel):
+    """A model whose process has ended."""
+
+    tasks = ("text-classification",)
+
+    async def card(self) -> Card:
+        raise ConnectionError(MARKER)
+
+    async def check_ready(self) -> None:
+        raise ConnectionError(MARKER)
+
+    async def request(self, *request: Any) -> Response:
+        raise ConnectionError(MARKER)
+
+
+def test_a_request_that_cannot_be_passed_on_is_recorded_by_the_front(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept = Kept()
+    app = api.create_front_app({"docs": _Gone()}, None, None, kept)
+    with live.running(app) as url:
+        assert httpx.post(f"{url}/predict", json={"inputs": "a"}).status_code == 500
+        noted = kept.last(1)
+        assert httpx.get(f"{url}/readyz").status_code == 503
+        assert httpx.get(f"{url}/v1/models/docs").status_code == 500  # no surface's
+        assert kept.last(2).surface == NONE
+    assert (noted.model, noted.version, noted.error_type) == ("docs", NONE, "internal")
+    assert "builtins.ConnectionError" in caplog.text
+    assert MARKER not in caplog.text
 
 
 def test_a_switch_of_versions_is_recorded_and_the_new_one_is_watched(bundle: Path) -> None:
