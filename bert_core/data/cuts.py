@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from tokenizers import Encoding
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import CHARACTERS_PER_ID, Cut, Window, end_of
+from bert_core.data.windows import CHARACTERS_PER_ID, Cut, Window, end_of, ids_of
+
+NEARBY = 8
+"""How many characters an offset may be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,14 @@ def characters_of(tokenizer: Tokenizer, cuts: Sequence[Cut]) -> list[int]:
         for at, part, encoding in zip(left, parts, encodings, strict=True):
             cut = cuts[at]
             if len(encoding) > cut.ids or len(part) == len(cut.text):
-                characters[at] = _character(cut, part, encoding)
+                characters[at] = _character(tokenizer, cut, part, encoding)
             else:
                 again.append(at)
         left, per_id = again, 4 * per_id
     return [max(0, character - cut.prompt) for character, cut in zip(characters, cuts, strict=True)]
 
 
-def _character(cut: Cut, part: str, encoding: Encoding) -> int:
+def _character(tokenizer: Tokenizer, cut: Cut, part: str, encoding: Encoding) -> int:
     """The character of a cut, from that part of its text which was read and one token more."""
     at = len(encoding) - cut.ids if cut.from_end else cut.ids
     # NOTE: `encoding.offsets` would make a list of all of them.
@@ -90,4 +93,36 @@ def _character(cut: Cut, part: str, encoding: Encoding) -> int:
     (_, end_before), (start_after, _) = before, after
     if cut.from_end:
         return len(cut.text) - len(part) + max(start_after, end_before)
-    return min(end_before, start_after)
+    if tokenizer.kind != "unigram":
+        return min(end_before, start_after)
+    # NOTE: with SentencePiece's map of characters, offsets are a few characters off after one that
+    # is replaced by several, such as a fraction, or left out.
+    is_within = start_after < end_before
+    return _checked(tokenizer, part, min(end_before, start_after), encoding.ids[: cut.ids],
+                    exact=not is_within)  # fmt: skip
+
+
+def _checked(
+    tokenizer: Tokenizer, text: str, character: int, ids: Sequence[int], *, exact: bool
+) -> int:
+    """The nearest character with exactly these ids before it, or else the last one up to
+    `character` that has nothing but the first of them before it.
+
+    Args:
+        exact: whether `character` should have; otherwise the last id ends within it.
+    """
+
+    def before(end: int) -> list[int]:
+        [found] = ids_of(tokenizer, [text[:end]])
+        return list(map(int, found))
+
+    reach = NEARBY if exact else 1
+    near = range(max(0, character - reach), min(len(text), character + reach) + 1)
+    for end in sorted(near, key=lambda end: abs(end - character)):
+        if before(end) == ids:
+            return end
+    for end in range(character, max(-1, character - NEARBY), -1):
+        found = before(end)
+        if found == ids[: len(found)]:
+            return end
+    return character
