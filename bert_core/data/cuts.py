@@ -7,7 +7,7 @@ the few texts of which somebody wants to know.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenizers import Encoding
+from tokenizers import Encoding, normalizers
 
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import CHARACTERS_PER_ID, Cut, Window, end_of, ids_of
@@ -93,36 +93,39 @@ def _character(tokenizer: Tokenizer, cut: Cut, part: str, encoding: Encoding) ->
     (_, end_before), (start_after, _) = before, after
     if cut.from_end:
         return len(cut.text) - len(part) + max(start_after, end_before)
-    if tokenizer.kind != "unigram":
-        return min(end_before, start_after)
-    # NOTE: with SentencePiece's map of characters, offsets are a few characters off after one that
-    # is replaced by several, such as a fraction, or left out.
-    is_within = start_after < end_before
-    return _checked(tokenizer, part, min(end_before, start_after), encoding.ids[: cut.ids],
-                    exact=not is_within)  # fmt: skip
+    character = min(end_before, start_after)
+    if isinstance(tokenizer.inner.normalizer, normalizers.BertNormalizer):
+        return character
+    # NOTE: behind other normalizers, offsets are a few characters off after what is composed (NFC),
+    # replaced by several characters or left out (SentencePiece's map).
+    return _checked(tokenizer, part, character, encoding.ids[: cut.ids], start_after < end_before)
 
 
 def _checked(
-    tokenizer: Tokenizer, text: str, character: int, ids: Sequence[int], *, exact: bool
+    tokenizer: Tokenizer,
+    text: str,
+    character: int,
+    ids: Sequence[int],
+    ends_within: bool,
 ) -> int:
-    """The nearest character with exactly these ids before it, or else the last one up to
-    `character` that has nothing but the first of them before it.
+    """The nearest character with exactly these ids before it.
 
-    Args:
-        exact: whether `character` should have; otherwise the last id ends within it.
+    If there is none, since the last id ends within a character, that character; of a Unigram the
+    last one up to it that has nothing but the first of these ids before it.
     """
 
     def before(end: int) -> list[int]:
         [found] = ids_of(tokenizer, [text[:end]])
         return list(map(int, found))
 
-    reach = NEARBY if exact else 1
+    reach = 1 if ends_within else NEARBY
     near = range(max(0, character - reach), min(len(text), character + reach) + 1)
     for end in sorted(near, key=lambda end: abs(end - character)):
         if before(end) == ids:
             return end
-    for end in range(character, max(-1, character - NEARBY), -1):
-        found = before(end)
-        if found == ids[: len(found)]:
-            return end
+    if tokenizer.kind == "unigram":
+        for end in range(character, max(-1, character - NEARBY), -1):
+            found = before(end)
+            if found == ids[: len(found)]:
+                return end
     return character
