@@ -7,10 +7,13 @@ the few texts of which somebody wants to know.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenizers import Encoding
+from tokenizers import Encoding, normalizers
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import CHARACTERS_PER_ID, Cut, Window, end_of
+from bert_core.data.windows import CHARACTERS_PER_ID, Cut, Window, end_of, ids_of
+
+NEARBY = 8
+"""How many characters an offset may be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,14 @@ def characters_of(tokenizer: Tokenizer, cuts: Sequence[Cut]) -> list[int]:
         for at, part, encoding in zip(left, parts, encodings, strict=True):
             cut = cuts[at]
             if len(encoding) > cut.ids or len(part) == len(cut.text):
-                characters[at] = _character(cut, part, encoding)
+                characters[at] = _character(tokenizer, cut, part, encoding)
             else:
                 again.append(at)
         left, per_id = again, 4 * per_id
     return [max(0, character - cut.prompt) for character, cut in zip(characters, cuts, strict=True)]
 
 
-def _character(cut: Cut, part: str, encoding: Encoding) -> int:
+def _character(tokenizer: Tokenizer, cut: Cut, part: str, encoding: Encoding) -> int:
     """The character of a cut, from that part of its text which was read and one token more."""
     at = len(encoding) - cut.ids if cut.from_end else cut.ids
     # NOTE: `encoding.offsets` would make a list of all of them.
@@ -90,4 +93,39 @@ def _character(cut: Cut, part: str, encoding: Encoding) -> int:
     (_, end_before), (start_after, _) = before, after
     if cut.from_end:
         return len(cut.text) - len(part) + max(start_after, end_before)
-    return min(end_before, start_after)
+    character = min(end_before, start_after)
+    if isinstance(tokenizer.inner.normalizer, normalizers.BertNormalizer):
+        return character
+    # NOTE: behind other normalizers, offsets are a few characters off after what is composed (NFC),
+    # replaced by several characters or left out (SentencePiece's map).
+    return _checked(tokenizer, part, character, encoding.ids[: cut.ids], start_after < end_before)
+
+
+def _checked(
+    tokenizer: Tokenizer,
+    text: str,
+    character: int,
+    ids: Sequence[int],
+    ends_within: bool,
+) -> int:
+    """The nearest character with exactly these ids before it.
+
+    If there is none, since the last id ends within a character, that character; of a Unigram the
+    last one up to it that has nothing but the first of these ids before it.
+    """
+
+    def before(end: int) -> list[int]:
+        [found] = ids_of(tokenizer, [text[:end]])
+        return list(map(int, found))
+
+    reach = 1 if ends_within else NEARBY
+    near = range(max(0, character - reach), min(len(text), character + reach) + 1)
+    for end in sorted(near, key=lambda end: abs(end - character)):
+        if before(end) == ids:
+            return end
+    if tokenizer.kind == "unigram":
+        for end in range(character, max(-1, character - NEARBY), -1):
+            found = before(end)
+            if found == ids[: len(found)]:
+                return end
+    return character
