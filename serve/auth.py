@@ -163,7 +163,7 @@ class Keys:
 
     def __init__(self, keys: Sequence[Key], path: str | None = None) -> None:
         """`path` is looked at again every `REREAD_S`; None never."""
-        self._path, self._due_s = path, time.monotonic() + REREAD_S
+        self.path, self._due_s = path, time.monotonic() + REREAD_S
         self._callers: dict[str, Caller] = {}
         self._set(keys)
 
@@ -216,15 +216,22 @@ class Keys:
             for key in keys
         }
 
+    def reread(self) -> None:
+        """Take what the file has now; if it is not on this machine, what is known stays."""
+        if self.path is not None:
+            self._due_s = time.monotonic() + REREAD_S
+            with suppress(OSError, RaybertError):
+                self._set(read_keys(self.path))
+
     def _look_again(self) -> None:
-        if self._path is None or time.monotonic() < self._due_s:
+        late_s = time.monotonic() - self._due_s
+        if self.path is None or late_s < 0:
+            return
+        if late_s > REREAD_S:  # nobody has asked for long: what is known is too old to judge by
+            self.reread()
             return
         self._due_s = time.monotonic() + REREAD_S
-        asyncio.get_running_loop().run_in_executor(None, self._reread, self._path)
-
-    def _reread(self, path: str) -> None:
-        with suppress(OSError, RaybertError):  # if it is not on this machine, what is known stays
-            self._set(read_keys(path))
+        asyncio.get_running_loop().run_in_executor(None, self.reread)
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 RATE_WEIGHT = 0.2
 """Weight of the newest pass in the measured rate."""
@@ -54,6 +54,10 @@ def widest_slice(lengths: Sequence[int], start: int, budget_tokens: int) -> tupl
             first -= 1
         else:
             end += 1
+
+
+def _closed(items: Sequence[object]) -> NoReturn:
+    raise RuntimeError("the batcher is closed")
 
 
 class Batcher(Generic[Item, Answer]):
@@ -146,6 +150,9 @@ class Batcher(Generic[Item, Answer]):
         for waiting in self._remove(0, len(self._by_length)):
             waiting.answer.cancel()
         self._executor.shutdown(wait=False)
+        # NOTE: `run` leads back to whoever holds this, with all of its weights; Serve freezes
+        # garbage collection, so that such a circle would stay for good.
+        self._run = _closed
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()

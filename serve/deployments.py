@@ -6,13 +6,14 @@ What they serve is in their `user_config`, so that Serve can change it while the
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ray import serve as ray_serve
 from ray.exceptions import RayActorError
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
@@ -21,13 +22,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve import api, metrics
 from serve.auth import Keys
 from serve.comparison import Pairing, Tally
-from serve.errors import NotReadyError
+from serve.errors import NotReadyError, OverloadedError
+from serve.following import LONGEST_WAIT_S, RETRY_S, reason_of
 from serve.hosted import HostedModel
 from serve.limits import Limits
 from serve.model import Card, Response, ServedModel
-from serve.plan import ACCESS, LIMITS, PLAN
-from serve.recording import Recorder
+from serve.plan import ACCESS, LIMITS, PLAN, Plan
+from serve.recording import CandidateRuns
+from serve.routes.front import Listing, listing_of
 from serve.scaling import METRIC
+
+logger = logging.getLogger("ray.serve")
 
 FRONT, COMPARISONS = "front", "comparisons"
 """Applications besides the models'."""
@@ -72,33 +77,98 @@ class Hosting:
     def __init__(self) -> None:
         self.models: dict[str, HostedModel] = {}
         self.recorder = metrics.RayRecorder()
+        self._plans: dict[str, Plan] = {}
+        self._failed: dict[str, str] = {}
         self._reporter = Reporter()
+        self._adding: set[asyncio.Task[None]] = set()
 
-    async def change(self, plans: Mapping[str, Any]) -> None:
-        """Load, change and close models, so that these are served; off the event loop.
+    async def change(self, plans: Mapping[str, Any], when_changed: Callable[[], None]) -> None:
+        """Serve these models.
 
-        Raises: whatever is wrong with a model that is new.
+        Serve sends no request to a replica while it is reconfigured: what is served already goes on
+        meanwhile, and what is to be loaded comes later. Only a process that serves nothing waits.
+
+        Args:
+            when_changed: called when models have been added or removed.
+        Raises: whatever is wrong with a model, if nothing is served yet.
         """
-        await asyncio.to_thread(self._change, plans)
         self._reporter.start()
-
-    def _change(self, plans: Mapping[str, Any]) -> None:
-        for name, content in plans.items():
-            plan = PLAN.validate_python({"name": name, **content})
+        self._plans = {
+            name: PLAN.validate_python({"name": name, **content}) for name, content in plans.items()
+        }
+        is_new = not self.models
+        for name, plan in self._plans.items():
             if name in self.models:
                 self.models[name].change(plan)
+            elif is_new:
+                self.models[name] = await self._load(plan)
             else:
-                self.models[name] = HostedModel(plan, self._reporter.report, self.recorder)
-        for name in [name for name in self.models if name not in plans]:
-            self.models.pop(name).close()
+                adding = asyncio.get_running_loop().create_task(self._add(plan, when_changed))
+                self._adding.add(adding)
+                adding.add_done_callback(self._adding.discard)
+        gone = [self.models.pop(name) for name in [*self.models] if name not in self._plans]
+        self._failed = {name: why for name, why in self._failed.items() if name in self._plans}
+        when_changed()
+        for model in gone:
+            model.close()
 
-    def local(self, keys: Keys | None) -> dict[str, api.LocalModel]:
-        return {name: api.LocalModel(model.slot, keys) for name, model in self.models.items()}
+    def served(self, keys: Keys | None) -> dict[str, ServedModel]:
+        """The models in the order of their plans, those included that are not loaded."""
+        return {
+            name: api.LocalModel(self.models[name].slot, keys)
+            if name in self.models
+            else AbsentModel(name, self._failed.get(name))
+            for name in self._plans
+        }
 
     async def check_health(self) -> None:
         """Raises: what `Model.check_health` does, upon which Serve replaces this process."""
-        for model in self.models.values():
-            await model.slot.model.check_health()
+        for model in tuple(self.models.values()):
+            await model.check_health()
+
+    async def _load(self, plan: Plan) -> HostedModel:
+        return await asyncio.to_thread(HostedModel, plan, self._reporter.report, self.recorder)
+
+    async def _add(self, plan: Plan, when_changed: Callable[[], None]) -> None:
+        """Load one more model, and try again for as long as it is wanted."""
+        wait_s = RETRY_S
+        while self._plans.get(plan.name) == plan and plan.name not in self.models:
+            try:
+                model = await self._load(plan)
+            except Exception as error:
+                self._failed[plan.name] = f"{plan.source.named} is not served: {reason_of(error)}"
+                logger.error("%s: %s", plan.name, self._failed[plan.name])
+                when_changed()
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                continue
+            if self._plans.get(plan.name) == plan:
+                self._failed.pop(plan.name, None)
+                self.models[plan.name] = model
+                when_changed()
+            else:
+                model.close()
+
+
+class AbsentModel(ServedModel):
+    """A model that is not loaded, or not yet."""
+
+    def __init__(self, name: str, problem: str | None) -> None:
+        self._message = problem or f"{name} is being loaded: try again"
+
+    async def tasks(self) -> Sequence[str]:
+        raise NotReadyError(self._message)
+
+    async def card(self) -> Card:
+        raise NotReadyError(self._message)
+
+    async def check_ready(self) -> None:
+        raise NotReadyError(self._message)
+
+    async def request(
+        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> Response:
+        raise NotReadyError(self._message)
 
 
 @ray_serve.ingress()
@@ -112,19 +182,23 @@ class ModelReplica:
 
     def __init__(self) -> None:
         self._hosting, self._switch = Hosting(), Switch()
+        self._keys: Keys | None = None
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
         plan = config["plan"]
-        name, keys = plan["name"], _keys(config)
-        await self._hosting.change({name: plan})
-        self._local = self._hosting.local(keys)[name]
-        self._switch.app = api.create_model_app(
-            self._local.slot,
-            alone=config.get("alone", False),
-            keys=keys,
-            metrics=metrics.exported,
-            local_only=config.get("local_only", False),
-        )
+        self._keys = await asyncio.to_thread(_keys, config, self._keys)
+
+        def renew() -> None:
+            self._local = api.LocalModel(self._hosting.models[plan["name"]].slot, self._keys)
+            self._switch.app = api.create_model_app(
+                self._local.slot,
+                alone=config.get("alone", False),
+                keys=self._keys,
+                metrics=metrics.exported,
+                local_only=config.get("local_only", False),
+            )
+
+        await self._hosting.change({plan["name"]: plan}, renew)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._switch
@@ -157,10 +231,15 @@ class Front:
 
     def __init__(self) -> None:
         self._switch, self._recorder = Switch(), metrics.RayRecorder()
+        self._keys: Keys | None = None
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
-        models = {name: RemoteModel(name) for name in config["models"]}
-        self._switch.app = _front_app(models, config, _keys(config), self._recorder)
+        self._keys = await asyncio.to_thread(_keys, config, self._keys)
+        self._models = {name: RemoteModel(name) for name in config["models"]}
+        self._switch.app = _front_app(self._models, config, self._keys, self._recorder)
+
+    async def listing(self) -> Listing:
+        return await listing_of(self._models)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._switch
@@ -175,13 +254,20 @@ class Together:
 
     def __init__(self) -> None:
         self._hosting, self._switch = Hosting(), Switch()
+        self._keys: Keys | None = None
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
-        await self._hosting.change(config["plans"])
-        keys = _keys(config)
-        models = self._hosting.local(keys)
-        ordered = {name: models[name] for name in config["plans"]}
-        self._switch.app = _front_app(ordered, config, keys, self._hosting.recorder)
+        self._keys = await asyncio.to_thread(_keys, config, self._keys)
+
+        def renew() -> None:
+            self._models = self._hosting.served(self._keys)
+            recorder = self._hosting.recorder
+            self._switch.app = _front_app(self._models, config, self._keys, recorder)
+
+        await self._hosting.change(config["plans"], renew)
+
+    async def listing(self) -> Listing:
+        return await listing_of(self._models)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._switch
@@ -196,11 +282,24 @@ class Comparisons:
     `user_config`: `tracking_uri`.
     """
 
+    def __init__(self) -> None:
+        self._recorder: CandidateRuns | None = None
+        self._lock = asyncio.Lock()
+
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
-        self._recorder = Recorder(config["tracking_uri"])
+        async with self._lock:
+            before, self._recorder = self._recorder, CandidateRuns(config["tracking_uri"])
+            if before is not None:
+                await asyncio.to_thread(before.close)
 
     async def record(self, pairing: Pairing, tally: Tally) -> None:
-        await asyncio.to_thread(self._recorder.record, pairing, tally)
+        async with self._lock:  # a run has one writer
+            assert self._recorder is not None
+            await asyncio.to_thread(self._recorder.record, pairing, tally)
+
+    def __del__(self) -> None:
+        if self._recorder is not None:  # Serve ends this process, after calling this
+            self._recorder.close()
 
 
 class RemoteModel(ServedModel):
@@ -210,8 +309,9 @@ class RemoteModel(ServedModel):
         self._name = name
         self._tasks: tuple[str, ...] = ()
         self._due_s = 0.0
+        # NOTE: applications are built in no order: this one may not exist yet.
         self._handle: DeploymentHandle = ray_serve.get_deployment_handle(
-            MODEL, app_name=application_name(name)
+            MODEL, app_name=application_name(name), _check_exists=False
         )
 
     async def tasks(self) -> Sequence[str]:
@@ -239,6 +339,12 @@ class RemoteModel(ServedModel):
         except asyncio.CancelledError:
             response.cancel()
             raise
+        except BackPressureError as error:
+            raise OverloadedError(
+                f"{self._name}: wanted fewer requests at once: try again in 1 s, or serve more "
+                "replicas",
+                1,
+            ) from error
         except (RayActorError, DeploymentUnavailableError) as error:
             raise NotReadyError(
                 f"{self._name}: no process of this model answers: try again, or see /readyz"
@@ -264,24 +370,28 @@ class Reporter:
         while True:
             await asyncio.sleep(REPORT_EVERY_S)
             tallies, self._tallies = self._tallies, {}
-            if tallies:
-                handle = ray_serve.get_deployment_handle(RECORD, app_name=COMPARISONS)
-                for pairing, tally in tallies.items():
-                    await self._pass_on(handle, pairing, tally)
+            for pairing, tally in tallies.items():
+                await self._pass_on(pairing, tally)
 
-    async def _pass_on(self, handle: DeploymentHandle, pairing: Pairing, tally: Tally) -> None:
+    async def _pass_on(self, pairing: Pairing, tally: Tally) -> None:
         try:
-            await asyncio.wait_for(handle.record.remote(pairing, tally), REPORT_EVERY_S)
+            handle = ray_serve.get_deployment_handle(RECORD, app_name=COMPARISONS)
+            await handle.record.remote(pairing, tally)
         except Exception:  # comparing must not get in the way of answering: it is tried again
             self.report(pairing, tally)
 
 
-def _keys(config: Mapping[str, Any]) -> Keys | None:
+def _keys(config: Mapping[str, Any], before: Keys | None) -> Keys | None:
+    """The keys that are asked for, as their file has them now; those in use keep what they have
+    used."""
     content = config.get("access")
     if content is None:
         return None
     access = ACCESS.validate_python(content)
-    return Keys(access.keys, access.path)
+    if before is None or before.path != access.path:
+        before = Keys(access.keys, access.path)
+    before.reread()
+    return before
 
 
 def _front_app(

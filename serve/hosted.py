@@ -1,25 +1,25 @@
-"""A model in this process, and how a changed plan takes effect without a failed request.
-
-Another version is loaded and asked its own examples beside the one that answers, then takes its
-place from one request to the next. What cannot be loaded leaves the old one in place.
-"""
+"""A model in this process as its plan says, with the candidate that it is compared with."""
 
 import logging
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
-from bert_core.errors import RaybertError
+from bert_core.errors import FormatError
 from serve.comparison import Report
-from serve.following import Follower
+from serve.following import Aim, Follower, Place, reason_of
 from serve.model import Model
 from serve.observing import NO_RECORDER, Recorder
-from serve.plan import Plan, Source
+from serve.plan import Candidate, Plan, Source
 from serve.slot import Challenger, Slot
 
 logger = logging.getLogger("ray.serve")
 
+MODEL, CANDIDATE = "model", "candidate"
+"""What may be loading or have a problem."""
+
 
 class HostedModel:
-    """A model as its plan says, with what follows its alias."""
+    """Holds a model, and has it follow its plan (`serve.following`)."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class HostedModel:
         report: Report = lambda pairing, tally: None,
         recorder: Recorder = NO_RECORDER,
     ) -> None:
-        """Load the model.
+        """Load the model; a candidate is loaded afterwards.
 
         Args:
             report: takes how a candidate compares, request by request.
@@ -35,115 +35,116 @@ class HostedModel:
         Raises: see `Model` and `resolve`.
         """
         self.plan, self._report, self._recorder = plan, report, recorder
-        self.slot = self._first(plan.source)
-        self._followers: list[Follower] = []
-        self._complete()
+        held, model = self._first()
+        self.slot = Slot(model, recorder)
+        self._follower = Follower(
+            self._place(MODEL, self.slot.switch), self._aim(plan.source), held
+        )
+        self._follower.start()
+        self._rival: Follower | None = None
+        self._compare_with(plan.candidate)
 
     def change(self, plan: Plan) -> None:
-        """Serve as another plan says; may take as long as loading a model.
+        """Go for another plan, and return at once: what answers goes on answering meanwhile."""
+        self.plan = plan
+        self.slot.model.limits = plan.limits
+        self._follower.aim(self._aim(plan.source))
+        self._compare_with(plan.candidate)
 
-        What cannot be loaded is told in `Slot.problem`, and what answered goes on answering.
-        """
-        for follower in self._followers:
-            follower.stop()
-        before, self.plan = self.plan, plan
-        if self._loads_alike(before):
-            self.slot.model.limits = plan.limits
-        else:
-            self._load_again()
-        self._complete()
-
-    def _load_again(self) -> None:
-        plan, slot = self.plan, self.slot
-        slot.is_loading = True
-        try:
-            slot.switch(self._loaded(plan.source))
-            slot.problem = None
-        except Exception as error:
-            slot.problem = f"{plan.source.reference} is not served: {_reason(error)}"
-            logger.error("%s: %s", plan.name, slot.problem)
-        finally:
-            slot.is_loading = False
+    async def check_health(self) -> None:
+        """Raises: what `Model.check_health` does, of the model or its candidate."""
+        await self.slot.model.check_health()
+        if self.slot.challenger is not None:
+            await self.slot.challenger.slot.model.check_health()
 
     def close(self) -> None:
         """Follow no more; models are closed once nobody uses them."""
-        for follower in self._followers:
-            follower.stop()
-        self._retire_candidate()
+        self._compare_with(None)
+        self._follower.stop(wait=False)
         self.slot.close()
 
-    def _loads_alike(self, before: Plan) -> bool:
-        """Whether what answers is what the plan asks for."""
+    def _aim(self, source: Source) -> Aim:
         plan = self.plan
-        if before.runtime != plan.runtime or self.slot.problem is not None:
-            return False
-        if plan.follows(plan.source):  # whichever version it has come to
-            return before.source.latest == plan.source.latest
-        return plan.source.digest is not None and plan.source.digest == self.slot.model.digest
+        follow_s = plan.follow_s if plan.follows(source) else 0.0
+        return Aim(source=source, runtime=plan.runtime, follow_s=follow_s)
 
-    def _first(self, source: Source) -> Slot:
-        """The version that an alias means now, or else the one it meant when it was deployed."""
-        plan = self.plan
-        if not plan.follows(source) or source.version is None:
-            return Slot(self._loaded(source), self._recorder)
-        try:
-            return Slot(self._loaded(source.latest), self._recorder)
-        except Exception as error:
-            slot = Slot(self._loaded(source), self._recorder)
-            slot.problem = f"{source.reference} is not served: {_reason(error)}"
-            logger.error("%s: %s", plan.name, slot.problem)
-            return slot
-
-    def _complete(self) -> None:
-        """Start what stands beside the model."""
-        self._followers = []
-        self._follow(self.slot, self.plan.source)
-        self._retire_candidate()
-        candidate = self.plan.candidate
-        if candidate is None:
-            return
-        try:
-            slot = self._first(candidate.source)
-        except Exception as error:  # what is compared with goes on answering
-            self.slot.problem = f"its candidate is not served: {_reason(error)}"
-            logger.error("%s: %s", self.plan.name, self.slot.problem)
-            return
-        self.slot.challenger = Challenger(
-            slot=slot, share=candidate.share, mode=candidate.mode, report=self._report
+    def _place(self, what: str, install: Callable[[Model], None]) -> Place:
+        return Place(
+            load=self._load,
+            install=install,
+            set_loading=partial(self.slot.set_loading, what),
+            set_problem=partial(self.slot.set_problem, what),
         )
-        self._follow(slot, candidate.source)
 
-    def _retire_candidate(self) -> None:
+    def _first(self) -> tuple[Aim, Model]:
+        """What an alias means now, or else what it meant when it was deployed."""
+        aim = self._aim(self.plan.source)
+        if aim.follow_s:
+            try:
+                wanted = aim.wanted()
+                return wanted, self._load(wanted)
+            except Exception as error:  # the follower tries it again, and tells
+                logger.error("%s: %s", aim.source.reference, reason_of(error))
+                if aim.source.version is None:
+                    raise
+        return aim, self._load(aim)
+
+    def _load(self, aim: Aim) -> Model:
+        """The model, which has answered its own examples. Raises: see `Model` and `resolve`."""
+        folder, version = aim.source.fetch()
+        model = Model(
+            self.plan.name,
+            folder,
+            limits=self.plan.limits,
+            digest=aim.source.digest,
+            version=version,
+            recorder=self._recorder,
+            **vars(aim.runtime),
+        )
+        task = aim.source.task
+        if task not in (None, model.task.name):
+            raise FormatError(
+                f"wanted a model for {task}, as {self.plan.name} was deployed for, got one for "
+                f"{model.task.name}: deploy it under another name, or apply the change"
+            )
+        return model
+
+    def _compare_with(self, candidate: Candidate | None) -> None:
+        if candidate is None:
+            self._drop_candidate()
+            return
+        challenger = self.slot.challenger
+        if challenger is not None:
+            challenger.share, challenger.mode = candidate.share, candidate.mode
+        aim = self._aim(candidate.source)
+        if self._rival is not None:
+            self._rival.aim(aim)
+            return
+        place = self._place(CANDIDATE, self._install_candidate)
+        place.set_loading(True)
+        self._rival = Follower(place, aim)
+        self._rival.start()
+
+    def _install_candidate(self, model: Model) -> None:
+        candidate, challenger = self.plan.candidate, self.slot.challenger
+        if candidate is None:
+            model.retire()
+        elif challenger is not None:
+            challenger.slot.switch(model)
+        else:
+            self.slot.challenger = Challenger(
+                slot=Slot(model, self._recorder),
+                share=candidate.share,
+                mode=candidate.mode,
+                report=self._report,
+            )
+
+    def _drop_candidate(self) -> None:
+        rival, self._rival = self._rival, None
+        if rival is not None:
+            rival.stop(wait=False)
         challenger, self.slot.challenger = self.slot.challenger, None
         if challenger is not None:
             challenger.slot.close()
-
-    def _follow(self, slot: Slot, source: Source) -> None:
-        plan = self.plan
-        if not plan.follows(source):
-            return
-        follower = Follower(
-            slot, source.reference, source.tracking_uri, self._load, every_s=plan.follow_s
-        )
-        follower.start()
-        self._followers.append(follower)
-
-    def _loaded(self, source: Source) -> Model:
-        return self._load(*source.fetch(), digest=source.digest)
-
-    def _load(self, folder: Path, version: str | None, digest: str | None = None) -> Model:
-        """The model, which has answered its own examples. Raises: see `Model`."""
-        plan = self.plan
-        return Model(
-            plan.name,
-            folder,
-            limits=plan.limits,
-            digest=digest,
-            version=version,
-            recorder=self._recorder,
-            **vars(plan.runtime),
-        )
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, RaybertError) else repr(error)
+        self.slot.set_problem(CANDIDATE, None)
+        self.slot.set_loading(CANDIDATE, False)

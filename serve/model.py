@@ -53,6 +53,16 @@ answers; `problem` if that version is not served, and the card says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class CandidateCard:
+    """Information about what a model is compared with."""
+
+    version: str | None
+    digest: str
+    mode: Literal["shadow", "split"]
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Card:
     """Information about a model for clients."""
 
@@ -81,6 +91,7 @@ class Card:
     """Maximum tokens of a text, special ones included; longer texts are cut, or read in windows."""
     limits: Limits
     state: State = "ready"
+    candidate: CandidateCard | None = None
     problem: str | None = None
     """Why the version that its alias points to is not the one that answers; None if it is."""
 
@@ -240,6 +251,11 @@ class Model:
         finally:
             self._in_progress -= 1
             self._close_if_idle()
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._is_retired
 
     def retire(self) -> None:
         """Close it once nobody uses it; may be called from any thread."""

@@ -12,13 +12,20 @@ import pydantic
 
 from bert_core import files
 from bert_core.bundle.layout import WEIGHTS
-from bert_core.errors import ConfigError
+from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
 from bert_core.scores import Precision
 from serve.auth import Key
 from serve.config import ModelConfig, ServeConfig, models_of
 from serve.limits import Limits
-from tracking.resolve import at_version, is_alias, pinned, registered_version, resolve
+from tracking.resolve import (
+    at_version,
+    downloaded,
+    is_alias,
+    pinned,
+    registered_version,
+    resolve,
+)
 from tracking.server import tracking_uri
 
 
@@ -34,20 +41,31 @@ class Source:
     """The version that the registry had when it was deployed; None elsewhere."""
     digest: str | None = None
     """What the bundle must have, so that all processes have the same weights; None takes any."""
+    task: str | None = None
+    """What the model must be for; None takes any."""
 
     @property
-    def latest(self) -> "Source":
-        """Whatever the reference means now."""
-        return Source(reference=self.reference, tracking_uri=self.tracking_uri)
+    def named(self) -> str:
+        """The reference, with the version if that is known."""
+        if self.version is None:
+            return self.reference
+        return f"version {self.version} of {self.reference}"
 
     def fetch(self) -> tuple[Path, str | None]:
         """The bundle's folder on this machine, and its version in the registry, if it has one.
 
+        A bundle that is known by its digest and was downloaded before needs no registry.
         Raises: see `resolve`.
         """
-        version = self.version or registered_version(self.reference, uri=self.tracking_uri)
-        reference = self.reference if version is None else at_version(self.reference, version)
-        return resolve(reference, uri=self.tracking_uri), version
+        try:
+            version = self.version or registered_version(self.reference, uri=self.tracking_uri)
+            reference = self.reference if version is None else at_version(self.reference, version)
+            return resolve(reference, uri=self.tracking_uri), version
+        except ResourceError:
+            folder = None if self.digest is None else downloaded(self.digest)
+            if folder is None:
+                raise
+            return folder, self.version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +186,8 @@ def _load(
             f"precision: wanted fp32 for {name}, since {folder / graph} has the precision that it "
             f"was exported with, got {model.precision}: leave it out, or export the model again"
         )
-    return replace(source, version=version, digest=predictor.bundle.digest), predictor
+    task = predictor.task.name
+    return replace(source, version=version, digest=predictor.bundle.digest, task=task), predictor
 
 
 def _absolute(reference: str) -> str:

@@ -9,7 +9,7 @@ from tracking.runs import RunRecorder
 EXPERIMENT = "raybert/candidates"
 
 
-class Recorder:
+class CandidateRuns:
     """Keeps a run per pair of versions, with the sums so far as its metrics."""
 
     def __init__(self, tracking_uri: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from bert_core.tasks.base import Parameters
 from serve.auth import presented_key
 from serve.comparison import Pairing, Report, Tally, compared
-from serve.model import Answered, Card, Model, State
+from serve.model import Answered, CandidateCard, Card, Model, State
 from serve.observing import NO_RECORDER, Recorder, Snapshot
 
 logger = logging.getLogger("ray.serve")
@@ -43,10 +43,10 @@ class Slot:
         """`recorder`: is told of requests, switches and the state."""
         self.current = Current(model)
         """Read once per request, so that one version answers all of it."""
-        self.problem: str | None = None
-        """Why the newest version is not the one that answers; None if it is."""
-        self.is_loading = False
-        """Whether another version is being loaded."""
+        self.problems: dict[str, str] = {}
+        """Why the model or its candidate is not what it should be."""
+        self.loading: set[str] = set()
+        """Which of them is about to be replaced."""
         self.challenger: Challenger | None = None
         """What answers some of the requests."""
         self.recorder = recorder
@@ -56,11 +56,31 @@ class Slot:
     def model(self) -> Model:
         return self.current.model
 
+    @property
+    def problem(self) -> str | None:
+        """Why what answers is not what should; None if it is."""
+        return "; ".join(self.problems.values()) or None
+
+    def set_loading(self, what: str, is_loading: bool) -> None:
+        """Say that the model or its candidate is about to be replaced, or no more."""
+        (self.loading.add if is_loading else self.loading.discard)(what)
+
+    def set_problem(self, what: str, problem: str | None) -> None:
+        """Say what is wrong with the model or its candidate; None for nothing."""
+        if problem is None:
+            self.problems.pop(what, None)
+        else:
+            self.problems[what] = problem
+
     def card(self) -> Card:
         """The card of the model that answers, with what has become of its plan."""
-        state: State = "loading" if self.is_loading else "ready"
+        state: State = "loading" if self.loading else "ready"
+        challenger = self.challenger
         return replace(
-            self.model.card(), state="problem" if self.problem else state, problem=self.problem
+            self.model.card(),
+            state="problem" if self.problem else state,
+            problem=self.problem,
+            candidate=None if challenger is None else challenger.card(),
         )
 
     def switch(self, model: Model) -> None:
@@ -98,6 +118,12 @@ class Challenger:
     """Takes the tally of one request."""
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
+    def card(self) -> CandidateCard:
+        model = self.slot.model
+        return CandidateCard(
+            version=model.version, digest=model.digest, mode=self.mode, share=self.share
+        )
+
     def takes(self, headers: Mapping[str, str]) -> bool:
         """Whether the candidate answers this caller. Those who do not say who they are get the
         model itself."""
@@ -119,6 +145,8 @@ class Challenger:
     ) -> None:
         """Ask the candidate too, some of the time, and report how it compares."""
         if self.mode != "shadow" or len(self._running) >= MAX_SHADOWS:
+            return
+        if self.slot.model.digest == model.digest:  # it has become the model itself
             return
         if random.random() >= self.share:
             return
@@ -143,8 +171,12 @@ class Challenger:
                 other = await rival.answer(inputs, parameters, task)
             tally.candidate_latency_ms = (time.perf_counter() - began_s) * 1e3
             predictor = model.predictor if task is None else model.predictor_for(task)
-            tally.add(compared(predictor.task, answered.answers, other.answers))
+            tally.add(
+                await rival.off_loop(compared, predictor.task, answered.answers, other.answers)
+            )
         except Exception as error:
+            if rival.is_retired:  # it was replaced meanwhile
+                return
             tally = Tally(failed=1)
             logger.warning("the candidate of %s failed: %s", model.name, type(error).__name__)
         pairing = Pairing(

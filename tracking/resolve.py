@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -195,6 +196,15 @@ def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
             f"{folder} has {actual[:12]}: publish the bundle again"
         )
     return folder
+
+
+def downloaded(digest: str, *, cache: Path | None = None) -> Path | None:
+    """The folder of a registered bundle that was downloaded before; None if it was not."""
+    folder = (cache or Path.home() / ".cache" / "raybert" / "bundles") / digest
+    with suppress(FormatError):
+        if folder.is_dir() and _verify(folder) == digest:
+            return folder
+    return None
 
 
 def download(source: str, uri: str, folder: Path) -> None:

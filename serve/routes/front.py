@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from serve.auth import Keys
 from serve.disconnects import while_connected
-from serve.errors import NotReadyError, UnknownModelError, WrongTaskError
+from serve.errors import NotReadyError, RequestError, UnknownModelError, WrongTaskError
 from serve.limits import Limits
 from serve.model import SMALL, Card, ServedModel, State
 from serve.model import Response as Passed
@@ -55,6 +55,8 @@ class Entry:
     """None if the model does not answer."""
     state: State | Literal["down"]
     """`down` if the model does not answer."""
+    problem: str | None
+    """Why it does not answer, or is not what it should be."""
     card: Card | None
     """None if the model does not answer."""
 
@@ -67,32 +69,41 @@ class Listing:
     data: list[Entry]
 
 
+async def listing_of(models: Mapping[str, ServedModel]) -> Listing:
+    """The list of models, whatever is wrong with some of them."""
+    return Listing(data=await asyncio.gather(*(_entry(*item) for item in models.items())))
+
+
+async def _entry(name: str, model: ServedModel) -> Entry:
+    card, problem = None, None
+    try:
+        card = await asyncio.wait_for(model.card(), READY_TIMEOUT_S)
+    except RequestError as error:
+        problem = str(error)
+    except Exception as error:
+        problem = f"it does not answer ({type(error).__name__})"
+    return Entry(
+        id=name,
+        created=0 if card is None else card.created,
+        url=f"/v1/models/{name}",
+        task=None if card is None else card.task,
+        state="down" if card is None else card.state,
+        problem=problem if card is None else card.problem,
+        card=card,
+    )
+
+
 def list_routes(
     models: Mapping[str, ServedModel], keys: Keys | None = None, limits: Limits | None = None
 ) -> APIRouter:
     """`GET /v1/models`, and for unknown names a 404 that lists the existing ones."""
     router = APIRouter(tags=["models"])
 
-    async def entry(name: str, model: ServedModel) -> Entry:
-        try:
-            card = await asyncio.wait_for(model.card(), READY_TIMEOUT_S)
-        except Exception:  # whatever is wrong with one model, the others are listed
-            card = None
-        created = 0 if card is None else card.created
-        return Entry(
-            id=name,
-            created=created,
-            url=f"/v1/models/{name}",
-            task=None if card is None else card.task,
-            state="down" if card is None else card.state,
-            card=card,
-        )
-
     @router.get(LIST)
     async def listing(request: Request) -> Listing:
         """The models served here."""
         admit(keys, request, None)
-        return Listing(data=await asyncio.gather(*(entry(*item) for item in models.items())))
+        return await listing_of(models)
 
     @router.get("/v1/models/{name}")
     async def card(name: str, request: Request) -> Card:
@@ -108,9 +119,9 @@ def list_routes(
             raise unknown_model(name, models)
         if models[name].is_local:  # all of its paths are here
             raise HTTPException(404)
+        admit(keys, request, None)  # the model counts the request
         body = b"" if request.method == "GET" else await receive(request, limits or Limits())
-        seen(request).model = name
-        return await _pass_on(request, models[name], f"/{path}", body)
+        return await while_connected(request, _pass_on(request, models[name], f"/{path}", body))
 
     methods = ["POST", "PUT", "PATCH", "DELETE"]
     router.add_api_route("/v1/models/{name}", elsewhere, methods=methods, include_in_schema=False)

@@ -25,7 +25,8 @@ def model_routes(
     Args:
         without: paths of surfaces to leave out.
     """
-    router, model = APIRouter(prefix=prefix), slot.model
+    # NOTE: a route that kept the model itself would keep its weights, whatever takes its place.
+    router, name, tasks = APIRouter(prefix=prefix), slot.model.name, tuple(slot.model.predictors)
 
     @router.get("/", tags=["model"])
     async def card(request: Request) -> Card:
@@ -41,7 +42,7 @@ def model_routes(
     @router.get("/readyz", responses={503: {"model": Error}}, tags=["model"])
     async def readiness() -> Status:
         """The model has just run a forward pass."""
-        await check_ready({model.name: slot.model})
+        await check_ready({name: slot.model})
         return Status("ready")
 
     for surface in SURFACES:
@@ -53,7 +54,7 @@ def model_routes(
                 endpoint.path or ("" if prefix else "/"),
                 _handler(slot, keys, surface, endpoint),
                 methods=[endpoint.method],
-                include_in_schema=endpoint.task is None or endpoint.task in model.predictors,
+                include_in_schema=endpoint.task is None or endpoint.task in tasks,
                 tags=[surface.name],
                 summary=endpoint.summary or None,
                 response_model=None,

@@ -234,6 +234,7 @@ def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path
         "limits": asdict(Limits()),
         "state": "ready",
         "problem": None,
+        "candidate": None,
     }
     _, listing = ask("GET", "/v1/models")
     [entry] = listing["data"]
@@ -246,6 +247,7 @@ def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path
         "url": "/v1/models/docs",
         "task": "text-classification",
         "state": "ready",
+        "problem": None,
     }
 
 

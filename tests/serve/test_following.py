@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from bert_core.bundle.layout import WEIGHTS
 from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from serve import api
-from serve.following import Follower
+from serve.following import Aim, Follower, Place
+from serve.hosted import HostedModel
 from serve.model import Model
+from serve.plan import Plan, Runtime, Source
 from serve.slot import Slot
 from tests import tiny
 from tests.serve import live
@@ -62,15 +65,28 @@ def eventually(holds: Callable[[], bool]) -> None:
 def following(registry: str, folder: Path) -> Iterator[tuple[str, Slot]]:
     """URL of a server of version 1 that follows the alias, and its slot."""
     point(registry, "1")
-    slot = Slot(live.loaded(NAME, folder, version="1"))
-    load = lambda folder, version: live.loaded(NAME, folder, version=version)  # noqa: E731
-    follower = Follower(slot, REFERENCE, registry, load, every_s=EVERY_S)
-    with live.running(api.create_model_app(slot, alone=True)) as url:
-        follower.start()
+    source = Source(reference=REFERENCE, tracking_uri=registry)
+    model = HostedModel(Plan(name=NAME, source=source, follow_s=EVERY_S))
+    with live.running(api.create_model_app(model.slot, alone=True)) as url:
         try:
-            yield url, slot
+            yield url, model.slot
         finally:
-            follower.stop()
+            model.close()
+
+
+def follower(
+    slot: Slot, registry: str, load: Callable[[Aim], Model], every_s: float = EVERY_S
+) -> Follower:
+    """What has a slot with version 1 follow the alias."""
+    source = Source(reference=REFERENCE, tracking_uri=registry)
+    aim = Aim(source=source, runtime=Runtime(), follow_s=every_s)
+    place = Place(
+        load=load,
+        install=slot.switch,
+        set_loading=partial(slot.set_loading, "model"),
+        set_problem=partial(slot.set_problem, "model"),
+    )
+    return Follower(place, aim, replace(aim, source=replace(source, version="1")))
 
 
 def version_at(url: str) -> str:
@@ -143,7 +159,7 @@ def test_a_version_that_cannot_answer_leaves_the_old_one_and_is_told(
         card = httpx.get(url, timeout=30).json()
         assert card["version"] == "1"
         assert card["state"] == "problem"
-        assert card["problem"].startswith(f"version {broken} is not served: ")
+        assert card["problem"].startswith(f"version {broken} of {REFERENCE} is not served: ")
         [listed] = httpx.get(f"{url}/v1/models", timeout=30).json()["data"]
         assert (listed["state"], listed["card"]) == ("problem", card)
         assert version_at(url) == "1"
@@ -162,19 +178,19 @@ def test_a_version_that_could_not_be_had_is_tried_again(
     slot = Slot(live.loaded(NAME, versions[0], version="1"))
     tried = []
 
-    def load(folder: Path, version: str) -> Model:
-        tried.append(version)
+    def load(aim: Aim) -> Model:
+        tried.append(aim.source.version)
         if len(tried) < 3:
             raise ConnectionError("the store is away")
-        return live.loaded(NAME, folder, version=version)
+        return live.loaded(NAME, versions[1], version=aim.source.version)
 
-    follower = Follower(slot, REFERENCE, registry, load, every_s=EVERY_S)
-    follower.start()
+    follows = follower(slot, registry, load)
+    follows.start()
     try:
         eventually(lambda: slot.problem is not None)
         eventually(lambda: slot.model.version == "2")
     finally:
-        follower.stop()
+        follows.stop()
     assert tried == ["2", "2", "2"]
     assert slot.problem is None
 
@@ -184,11 +200,11 @@ def test_the_card_says_while_another_version_is_loaded(registry: str, versions: 
     slot = Slot(live.loaded(NAME, versions[0], version="1"))
     may_load = threading.Event()
 
-    def load(folder: Path, version: str) -> Model:
+    def load(aim: Aim) -> Model:
         may_load.wait()
-        return live.loaded(NAME, folder, version=version)
+        return live.loaded(NAME, versions[1], version=aim.source.version)
 
-    follower = Follower(slot, REFERENCE, registry, load, every_s=EVERY_S)
+    follows = follower(slot, registry, load)
     with live.running(api.create_model_app(slot, alone=True)) as url:
 
         def state() -> tuple[str, str]:
@@ -196,22 +212,21 @@ def test_the_card_says_while_another_version_is_loaded(registry: str, versions: 
             return card["state"], card["version"]
 
         assert state() == ("ready", "1")
-        follower.start()
+        follows.start()
         try:
             eventually(lambda: state() == ("loading", "1"))
             may_load.set()
             eventually(lambda: state() == ("ready", "2"))
         finally:
             may_load.set()
-            follower.stop()
+            follows.stop()
 
 
 def test_a_registry_that_is_away_changes_nothing(
     registry: str, versions: list[Path], tmp_path: Path
 ) -> None:
     slot = Slot(live.loaded(NAME, versions[0], version="1"))
-    load = partial(live.loaded, NAME)
-    away = Follower(slot, REFERENCE, "http://127.0.0.1:9", load, every_s=0.01)
+    away = follower(slot, "http://127.0.0.1:9", lambda aim: slot.model, every_s=0.01)
     away.start()
     time.sleep(0.2)
     away.stop()

@@ -1,7 +1,12 @@
 """A hosted model whose plan changes, and the candidate that it is compared with: a real registry, a
 live server."""
 
+import asyncio
+import gc
+import shutil
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,15 +19,18 @@ import torch
 
 from bert_core.bundle.format import load_bundle
 from bert_core.bundle.layout import WEIGHTS
+from bert_core.errors import FormatError
 from bert_core.predictor import Predictor
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.text_classification import TextClassification
 from serve import api
 from serve.comparison import Pairing, Tally, compared
+from serve.following import Aim
 from serve.hosted import HostedModel
 from serve.limits import Limits
+from serve.model import Model
 from serve.plan import PLAN, Candidate, Plan, Source
-from serve.recording import EXPERIMENT, Recorder
+from serve.recording import EXPERIMENT, CandidateRuns
 from tests import tiny
 from tests.serve import live
 from tracking.registry import publish
@@ -81,6 +89,10 @@ def ask(url: str, **headers: str) -> httpx.Response:
     return response
 
 
+def card(url: str) -> Any:
+    return httpx.get(url, timeout=30).json()
+
+
 def test_a_plan_is_the_same_after_serve_has_kept_it(folders: list[Path]) -> None:
     candidate = Candidate(source=plan_of(folders[1]).source, share=0.5, mode="split")
     plan = plan_of(folders[0], limits=Limits(max_inputs=3), candidate=candidate, follow_s=0.5)
@@ -91,6 +103,7 @@ def test_another_bundle_takes_over_under_load_without_a_failed_or_mixed_answer(
     folders: list[Path],
 ) -> None:
     wanted = {digest_of(folder): Predictor(folder).predict(TEXTS) for folder in folders}
+    digests = list(wanted)
     answers: list[httpx.Response] = []
     done = threading.Event()
     with hosted(plan_of(folders[0])) as (model, url):
@@ -99,13 +112,15 @@ def test_another_bundle_takes_over_under_load_without_a_failed_or_mixed_answer(
             while not done.is_set():
                 answers.append(ask(url))
 
+        def latest() -> str | None:
+            return answers[-1].headers["X-Model-Digest"] if answers else None
+
         threads = [threading.Thread(target=load) for _ in range(3)]
         for thread in threads:
             thread.start()
         for place in (1, 0, 1):
             model.change(plan_of(folders[place]))
-            count = len(answers)
-            live.eventually(lambda: len(answers) > count + 6)  # noqa: B023
+            live.eventually(lambda: latest() == digests[place])  # noqa: B023
         done.set()
         for thread in threads:
             thread.join()
@@ -135,12 +150,15 @@ def test_what_cannot_be_loaded_leaves_the_old_one_and_is_told(
         gone = plan_of(folders[1])
         gone = replace(gone, source=replace(gone.source, reference=str(tmp_path / "gone")))
         model.change(gone)
+        live.eventually(lambda: card(url)["state"] == "problem")
+        assert card(url)["problem"].startswith(f"{tmp_path}/gone is not served: ")
         assert ask(url).headers["X-Model-Digest"] == digest_of(folders[0])
-        problem = httpx.get(url, timeout=30).json()["problem"]
-        assert problem.startswith(f"{tmp_path}/gone is not served: ")
-        model.change(plan_of(folders[1]))
+        # What has failed is tried again.
+        shutil.copytree(folders[1], tmp_path / "gone")
+        model.change(plan_of(folders[0]))
+        model.change(gone)
+        live.eventually(lambda: card(url)["state"] == "ready")
         assert ask(url).headers["X-Model-Digest"] == digest_of(folders[1])
-        assert httpx.get(url, timeout=30).json()["problem"] is None
 
 
 def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_meant(
@@ -156,6 +174,7 @@ def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_me
     # Applying the same again changes nothing, although the alias has moved since it was deployed.
     before = model.slot.model
     model.change(Plan(name=NAME, source=replace(source, version="2", digest=None)))
+    time.sleep(0.3)
     assert model.slot.model is before
     model.close()
 
@@ -166,17 +185,77 @@ def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_me
     try:
         model = HostedModel(Plan(name=NAME, source=source))
         assert model.slot.model.version == "1"
-        assert model.slot.problem is not None
-        assert model.slot.problem.startswith(f"{REFERENCE} is not served: ")
+        live.eventually(lambda: model.slot.problem is not None)
+        assert str(model.slot.problem).startswith(f"version 2 of {REFERENCE} is not served: ")
         model.close()
     finally:
         weights.write_bytes(sound)
 
 
+def test_a_change_returns_at_once_and_the_old_version_answers_until_the_new_one_is_loaded(
+    folders: list[Path],
+) -> None:
+    may_load = threading.Event()
+
+    class Slow(HostedModel):
+        def _load(self, aim: Aim) -> Model:
+            if aim.source.digest == digest_of(folders[1]):
+                may_load.wait()
+            return super()._load(aim)
+
+    model = Slow(plan_of(folders[0]))
+    with live.running(api.create_model_app(model.slot, alone=True)) as url:
+        began_s = time.monotonic()
+        model.change(plan_of(folders[1]))
+        assert time.monotonic() < began_s + 1
+        assert card(url)["state"] == "loading"
+        assert ask(url).headers["X-Model-Digest"] == digest_of(folders[0])
+        may_load.set()
+        live.eventually(lambda: card(url)["state"] == "ready")
+        assert ask(url).headers["X-Model-Digest"] == digest_of(folders[1])
+        model.close()
+
+
+def test_a_version_of_the_same_number_of_another_model_is_not_taken_for_it(
+    folders: list[Path], registry: str
+) -> None:
+    client = connect(registry)
+    client.set_registered_model_alias(NAME, "champion", "1")
+    publish(folders[1], name="another", uri=registry, metrics={}, input_example=TEXTS)
+    client.set_registered_model_alias("another", "champion", "1")
+    source = Source(reference=REFERENCE, tracking_uri=registry)
+    with hosted(Plan(name=NAME, source=source, follow_s=0.2)) as (model, url):
+        other = replace(source, reference="models:/another@champion", task="fill-mask")
+        model.change(Plan(name=NAME, source=other, follow_s=0.2))
+        live.eventually(lambda: card(url)["state"] == "problem")
+        time.sleep(0.6)  # it is looked at again
+        assert "wanted a model for fill-mask" in card(url)["problem"]
+        assert card(url)["digest"] == digest_of(folders[0])
+        model.change(Plan(name=NAME, source=replace(other, task=None), follow_s=0.2))
+        live.eventually(lambda: card(url)["digest"] == digest_of(folders[1]))
+        assert card(url)["problem"] is None
+
+
+def test_the_weights_of_a_version_that_answers_no_more_are_freed_without_garbage_collection(
+    folders: list[Path],
+) -> None:
+    with hosted(plan_of(folders[0])) as (model, url):
+        ask(url)
+        weights = weakref.ref(model.slot.model.predictor.model)
+        gc.disable()
+        try:
+            model.change(plan_of(folders[1]))
+            live.eventually(lambda: ask(url).headers["X-Model-Digest"] == digest_of(folders[1]))
+            live.eventually(lambda: weights() is None, timeout_s=10)
+        finally:
+            gc.enable()
+
+
 def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
     candidate = Candidate(source=plan_of(folders[1]).source, share=0.4, mode="split")
     digests = [digest_of(folder) for folder in folders]
-    with hosted(plan_of(folders[0], candidate=candidate)) as (_, url):
+    with hosted(plan_of(folders[0], candidate=candidate)) as (model, url):
+        live.eventually(lambda: card(url)["candidate"] is not None)
         assert ask(url).headers["X-Model-Digest"] == digests[0]  # nobody in particular
         chosen = {}
         for number in range(60):
@@ -185,6 +264,11 @@ def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
             assert ask(url, **caller).headers["X-Model-Digest"] == chosen[number]
             key = {"Authorization": f"Bearer user {number}"}
             assert ask(url, **key).headers["X-Model-Digest"] == chosen[number]
+        # Other settings of the model leave the candidate as it is.
+        rival = model.slot.challenger
+        model.change(plan_of(folders[0], candidate=candidate, limits=Limits(max_top_k=3)))
+        assert model.slot.challenger is rival
+        assert card(url)["candidate"]["digest"] == digests[1]
     # 60 callers at 0.4: within three standard deviations, 3.8 callers, of 24.
     assert 13 <= sum(digest == digests[1] for digest in chosen.values()) <= 35
 
@@ -193,7 +277,7 @@ def test_a_shadow_answers_nobody_and_is_compared_in_a_run_of_mlflow(
     folders: list[Path], tmp_path: Path
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    recorder = Recorder(uri)
+    recorder = CandidateRuns(uri)
     candidate = Candidate(source=plan_of(folders[1]).source, share=1.0, mode="shadow")
     seen: list[Tally] = []
 
@@ -202,6 +286,7 @@ def test_a_shadow_answers_nobody_and_is_compared_in_a_run_of_mlflow(
         seen.append(tally)
 
     with hosted(plan_of(folders[0], candidate=candidate), report=report) as (_, url):
+        live.eventually(lambda: card(url)["candidate"] is not None)
         for _ in range(5):
             assert ask(url).headers["X-Model-Digest"] == digest_of(folders[0])
         live.eventually(lambda: len(seen) == 5)
@@ -257,12 +342,32 @@ def test_a_candidate_that_fails_is_counted_and_fails_nobody(folders: list[Path])
         plan_of(folders[0], candidate=candidate),
         report=lambda pairing, tally: seen.append(tally),
     ) as (model, url):
-        challenger = model.slot.challenger
-        assert challenger is not None
-        damage(challenger.slot.model)
+        live.eventually(lambda: model.slot.challenger is not None)
+        assert model.slot.challenger is not None
+        damage(model.slot.challenger.slot.model)
         ask(url)
         live.eventually(lambda: len(seen) == 1)
     assert (seen[0].failed, seen[0].inputs) == (1, 0)
+
+
+def test_a_process_whose_candidate_fails_is_to_be_replaced(folders: list[Path]) -> None:
+    candidate = Candidate(source=plan_of(folders[1]).source, share=1.0, mode="split")
+    model = HostedModel(plan_of(folders[0], candidate=candidate))
+    live.eventually(lambda: model.slot.challenger is not None)
+    assert model.slot.challenger is not None
+    rival = model.slot.challenger.slot.model
+
+    async def fail() -> None:
+        await model.check_health()
+        damage(rival)
+        with pytest.raises(FormatError):
+            await rival.predict(TEXTS, None)
+        with pytest.raises(FormatError):
+            await model.check_health()
+        model.close()
+        await asyncio.sleep(0)  # for what is closed to end
+
+    asyncio.run(fail())
 
 
 def damage(model: Any) -> None:

@@ -204,7 +204,7 @@ def test_a_switch_of_versions_is_recorded_and_the_new_one_is_watched(bundle: Pat
     kept = Kept()
     slot = Slot(live.loaded("docs", bundle, version="1"), kept)
     slot.switch(live.loaded("docs", bundle, version="2"))
-    slot.problem = "version 3 is not served"
+    slot.set_problem("model", "version 3 is not served")
     assert kept.switches == [("docs", "2")]
     (look,) = kept.looks
     state = look()
