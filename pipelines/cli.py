@@ -6,6 +6,7 @@ Only that one is imported, so help and errors are instant.
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from bert_core.errors import ConfigError, RaybertError
@@ -48,7 +49,7 @@ def _run(word: str, arguments: list[str]) -> int:
     config = parse(word, arguments)
     if word == "serve":
         if config.apply is not None:
-            config = parse(word, ["--config", config.apply, *arguments])
+            config = _applied(config, arguments)
         _serve(config)
     else:
         importlib.import_module(ALL[word].module).run(config)
@@ -65,17 +66,34 @@ def _named(arguments: list[str], *names: str) -> list[str]:
     return named + rest
 
 
+def _applied(config: Any, arguments: list[str]) -> Any:
+    """The config in the file that is to be applied, with the other arguments on top of it."""
+    if config.models:
+        raise ConfigError(
+            f"models: wanted them in {config.apply}, which says all that is served, got "
+            f"{config.models} too: leave out --models"
+        )
+    if not Path(config.apply).is_file():
+        raise ConfigError(f"apply: wanted a TOML file, got {config.apply}, which does not exist")
+    applied = parse("serve", ["--config", config.apply, *arguments])
+    if not applied.models:
+        raise ConfigError(f"models: wanted tables [models.<name>] in {config.apply}, got none")
+    return applied
+
+
 def _joined(arguments: list[str], name: str) -> list[str]:
     """The arguments with the values after `name` as one: `--models a=x b=y` → `--models a=x,b=y`"""
     joined: list[str] = []
     rest = list(arguments)
     while rest:
-        joined.append(rest.pop(0))
-        if joined[-1] == name:
-            values = []
+        argument = rest.pop(0)
+        values = [argument.removeprefix(f"{name}=")] if argument.startswith(f"{name}=") else []
+        if values or argument == name:
             while rest and not rest[0].startswith("-"):
                 values.append(rest.pop(0).strip(","))
-            joined += [",".join(values)] if values else []
+            joined += [name, ",".join(values)] if values else [name]
+        else:
+            joined.append(argument)
     return joined
 
 
@@ -84,21 +102,17 @@ def _serve(config: Any) -> None:
     from pipelines.runtime import cluster
     from serve import app
 
-    on_cluster = config.apply is not None or config.status or config.stop
-    if on_cluster:
+    if config.dry_run:
+        app.show_file(config)
+        return
+    stays = config.apply is not None or config.status or config.stop
+    if stays:
         cluster.require_address()
     else:
         app.check_port(config)  # before the seconds that Ray takes
     cluster.connect(allow_open_cluster=config.allow_open_cluster)
     try:
-        if config.apply is not None:
-            app.apply(config)
-        elif config.status:
-            app.status()
-        elif config.stop:
-            app.stop()
-        else:
-            app.run(config)
+        app.perform(config)
     finally:
         cluster.disconnect()
 

@@ -1,19 +1,24 @@
-"""Which applications Ray Serve is to run for a config, and how it is told of them."""
+"""Which applications Ray Serve is to run for a config, how it is told of them, and its own start
+and end."""
 
+import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve as ray_serve
 from ray.serve.config import BackpressureConfig
 
 from bert_core import files
 from bert_core.errors import ConfigError
-from serve import auth, deployments
-from serve.config import ModelSettings, ServeConfig, models_of
+from serve import auth, deployments, haproxy, tracing
+from serve.config import ModelConfig, ModelSettings, ServeConfig, models_of
 from serve.deployments import COMPARISONS, FRONT, MODEL, RECORD, application_name
 from serve.hosts import is_loopback
+from serve.limits import Limits
 from serve.plan import ACCESS, LIMITS, PLAN, Access, Found
 from tracking.server import tracking_uri
 
@@ -56,13 +61,15 @@ def applications(config: ServeConfig, models: Mapping[str, Found]) -> list[Deplo
     settings = models_of(config)
     first = sorted(models, key=lambda name: name != config.default)
     at_front = {
-        "limits": LIMITS.dump_python(config.limits),
+        "limits": LIMITS.dump_python(_limits_of_front(config, settings)),
         "access": _access(config),
         "local_only": is_loopback(config.host),
+        "server": server_settings(config),
     }
     if config.together:
         plans = {name: _as_json(models[name]) for name in first}
-        options = _options(settings[first[0]], {"plans": plans, **at_front}, log_settings(config))
+        content = {"plans": plans, **at_front}
+        options = _options(_together(settings), content, log_settings(config))
         result = [_deployed(FRONT, "/", FRONT, "TOGETHER_APPLICATION", options)]
     else:
         options = _options(config, {"models": first, **at_front}, log_settings(config), num_cpus=0)
@@ -77,7 +84,38 @@ def applications(config: ServeConfig, models: Mapping[str, Found]) -> list[Deplo
     return result
 
 
+def server_settings(config: ServeConfig) -> dict[str, Any]:
+    """What only a new start of Ray Serve can change."""
+    names = ("host", "port", "haproxy", "otlp_endpoint", "trace_share")
+    settings = {name: getattr(config, name) for name in names}
+    return {**settings, "tls_certificate": certificate(config)}
+
+
+def _limits_of_front(config: ServeConfig, models: Mapping[str, ModelConfig]) -> Limits:
+    """The front reads what any of the models may read; each judges for itself."""
+    limits = [config.limits, *(model.limits for model in models.values())]
+    return replace(
+        config.limits,
+        max_body_bytes=max(each.max_body_bytes for each in limits),
+        body_timeout_s=max(each.body_timeout_s for each in limits),
+    )
+
+
+def _together(models: Mapping[str, ModelConfig]) -> ModelSettings:
+    """The settings of a process that has all of the models."""
+    each = tuple(models.values())
+    return replace(
+        each[0],
+        num_cpus=max(model.reserved_cpus for model in each),
+        num_gpus=max(model.num_gpus for model in each),
+        max_ongoing_requests=max(model.max_ongoing_requests for model in each),
+        num_replicas=1,
+        max_replicas=None,
+    )
+
+
 def model_application(config: ServeConfig, name: str, found: Found, *, alone: bool) -> Deployed:
+    """The application of one model; `alone` without a front."""
     content = {
         "plan": _as_json(found),
         "access": _access(config),
@@ -177,3 +215,26 @@ def certificate(config: ServeConfig) -> str | None:
             f"nothing at {path}: check the path"
         )
     return str(Path(path).absolute())
+
+
+def start(config: ServeConfig) -> None:
+    """Start Ray Serve's controller and proxies on the cluster."""
+    environment = haproxy.settings(enabled=config.haproxy, certificate=certificate(config))
+    environment |= tracing.environment(config.otlp_endpoint)
+    # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
+    # and are waited for later.
+    with suppress(TimeoutError):
+        ray_serve.start(
+            http_options={"host": config.host, "port": config.port},
+            logging_config=log_settings(config),
+            tracing_config=tracing.settings(config.otlp_endpoint, config.trace_share),
+            controller_options={"runtime_env": {"env_vars": environment}},
+        )
+
+
+def shut_down() -> None:
+    """Stop Serve on this cluster, including HAProxy."""
+    # NOTE: Serve's controller exits during a call, and Ray prints that the call failed.
+    with redirect_stdout(io.StringIO()):
+        ray_serve.shutdown()
+    haproxy.remove_files(ray.get_runtime_context().get_node_id())

@@ -1,10 +1,12 @@
 """The config of `raybert serve`, and of each model that it serves."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+import orjson
 import pydantic
 
 from bert_core.checks import (
@@ -21,6 +23,8 @@ from serve.hosts import is_loopback
 from serve.limits import Limits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_BETWEEN = re.compile(r",\s*|\s+(?=[^\s=/]+=)")
+"""Commas, and white space before another name: a path may have spaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,9 @@ class ModelSettings:
 
     def _check(self) -> None:
         check_fields(self)
+        for name in ("follow_s", "max_wait_ms"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name}: wanted a finite number, got {getattr(self, name)}")
         if self.num_gpus > 1 and not float(self.num_gpus).is_integer():
             raise ConfigError(
                 f"num_gpus: wanted a fraction below 1 or a whole number, got {self.num_gpus}"
@@ -101,6 +108,8 @@ class ModelConfig(ModelSettings):
 
     def __post_init__(self) -> None:
         self._check()
+        if not self.model:
+            raise ConfigError("model: wanted a reference, got an empty text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,9 +221,10 @@ class ServeConfig(ModelSettings, Command):
     def _check_together(self, models: Mapping[str, ModelConfig]) -> None:
         for name, model in models.items():
             if model.num_replicas > 1 or model.max_replicas not in (None, 1):
+                field = "num_replicas" if model.max_replicas is None else "max_replicas"
                 raise ConfigError(
-                    f"num_replicas: wanted 1 with together, which is one process, got "
-                    f"{model.max_replicas or model.num_replicas} for {name}: leave one of them out"
+                    f"{field}: wanted 1 with together, which is one process, got "
+                    f"{getattr(model, field)} for {name}: leave {field} or together out"
                 )
 
 
@@ -249,22 +259,31 @@ def _of_table(config: ServeConfig, name: str, table: Any) -> ModelConfig:
         table = {"model": table}
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: wanted a table, got {shown(table)}")
-    known = [each.name for each in fields(ModelConfig)]
-    for key in table:
-        if key not in known:
-            raise ConfigError(
-                f"{where}.{key}: there is no such setting of a model, there are "
-                f"{', '.join(known)}{nearest(key, known)}"
-            )
+    _check_keys(where, table, ModelConfig)
+    nested: dict[str, type] = {"limits": Limits, "candidate": CandidateConfig}
+    for key, kind in nested.items():
+        if isinstance(table.get(key), dict):
+            _check_keys(f"{where}.{key}", table[key], kind)
     values = {key: getattr(config, key) for key in SETTINGS if key not in table} | table
-    if isinstance(limits := table.get("limits"), dict):
-        values["limits"] = asdict(config.limits) | limits
+    if not isinstance(values["limits"], Limits):
+        values["limits"] = asdict(config.limits) | values["limits"]
     try:
-        return _READER.validate_python(values)
+        # JSON's rules: no text for numbers, no number for a boolean.
+        return _READER.validate_json(orjson.dumps(values), strict=True)
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
     except pydantic.ValidationError as error:
         raise ConfigError(f"{where}.{_fault(error)}") from error
+
+
+def _check_keys(where: str, table: Mapping[str, Any], kind: type) -> None:
+    known = [each.name for each in fields(kind)]
+    for key in table:
+        if key not in known:
+            raise ConfigError(
+                f"{where}.{key}: there is no such setting, there are {', '.join(known)}"
+                f"{nearest(key, known)}"
+            )
 
 
 def _fault(error: pydantic.ValidationError) -> str:
@@ -274,7 +293,11 @@ def _fault(error: pydantic.ValidationError) -> str:
     if isinstance(reason, ConfigError):  # a range: it names the field itself
         return str(reason)
     place = ".".join(map(str, fault["loc"]))
-    return f"{place}: {fault['msg']}, got {shown(fault['input'])}"
+    if fault["type"] == "missing":
+        return f"{place}: wanted a value, got none"
+    kinds = {"int": "a whole number", "float": "a number", "string": "text", "dataclass": "a table"}
+    wanted = kinds.get(fault["type"].partition("_")[0]) or fault.get("ctx", {}).get("expected")
+    return f"{place}: wanted {wanted or fault['msg']}, got {shown(fault['input'])}"
 
 
 def parse_models(models: list[str] | str) -> dict[str, str]:
@@ -282,7 +305,7 @@ def parse_models(models: list[str] | str) -> dict[str, str]:
 
     Raises: ConfigError if there is none, one has another form, or a name occurs twice.
     """
-    entries = models.split(",") if isinstance(models, str) else models
+    entries = _BETWEEN.split(models.strip(", ")) if isinstance(models, str) else models
     references: dict[str, str] = {}
     for entry in entries:
         name, equals, reference = (part.strip() for part in entry.partition("="))

@@ -90,7 +90,8 @@ class Follower:
         changes_now = not aim.follow_s or aim.source.reference != self._aim.source.reference
         if changes_now or aim.runtime != self._aim.runtime:
             self._place.set_loading(True)
-        self._aim = aim
+            self._place.set_problem(None)
+        self._aim, self._failed = aim, None
         self._wake.set()
 
     def stop(self, *, wait: bool = True) -> None:

@@ -124,8 +124,9 @@ def test_models_are_added_changed_and_removed_without_touching_the_others(
     status = cluster.raybert("--status").stdout
     for line in (
         "front: running; replicas: 1 running",
-        f"model-docs: running; replicas: 1 running; text-classification {digests[1][:12]}",
-        f"model-other: running; replicas: 1 running; text-classification {digests[0][:12]}",
+        "model-docs: running; replicas: 1 running",
+        f"docs: ready; text-classification {digests[1][:12]}",
+        f"other: ready; text-classification {digests[0][:12]}",
     ):
         assert line in status
 
@@ -187,16 +188,17 @@ def test_requests_beyond_what_a_replica_takes_are_told_when_to_try_again(
     cluster.apply(f'[models.docs]\nmodel = "{bundle}"\nmax_ongoing_requests = 1\n')
     body = {"inputs": [" ".join(["array socket port"] * 20)] * 256}
 
-    async def ask() -> list[httpx.Response]:
+    async def ask(path: str) -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=cluster.client.base_url, timeout=60) as client:
-            asking = [client.post("/v1/models/docs", json=body) for _ in range(16)]
+            asking = [client.post(path, json=body) for _ in range(16)]
             return await asyncio.gather(*asking)
 
-    responses = asyncio.run(ask())
-    assert {response.status_code for response in responses} == {200, 429}
-    for response in responses:
-        if response.status_code == 429:
-            assert response.headers["Retry-After"] == "1"
+    for path in ("/v1/models/docs", "/"):  # at the front, too
+        responses = asyncio.run(ask(path))
+        assert {response.status_code for response in responses} == {200, 429}
+        for response in responses:
+            if response.status_code == 429:
+                assert response.headers["Retry-After"] == "1"
 
 
 def test_what_is_wrong_is_told_before_anything_changes(cluster: Cluster, tmp_path: Path) -> None:
@@ -209,6 +211,15 @@ def test_what_is_wrong_is_told_before_anything_changes(cluster: Cluster, tmp_pat
     assert cluster.raybert("--status").stdout == before
 
 
+def test_where_it_listens_is_not_changed_while_it_serves(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(f'port = {cluster.port}\nno_auth = true\nhost = "0.0.0.0"\n[models]\na = "x"\n')
+    done = cluster.raybert("--apply", str(file))
+    assert done.returncode == 1
+    assert "host: wanted 127.0.0.1, with which this cluster serves, got 0.0.0.0" in done.stderr
+    assert "raybert serve --stop" in done.stderr
+
+
 def test_stopping_leaves_nothing_to_answer(cluster: Cluster) -> None:
     assert cluster.raybert("--stop").returncode == 0
     with pytest.raises(httpx.TransportError):
@@ -216,6 +227,21 @@ def test_stopping_leaves_nothing_to_answer(cluster: Cluster) -> None:
     status = cluster.raybert("--status")
     assert (status.returncode, status.stdout) == (1, "")
     assert "this Ray cluster serves nothing" in status.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--models", "a=x"], "which says all that is served, got a=x too: leave out --models"),
+        ([], "apply: wanted a TOML file, got none.toml, which does not exist"),
+    ],
+)
+def test_a_file_that_cannot_be_applied_is_told(
+    head: Any, arguments: list[str], message: str
+) -> None:
+    done = head.raybert("serve", "--apply", "none.toml", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
 
 
 def test_without_a_cluster_it_says_what_is_missing(head: Any) -> None:

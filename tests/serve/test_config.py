@@ -15,6 +15,8 @@ def test_models_are_given_as_a_list_or_with_commas_between() -> None:
     wanted = {"docs": "models:/docs@champion", "mine": "runs/mine/bundle"}
     assert parse_models(["docs=models:/docs@champion", "mine=runs/mine/bundle"]) == wanted
     assert parse_models("docs=models:/docs@champion, mine=runs/mine/bundle") == wanted
+    assert parse_models("docs=models:/docs@champion mine=runs/mine/bundle") == wanted
+    assert parse_models("a=my models/x b=y") == {"a": "my models/x", "b": "y"}
     # Only the first = parts name from reference: a URI may hold more.
     assert parse_models("a=s3://bucket/x?version=3") == {"a": "s3://bucket/x?version=3"}
 
@@ -93,15 +95,21 @@ def test_a_models_own_settings_come_before_the_common_ones() -> None:
     [
         ({"a/b": {"model": "x"}}, "models.a/b: wanted a name of letters, digits, dots"),
         ({"a": 7}, "models.a: wanted a table, got a number (7)"),
-        ({"a": {}}, "models.a.model: Field required"),
+        ({"a": {}}, "models.a.model: wanted a value, got none"),
         (
             {"a": {"model": "x", "thread": 2}},
-            "models.a.thread: there is no such setting of a model",
+            "models.a.thread: there is no such setting, there are",
         ),
         ({"a": {"model": "x", "thread": 2}}, "(did you mean threads?)"),
         ({"a": {"model": "x", "threads": 0}}, "models.a.threads: wanted at least 1, got 0"),
-        ({"a": {"model": "x", "threads": "many"}}, "models.a.threads: Input should be a valid int"),
-        ({"a": {"model": "x", "precision": "int4"}}, "models.a.precision: Input should be 'fp32'"),
+        (
+            {"a": {"model": "x", "threads": "many"}},
+            'models.a.threads: wanted a whole number, got text ("many")',
+        ),
+        (
+            {"a": {"model": "x", "precision": "int4"}},
+            "models.a.precision: wanted 'fp32' or 'bf16', got text",
+        ),
         (
             {"a": {"model": "x", "limits": {"max_inputs": 0}}},
             "models.a.limits.max_inputs: wanted at least 1, got 0",
@@ -114,6 +122,15 @@ def test_a_models_own_settings_come_before_the_common_ones() -> None:
             {"a": {"model": "x", "candidate": {"model": "y", "share": 0}}},
             "models.a.candidate.share: wanted above 0 and at most 1, got 0",
         ),
+        ({"a": {"model": "x", "threads": "2"}}, "models.a.threads: wanted a whole number"),
+        ({"a": {"model": "x", "threads": True}}, "models.a.threads: wanted a whole number"),
+        ({"a": {"model": "x", "limits": {"max_input": 7}}}, "(did you mean max_inputs?)"),
+        (
+            {"a": {"model": "x", "candidate": {"model": "y", "shar": 0.5}}},
+            "models.a.candidate.shar: there is no such setting",
+        ),
+        ({"a": {"model": ""}}, "models.a.model: wanted a reference, got an empty text"),
+        ({"a": {"model": "x", "candidate": 3}}, "models.a.candidate: wanted a table, got a number"),
         ({}, "models: wanted at least one table [models.<name>], got none"),
     ],
 )
@@ -128,7 +145,8 @@ def test_a_table_that_is_wrong_is_refused(models: dict[str, Any], message: str) 
     [
         ({"default": "docs"}, "default: wanted one of the models, a, got 'docs'"),
         ({"together": True, "num_replicas": 2}, "num_replicas: wanted 1 with together"),
-        ({"together": True, "max_replicas": 2}, "one process, got 2 for a"),
+        ({"together": True, "max_replicas": 2}, "max_replicas: wanted 1 with together"),
+        ({"follow_s": float("inf")}, "follow_s: wanted a finite number, got inf"),
         ({"apply": "x.toml", "stop": True}, "stop: wanted one of apply, status and stop"),
     ],
 )

@@ -25,14 +25,14 @@ TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
 @pytest.fixture
 def serving(local_ray: None) -> Iterator[Any]:
     """Ray Serve on the shared cluster, without HAProxy."""
-    from serve import app  # after the environment is set
+    from serve import applications  # after the environment is set
 
     (port,) = free_ports(1)
-    app.start(ServeConfig(models="a=x", port=port, haproxy=False))
+    applications.start(ServeConfig(models="a=x", port=port, haproxy=False))
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        app.shut_down()
+        applications.shut_down()
 
 
 def test_a_replica_whose_passes_fail_is_replaced(serving: str, bundle: Path) -> None:
@@ -83,8 +83,7 @@ def test_serve_deploy_does_the_same_with_the_file_that_is_printed(
     (port,) = free_ports(1)
     config, file = tmp_path / "serve.toml", tmp_path / "serve.yaml"
     config.write_text(f'port = {port}\nnum_cpus = 0.2\n[models.docs]\nmodel = "{bundle}"\n')
-    address = {"RAY_ADDRESS": head.addresses["host:port"]}
-    printed = head.raybert("serve", "--apply", str(config), "--dry_run", **address)
+    printed = head.raybert("serve", "--apply", str(config), "--dry_run")  # needs no cluster
     assert printed.returncode == 0, printed.stderr
     assert yaml.safe_load(printed.stdout)["http_options"] == {"host": "127.0.0.1", "port": port}
     file.write_text(printed.stdout)
@@ -108,4 +107,4 @@ def test_serve_deploy_does_the_same_with_the_file_that_is_printed(
             answers = client.post("/v1/models/docs", json={"inputs": TEXTS}).json()
         assert labels(answers) == labels(Predictor(bundle, device="cpu").predict(TEXTS))
     finally:
-        head.raybert("serve", "--stop", **address)
+        head.raybert("serve", "--stop", RAY_ADDRESS=head.addresses["host:port"])
