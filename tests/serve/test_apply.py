@@ -170,14 +170,14 @@ def test_a_candidate_is_compared_by_one_process_for_all_replicas(
 
 def test_replicas_are_added_while_more_tokens_wait(cluster: Cluster, bundle: Path) -> None:
     cluster.apply(
-        f'[models.docs]\nmodel = "{bundle}"\nmax_replicas = 2\ntarget_queue_tokens = 512\n'
+        f'[models.busy]\nmodel = "{bundle}"\nmax_replicas = 2\ntarget_queue_tokens = 512\n'
         "max_batch_tokens = 128\n"
     )
-    assert "model-docs: running; replicas: 1 running" in cluster.raybert("--status").stdout
+    assert "model-busy: running; replicas: 1 running" in cluster.raybert("--status").stdout
     long = {"inputs": [" ".join(["array socket port"] * 20)] * 64}
-    with cluster.under_load(*["docs"] * 8, body=long) as statuses:
+    with cluster.under_load(*["busy"] * 8, body=long) as statuses:
         live.eventually(
-            lambda: "model-docs: running; replicas: 2 running" in cluster.raybert("--status").stdout
+            lambda: "model-busy: running; replicas: 2 running" in cluster.raybert("--status").stdout
         )
     assert set(statuses) == {200}
 
