@@ -1,5 +1,6 @@
 """How far a candidate agrees with the model that it is compared with."""
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -67,9 +68,7 @@ def compared(task: Task, answers: Sequence[Any], others: Sequence[Any]) -> Tally
     tally = Tally(inputs=len(answers))
     decisions = [name for name, kind in task.cell_types.items() if not _is_score(kind)]
     for answer, other in zip(answers, others, strict=True):
-        if isinstance(answer, str):  # a vector in base64
-            continue
-        cells, rival = task.cells(answer), task.cells(other)
+        cells, rival = task.cells(_decoded(answer)), task.cells(_decoded(other))
         agrees = all(cells[name] == rival[name] for name in decisions)
         tally.decided += bool(decisions)
         tally.agreed += bool(decisions) and agrees
@@ -77,6 +76,13 @@ def compared(task: Task, answers: Sequence[Any], others: Sequence[Any]) -> Tally
             tally.scored += 1
             tally.difference += sum(differences) / len(differences)
     return tally
+
+
+def _decoded(answer: Any) -> Any:
+    """The numbers of a vector in base64; any other answer as it is."""
+    if not isinstance(answer, str):
+        return answer
+    return np.frombuffer(base64.b64decode(answer), dtype="<f4").tolist()
 
 
 def _is_score(kind: pa.DataType) -> bool:

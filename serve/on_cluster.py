@@ -197,8 +197,12 @@ def _not_running(names: Sequence[str]) -> dict[str, str]:
 
     Raises: ResourceError if one could not be deployed.
     """
-    shown = ray_serve.status().applications
+    status = ray_serve.status()
+    shown = status.applications
     states = {name: shown[name].status.value if name in shown else "MISSING" for name in names}
+    for node, proxy in status.proxies.items():
+        if proxy.value != "HEALTHY":
+            states[f"the proxy of node {node[:8]}"] = proxy.value
     states |= {name: "to be removed" for name in shown if name not in names}
     for name, state in states.items():
         if state == "DEPLOY_FAILED":

@@ -19,9 +19,10 @@ import torch
 
 from bert_core.bundle.format import load_bundle
 from bert_core.bundle.layout import WEIGHTS
-from bert_core.errors import FormatError
+from bert_core.errors import FormatError, ResourceError
 from bert_core.predictor import Predictor
 from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.feature_extraction import FeatureExtractionParameters
 from bert_core.tasks.text_classification import TextClassification
 from serve import api
 from serve.comparison import Pairing, Tally, compared
@@ -216,6 +217,26 @@ def test_a_change_returns_at_once_and_the_old_version_answers_until_the_new_one_
         model.close()
 
 
+def test_a_bundle_that_was_downloaded_before_needs_no_registry(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source = Source(
+        reference=REFERENCE,
+        tracking_uri="http://127.0.0.1:9",  # nobody answers there
+        version="1",
+        digest=digest_of(folders[0]),
+    )
+    with pytest.raises(ResourceError):
+        source.fetch()
+    kept = tmp_path / ".cache" / "raybert" / "bundles" / digest_of(folders[0])
+    shutil.copytree(folders[0], kept)
+    assert source.fetch() == (kept, "1")
+    model = HostedModel(Plan(name=NAME, source=source))
+    assert (model.slot.model.version, model.slot.problem) == ("1", None)
+    model.close()
+
+
 def test_a_version_of_the_same_number_of_another_model_is_not_taken_for_it(
     folders: list[Path], registry: str
 ) -> None:
@@ -322,6 +343,15 @@ def test_every_task_agrees_with_itself(name: str, bundles: dict[str, Path]) -> N
     assert tally.inputs == len(answers)
     assert tally.agreed == tally.decided
     assert tally.decided or tally.scored == len(answers)
+    assert tally.difference == pytest.approx(0, abs=1e-6)
+
+
+def test_vectors_in_base64_are_compared(bundles: dict[str, Path]) -> None:
+    predictor = Predictor(bundles["feature-extraction"], device="cpu")
+    parameters = FeatureExtractionParameters(encoding_format="base64")
+    encoded, numbers = predictor.predict(TEXTS, parameters), predictor.predict(TEXTS)
+    tally = compared(predictor.task, encoded, numbers)
+    assert tally.scored == len(TEXTS)
     assert tally.difference == pytest.approx(0, abs=1e-6)
 
 
