@@ -59,6 +59,9 @@ COMMANDS = {
     "quickstart": Command(
         "pipelines.commands.quickstart", "QuickstartConfig", "the whole pipeline, in minutes"
     ),
+    "bench": Command(
+        "pipelines.commands.bench", "BenchConfig", "measure how fast a server answers"
+    ),
     "inspect": Command(
         "pipelines.commands.inspect", "InspectConfig", "look inside a model, on an HTML page"
     ),

@@ -165,7 +165,7 @@ class Keys:
         """`path` is looked at again every `REREAD_S`; None never."""
         self.path, self._due_s = path, time.monotonic() + REREAD_S
         self._callers: dict[str, Caller] = {}
-        self._set(keys)
+        self.take(keys)
 
     def admit(self, headers: Mapping[str, str], model: str | None = None) -> Caller:
         """Whose request it is, counted.
@@ -206,7 +206,7 @@ class Keys:
             )
         return caller
 
-    def _set(self, keys: Sequence[Key]) -> None:
+    def take(self, keys: Sequence[Key]) -> None:
         """Take these keys; those that stay as they are keep what they have used."""
         known = self._callers
         self._callers = {
@@ -221,7 +221,7 @@ class Keys:
         if self.path is not None:
             self._due_s = time.monotonic() + REREAD_S
             with suppress(OSError, RaybertError):
-                self._set(read_keys(self.path))
+                self.take(read_keys(self.path))
 
     def _look_again(self) -> None:
         late_s = time.monotonic() - self._due_s

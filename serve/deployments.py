@@ -291,6 +291,7 @@ def _keys(config: Mapping[str, Any], before: Keys | None) -> Keys | None:
     access = ACCESS.validate_python(content)
     if before is None or before.path != access.path:
         before = Keys(access.keys, access.path)
+    before.take(access.keys)  # as they were when this was deployed, if the file is not here
     before.reread()
     return before
 

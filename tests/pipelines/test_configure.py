@@ -29,6 +29,7 @@ NEEDED = {
     "glue": ["--allow_incomplete"],
     "serve": ["--models", "docs=bundle"],
     "inspect": ["--model", "bundle", "--text", "A text."],
+    "bench": ["--url", "http://127.0.0.1:8000", "--source", "a.txt"],
 }
 """What a command must be told, beside `output`."""
 INTERNALS = re.compile(r"Namespace|NestedArg|class_path|<class|Union|Optional|typing|Parser key|\n")

@@ -1,0 +1,127 @@
+"""Asks a server for a while, and times its answers.
+
+A closed loop has some connections, each of which asks again as soon as it is answered: it shows
+what a server can do. An open loop asks at a rate, at random intervals, whatever comes back: it
+shows what users feel. Its latencies count from when a request was due, so that a server that stalls
+is charged for everybody who would have asked meanwhile ("coordinated omission", G. Tene).
+"""
+
+import asyncio
+import resource
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import aiohttp
+import numpy as np
+
+OK = "ok"
+"""What an answered request counts as; others count as their status or kind of failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Whom to ask, and what."""
+
+    url: str
+    bodies: Sequence[bytes]
+    """JSON, asked for in turn."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 60.0
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """The requests of one loop."""
+
+    latencies_ms: list[float] = field(default_factory=list)
+    """Of answered requests."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    duration_s: float = 0.0
+    client_cpu_s: float = 0.0
+    """CPU time that asking took: near `duration_s`, the asking is what is slow."""
+
+    @property
+    def answered_per_s(self) -> float:
+        return self.outcomes[OK] / self.duration_s if self.duration_s else 0.0
+
+    def percentile_ms(self, percent: float) -> float:
+        """NaN if nothing was answered."""
+        return float(np.percentile(self.latencies_ms, percent)) if self.latencies_ms else np.nan
+
+
+async def closed_loop(target: Target, connections: int, seconds: float) -> Measured:
+    """Ask over a number of connections, each after its last answer."""
+    measured, turns = Measured(), count()
+
+    async def ask_until(session: aiohttp.ClientSession, end_s: float) -> None:
+        while time.perf_counter() < end_s:
+            await _ask(session, target, next(turns), time.perf_counter(), measured)
+
+    async def loop(session: aiohttp.ClientSession) -> None:
+        end_s = time.perf_counter() + seconds
+        await asyncio.gather(*(ask_until(session, end_s) for _ in range(connections)))
+
+    return await _timed(target, connections, measured, loop)
+
+
+async def open_loop(target: Target, per_s: float, seconds: float, seed: int = 0) -> Measured:
+    """Ask at a rate, the intervals drawn from an exponential distribution (a Poisson process)."""
+    measured = Measured()
+    rng = np.random.default_rng(seed)
+    due_s = np.cumsum(rng.exponential(1 / per_s, size=int(per_s * seconds * 2) + 10))
+    due_s = due_s[due_s < seconds]
+
+    async def loop(session: aiohttp.ClientSession) -> None:
+        began_s = time.perf_counter()
+        asking = []
+        for turn, after_s in enumerate(due_s):
+            await asyncio.sleep(max(0.0, began_s + after_s - time.perf_counter()))
+            asking.append(
+                asyncio.create_task(_ask(session, target, turn, began_s + after_s, measured))
+            )
+        await asyncio.gather(*asking)
+
+    return await _timed(target, 0, measured, loop)
+
+
+async def _timed(
+    target: Target,
+    connections: int,
+    measured: Measured,
+    loop: Callable[[aiohttp.ClientSession], Awaitable[None]],
+) -> Measured:
+    """Run a loop with a session of its own; 0 connections are as many as are needed."""
+    connector = aiohttp.TCPConnector(limit=connections)
+    timeout = aiohttp.ClientTimeout(total=target.timeout_s)
+    headers = {"Content-Type": "application/json", **target.headers}
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, headers=headers
+    ) as session:
+        began_s, used_s = time.perf_counter(), _cpu_s()
+        await loop(session)
+        measured.duration_s = time.perf_counter() - began_s
+        measured.client_cpu_s = _cpu_s() - used_s
+    return measured
+
+
+async def _ask(
+    session: aiohttp.ClientSession, target: Target, turn: int, due_s: float, measured: Measured
+) -> None:
+    body = target.bodies[turn % len(target.bodies)]
+    try:
+        async with session.post(target.url, data=body) as response:
+            await response.read()
+            outcome = OK if response.status == 200 else str(response.status)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        outcome = type(error).__name__
+    if outcome == OK:
+        measured.latencies_ms.append(1e3 * (time.perf_counter() - due_s))
+    measured.outcomes[outcome] += 1
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
