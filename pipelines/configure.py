@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
+from bert_core.checks import base_type
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.wording import nearest
 from pipelines.runtime.config_errors import alternatives, explained
@@ -190,7 +191,7 @@ def _with_brackets(arguments: list[str], parser: "ArgumentParser") -> list[str]:
         f"--{action.dest}"
         for action in parser._actions
         for kind in alternatives(getattr(action, "_typehint", None))
-        if get_origin(kind) is tuple and get_args(kind)[0] in (int, float)
+        if get_origin(kind) is tuple and base_type(get_args(kind)[0]) in (int, float)
     }
     bracketed, previous = [], ""
     for argument in arguments:

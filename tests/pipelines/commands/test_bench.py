@@ -15,6 +15,7 @@ from aiohttp import web
 from bert_core.errors import ConfigError, CorpusError, ResourceError
 from pipelines.commands.bench import PLOT, RESULTS, BenchConfig, bodies_of, inputs_of, run
 from pipelines.commands.load import OK, Target, closed_loop, open_loop
+from pipelines.configure import parse
 
 ANSWER_S = 0.02
 
@@ -153,6 +154,12 @@ def test_each_surface_is_asked_in_its_own_way(
     assert server.headers[0]["Authorization"] == "Bearer rb-x"
     sent = {text for _, each in server.bodies for text in each.get("inputs", each.get("input"))}
     assert sent == {"one", "two", "three"}
+
+
+def test_loops_are_given_with_commas_between() -> None:
+    line = ["--url", "http://x", "--source", "x", "--connections", "1,16", "--rates=50,100.5"]
+    config = parse("bench", line)
+    assert (config.connections, config.rates) == ((1, 16), (50.0, 100.5))
 
 
 def test_objects_are_sent_as_they_are(tmp_path: Path) -> None:
