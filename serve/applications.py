@@ -1,5 +1,4 @@
-"""Which applications Ray Serve is to run for a config, how it is told of them, and its own start
-and end."""
+"""Which applications Ray Serve is to run for a config, and Ray Serve's own start and end."""
 
 import io
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ GRACEFUL_SHUTDOWN_S = 5.0
 """How long a stopping replica may continue with requests in progress."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Deployed:
     """An application of one deployment, as Ray Serve is told of it."""
 
@@ -70,17 +69,17 @@ def applications(config: ServeConfig, models: Mapping[str, Found]) -> list[Deplo
         plans = {name: _as_json(models[name]) for name in first}
         content = {"plans": plans, **at_front}
         options = _options(_together(settings), content, log_settings(config))
-        result = [_deployed(FRONT, "/", FRONT, "TOGETHER_APPLICATION", options)]
+        result = [Deployed(FRONT, "/", FRONT, "TOGETHER_APPLICATION", options)]
     else:
         options = _options(config, {"models": first, **at_front}, log_settings(config), num_cpus=0)
-        result = [_deployed(FRONT, "/", FRONT, "FRONT_APPLICATION", options)]
+        result = [Deployed(FRONT, "/", FRONT, "FRONT_APPLICATION", options)]
         result += [
             model_application(config, name, model, alone=False) for name, model in models.items()
         ]
     if any(model.plan.candidate for model in models.values()):
         content = {"tracking_uri": tracking_uri(config.tracking_uri)}
         options = {"user_config": content, "ray_actor_options": {"num_cpus": 0}}
-        result.append(_deployed(COMPARISONS, None, RECORD, "COMPARISONS_APPLICATION", options))
+        result.append(Deployed(COMPARISONS, None, RECORD, "COMPARISONS_APPLICATION", options))
     return result
 
 
@@ -125,7 +124,7 @@ def model_application(config: ServeConfig, name: str, found: Found, *, alone: bo
     }
     options = _options(models_of(config)[name], content, log_settings(config))
     prefix = "/" if alone else f"/v1/models/{name}"
-    return _deployed(application_name(name), prefix, MODEL, "MODEL_APPLICATION", options)
+    return Deployed(application_name(name), prefix, MODEL, "MODEL_APPLICATION", options)
 
 
 def _options(
@@ -163,18 +162,6 @@ def _options(
         "policy": policy,
     }
     return options | {"autoscaling_config": scaling}
-
-
-def _deployed(
-    name: str, prefix: str | None, deployment: str, application: str, options: Mapping[str, Any]
-) -> Deployed:
-    return Deployed(
-        name=name,
-        prefix=prefix,
-        deployment=deployment,
-        application=application,
-        options=options,
-    )
 
 
 def _as_json(found: Found) -> dict[str, Any]:

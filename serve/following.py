@@ -49,6 +49,11 @@ class Aim:
     def is_met_by(self, held: "Aim | None") -> bool:
         return held is not None and held._identity == self._identity
 
+    def is_followed_from(self, held: "Aim") -> bool:
+        """Whether what is held is a version of the same alias, with the same settings."""
+        same = held.source.reference == self.source.reference
+        return same and held.runtime == self.runtime
+
     @property
     def _identity(self) -> tuple[object, ...]:
         source = self.source
@@ -84,7 +89,7 @@ class Follower:
         self._thread.start()
 
     def aim(self, aim: Aim) -> None:
-        """Go for something else, from now on; returns at once."""
+        """Aim at something else from now on; returns at once."""
         if aim == self._aim:
             return
         changes_now = not aim.follow_s or aim.source.reference != self._aim.source.reference
@@ -128,8 +133,13 @@ class Follower:
         except ConfigError as error:  # the alias is gone
             self._fail(aim, f"{aim.source.reference}: {error}")
             return
-        except Exception as error:  # the registry is away: what answers goes on answering
-            logger.warning("%s: the registry does not answer: %s", aim.source.reference, error)
+        except Exception as error:
+            problem = f"{aim.source.reference}: the registry does not answer: {error}"
+            held = self._held
+            if held is None or not aim.is_followed_from(held):
+                self._fail(aim, problem)
+                return
+            logger.warning("%s", problem)  # what answers goes on answering
             self._place.set_loading(False)
             return
         if wanted.is_met_by(self._held):

@@ -48,6 +48,8 @@ class HostedModel:
         """Go for another plan, and return at once: what answers goes on answering meanwhile."""
         self.plan = plan
         self.slot.model.limits = plan.limits
+        if self.slot.challenger is not None:
+            self.slot.challenger.slot.model.limits = plan.limits
         self._follower.aim(self._aim(plan.source))
         self._compare_with(plan.candidate)
 

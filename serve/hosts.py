@@ -45,8 +45,8 @@ def _is_local(value: bytes) -> bool:
 async def _refuse(value: bytes, send: Send) -> None:
     message = (
         f"Host: wanted localhost or 127.0.0.1, since this server listens on this machine only, got "
-        f"{value.decode('latin-1')[:100]!r}: call it so, or have the proxy in front send such a "
-        "Host"
+        f"{value.decode('latin-1')[:100]!r}: use one of these names, or have the proxy in front "
+        "send one as Host"
     )
     body = json.dumps({"error": message, "error_type": "misdirected"}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]

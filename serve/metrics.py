@@ -68,7 +68,7 @@ class RayRecorder(Recorder):
         self._fill = histogram(
             "batch_fill", "Share of max_batch_tokens that a batch takes, padding included.", FILLS
         )
-        self._rollovers = counter("rollovers", "Versions that an alias has brought.")
+        self._rollovers = counter("rollovers", "Versions that have taken the place of another.")
         self._queue = gauge("queue_tokens", "Tokens that wait in the queue.")
         self._queue_limit = gauge("queue_limit_tokens", "Tokens that may wait in the queue.")
         self._problem = gauge(

@@ -26,7 +26,7 @@ def check_room(models: Mapping[str, ModelConfig], *, together: bool) -> None:
         wanted = _wanted(kind, models, together=together)
         if wanted > (available := resources.get(kind, 0)):
             raise ResourceError(
-                f"wanted {wanted} {kind}s ({_sum(kind, models, together=together)}), the Ray "
+                f"wanted {wanted} {kind}s ({_breakdown(kind, models, together=together)}), the Ray "
                 f"cluster has {available:g}: {', or '.join(_ways(kind, models, together=together))}"
             )
 
@@ -51,7 +51,7 @@ def _wanted(kind: Kind, models: Mapping[str, ModelConfig], *, together: bool) ->
     )
 
 
-def _sum(kind: Kind, models: Mapping[str, ModelConfig], *, together: bool) -> str:
+def _breakdown(kind: Kind, models: Mapping[str, ModelConfig], *, together: bool) -> str:
     """How the number comes about."""
     parts = {
         name: f"num_replicas {model.num_replicas} × {_field(kind, model)} "

@@ -50,7 +50,7 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
     text = str(reference)
     if not text:
         raise ConfigError("wanted the folder of a bundle, got an empty string")
-    cache = cache or Path.home() / ".cache" / "raybert" / "bundles"
+    cache = cache or _default_cache()
     if text.startswith("models:"):
         return _resolve_registered(text, tracking_uri(uri), cache)
     if (model := hub_model(text)) is not None:
@@ -75,6 +75,10 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
     folder = Path(_bundle_in(text, str(folder)))
     _verify(folder)
     return folder
+
+
+def _default_cache() -> Path:
+    return Path.home() / ".cache" / "raybert" / "bundles"
 
 
 def hub_model(reference: str) -> hub.HubModel | None:
@@ -200,7 +204,7 @@ def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
 
 def downloaded(digest: str, *, cache: Path | None = None) -> Path | None:
     """The folder of a registered bundle that was downloaded before; None if it was not."""
-    folder = (cache or Path.home() / ".cache" / "raybert" / "bundles") / digest
+    folder = (cache or _default_cache()) / digest
     with suppress(FormatError):
         if folder.is_dir() and _verify(folder) == digest:
             return folder

@@ -48,7 +48,7 @@ class BenchConfig:
     max_p99_ms: PositiveFloat | None = None
     """Fail if the 99th percentile of any loop is higher."""
     min_per_s: PositiveFloat | None = None
-    """Fail if no loop has as many answers per second."""
+    """Fail if no loop reaches this many answers per second."""
     output: str | None = None
     """Folder for `results.json` and `latency.png`; by default only the table is printed."""
 
@@ -83,14 +83,13 @@ class Loop:
 
 
 def run(config: BenchConfig) -> list[Loop]:
-    """Print the table as it grows, and write what `output` is for.
+    """Measure, print the table as it grows, and write the results to `output`.
 
-    Raises: CorpusError without texts; ResourceError if the server does not answer, or is slower
-        than it may be.
+    Raises: CorpusError without texts; ResourceError if the server does not answer, or misses
+        `max_p99_ms` or `min_per_s`.
     """
     target = Target(
-        url=config.url.rstrip("/")
-        + {"huggingface": "", "openai": "/v1/embeddings", "tei": "/embed"}[config.surface],
+        url=config.url.rstrip("/") + PATHS[config.surface],
         bodies=bodies_of(config, inputs_of(config.source)),
         headers={} if config.key is None else {"Authorization": f"Bearer {config.key}"},
     )

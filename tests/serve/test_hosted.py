@@ -257,6 +257,19 @@ def test_a_version_of_the_same_number_of_another_model_is_not_taken_for_it(
         assert card(url)["problem"] is None
 
 
+def test_a_registry_that_is_away_is_told_where_another_model_was_wanted(
+    folders: list[Path], registry: str
+) -> None:
+    connect(registry).set_registered_model_alias(NAME, "champion", "1")
+    source = Source(reference=REFERENCE, tracking_uri=registry)
+    with hosted(Plan(name=NAME, source=source, follow_s=0.2)) as (model, url):
+        away = Source(reference="models:/other@champion", tracking_uri="http://127.0.0.1:9")
+        model.change(Plan(name=NAME, source=away, follow_s=0.2))
+        live.eventually(lambda: card(url)["state"] == "problem")
+        assert "the registry does not answer" in card(url)["problem"]
+        assert ask(url).headers["X-Model-Digest"] == digest_of(folders[0])
+
+
 def test_the_weights_of_a_version_that_answers_no_more_are_freed_without_garbage_collection(
     folders: list[Path],
 ) -> None:
@@ -289,6 +302,8 @@ def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
         rival = model.slot.challenger
         model.change(plan_of(folders[0], candidate=candidate, limits=Limits(max_top_k=3)))
         assert model.slot.challenger is rival
+        assert rival is not None
+        assert rival.slot.model.limits.max_top_k == 3
         assert card(url)["candidate"]["digest"] == digests[1]
     # 60 callers at 0.4: within three standard deviations, 3.8 callers, of 24.
     assert 13 <= sum(digest == digests[1] for digest in chosen.values()) <= 35
