@@ -201,6 +201,25 @@ def test_requests_beyond_what_a_replica_takes_are_told_when_to_try_again(
                 assert response.headers["Retry-After"] == "1"
 
 
+def test_models_in_one_process_are_added_and_removed_while_the_others_answer(
+    cluster: Cluster, bundle: Path, another: Path
+) -> None:
+    docs, other = f'[models.docs]\nmodel = "{bundle}"\n', f'[models.other]\nmodel = "{another}"\n'
+    cluster.apply(docs, "together = true")
+    loaded_at = cluster.loaded_at("docs")
+    with cluster.under_load("docs") as statuses:
+        cluster.apply(docs + other, "together = true")
+        digest = Predictor(another, device="cpu").bundle.digest
+        assert cluster.ask("other").headers["X-Model-Digest"] == digest
+        cluster.apply(docs, "together = true")
+    assert set(statuses) == {200}
+    assert cluster.loaded_at("docs") == loaded_at
+    assert cluster.client.post("/v1/models/other", json={"inputs": TEXTS}).status_code == 404
+    status = cluster.raybert("--status").stdout
+    assert "docs: ready; text-classification" in status
+    assert "model-docs" not in status
+
+
 def test_what_is_wrong_is_told_before_anything_changes(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(f'port = {cluster.port}\n[models.docs]\nmodel = "{tmp_path}/gone"\n')
