@@ -15,6 +15,7 @@ from bert_core.bundle.format import Bundle, load_bundle
 from bert_core.bundle.layout import WEIGHTS
 from bert_core.bundle.weights import build_model
 from bert_core.data.windows import Window
+from bert_core.determinism import fix_products
 from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.graph import GraphBackend
 from bert_core.model.attention import packing
@@ -29,7 +30,8 @@ from bert_core.tasks.shapes import Row, as_row
 class Predictor:
     """A bundle that answers: with torch if it holds weights, with onnxruntime if it holds a graph.
 
-    Safe to call from several threads at once.
+    With torch in fp32 on a CPU, an answer is the same to the bit whatever else is asked with it
+    (`determinism` says on which CPUs). Safe to call from several threads at once.
     """
 
     def __init__(
@@ -151,8 +153,10 @@ def _backend(
     config = bundle.encoder_config
     if bundle.graph is None or folder is None:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if on_cpu := place.type == "cpu":
+            fix_products()
         model = build_model(bundle, [task.build_objective(config)], require_heads=True)
-        packed_from = packing(config, place, precision)
+        packed_from = 0.0 if on_cpu else packing(config, place, precision)
         return TorchBackend(model.to(place).eval(), packed_from, precision=precision)
     if device not in (None, "cpu"):
         raise ConfigError(

@@ -38,6 +38,9 @@ settings.load_profile("raybert")
 # other there. Before torch is imported, for this process and those that it starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# As `bert_core.determinism` sets it, for which it would be too late after a test that computes.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every child
 # that a test sends it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -22,7 +22,7 @@ from bert_core.model.config import (
     RotaryAttentionConfig,
 )
 from bert_core.model.dropout import Dropout, dropout
-from bert_core.model.layout import Bins, Packed, RowLayout, gather_tokens
+from bert_core.model.layout import Bins, Packed, RowLayout, gather_tokens, rounded_up
 
 Scores = list[Tensor]
 """One tensor (b, heads, s, s) per block of rows, query before key; -inf where a query may not
@@ -319,6 +319,10 @@ class Rotations:
     local: Float[Tensor, "2 *positions half"]
 
 
+TABLE_MULTIPLE = 64
+"""Positions in a table of rotations are a multiple of this, so that vector registers are full."""
+
+
 class RotaryPositions(nn.Module):
     """The rotation angles of positions (Su et al. 2021, section 3.2.2); all layers share them."""
 
@@ -330,10 +334,14 @@ class RotaryPositions(nn.Module):
         self.size = config.head_size
 
     def forward(self, rows: RowLayout) -> Rotations:
-        positions = rows.positions()
+        positions = places = rows.positions()
+        by_table = isinstance(rows, Packed) and positions.device.type == "cpu"
+        if by_table:  # a cosine's last bit depends on where it stands in a vector register
+            places = torch.arange(rounded_up(rows.longest, TABLE_MULTIPLE))
         steps = torch.arange(0, self.size, 2, device=positions.device) / self.size
-        angles = [positions[..., None] * theta**-steps for theta in self.thetas]
-        full, local = [torch.stack([angle.cos(), angle.sin()]) for angle in angles]
+        angles = [places[..., None] * theta**-steps for theta in self.thetas]
+        tables = [torch.stack([angle.cos(), angle.sin()]) for angle in angles]
+        full, local = [table[:, positions] for table in tables] if by_table else tables
         return Rotations(full, local)
 
 
@@ -443,6 +451,16 @@ class Distances:
     index: Int[Tensor, "seq seq"]
     """The row of `table` for each query (first) and key."""
 
+    def within(self, length: int) -> tuple[int, int, Int[Tensor, "length length"]]:
+        """The first row of `table` that a row of `length` tokens needs and the one after the last,
+        and the place among them for each query and key."""
+        if torch.compiler.is_exporting() or length == self.index.shape[0]:
+            return 0, self.table.shape[0], self.index[:length, :length]
+        # Distances grow along a row of the index, so that its corners are the farthest.
+        first, last = int(self.index[0, length - 1]), int(self.index[length - 1, 0])
+        first, last = min(first, last), max(first, last)
+        return first, last + 1, self.index[:length, :length] - first
+
 
 class DisentangledAttention(nn.Module):
     """Attention scores: content to content, content to position and position to content.
@@ -489,10 +507,9 @@ class DisentangledAttention(nn.Module):
         blocks = []
         for block, mask in zip(rows.blocks(qkv), rows.masks(), strict=True):
             query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, d)
-            length = query.shape[2]
-            index = shared.index[:length, :length]
-            bias = _gather_distances(query @ far_key, index)  # (b, H, s, s)
-            bias += _gather_distances(key @ far_query, index.T).transpose(-1, -2)
+            first, end, index = shared.within(query.shape[2])
+            bias = _gather_distances(query @ far_key[..., first:end], index)  # (b, H, s, s)
+            bias += _gather_distances(key @ far_query[..., first:end], index.T).transpose(-1, -2)
             if mask is not None:
                 bias.masked_fill_(~mask[:, None, None, :], float("-inf"))
             dropout_p = self.dropout if self.training else 0.0

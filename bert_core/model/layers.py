@@ -117,6 +117,10 @@ class FeedForward(nn.Module):
         if not self.gated:
             return self.down(self.activation(inner))
         value, gate = inner.chunk(2, dim=-1)
+        if not torch.is_grad_enabled():
+            # GELU has one kernel for dense tensors, which half of a single token is, and another
+            # for others, with other last bits.
+            value = value.contiguous()
         return self.down(self.activation(value) * gate)
 
 
@@ -213,8 +217,20 @@ class Convolution(nn.Module):
         blocks = []
         for block, mask in zip(rows.blocks(embedded), rows.masks(), strict=True):
             real = block if mask is None else block * mask[..., None]
-            blocks.append(self.conv(real.transpose(1, 2)).transpose(1, 2))
+            blocks.append(self._convolved(real))
         return self.norm(hidden + self.activation(self.dropout(rows.joined(blocks))))
+
+    def _convolved(
+        self, block: Float[Tensor, "batch seq hidden"]
+    ) -> Float[Tensor, "batch seq hidden"]:
+        if torch.is_grad_enabled() or block.is_cuda or torch.compiler.is_exporting():
+            return self.conv(block.transpose(1, 2)).transpose(1, 2)
+        # As a matrix product, whose rows do not depend on how many there are.
+        (width,) = self.conv.kernel_size
+        before = (width - 1) // 2
+        padded = functional.pad(block, (0, 0, before, width - 1 - before))
+        seen = padded.unfold(1, width, 1).flatten(-2)  # (b, s, hidden × width)
+        return functional.linear(seen, self.conv.weight.flatten(1), self.conv.bias)
 
 
 class Transform(nn.Module):

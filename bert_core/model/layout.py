@@ -9,6 +9,7 @@ its index in the flattened `*tokens`.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -113,10 +114,19 @@ class Packed(RowLayout):
         self._tokens = len(input_ids)
 
     @cached_property
-    def _row_by_row(self) -> bool:
-        """Whether each row is a block, without padding; on a GPU, all rows are one block."""
-        long = self._tokens >= ROW_BY_ROW * (len(self.offsets) - 1)
-        return self.offsets.device.type == "cpu" and long
+    def _runs(self) -> list[tuple[int, int]] | None:
+        """Number and length of the rows in each block, if blocks hold only rows of equal length,
+        which need no padding; None if one block holds all rows.
+
+        Without gradients, a CPU always computes this way, so that a row's vectors do not depend on
+        the rows beside it, not even in their last bits.
+        """
+        if self.offsets.device.type != "cpu":
+            return None
+        if not torch.is_grad_enabled():
+            return [(len(list(rows)), length) for length, rows in groupby(self.lengths)]
+        long = self._tokens >= ROW_BY_ROW * len(self.lengths)
+        return [(1, length) for length in self.lengths] if long else None
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -137,20 +147,21 @@ class Packed(RowLayout):
         return torch.segment_reduce(tokens, "mean", offsets=self.offsets)
 
     def blocks(self, tokens: Float[Tensor, "tokens *size"]) -> Sequence[Tensor]:
-        if self._row_by_row:
-            return [row[None] for row in tokens.split(self.lengths)]
+        if self._runs is not None:
+            parts = tokens.split([rows * length for rows, length in self._runs])
+            return [part.unflatten(0, run) for part, run in zip(parts, self._runs, strict=True)]
         rows = len(self.lengths)
         padded = tokens.new_zeros(rows * self.longest, *tokens.shape[1:])
         return [padded.index_copy(0, self._places, tokens).unflatten(0, (rows, self.longest))]
 
     def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
-        if self._row_by_row:
-            return torch.cat([block[0] for block in blocks])
+        if self._runs is not None:
+            return torch.cat([block.flatten(0, 1) for block in blocks])
         return gather_tokens(blocks[0], self._places)
 
     def masks(self) -> Sequence[Tensor | None]:
-        if self._row_by_row:
-            return [None] * len(self.lengths)
+        if self._runs is not None:
+            return [None] * len(self._runs)
         places = torch.arange(self.longest, device=self.offsets.device)
         return [places < self.offsets.diff()[:, None]]
 
@@ -163,7 +174,7 @@ class Packed(RowLayout):
     @cached_property
     def bins(self) -> "Bins | None":
         """The bins in which short rows attend; None if blocks are faster."""
-        at_once = self._row_by_row or self.offsets.device.type != "cpu"
+        at_once = self._runs is not None or self.offsets.device.type != "cpu"
         return None if at_once else Bins(self)
 
     def each(self, of_rows: Int[Tensor, "batch"]) -> Int[Tensor, "tokens"]:

@@ -32,7 +32,8 @@ class Server:
     @classmethod
     def start(cls, arguments: list[str], port: int, folder: Path, **environment: str) -> "Server":
         mark, output = uuid.uuid4().hex, folder / "output.txt"
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
+        ours = ("RAY", "MKL_CBWR")  # which users do not set
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
