@@ -23,7 +23,7 @@ from serve.limits import Limits
 from serve.model import Card, ServedModel
 from serve.model import Response as Passed
 from serve.observing import NO_RECORDER, Observed, Recorder, seen
-from serve.routes.base import LIST, json_response, told
+from serve.routes.base import LIST, SurfaceRoute, json_response, told
 from serve.routes.front import Metrics, front_routes, list_routes, metrics_route
 from serve.routes.model import model_routes
 from serve.slot import Slot
@@ -107,6 +107,35 @@ def create_front_app(
     return _create_app("raybert", recorder, *routers, local_only=local_only)
 
 
+class _Shortcut:
+    """Hands a request of a surface's path to its handler.
+
+    Trying dozens of routes, and resolving the dependencies that these handlers do not have, takes
+    as long as tokenizing. All other requests go through the application.
+    """
+
+    def __init__(self, app: ASGIApp, routers: Sequence[APIRouter]) -> None:
+        self._app = app
+        self._routes = {
+            (method, route.path): route
+            for router in reversed(routers)  # the first route of a path counts
+            for route in reversed(router.routes)
+            if isinstance(route, SurfaceRoute) and not route.param_convertors
+            for method in route.methods or ()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            route = self._routes.get((scope["method"], path))
+            if route is not None:
+                scope["route"], scope["path_params"] = route, {}
+                response = await route.endpoint(Request(scope, receive, send))
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
 class _EmptyPath:
     """Answers a model's URL without a trailing slash like the one with it."""
 
@@ -125,6 +154,7 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
     # NOTE: FastAPI's spans have the path and query of a request, and its log records exceptions.
     silent = {"tracing": False, "metrics": False, "logs": False}
     app = FastAPIOffline(title=title, redoc_url=None, telemetry=silent)
+    app.add_middleware(_Shortcut, routers=routers)
     # NOTE: what is added last comes first, and `Observed` sees the route only below `_EmptyPath`.
     app.add_middleware(Observed, recorder=recorder, apology=_apology)
     app.add_middleware(_EmptyPath)

@@ -10,6 +10,9 @@ from fastapi import Request, Response
 
 from serve.errors import ClosedError
 
+UNWATCHED_S = 0.05
+"""Requests that are answered sooner are not watched, which takes a task for each."""
+
 
 async def while_connected(request: Request, work: Awaitable[Response]) -> Response:
     """The response of `work`, which is cancelled as soon as the client is gone.
@@ -19,6 +22,7 @@ async def while_connected(request: Request, work: Awaitable[Response]) -> Respon
     task = asyncio.current_task()
     assert task is not None
     is_gone = False
+    watching: asyncio.Task[None] | None = None
 
     async def watch() -> None:
         nonlocal is_gone
@@ -27,7 +31,12 @@ async def while_connected(request: Request, work: Awaitable[Response]) -> Respon
         is_gone = True
         task.cancel()
 
-    watching = asyncio.create_task(watch())
+    def start() -> None:
+        nonlocal watching
+        watching = loop.create_task(watch())
+
+    loop = asyncio.get_running_loop()
+    starting = loop.call_later(UNWATCHED_S, start)
     try:
         return await work
     except asyncio.CancelledError:
@@ -35,4 +44,6 @@ async def while_connected(request: Request, work: Awaitable[Response]) -> Respon
             raise
         return Response(status_code=ClosedError.status)
     finally:
-        watching.cancel()
+        starting.cancel()
+        if watching is not None:
+            watching.cancel()

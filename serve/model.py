@@ -36,6 +36,9 @@ from tracking.hub import origin
 SMALL = 4_096
 """Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""
 
+FEW_SCORES = 1_024
+"""Scores that become answers on the event loop."""
+
 LONGEST_PASS_S = 120.0
 """A pass that runs for longer hangs."""
 
@@ -306,7 +309,7 @@ class Model:
             rows = predictor.rows(list(inputs))
             return rows, predictor.encode(rows, parameters)
 
-        rows, windows = await self.off_loop(encode)
+        rows, windows = encode() if is_small(inputs) else await self.off_loop(encode)
         encoded_s = time.perf_counter()
         tokens = sum(map(padded_length, windows))
         if tokens > self.limits.max_request_tokens:
@@ -323,7 +326,8 @@ class Model:
             answers = predictor.decode(rows, windows, scores, parameters)
             return answers, places_of(predictor.bundle.tokenizer, windows, MOST_CUT)
 
-        answers, cut = await self.off_loop(decode)
+        size = sum(each.size for each in scores)
+        answers, cut = decode() if size <= FEW_SCORES else await self.off_loop(decode)
         last_began_s = max((each.began_s for each in passes), default=encoded_s)
         return Answered(
             answers=answers,
@@ -434,6 +438,20 @@ class Model:
             fill=len(windows) * max(map(padded_length, windows)) / self.max_batch_tokens,
         )
         return [_Pass(each, began_s, ended_s) for each in scores]
+
+
+def is_small(value: Any, most: int = SMALL // 4) -> bool:
+    """Whether a JSON value is at most so large, counting the characters of its strings, and one
+    for every value: its texts are then tokenized sooner than another thread would take over."""
+    size, left = 0, [value]
+    while left and size <= most:
+        each = left.pop()
+        size += 1 + (len(each) if isinstance(each, str) else 0)
+        if isinstance(each, dict):
+            left.extend(each.values())
+        elif isinstance(each, list | tuple):
+            left.extend(each)
+    return size <= most
 
 
 def check_count(inputs: Sequence[Any], limits: Limits) -> None:

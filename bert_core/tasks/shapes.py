@@ -8,6 +8,7 @@ import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from bert_core.data.tables import ClassLabel
@@ -155,16 +156,23 @@ def as_row(shape: type, value: Any, where: str) -> dict[str, Any]:
 
 
 def _hints(shapes: Sequence[type]) -> dict[str, Any]:
-    return {one.name: get_type_hints(shape)[one.name] for shape in shapes for one in fields(shape)}
+    return {name: hint for shape in shapes for name, hint in _fields_of(shape)[0].items()}
 
 
 def _optional(shapes: Sequence[type]) -> set[str]:
-    return {
+    return {name for shape in shapes for name in _fields_of(shape)[1]}
+
+
+@cache  # asked for every input of a request
+def _fields_of(shape: type) -> tuple[dict[str, Any], frozenset[str]]:
+    """The types of a shape's fields, and the names of those that may be left out."""
+    hints = get_type_hints(shape)
+    optional = [
         one.name
-        for shape in shapes
         for one in fields(shape)
         if one.default is not MISSING or one.default_factory is not MISSING
-    }
+    ]
+    return {one.name: hints[one.name] for one in fields(shape)}, frozenset(optional)
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.routing import APIRoute
 
 from bert_core.errors import InputError
 from serve.auth import Caller, Keys
@@ -20,6 +21,10 @@ READY_TIMEOUT_S = 10.0
 LIST = "/v1/models"
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class SurfaceRoute(APIRoute):
+    """A path of a surface: its handler takes nothing but the request, and tells all errors."""
 
 
 @dataclass(frozen=True)

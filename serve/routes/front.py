@@ -25,6 +25,7 @@ from serve.routes.base import (
     Error,
     Handler,
     Status,
+    SurfaceRoute,
     admit,
     check_ready,
     documented,
@@ -179,6 +180,7 @@ def front_routes(
                 tags=[surface.name],
                 summary=endpoint.summary or None,
                 response_model=None,
+                route_class_override=SurfaceRoute,
                 **documented(endpoint, None),
             )
     return router

@@ -11,7 +11,16 @@ from serve.disconnects import while_connected
 from serve.errors import UnknownModelError
 from serve.model import Card
 from serve.observing import seen
-from serve.routes.base import Error, Handler, Status, admit, check_ready, documented, refused
+from serve.routes.base import (
+    Error,
+    Handler,
+    Status,
+    SurfaceRoute,
+    admit,
+    check_ready,
+    documented,
+    refused,
+)
 from serve.slot import Challenger, Current, Slot
 from serve.surfaces.base import Call, Endpoint, Surface, deadline_of, receive
 from serve.surfaces.catalog import SURFACES
@@ -58,6 +67,7 @@ def model_routes(
                 tags=[surface.name],
                 summary=endpoint.summary or None,
                 response_model=None,
+                route_class_override=SurfaceRoute,
                 **documented(endpoint, prepared),
             )
     return router

@@ -217,15 +217,12 @@ def deadline_of(request: Request, limits: Limits) -> float:
 
 def parsed(body: bytes, example: Any = None) -> Any:
     """The JSON value of a body. Raises: NotJSONError."""
-    way_out = "" if example is None else f": send {json.dumps(example)}"
-    if not body.strip():
-        raise NotJSONError(f"the body: wanted a JSON object, it is empty{way_out}")
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise NotJSONError(
-            f"the body: wanted a JSON object, it is not JSON ({error}){way_out}"
-        ) from error
+        got = f"it is not JSON ({error})" if body.strip() else "it is empty"
+        way_out = "" if example is None else f": send {json.dumps(example)}"
+        raise NotJSONError(f"the body: wanted a JSON object, {got}{way_out}") from error
 
 
 def read(shape: type[Shape], body: bytes) -> Shape:

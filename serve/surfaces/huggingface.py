@@ -95,6 +95,10 @@ class Shapes:
         """A body, as shown in docs and messages."""
         return {"inputs": self._task.examples[0]}
 
+    @property
+    def _way_out(self) -> str:
+        return f"send {json.dumps(self.example)}, or a list of such inputs"
+
     def fits(self, request: Mapping[str, Any]) -> bool:
         """Whether a body has an input of this task, and no parameter that the task lacks."""
         parameters = request.get("parameters")
@@ -114,9 +118,10 @@ class Shapes:
 
     def check(self, request: Any) -> PredictRequest:
         """Validate the JSON value of a body. Raises: RequestError."""
-        way_out = f"send {json.dumps(self.example)}, or a list of such inputs"
         if not isinstance(request, dict):
-            raise RequestError(f"the body: wanted a JSON object, got {shown(request)}: {way_out}")
+            raise RequestError(
+                f"the body: wanted a JSON object, got {shown(request)}: {self._way_out}"
+            )
         at_top = self._checked.model_fields if self._task.parameters_at_root else ()
         unknown = sorted(request.keys() - {"inputs", "parameters", *at_top, *IGNORED})
         if unknown:
@@ -126,7 +131,7 @@ class Shapes:
                 "put a parameter of the task under parameters"
             )
         if "inputs" not in request:
-            raise RequestError(f'the body: wanted the key "inputs", it is missing: {way_out}')
+            raise RequestError(f'the body: wanted the key "inputs", it is missing: {self._way_out}')
         inputs = request["inputs"]
         several = isinstance(inputs, list)
         if several and not inputs:
