@@ -7,6 +7,7 @@ Training a vocabulary is left to `data.vocabulary`.
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -31,6 +32,11 @@ MAX_CHARACTERS_PER_WORD = 100
 Kind = Literal["wordpiece", "bpe", "unigram"]
 # Vocabulary files of other layouts, which are not read.
 OTHER_FILES = ("vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
+
+
+MANY_TEXTS = 64
+"""Texts from which `Tokenizer.ids` encodes word by word, each word once: 256 sentences take a third
+of the time."""
 
 
 class Tokenizer:
@@ -366,6 +372,15 @@ class Tokenizer:
         encodings = self.encode_batch(texts)
         head, tail = [self.cls_id], [self.sep_id]
         return [np.array(head + e.ids[:keep] + tail, dtype=np.uint32) for e in encodings]
+
+    def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each text without special tokens, uint32. Safe to call from several threads."""
+        if len(texts) >= MANY_TEXTS and self._bulk is not None:
+            with suppress(UnicodeEncodeError):  # a lone surrogate
+                column = pa.array(texts, pa.string())
+                flat, counts = self._bulk.forgetful().encode(column)
+                return np.split(flat, np.cumsum(counts)[:-1])
+        return [np.array(e.ids, dtype=np.uint32) for e in self.encode_batch(texts)]
 
     def encode_column(self, texts: pa.StringArray) -> pa.ListArray:
         """Ids without special tokens, one list per text. Nulls count as empty."""

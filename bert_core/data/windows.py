@@ -109,8 +109,7 @@ class Joined:
 
 def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
     """Ids of each text, without special tokens."""
-    encodings = tokenizer.encode_batch(texts)
-    return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+    return tokenizer.ids(texts)
 
 
 def first_ids_of(

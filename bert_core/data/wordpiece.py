@@ -5,6 +5,7 @@ punctuation; Arrow finds equal words, `tokenizers` encodes each once, and the id
 that cannot be split this way is encoded whole.
 """
 
+import copy
 import string
 from itertools import pairwise
 
@@ -55,9 +56,19 @@ class BulkWordPiece:
         }
         # No other word contains it: by itself it is an entry, and no character turns into it.
         self._separator = next((mark for mark in ",.!-" if mark in self._entries), None)
+        self._forget()
+
+    def _forget(self) -> None:
         self._known = pa.array([], pa.binary())
         self._ids = np.empty(0, dtype=np.uint32)
         self._bounds = np.zeros(1, dtype=np.int64)
+
+    def forgetful(self) -> "BulkWordPiece":
+        """The same without the words that this one has met, for another thread: it costs nothing,
+        and what it meets is not kept."""
+        other = copy.copy(self)
+        other._forget()
+        return other
 
     def encode(
         self, texts: pa.StringArray

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from transformers import AutoTokenizer
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from bert_core import files
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_core.data.tokenizer import MANY_TEXTS, SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import canonical_order, train_vocabulary
 from bert_core.errors import ConfigError, CorpusError, FormatError
 from tests import tiny
@@ -187,6 +188,26 @@ def test_texts_are_cut_to_the_maximum_with_both_special_tokens_kept(tokenizer: T
     assert ids.tolist() == [tokenizer.cls_id, the, sea, the, sea, tokenizer.sep_id]
     assert ids.dtype == np.uint32
     assert tokenizer.encode([], max_length=6) == []
+
+
+@pytest.mark.parametrize("count", [1, MANY_TEXTS - 1, MANY_TEXTS, 300])
+def test_many_texts_have_the_ids_of_each_alone(tokenizer: Tokenizer, count: int) -> None:
+    texts = [*TRICKY, *sample()] * (count // len(TRICKY) + 1)
+    for some in (texts[:count], [*texts[: count - 1], "half of a \ud800 pair"]):
+        alone = [encoding.ids for encoding in tokenizer.encode_batch(some)]
+        assert [ids.tolist() for ids in tokenizer.ids(some)] == alone
+
+
+def test_several_threads_may_encode_many_texts_at_once(tokenizer: Tokenizer) -> None:
+    rng = np.random.default_rng(2)
+    batches = [
+        ["".join(rng.choice(LETTERS, rng.integers(1, 9))) for _ in range(MANY_TEXTS)]
+        for _ in range(40)
+    ]
+    alone = [[encoding.ids for encoding in tokenizer.encode_batch(batch)] for batch in batches]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(tokenizer.ids, batches))
+    assert [[ids.tolist() for ids in batch] for batch in together] == alone
 
 
 def test_half_a_surrogate_pair_is_passed_over(tokenizer: Tokenizer) -> None:
