@@ -164,7 +164,7 @@ def test_several_vectors_per_input_are_lists_in_arrow(alone: str, path: str, bod
     came = table(post(url, body, ARROW))["embedding"].to_pylist()
     assert [len(each) for each in came] == [len(each) for each in lists]
     for row, other in zip(came, lists, strict=True):
-        np.testing.assert_array_equal(np.float32(row), np.float32(other))
+        np.testing.assert_array_equal(np.array(row, np.float32), np.array(other, np.float32))
     refused = post(url, body, FLOAT32)
     assert refused.status_code == 406
     assert f"Accept: wanted one of {JSON}, {ARROW}, got" in refused.json()["error"]
