@@ -79,7 +79,9 @@ def compared(task: Task, answers: Sequence[Any], others: Sequence[Any]) -> Tally
 
 
 def _decoded(answer: Any) -> Any:
-    """The numbers of a vector in base64; any other answer as it is."""
+    """The numbers of a vector in base64, or of several; any other answer as it is."""
+    if isinstance(answer, list) and answer and isinstance(answer[0], str):
+        return [_decoded(each) for each in answer]
     if not isinstance(answer, str):
         return answer
     return np.frombuffer(base64.b64decode(answer), dtype="<f4").tolist()

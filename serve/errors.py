@@ -28,6 +28,13 @@ class MediaTypeError(RequestError):
     error_type = "unsupported_media_type"
 
 
+class NotAcceptableError(RequestError):
+    """The answer cannot be had in a form that the header `Accept` names."""
+
+    status = 406
+    error_type = "not_acceptable"
+
+
 class SlowRequestError(RequestError):
     """The body did not arrive in time."""
 

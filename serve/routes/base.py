@@ -13,7 +13,7 @@ from bert_core.errors import InputError
 from serve.auth import Caller, Keys
 from serve.errors import InternalError, NotReadyError, RequestError
 from serve.observing import log_failure, seen
-from serve.surfaces.base import Endpoint, Surface, refusal
+from serve.surfaces.base import Endpoint, Surface, refusal, responses
 
 READY_TIMEOUT_S = 10.0
 """Timeout of the forward pass that shows a model to be ready."""
@@ -69,7 +69,10 @@ def documented(endpoint: Endpoint, prepared: Any) -> dict[str, Any]:
     if endpoint.body is None:
         return {}
     content = {"application/json": {"schema": endpoint.body.model_json_schema()}}
-    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
+    return {
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        "responses": responses(endpoint.forms),
+    }
 
 
 async def check_ready(models: Mapping[str, Any]) -> None:

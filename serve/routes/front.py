@@ -2,12 +2,12 @@
 paths of every surface, which are passed on to a model."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal
 
+import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
@@ -262,8 +262,8 @@ def _named(body: bytes) -> str | None:
     if b'"model"' not in body:
         return None
     try:
-        name = json.loads(body).get("model")
-    except (ValueError, RecursionError, AttributeError):
+        name = orjson.loads(body).get("model")
+    except (orjson.JSONDecodeError, AttributeError):
         return None
     return name if isinstance(name, str) else None
 

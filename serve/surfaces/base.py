@@ -8,11 +8,10 @@ same paths at the root on to a model.
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeVar
 
-import numpy as np
 import orjson
 import pydantic
 from fastapi import Request, Response
@@ -20,11 +19,13 @@ from starlette.requests import ClientDisconnect
 
 from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
-from bert_core.wording import as_json, nearest, shown
+from bert_core.wording import as_json, nearest, one_of, shown
+from serve.accept import chosen
 from serve.auth import Caller
 from serve.errors import (
     ClosedError,
     MediaTypeError,
+    NotAcceptableError,
     NotJSONError,
     RequestError,
     SlowRequestError,
@@ -40,8 +41,12 @@ Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here
 TEXT_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 """What a web page may post to any server without its consent."""
 DEADLINE = "x-request-timeout-ms"
+JSON = "application/json"
 FEW_TOKENS = 256
 """Answers to fewer tokens are written on the event loop: it takes less than a millisecond."""
+
+Encoded = tuple[bytes, dict[str, str]]
+"""A body, and headers of its own."""
 
 
 class Body(pydantic.BaseModel):
@@ -76,10 +81,32 @@ class Call:
             return read(shape, self.body)
         return await self.model.off_loop(read, shape, self.body)
 
+    def form(self, forms: Sequence[str] = (JSON,)) -> str:
+        """Which of these media types is wanted. Raises: NotAcceptableError if none is."""
+        accept = ", ".join(self.request.headers.getlist("accept"))
+        form = chosen(accept, forms)
+        if form is None:
+            raise NotAcceptableError(
+                f"Accept: wanted {one_of(forms)}, got {accept[:100]!r}: ask for what there is, or "
+                "leave the header out"
+            )
+        return form
+
     async def answer(
-        self, task: str | None, inputs: list[Any], parameters: Parameters | None
+        self,
+        task: str | None,
+        inputs: list[Any],
+        parameters: Parameters | None,
+        forms: Sequence[str] = (JSON,),
     ) -> Answered:
-        """The model's answers. Raises: see `Model.answer`."""
+        """The model's answers.
+
+        Args:
+            forms: media types in which they can be sent; empty if that is no matter of `Accept`.
+        Raises: NotAcceptableError; see `Model.answer`.
+        """
+        if forms:
+            self.form(forms)  # before the work that would be for nothing
         began_ns = time.time_ns()
         answered = await self.model.answer(inputs, parameters, task, self.deadline_s)
         if self.caller is not None:
@@ -116,9 +143,13 @@ class Call:
 
     async def respond(self, answered: Answered, content: Callable[[], Any]) -> Response:
         """JSON of `content`, which may take long to make, with what the answers took."""
-        make = _json_of(content)
-        body = make() if answered.tokens < FEW_TOKENS else await self.model.off_loop(make)
-        return Response(body, 200, headers(self.model, answered), "application/json")
+        return await self.send(answered, lambda: (_dumped(content()), {}), JSON)
+
+    async def send(self, answered: Answered, make: Callable[[], Encoded], form: str) -> Response:
+        """The body that `make` gives, as the media type `form`, with what the answers took."""
+        few = answered.tokens < FEW_TOKENS
+        body, extra = make() if few else await self.model.off_loop(make)
+        return Response(body, 200, headers(self.model, answered) | extra, form)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +177,8 @@ class Endpoint:
     """What it is at the root, if it asks about the whole server there."""
     body: type[Body] | None = None
     """Shape of the body, for the API's documentation."""
+    forms: tuple[str, ...] = (JSON,)
+    """Media types that its answers can have, for the API's documentation."""
     summary: str = ""
     document: Callable[[Any], dict[str, Any]] | None = None
     """Arguments of the route for the API's documentation, from what the surface prepared; where
@@ -162,6 +195,18 @@ class Surface:
     """Status and body of an error, as these clients read it."""
     prepare: Callable[[Model], Any] = lambda model: None
     """Made once per model, for all calls."""
+
+
+def responses(forms: Sequence[str], shape: Any = None) -> dict[int | str, dict[str, Any]]:
+    """An endpoint's answers, for the API's documentation.
+
+    Args:
+        shape: type of the JSON, if it is to be documented.
+    """
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    answer: dict[str, Any] = {} if shape is None else {"model": shape}
+    others = {form: binary for form in forms if form != JSON}
+    return {200: answer | ({"content": others} if others else {})}
 
 
 async def receive(request: Request, limits: Limits) -> bytes:
@@ -297,7 +342,7 @@ def cuts_of(answered: Answered) -> str:
 
 def json_response(model: Model, content: Any, status: int = 200) -> Response:
     """A response that needs no pass of the model."""
-    return Response(orjson.dumps(content), status, headers(model), "application/json")
+    return Response(orjson.dumps(content), status, headers(model), JSON)
 
 
 def as_bad_request(error: RequestError) -> int:
@@ -315,13 +360,8 @@ def refusal(surface: Surface, error: Exception) -> Response:
     if status == 401:
         extra["WWW-Authenticate"] = "Bearer"
     # ASCII: a lone surrogate from a caller, repeated in a message, cannot be encoded as UTF-8.
-    return Response(json.dumps(content), status, extra, "application/json")
+    return Response(json.dumps(content), status, extra, JSON)
 
 
-def vectors_of(answers: list[Any]) -> np.ndarray:
-    """Answers of feature extraction, (texts, size), fp32."""
-    return np.asarray(answers, dtype=np.float32)
-
-
-def _json_of(content: Callable[[], Any]) -> Callable[[], bytes]:
-    return lambda: orjson.dumps(content(), option=orjson.OPT_SERIALIZE_NUMPY)
+def _dumped(content: Any) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)

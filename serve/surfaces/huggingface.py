@@ -20,7 +20,9 @@ from bert_core.wording import as_json, nearest, shown
 from serve.errors import RequestError
 from serve.limits import Limits
 from serve.model import SMALL, Model, check_count
+from serve.surfaces import vectors
 from serve.surfaces.base import (
+    JSON,
     Call,
     Endpoint,
     Probe,
@@ -28,6 +30,7 @@ from serve.surfaces.base import (
     check_top_k,
     json_response,
     parsed,
+    responses,
 )
 
 IGNORED = frozenset({"options", "model"})
@@ -89,6 +92,11 @@ class Shapes:
         }
         content = {"application/json": {"schema": schema, "example": self.example}}
         return {"requestBody": {"required": True, "content": content}}
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Media types that answers can have."""
+        return vectors.FORMS.get(self._task.name, (JSON,))
 
     @property
     def example(self) -> dict[str, Any]:
@@ -208,8 +216,23 @@ async def predict(call: Call) -> Response:
         name, shapes, request = bodies.parse(call.body)
     else:
         name, shapes, request = await call.model.off_loop(bodies.parse, call.body)
+    if name == vectors.VECTORS:
+        return await vectors.embed(
+            call,
+            request.inputs,
+            request.parameters,
+            lambda answered: _numbers(request, answered.answers),
+        )
+    if name == vectors.SPARSE:
+        return await vectors.embed_sparse(call, request.inputs, request.parameters)
     answered = await call.answer(name, request.inputs, request.parameters)
     return await call.respond(answered, lambda: shapes.body(request, answered.answers))
+
+
+def _numbers(request: PredictRequest, answers: list[Any]) -> Any:
+    """The numbers of vectors in base64, unless base64 is what was asked for."""
+    is_asked_for = getattr(request.parameters, "encoding_format", None) == "base64"
+    return answers if is_asked_for else vectors.vectors_of(answers)
 
 
 def _documented(bodies: Bodies | None) -> dict[str, Any]:
@@ -217,7 +240,7 @@ def _documented(bodies: Bodies | None) -> dict[str, Any]:
         return {}
     return {
         "openapi_extra": bodies.own.openapi,
-        "responses": {200: {"model": bodies.own.response}},
+        "responses": responses(bodies.own.forms, bodies.own.response),
     }
 
 

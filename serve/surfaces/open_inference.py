@@ -84,7 +84,8 @@ async def infer(call: Call) -> Response:
     if values.get("encoding_format") == "base64":
         raise RequestError("encoding_format: wanted none, since tensors hold numbers: leave it out")
     parameters = call.parameters(task.name, values)
-    answered = await call.answer(None, rows, parameters)
+    # The body says which tensors are raw.
+    answered = await call.answer(None, rows, parameters, forms=())
 
     def body() -> tuple[bytes, dict[str, str]]:
         cells = [task.cells(answer) for answer in answered.answers]

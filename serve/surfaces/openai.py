@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from fastapi import Response
 
-from bert_core.tasks.feature_extraction import FeatureExtraction, base64_of
 from serve.errors import RequestError
+from serve.model import Answered
 from serve.surfaces.base import (
     Body,
     Call,
@@ -19,10 +19,8 @@ from serve.surfaces.base import (
     Surface,
     as_bad_request,
     json_response,
-    vectors_of,
 )
-
-VECTORS = FeatureExtraction.name
+from serve.surfaces.vectors import EVEN, VECTORS, embed, vectors_of
 
 
 class Embeddings(Body):
@@ -48,21 +46,21 @@ async def embeddings(call: Call) -> Response:
             "send texts (in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))"
         )
     parameters = call.parameters(VECTORS, {"dimensions": request.dimensions})
-    answered = await call.answer(VECTORS, [{"text": text} for text in texts], parameters)
 
-    def content() -> dict[str, Any]:
-        encode = base64_of if request.encoding_format == "base64" else (lambda vector: vector)
+    def content(answered: Answered) -> dict[str, Any]:
+        in_base64 = request.encoding_format == "base64"
+        vectors = answered.answers if in_base64 else vectors_of(answered.answers)
         return {
             "object": "list",
             "data": [
-                {"object": "embedding", "index": index, "embedding": encode(vector)}
-                for index, vector in enumerate(vectors_of(answered.answers))
+                {"object": "embedding", "index": index, "embedding": vector}
+                for index, vector in enumerate(vectors)
             ],
             "model": call.model.name,
             "usage": {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens},
         }
 
-    return await call.respond(answered, content)
+    return await embed(call, [{"text": text} for text in texts], parameters, content)
 
 
 async def models(call: Call) -> Response:
@@ -84,9 +82,9 @@ SURFACE = Surface(
     name="openai",
     endpoints=(
         Endpoint(path="/v1/embeddings", answer=embeddings, task=VECTORS, body=Embeddings,
-                 summary="OpenAI's embeddings"),
+                 forms=EVEN, summary="OpenAI's embeddings"),
         Endpoint(path="/embeddings", answer=embeddings, task=VECTORS, body=Embeddings,
-                 summary="OpenAI's embeddings"),
+                 forms=EVEN, summary="OpenAI's embeddings"),
         Endpoint(path="/v1/models", answer=models, method="GET", summary="OpenAI's list of models"),
     ),
     refuse=refuse,

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from fastapi import Response
 
-from bert_core.tasks.feature_extraction import FeatureExtraction, base64_of
 from serve.errors import RequestError
 from serve.model import Answered
+from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,
     Call,
@@ -19,11 +19,10 @@ from serve.surfaces.base import (
     Ignored,
     Surface,
     as_bad_request,
-    vectors_of,
 )
 from serve.surfaces.tei import RANKING, best_first, check_top_n, ranked
+from serve.surfaces.vectors import EVEN, VECTORS, vectors_of
 
-VECTORS = FeatureExtraction.name
 PROMPTS = {"search_query": "query", "search_document": "document"}
 """Cohere's `input_type` → name of a sentence-transformers prompt."""
 
@@ -103,15 +102,13 @@ async def embed(call: Call) -> Response:
     }
     parameters = call.parameters(VECTORS, values)
     rows = [{"text": text} for text in request.texts]
-    answered = await call.answer(VECTORS, rows, parameters)
 
-    def content() -> dict[str, Any]:
-        vectors = vectors_of(answered.answers)
+    def content(answered: Answered) -> dict[str, Any]:
         kinds = request.embedding_types or ["float"]
         return {
             "id": str(uuid.uuid4()),
             "response_type": "embeddings_by_type",
-            "embeddings": {kind: _TYPES[kind](vectors) for kind in kinds},
+            "embeddings": {kind: _TYPES[kind](answered.answers) for kind in kinds},
             "texts": request.texts,
             "meta": {
                 "api_version": {"version": "2"},
@@ -120,7 +117,7 @@ async def embed(call: Call) -> Response:
             },
         }
 
-    return await call.respond(answered, content)
+    return await vectors.embed(call, rows, parameters, content)
 
 
 def _warnings(answered: Answered, name: str) -> dict[str, list[str]]:
@@ -137,16 +134,16 @@ def _warnings(answered: Answered, name: str) -> dict[str, list[str]]:
     return {"warnings": warnings}
 
 
-def _signs(vectors: np.ndarray) -> np.ndarray:
+def _signs(answers: list[str]) -> np.ndarray:
     """The sign of each number as a bit, (texts, size / 8)."""
-    return np.packbits(vectors > 0, axis=-1)
+    return np.packbits(vectors_of(answers) > 0, axis=-1)
 
 
-_TYPES: dict[str, Any] = {
-    "float": lambda vectors: vectors,
-    "base64": lambda vectors: [base64_of(vector) for vector in vectors],
-    "ubinary": lambda vectors: _signs(vectors).tolist(),
-    "binary": lambda vectors: (_signs(vectors).astype(np.int16) - 128).tolist(),
+_TYPES: dict[str, Any] = {  # from answers in base64
+    "float": vectors_of,
+    "base64": lambda answers: answers,
+    "ubinary": lambda answers: _signs(answers).tolist(),
+    "binary": lambda answers: (_signs(answers).astype(np.int16) - 128).tolist(),
 }
 
 
@@ -161,7 +158,7 @@ SURFACE = Surface(
     endpoints=(
         Endpoint(path="/v1/rerank", answer=rerank, task=RANKING, body=Rerank),
         Endpoint(path="/v2/rerank", answer=rerank, task=RANKING, body=Rerank),
-        Endpoint(path="/v2/embed", answer=embed, task=VECTORS, body=Embed),
+        Endpoint(path="/v2/embed", answer=embed, task=VECTORS, body=Embed, forms=EVEN),
     ),
     refuse=refuse,
 )

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from fastapi import Response
 
-from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification
 from serve.errors import RequestError
 from serve.model import Answered, Model, check_count
+from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,
     Call,
@@ -19,11 +19,10 @@ from serve.surfaces.base import (
     Ignored,
     Surface,
     json_response,
-    vectors_of,
 )
+from serve.surfaces.vectors import EVEN, SPARSE, UNEVEN, VECTORS
 
-VECTORS, CLASSES = FeatureExtraction.name, TextClassification.name
-RANKING, SIMILARITY, SPARSE = "text-ranking", "sentence-similarity", "sparse-embedding"
+CLASSES, RANKING, SIMILARITY = TextClassification.name, "text-ranking", "sentence-similarity"
 Direction = Literal["left", "right", "Left", "Right"]
 VERSION = "1.9.3"
 """The version of Text Embeddings Inference whose routes these are."""
@@ -106,6 +105,14 @@ def _texts(inputs: str | list[str]) -> list[str]:
     return texts
 
 
+def _rows(inputs: str | list[str]) -> list[dict[str, str]]:
+    return [{"text": text} for text in _texts(inputs)]
+
+
+def _numbers(answered: Answered) -> Any:
+    return vectors.vectors_of(answered.answers)
+
+
 def _cut(request: Cut) -> dict[str, Any]:
     """For tasks that cut either end."""
     return {"truncate": request.truncate, "truncation_direction": request.side}
@@ -126,9 +133,7 @@ async def embed(call: Call) -> Response:
         "dimensions": request.dimensions,
     }
     parameters = call.parameters(VECTORS, values)
-    rows = [{"text": text} for text in _texts(request.inputs)]
-    answered = await call.answer(VECTORS, rows, parameters)
-    return await call.respond(answered, lambda: vectors_of(answered.answers))
+    return await vectors.embed(call, _rows(request.inputs), parameters, _numbers)
 
 
 async def embed_all(call: Call) -> Response:
@@ -137,18 +142,14 @@ async def embed_all(call: Call) -> Response:
     prompt = request.prompt_name
     values = _cut(request) | {"per_token": True, "normalize": False, "prompt_name": prompt}
     parameters = call.parameters(VECTORS, values)
-    rows = [{"text": text} for text in _texts(request.inputs)]
-    answered = await call.answer(VECTORS, rows, parameters)
-    return await call.respond(answered, lambda: answered.answers)
+    return await vectors.embed(call, _rows(request.inputs), parameters, _numbers)
 
 
 async def embed_sparse(call: Call) -> Response:
     """The weights of vocabulary entries, per text."""
     request = await call.read(EmbedAll)
     parameters = call.parameters(SPARSE, _cut(request) | {"prompt_name": request.prompt_name})
-    rows = [{"text": text} for text in _texts(request.inputs)]
-    answered = await call.answer(SPARSE, rows, parameters)
-    return await call.respond(answered, lambda: answered.answers)
+    return await vectors.embed_sparse(call, _rows(request.inputs), parameters)
 
 
 async def rerank(call: Call) -> Response:
@@ -228,6 +229,7 @@ async def similarity(call: Call) -> Response:
 async def tokenize(call: Call) -> Response:
     """The tokens of each text, with their characters."""
     request = await call.read(Tokenize)
+    call.form()
     texts = _texts(request.inputs)
     check_count(texts, call.model.limits)
     inner = call.model.predictor.bundle.tokenizer.inner
@@ -293,8 +295,8 @@ def _kind(model: Model) -> dict[str, Any]:
     return {"classifier": classes}
 
 
-_TYPES = {400: "Validation", 413: "Validation", 422: "Validation", 429: "Overloaded",
-          503: "Unhealthy"}  # fmt: skip
+_TYPES = {400: "Validation", 406: "Validation", 413: "Validation", 422: "Validation",
+          429: "Overloaded", 503: "Unhealthy"}  # fmt: skip
 
 
 def refuse(error: RequestError) -> tuple[int, Any]:
@@ -304,9 +306,11 @@ def refuse(error: RequestError) -> tuple[int, Any]:
 SURFACE = Surface(
     name="tei",
     endpoints=(
-        Endpoint(path="/embed", answer=embed, task=VECTORS, body=Embed),
-        Endpoint(path="/embed_all", answer=embed_all, task=VECTORS, body=EmbedAll),
-        Endpoint(path="/embed_sparse", answer=embed_sparse, task=SPARSE, body=EmbedAll),
+        Endpoint(path="/embed", answer=embed, task=VECTORS, body=Embed, forms=EVEN),
+        Endpoint(path="/embed_all", answer=embed_all, task=VECTORS, body=EmbedAll, forms=UNEVEN),
+        Endpoint(
+            path="/embed_sparse", answer=embed_sparse, task=SPARSE, body=EmbedAll, forms=UNEVEN
+        ),
         Endpoint(path="/rerank", answer=rerank, task=RANKING, body=Rerank),
         Endpoint(path="/predict", answer=predict, task=CLASSES, body=Predict),
         Endpoint(path="/similarity", answer=similarity, task=SIMILARITY, body=Similarity),

@@ -361,10 +361,15 @@ def test_every_task_agrees_with_itself(name: str, bundles: dict[str, Path]) -> N
     assert tally.difference == pytest.approx(0, abs=1e-6)
 
 
-def test_vectors_in_base64_are_compared(bundles: dict[str, Path]) -> None:
+@pytest.mark.parametrize("per_token", [False, True])
+def test_vectors_in_base64_are_compared(bundles: dict[str, Path], *, per_token: bool) -> None:
     predictor = Predictor(bundles["feature-extraction"], device="cpu")
-    parameters = FeatureExtractionParameters(encoding_format="base64")
-    encoded, numbers = predictor.predict(TEXTS, parameters), predictor.predict(TEXTS)
+    encoded, numbers = (
+        predictor.predict(
+            TEXTS, FeatureExtractionParameters(encoding_format=form, per_token=per_token)
+        )
+        for form in ("base64", None)
+    )
     tally = compared(predictor.task, encoded, numbers)
     assert tally.scored == len(TEXTS)
     assert tally.difference == pytest.approx(0, abs=1e-6)

@@ -1,0 +1,80 @@
+"""The header `Accept` (RFC 9110, section 12.5.1): which of several media types a client wants."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ANYTHING = "*/*"
+MOST_RANGES = 32
+"""Entries of a header that are read."""
+_QUALITY = re.compile(r"0?\.\d+|0\.?|1(\.0*)?")
+_KIND = re.compile(r"[\w!#$&^.+-]+/([\w!#$&^.+-]+|\*)|\*/\*")
+
+Precision = tuple[int, int]
+"""How much an entry says of a type: of its name, and of its parameters."""
+
+
+@dataclass(frozen=True)
+class _Type:
+    """A media type; as an entry of the header, with `*` for what is left open."""
+
+    kind: str
+    parameters: dict[str, str]
+    quality: float = 1.0
+
+    def fits(self, offer: "_Type") -> Precision | None:
+        """How precisely it means what is offered; None if it means another."""
+        (group, name), (offered_group, offered_name) = (
+            each.kind.split("/") for each in (self, offer)
+        )
+        if group not in ("*", offered_group) or name not in ("*", offered_name):
+            return None
+        # Of `application/json; charset=utf-8`, the charset says nothing about what is offered.
+        asked = self.parameters.keys() & offer.parameters.keys()
+        if any(self.parameters[key] != offer.parameters[key] for key in asked):
+            return None
+        return (group != "*") + (name != "*"), len(asked)
+
+
+def chosen(accept: str, offers: Sequence[str]) -> str | None:
+    """The offer that a client likes best; None if it wants none of them.
+
+    Of those that it likes equally, it is the one that the header names most precisely, then the
+    one that the header names first, then the first of the offers. A header that says nothing, or
+    nothing that can be read, takes the first.
+    """
+    if accept in ("", ANYTHING, offers[0]):
+        return offers[0]
+    entries = accept.split(",", MOST_RANGES)[:MOST_RANGES]
+    ranges = [each for entry in entries if (each := _parsed(entry)) is not None]
+    if not ranges:
+        return offers[0]
+    liked = []
+    for place, offer in enumerate(offers):
+        kind = _parsed(offer)
+        assert kind is not None
+        fits = [
+            (precision, -number, each.quality)
+            for number, each in enumerate(ranges)
+            if (precision := each.fits(kind)) is not None
+        ]
+        if not fits:
+            continue
+        precision, number, quality = max(fits)
+        if quality > 0:
+            liked.append((quality, precision, number, -place, offer))
+    return max(liked)[-1] if liked else None
+
+
+def _parsed(entry: str) -> _Type | None:
+    """A media type with its parameters; None if it is none."""
+    kind, *parts = (part.strip().lower() for part in entry.split(";"))
+    kind = ANYTHING if kind == "*" else kind  # as Java's own client sends it
+    if not _KIND.fullmatch(kind):
+        return None
+    parameters = {}
+    for part in parts:
+        name, _, value = part.partition("=")
+        parameters[name.strip()] = value.strip().strip('"')
+    quality = parameters.pop("q", "1")
+    return _Type(kind, parameters, float(quality)) if _QUALITY.fullmatch(quality) else None

@@ -1,0 +1,144 @@
+"""Vectors as an answer: JSON, or by the header `Accept` raw numbers or Arrow.
+
+Raw numbers are little-endian, row after row; the headers `X-Shape` and `X-Dtype` say the rest:
+`np.frombuffer(body, dtype).reshape(shape)`. An Arrow stream has a row per input and names the model
+in its schema. Vectors leave the model in base64, since a thousand Python numbers cost more than
+their base64 both ways.
+"""
+
+from binascii import a2b_base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from fastapi import Response
+
+from bert_core.tasks.base import Parameters
+from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionParameters
+from bert_core.tasks.sparse_embedding import SparseEmbedding
+from serve.errors import NotAcceptableError
+from serve.model import Answered, Model
+from serve.surfaces.base import JSON, Call, Encoded
+
+VECTORS, SPARSE = FeatureExtraction.name, SparseEmbedding.name
+ARROW = "application/vnd.apache.arrow.stream"
+RAW = {f"application/octet-stream; dtype={dtype}": dtype for dtype in ("float32", "float16")}
+EVEN = (JSON, *RAW, ARROW)
+"""Forms of answers with one vector per input."""
+UNEVEN = (JSON, ARROW)
+"""Forms of answers whose inputs have different numbers of vectors, or of entries."""
+FORMS = {VECTORS: EVEN, SPARSE: UNEVEN}
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+async def embed(
+    call: Call,
+    rows: Sequence[Mapping[str, Any]],
+    parameters: Parameters | None,
+    content: Callable[[Answered], Any],
+) -> Response:
+    """Answer with the vectors of rows.
+
+    Args:
+        content: makes what is sent as JSON. The answers that it gets are in base64: a text per
+            row, or a list of them for a row of several vectors; `vectors_of` has the numbers.
+    """
+    chosen = FeatureExtractionParameters() if parameters is None else parameters
+    assert isinstance(chosen, FeatureExtractionParameters)
+    is_uneven = chosen.per_token or any(row.get("text_pair") is not None for row in rows)
+    forms = UNEVEN if is_uneven else EVEN
+    in_base64 = replace(chosen, encoding_format="base64")
+    answered = await call.answer(VECTORS, list(rows), in_base64, forms)
+    form, answers = call.form(forms), answered.answers
+    if form == JSON:
+        return await call.respond(answered, lambda: content(answered))
+    if form == ARROW:
+        column = _uneven if is_uneven else _even
+        make = partial(_arrow, call.model, lambda: {"embedding": column(answers)})
+    else:
+        make = partial(_raw, answers, RAW[form])
+    return await call.send(answered, make, form)
+
+
+async def embed_sparse(
+    call: Call, rows: Sequence[Mapping[str, Any]], parameters: Parameters | None
+) -> Response:
+    """Answer with the sparse vectors of rows."""
+    is_pair = any(row.get("text_pair") is not None for row in rows)
+    forms = (JSON,) if is_pair else UNEVEN
+    answered = await call.answer(SPARSE, list(rows), parameters, forms)
+    if call.form(forms) == JSON:
+        return await call.respond(answered, lambda: answered.answers)
+    make = partial(_arrow, call.model, lambda: _entries(answered.answers))
+    return await call.send(answered, make, ARROW)
+
+
+def vectors_of(answers: Sequence[Any]) -> Any:
+    """The numbers of answers in base64, fp32: (rows, size), or an array per row if some rows have
+    several vectors."""
+    if all(isinstance(answer, str) for answer in answers):
+        return _matrix(answers)
+    return [_matrix(each) if isinstance(each, list) else _matrix([each])[0] for each in answers]
+
+
+def _matrix(vectors: Sequence[str]) -> np.ndarray:
+    """Vectors in base64 as numbers, (vectors, size)."""
+    return np.frombuffer(b"".join(map(a2b_base64, vectors)), "<f4").reshape(len(vectors), -1)
+
+
+def _raw(answers: Sequence[str], dtype: str) -> Encoded:
+    """Raises: NotAcceptableError for numbers that float16 does not have."""
+    vectors = _matrix(answers)
+    if dtype == "float16" and (largest := float(np.abs(vectors).max())) > _LARGEST:
+        raise NotAcceptableError(
+            f"Accept: wanted numbers up to {_LARGEST:.0f} for float16, got {largest:g}: ask for "
+            "float32"
+        )
+    shape = ",".join(map(str, vectors.shape))
+    body = vectors.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes()
+    return body, {"X-Shape": shape, "X-Dtype": dtype}
+
+
+def _arrow(model: Model, columns: Callable[[], dict[str, pa.Array]]) -> Encoded:
+    """A stream of one batch, with what tells the model in its schema's metadata."""
+    about = {"model": model.name, "version": model.version, "digest": model.digest}
+    known = {name: value for name, value in about.items() if value}
+    table = pa.table(columns()).replace_schema_metadata(known)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes(), {}
+
+
+def _fixed(vectors: np.ndarray) -> pa.Array:
+    """A vector per entry."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+
+
+def _even(answers: Sequence[str]) -> pa.Array:
+    return _fixed(_matrix(answers))
+
+
+def _uneven(answers: Sequence[list[str] | str]) -> pa.Array:
+    """A list of vectors per entry."""
+    lists = [answer if isinstance(answer, list) else [answer] for answer in answers]
+    vectors = _fixed(_matrix([vector for each in lists for vector in each]))
+    return pa.ListArray.from_arrays(_offsets(lists), vectors)
+
+
+def _entries(answers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, pa.Array]:
+    """Columns `indices` and `values`, as long in each row as it has entries."""
+    entries = [entry for answer in answers for entry in answer]
+    columns = {
+        "indices": pa.array([entry["index"] for entry in entries], pa.int32()),
+        "values": pa.array([entry["value"] for entry in entries], pa.float32()),
+    }
+    offsets = _offsets(answers)
+    return {name: pa.ListArray.from_arrays(offsets, each) for name, each in columns.items()}
+
+
+def _offsets(lists: Sequence[Sequence[Any]]) -> pa.Array:
+    return pa.array(np.cumsum([0, *map(len, lists)]), pa.int32())
