@@ -117,7 +117,7 @@ class FeedForward(nn.Module):
         if not self.gated:
             return self.down(self.activation(inner))
         value, gate = inner.chunk(2, dim=-1)
-        if not torch.is_grad_enabled():
+        if torch.is_inference_mode_enabled():
             # GELU has one kernel for dense tensors, which half of a single token is, and another
             # for others, with other last bits.
             value = value.contiguous()
@@ -223,7 +223,7 @@ class Convolution(nn.Module):
     def _convolved(
         self, block: Float[Tensor, "batch seq hidden"]
     ) -> Float[Tensor, "batch seq hidden"]:
-        if torch.is_grad_enabled() or block.is_cuda or torch.compiler.is_exporting():
+        if not torch.is_inference_mode_enabled() or block.is_cuda:
             return self.conv(block.transpose(1, 2)).transpose(1, 2)
         # As a matrix product, whose rows do not depend on how many there are.
         (width,) = self.conv.kernel_size

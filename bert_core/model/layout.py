@@ -118,12 +118,12 @@ class Packed(RowLayout):
         """Number and length of the rows in each block, if blocks hold only rows of equal length,
         which need no padding; None if one block holds all rows.
 
-        Without gradients, a CPU always computes this way, so that a row's vectors do not depend on
+        In inference mode, a CPU always computes this way, so that a row's vectors do not depend on
         the rows beside it, not even in their last bits.
         """
         if self.offsets.device.type != "cpu":
             return None
-        if not torch.is_grad_enabled():
+        if torch.is_inference_mode_enabled():
             return [(len(list(rows)), length) for length, rows in groupby(self.lengths)]
         long = self._tokens >= ROW_BY_ROW * len(self.lengths)
         return [(1, length) for length in self.lengths] if long else None

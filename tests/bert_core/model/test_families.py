@@ -354,7 +354,7 @@ def test_outputs_hidden_states_gradients_and_names_equal_transformers(
 
 @pytest.mark.skipif(not fix_products(), reason="this CPU's products depend on their shape")
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_gradients_a_row_is_the_same_to_the_bit_in_any_company(kind: str) -> None:
+def test_in_inference_mode_a_row_is_the_same_to_the_bit_in_any_company(kind: str) -> None:
     # As wide as vector registers are long, like all published encoders: what is left over of a
     # layer's activations would be computed by other instructions.
     wide = {"hidden_dim" if kind == "distilbert" else "intermediate_size": 64}
