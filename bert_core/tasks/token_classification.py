@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from bert_core.checks import NonNegativeInt, check_fields
 from bert_core.data.ragged import starts_of
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Pieces, Window, joined, pieces_of, slices
+from bert_core.data.windows import Pieces, Slice, Window, joined, pieces_of, slices
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.entities import (
     OUTSIDE,
@@ -272,8 +272,8 @@ class TokenClassification(Task):
             if all_pieces:
                 ends = np.append(firsts[1:], len(pieces.ids))
             ids = self._label_ids(rows[number], number + 1) if labelled else None
-            for part in slices(len(pieces.ids), room, stride):
-                scored = (firsts >= part.own_first) & (firsts < part.own_end)
+            parts = slices(len(pieces.ids), room, stride)
+            for part, scored in zip(parts, _by_owner(firsts, parts), strict=True):
                 sequence = joined(tokenizer, pieces.ids[part.first : part.end])
                 labels = {} if ids is None else {"token_labels": ids[words[scored]]}
                 positions, scored_words = firsts[scored], words[scored]
@@ -560,6 +560,17 @@ def _first_pieces(
     words, firsts = np.unique(word, return_index=True)
     known = words >= 0
     return firsts[known].astype(np.int64), words[known].astype(np.int64)
+
+
+def _by_owner(
+    firsts: Int[np.ndarray, "words"], parts: Sequence[Slice]
+) -> list[Int[np.ndarray, "_"]]:
+    """For every slice: which words it owns, by their first pieces."""
+    ends = np.array([part.own_end for part in parts])
+    owners = np.searchsorted(ends, firsts, side="right")
+    order = np.argsort(owners, kind="stable")
+    bounds = np.searchsorted(owners[order], np.arange(1, len(parts)))
+    return np.split(order, bounds)
 
 
 def _groups(
