@@ -6,6 +6,7 @@ and becomes HAProxy:
 
 - metrics and statistics listen on 127.0.0.1 only (Ray binds every interface);
 - a request that is sent too slowly is ended here, before it takes a place in a replica;
+- what a replica's server cannot read as HTTP, such as an unknown method, is told as JSON;
 - 502, 503 and 504 reach clients as themselves, as JSON and with `Retry-After` (Ray makes each of
   them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take for
   permanent);
@@ -39,6 +40,13 @@ LOG_FORMAT = "%ci:%cp [%tr] %ft %b/%s %TR/%Tw/%Tc/%Tr/%Ta %ST %B %tsc %ac/%fc/%b
 METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 METHOD = "txn.raybert_method"
 """Variable of HAProxy with a request's method, if it is one of these."""
+_IS_TEXT = "{ res.hdr(content-type) -m beg text/plain }"
+_NOT_READ = (
+    "status 400 content-type application/json string "
+    r'"{\"error\": \"wanted a request of HTTP/1.1: its first line or a header is not\", '
+    r'\"error_type\": \"not_http\"}"'
+)
+"""In place of uvicorn's plain text."""
 _MESSAGES = {
     408: ("request_timeout", f"wanted the request within {SLOW_REQUEST_S} s: send it again"),
     502: ("not_ready", "the model's process ended while it answered: try again"),
@@ -76,6 +84,7 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
             known = f"{{ method {METHODS} }}"
             lines.append(f"    http-request set-var({METHOD}) method if {known}")
             lines.append(f"    http-request set-var({METHOD}) str(other) if !{known}")
+            lines.append(f"    http-response return {_NOT_READ} if {{ status 400 }} {_IS_TEXT}")
         if line.strip() == "defaults":
             lines += [
                 "    option http-buffer-request",

@@ -140,6 +140,12 @@ def test_metrics_and_statistics_listen_on_loopback_only(proxy: Proxy) -> None:
     assert listening[proxy.metrics] == listening[proxy.stats] == "0100007F"
 
 
+def test_what_uvicorn_cannot_read_is_told_as_json(proxy: Proxy) -> None:
+    status, headers, body = proxy.ask("/app", method="BREW")
+    assert (status, headers["Content-Type"]) == (400, "application/json")
+    assert json.loads(body)["error_type"] == "not_http"
+
+
 @pytest.mark.parametrize(
     ("request_line", "end"),
     [
