@@ -23,7 +23,7 @@ from serve.limits import Limits
 from serve.model import Card, ServedModel
 from serve.model import Response as Passed
 from serve.observing import NO_RECORDER, Observed, Recorder, seen
-from serve.routes.base import LIST, SurfaceRoute, json_response, told
+from serve.routes.base import LIST, SurfaceRoute, json_response, place_of, told
 from serve.routes.front import Metrics, front_routes, list_routes, metrics_route
 from serve.routes.model import model_routes
 from serve.slot import Slot
@@ -173,7 +173,7 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
-        here = f"{request.method} {request.url.path}"
+        here = place_of(request)
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "another")
             message, error_type = f"{here}: wanted the method {allowed}", "method_not_allowed"
@@ -186,5 +186,5 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
 
 
 def _apology(request: Request) -> Response:
-    message = f"{request.method} {request.url.path} failed in the server: its log says why"
+    message = f"{place_of(request)} failed in the server: its log says why"
     return json_response(500, {"error": message, "error_type": "internal"})

@@ -3,6 +3,10 @@
 from typing import ClassVar
 
 from bert_core.errors import RaybertError
+from bert_core.wording import shortened
+
+LONGEST_MESSAGE = 1_000
+"""Characters of a message: it may name what was sent, but not send it back."""
 
 
 class RequestError(RaybertError):
@@ -12,6 +16,9 @@ class RequestError(RaybertError):
     error_type: ClassVar[str] = "invalid_request"
     retry_after_s: int | None = None
     """When to try again; None if trying again does not help."""
+
+    def __str__(self) -> str:
+        return shortened(str(self.args[0]), LONGEST_MESSAGE)
 
 
 class NotJSONError(RequestError):
@@ -92,9 +99,6 @@ class OverloadedError(RequestError):
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message, retry_after_s)
         self.retry_after_s = retry_after_s
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class DeadlineError(RequestError):

@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from bert_core.errors import InputError
+from bert_core.wording import shortened
 from serve.auth import Caller, Keys
 from serve.errors import InternalError, NotReadyError, RequestError
 from serve.observing import log_failure, seen
@@ -51,9 +52,13 @@ def refused(surface: Surface, request: Request, error: Exception) -> Response:
     """An error as this surface's clients read it; what is our own fault is logged, not told."""
     if not isinstance(error, RequestError | InputError):
         log_failure(request, error)
-        here = f"{request.method} {request.url.path}"
-        error = InternalError(f"{here} failed in the server: its log says why")
+        error = InternalError(f"{place_of(request)} failed in the server: its log says why")
     return told(surface, request, error)
+
+
+def place_of(request: Request) -> str:
+    """What was asked for, as messages name it."""
+    return f"{request.method} {shortened(request.url.path)}"
 
 
 def told(surface: Surface, request: Request, error: Exception) -> Response:

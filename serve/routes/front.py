@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
+from bert_core.wording import shortened
 from serve.auth import Keys
 from serve.disconnects import while_connected
 from serve.errors import NotReadyError, RequestError, UnknownModelError, WrongTaskError
@@ -137,7 +138,7 @@ def list_routes(
 
 def unknown_model(name: str, models: Mapping[str, ServedModel]) -> UnknownModelError:
     return UnknownModelError(
-        f'there is no model "{name}": those served here are {", ".join(models)}'
+        f'there is no model "{shortened(name)}": those served here are {", ".join(models)}'
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from bert_core.wording import shortened
 from serve.auth import Keys
 from serve.disconnects import while_connected
 from serve.errors import UnknownModelError
@@ -99,7 +100,9 @@ def _handler(slot: Slot, keys: Keys | None, surface: Surface, endpoint: Endpoint
         model = current.model
         named = request.path_params.get("model", model.name)
         if named != model.name:
-            raise UnknownModelError(f'there is no model "{named}" here: this is {model.name}')
+            raise UnknownModelError(
+                f'there is no model "{shortened(named)}" here: this is {model.name}'
+            )
         caller = None if endpoint.is_open else admit(keys, request, model.name)
         body = b"" if endpoint.method == "GET" else await receive(request, model.limits)
         return Call(
