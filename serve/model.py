@@ -312,11 +312,7 @@ class Model:
         rows, windows = encode() if is_small(inputs) else await self.off_loop(encode)
         encoded_s = time.perf_counter()
         tokens = sum(map(padded_length, windows))
-        if tokens > self.limits.max_request_tokens:
-            raise TooLargeError(
-                f"inputs: wanted at most {self.limits.max_request_tokens} tokens per request, got "
-                f"{tokens}: send several requests, or shorter texts"
-            )
+        check_tokens(tokens, self.limits)
         self._check_candidates(windows, parameters or predictor.task.parameters())
         self._check_queue(tokens)
         passes = await asyncio.gather(*map(self._batcher.submit, windows))
@@ -460,6 +456,15 @@ def check_count(inputs: Sequence[Any], limits: Limits) -> None:
         raise TooLargeError(
             f"inputs: wanted at most {limits.max_inputs} per request, got {len(inputs)}: send "
             "several requests"
+        )
+
+
+def check_tokens(tokens: int, limits: Limits) -> None:
+    """Raises: TooLargeError for more tokens than a request may have."""
+    if tokens > limits.max_request_tokens:
+        raise TooLargeError(
+            f"inputs: wanted at most {limits.max_request_tokens} tokens per request, got {tokens}: "
+            "send several requests, or shorter texts"
         )
 
 

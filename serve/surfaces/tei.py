@@ -10,7 +10,7 @@ from fastapi import Response
 
 from bert_core.tasks.text_classification import TextClassification
 from serve.errors import RequestError
-from serve.model import Answered, Model, check_count
+from serve.model import Answered, Model, check_count, check_tokens
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,
@@ -236,6 +236,7 @@ async def tokenize(call: Call) -> Response:
 
     def tokens() -> list[list[dict[str, Any]]]:
         encodings = inner.encode_batch(texts, add_special_tokens=request.add_special_tokens)
+        check_tokens(sum(map(len, encodings)), call.model.limits)
         return [
             [
                 {
