@@ -9,8 +9,8 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypeVar
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import orjson
 import pydantic
@@ -42,6 +42,8 @@ TEXT_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form
 """What a web page may post to any server without its consent."""
 DEADLINE = "x-request-timeout-ms"
 JSON = "application/json"
+MAX_DIGITS = 18
+"""Digits of a number that are read; more make it larger than any limit."""
 FEW_TOKENS = 256
 """Answers to fewer tokens are written on the event loop: it takes less than a millisecond."""
 
@@ -127,7 +129,7 @@ class Call:
         """Parameters of a task by name; those that are None keep their defaults.
 
         Raises: WrongTaskError if the model does not do the task; RequestError for a parameter that
-            the task does not have; InputError for its value.
+            the task does not have, or of another type; InputError for its value.
         """
         kind = self.model.predictor_for(task).task.parameters
         given = {name: value for name, value in values.items() if value is not None}
@@ -139,7 +141,7 @@ class Call:
                     f"{', '.join(names) or 'none'}{nearest(name, names)}: leave it out"
                 )
         check_top_k(given, self.model.limits)
-        return kind(**given)
+        return parameters_of(kind, given)
 
     async def respond(self, answered: Answered, content: Callable[[], Any]) -> Response:
         """JSON of `content`, which may take long to make, with what the answers took."""
@@ -220,9 +222,9 @@ async def receive(request: Request, limits: Limits) -> bytes:
             f"content-type: wanted application/json, got {kind}: send the header "
             "Content-Type: application/json"
         )
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limits.max_body_bytes:
-        raise _too_large(limits, int(declared))
+    declared = whole_number(request.headers.get("content-length", ""))
+    if declared is not None and declared > limits.max_body_bytes:
+        raise _too_large(limits, declared)
     parts, size_bytes = [], 0
     try:
         async with asyncio.timeout(limits.body_timeout_s):
@@ -255,9 +257,18 @@ def deadline_of(request: Request, limits: Limits) -> float:
     value = request.headers.get(DEADLINE)
     if value is None:
         return limits.deadline_s
-    if not (value.isascii() and value.isdigit() and int(value) > 0):
+    milliseconds = whole_number(value)
+    if not milliseconds:
         raise RequestError(f"{DEADLINE}: wanted a whole number of milliseconds, got {value[:20]!r}")
-    return min(limits.deadline_s, int(value) / 1000)
+    return min(limits.deadline_s, milliseconds / 1000)
+
+
+def whole_number(value: str) -> int | None:
+    """The number that a header says, or one beyond any limit: Python refuses to read very long
+    ones. None if it is no whole number."""
+    if not (value.isascii() and value.isdigit()):
+        return None
+    return int(value.lstrip("0")[:MAX_DIGITS] or "0")
 
 
 def parsed(body: bytes, example: Any = None) -> Any:
@@ -307,6 +318,43 @@ def complaint(shape: type[pydantic.BaseModel], error: pydantic.ValidationError) 
 def _names_a_type(part: int | str) -> bool:
     """Whether this part of a fault's place is one of the types that a value may have."""
     return isinstance(part, str) and (part == "str" or "[" in part)
+
+
+_CHECKED: dict[type[Parameters], type[pydantic.BaseModel]] = {}
+
+
+def checked(kind: type[Parameters]) -> type[pydantic.BaseModel]:
+    """The parameters of a task with their types checked; ranges are theirs to check."""
+    if kind not in _CHECKED:
+        hints = get_type_hints(kind)
+        definitions: dict[str, Any] = {
+            field.name: (hints[field.name], _default(field)) for field in fields(kind)
+        }
+        config = pydantic.ConfigDict(extra="forbid", strict=True)
+        _CHECKED[kind] = pydantic.create_model(kind.__name__, __config__=config, **definitions)
+    return _CHECKED[kind]
+
+
+def parameters_of(kind: type[Parameters], values: Mapping[str, Any], where: str = "") -> Parameters:
+    """The parameters that these values are.
+
+    Args:
+        where: what comes before a parameter's name in a message.
+    Raises: RequestError for a value of another type; InputError for one out of range.
+    """
+    try:
+        known = checked(kind).model_validate(values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise RequestError(f"{where}{name}: {first['msg']}, got {shown(first['input'])}") from error
+    return kind(**known.model_dump(exclude_unset=True))
+
+
+def _default(field: "Field[Any]") -> Any:
+    if field.default_factory is not MISSING:
+        return pydantic.Field(default_factory=field.default_factory)
+    return ... if field.default is MISSING else field.default
 
 
 def check_top_k(values: Mapping[str, Any], limits: Limits) -> None:

@@ -8,7 +8,7 @@ tasks that a model does, a body is for the first whose inputs and parameters it 
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 import pydantic
@@ -28,7 +28,9 @@ from serve.surfaces.base import (
     Probe,
     Surface,
     check_top_k,
+    checked,
     json_response,
+    parameters_of,
     parsed,
     responses,
 )
@@ -57,15 +59,7 @@ class Shapes:
         self._task = task
         self._limits = limits or Limits()
         self._parameters = task.parameters
-        hints = get_type_hints(task.parameters)
-        definitions: dict[str, Any] = {
-            field.name: (hints[field.name], _default(field)) for field in fields(task.parameters)
-        }
-        self._checked = pydantic.create_model(
-            task.parameters.__name__,
-            __config__=pydantic.ConfigDict(extra="forbid", strict=True),
-            **definitions,
-        )
+        self._checked = checked(task.parameters)
         answers = get_type_hints(task.decode)["return"]
         (answer,) = get_args(answers)
         self.response: Any = answers | answer if task.single_is_bare else answers
@@ -171,21 +165,7 @@ class Shapes:
                     f"parameters: wanted some of {', '.join(names)}, got {as_json(name)}"
                     f"{nearest(name, names)}"
                 )
-        try:
-            checked = self._checked.model_validate(values)
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise RequestError(
-                f"parameters.{where}: {first['msg']}, got {shown(first['input'])}"
-            ) from error
-        return self._parameters(**checked.model_dump(exclude_unset=True))
-
-
-def _default(field: "Field[Any]") -> Any:
-    if field.default_factory is not MISSING:
-        return pydantic.Field(default_factory=field.default_factory)
-    return ... if field.default is MISSING else field.default
+        return parameters_of(self._parameters, values, "parameters.")
 
 
 class Bodies:

@@ -31,6 +31,7 @@ from serve.surfaces.base import (
     headers,
     json_response,
     read,
+    whole_number,
 )
 
 HEADER = "Inference-Header-Content-Length"
@@ -38,6 +39,8 @@ HEADER = "Inference-Header-Content-Length"
 ALIASES = ("args", "inputs")
 """Names that MLServer's and MLflow's clients give to an only text."""
 TEXTS = "BYTES"
+MAX_DIMENSIONS = 8
+"""Of a tensor: texts need one or two."""
 SERVER = {"name": "raybert", "version": "2", "extensions": ["binary_tensor_data"]}
 LIVE = {"live": True}
 
@@ -105,9 +108,9 @@ def _request(call: Call) -> tuple[Infer, list[np.ndarray]]:
         return (request := read(Infer, call.body)), [
             _texts(tensor, None) for tensor in request.inputs
         ]
-    if not (length.isascii() and length.isdigit() and int(length) <= len(call.body)):
+    end = whole_number(length)
+    if end is None or end > len(call.body):
         raise RequestError(f"{HEADER}: wanted the length of the JSON in bytes, got {length[:20]!r}")
-    end = int(length)
     request, raw = read(Infer, call.body[:end]), call.body[end:]
     texts = []
     for tensor in request.inputs:
@@ -129,13 +132,18 @@ def _texts(tensor: Tensor, raw: bytes | None) -> np.ndarray:
     """The texts of a tensor, in its shape."""
     if tensor.datatype != TEXTS:
         raise RequestError(f"{tensor.name}: wanted the datatype {TEXTS}, got {tensor.datatype}")
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise RequestError(
+            f"{tensor.name}: wanted a shape of at most {MAX_DIMENSIONS} dimensions, got "
+            f"{len(tensor.shape)}"
+        )
     values = _unpacked(tensor.name, raw) if raw is not None else _flat(tensor)
     if not all(isinstance(value, str) for value in values):
         raise RequestError(f"{tensor.name}: wanted texts as data")
-    if not tensor.shape or min(tensor.shape) < 0 or math.prod(tensor.shape) != len(values):
+    if not tensor.shape or min(tensor.shape) < 1 or math.prod(tensor.shape) != len(values):
         raise RequestError(
-            f"{tensor.name}: wanted as many texts as the shape {tensor.shape} says, got "
-            f"{len(values)}"
+            f"{tensor.name}: wanted at least one text, and as many as the shape {tensor.shape} "
+            f"says, got {len(values)}"
         )
     texts = np.empty(len(values), dtype=object)
     texts[:] = values

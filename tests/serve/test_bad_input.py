@@ -220,6 +220,12 @@ def test_a_model_without_the_task_is_refused(
             "max_answer_len: this model has no such parameter, it has",
         ),
         (
+            "/invocations",
+            {"inputs": ["a"], "params": {"top_k": {"a": 1}}},
+            400,
+            "top_k: Input should be a valid integer, got an object",
+        ),
+        (
             "/v2/models/text-classification/infer",
             {
                 "inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}],
@@ -236,6 +242,57 @@ def test_a_parameter_of_another_task_is_refused_by_name(
     response = post(f"{server}/v1/models/{CLASSES}{path}", json.dumps(body))
     assert response.status_code == status
     assert message in response.text.replace('\\"', '"')
+
+
+@pytest.mark.parametrize(
+    ("path", "header"),
+    [
+        (f"/v1/models/{CLASSES}", "X-Request-Timeout-Ms"),
+        (f"/v2/models/{CLASSES}/infer", "Inference-Header-Content-Length"),
+    ],
+)
+@pytest.mark.parametrize("value", ["9" * 5_000, "0", "\u00b2", "1e3", "-1"])
+def test_a_number_in_a_header_that_python_does_not_read_is_refused_or_beyond_any_limit(
+    server: str, path: str, header: str, value: str
+) -> None:
+    response = httpx.post(
+        f"{server}{path}", content=b'{"inputs": "a"}', timeout=30,
+        headers=[("Content-Type", "application/json"), (header, value.encode("latin-1"))],
+    )  # fmt: skip
+    is_long_time = header.startswith("X") and value.startswith("9")
+    assert response.status_code in ((200,) if is_long_time else (400, 422)), response.text
+
+
+@pytest.mark.parametrize("shape", [[1] * 65, [1 << 62, 0], [], [0], [-1]])
+def test_a_tensor_of_an_odd_shape_is_refused(server: str, shape: list[int]) -> None:
+    data = [] if 0 in shape else ["a"]
+    tensor = {"name": "text", "shape": shape, "datatype": "BYTES", "data": data}
+    response = post(f"{server}/v2/models/{CLASSES}/infer", json.dumps({"inputs": [tensor]}))
+    assert response.status_code == 400, response.text
+    assert response.json()["error"].startswith("text: wanted ")
+
+
+def test_what_is_named_is_not_sent_back_at_length(server: str) -> None:
+    name = "x" * 100_000
+    tensor = {"name": name, "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    for path, body in (
+        ("/embed", {"inputs": "a", "model": name}),
+        ("/embed", {"inputs": "a", name: 1}),
+        (f"/v2/models/{CLASSES}/infer", {"inputs": [tensor]}),
+        (f"/v2/models/{CLASSES}/infer", {"inputs": [tensor | {"datatype": name}]}),
+        (f"/{name[:5_000]}", {}),
+        (f"/v1/models/{name[:5_000]}/embed", {}),
+    ):
+        response = post(f"{server}{path}", json.dumps(body))
+        assert 400 <= response.status_code < 500
+        assert len(response.text) < 1_100
+
+
+def test_tokens_that_are_only_counted_are_limited_too(server: str) -> None:
+    body = json.dumps({"inputs": ["- " * 1_000] * 500})
+    response = post(f"{server}/v1/models/{CLASSES}/tokenize", body)
+    assert response.status_code == 413
+    assert "wanted at most 262144 tokens per request, got 501000" in response.json()["error"]
 
 
 @pytest.fixture(scope="module")
