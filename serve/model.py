@@ -211,6 +211,7 @@ class Model:
         self._in_progress, self._is_retired = 0, False
         self._closing: asyncio.Task[None] | None = None
         self._texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
+        self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-texts")
         self._batcher: Batcher[Window, _Pass] = Batcher(
             self._forward,
             length_of=padded_length,
@@ -276,6 +277,8 @@ class Model:
         parameters: Parameters | None,
         task: str | None = None,
         deadline_s: float | None = None,
+        *,
+        are_long: bool = False,
     ) -> Answered:
         """One answer per input, as from `Predictor.predict`.
 
@@ -283,6 +286,7 @@ class Model:
             task: None for the model's own.
             deadline_s: within which it must be ready; None takes the server's. Work that is late
                 is dropped from the queue.
+            are_long: whether the inputs may take seconds to tokenize.
         Raises: InputError; TooLargeError, OverloadedError or DeadlineError beyond a limit.
         """
         predictor = self.predictor if task is None else self.predictor_for(task)
@@ -293,7 +297,7 @@ class Model:
         try:
             async with asyncio.timeout(limit_s):
                 with self.in_use():
-                    return await self._answer(predictor, inputs, parameters)
+                    return await self._answer(predictor, inputs, parameters, are_long)
         except TimeoutError as error:
             raise DeadlineError(
                 f"wanted an answer within {limit_s:g} s, the request has waited longer: send fewer "
@@ -301,7 +305,11 @@ class Model:
             ) from error
 
     async def _answer(
-        self, predictor: Predictor, inputs: Sequence[Any], parameters: Parameters | None
+        self,
+        predictor: Predictor,
+        inputs: Sequence[Any],
+        parameters: Parameters | None,
+        are_long: bool,
     ) -> Answered:
         began_s = time.perf_counter()
 
@@ -309,7 +317,9 @@ class Model:
             rows = predictor.rows(list(inputs))
             return rows, predictor.encode(rows, parameters)
 
-        rows, windows = encode() if is_small(inputs) else await self.off_loop(encode)
+        rows, windows = (
+            encode() if is_small(inputs) else await self.off_loop(encode, is_long=are_long)
+        )
         encoded_s = time.perf_counter()
         tokens = sum(map(padded_length, windows))
         check_tokens(tokens, self.limits)
@@ -323,7 +333,9 @@ class Model:
             return answers, places_of(predictor.bundle.tokenizer, windows, MOST_CUT)
 
         size = sum(each.size for each in scores)
-        answers, cut = decode() if size <= FEW_SCORES else await self.off_loop(decode)
+        answers, cut = (
+            decode() if size <= FEW_SCORES else await self.off_loop(decode, is_long=are_long)
+        )
         last_began_s = max((each.began_s for each in passes), default=encoded_s)
         return Answered(
             answers=answers,
@@ -378,10 +390,14 @@ class Model:
                 wait_s,
             )
 
-    async def off_loop(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Run what may take over a millisecond on the thread for texts."""
+    async def off_loop(
+        self, function: Callable[..., Result], *arguments: Any, is_long: bool = False
+    ) -> Result:
+        """Run what may take over a millisecond on the thread for texts, or what may take seconds on
+        another, where only its like waits for it."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._texts, function, *arguments)
+        executor = self._long_texts if is_long else self._texts
+        return await loop.run_in_executor(executor, function, *arguments)
 
     async def check_ready(self) -> None:
         await self.predict(list(self.task.examples), None)
@@ -421,6 +437,7 @@ class Model:
         """End the threads; requests in progress are cancelled."""
         await self._batcher.close()
         self._texts.shutdown(wait=False)
+        self._long_texts.shutdown(wait=False)
 
     def _forward(self, windows: list[Window]) -> Sequence[_Pass]:
         began_s = time.perf_counter()

@@ -44,6 +44,8 @@ DEADLINE = "x-request-timeout-ms"
 JSON = "application/json"
 MAX_DIGITS = 18
 """Digits of a number that are read; more make it larger than any limit."""
+LONG_BODY_BYTES = 1 << 16
+"""A larger body may have so much text that others should not wait while it is tokenized."""
 FEW_TOKENS = 256
 """Answers to fewer tokens are written on the event loop: it takes less than a millisecond."""
 
@@ -76,6 +78,11 @@ class Call:
     """Has a candidate answer the same inputs."""
     card: Callable[[], Card]
     """Makes the model's card."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its texts may take seconds to tokenize."""
+        return len(self.body) > LONG_BODY_BYTES
 
     async def read(self, shape: type[Shape]) -> Shape:
         """The body in this shape. Raises: NotJSONError, RequestError."""
@@ -110,7 +117,9 @@ class Call:
         if forms:
             self.form(forms)  # before the work that would be for nothing
         began_ns = time.time_ns()
-        answered = await self.model.answer(inputs, parameters, task, self.deadline_s)
+        answered = await self.model.answer(
+            inputs, parameters, task, self.deadline_s, are_long=self.is_long
+        )
         if self.caller is not None:
             self.caller.charge(answered.tokens)
         if self.shadow is not None:

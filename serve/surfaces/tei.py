@@ -6,6 +6,7 @@ Requests and responses have the shapes of its OpenAPI (huggingface/text-embeddin
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import orjson
 from fastapi import Response
 
 from bert_core.tasks.text_classification import TextClassification
@@ -18,6 +19,7 @@ from serve.surfaces.base import (
     Endpoint,
     Ignored,
     Surface,
+    headers,
     json_response,
 )
 from serve.surfaces.vectors import EVEN, SPARSE, UNEVEN, VECTORS
@@ -234,10 +236,10 @@ async def tokenize(call: Call) -> Response:
     check_count(texts, call.model.limits)
     inner = call.model.predictor.bundle.tokenizer.inner
 
-    def tokens() -> list[list[dict[str, Any]]]:
+    def tokens() -> bytes:
         encodings = inner.encode_batch(texts, add_special_tokens=request.add_special_tokens)
         check_tokens(sum(map(len, encodings)), call.model.limits)
-        return [
+        content = [
             [
                 {
                     "id": token,
@@ -256,8 +258,10 @@ async def tokenize(call: Call) -> Response:
             ]
             for encoding in encodings
         ]
+        return orjson.dumps(content)
 
-    return json_response(call.model, await call.model.off_loop(tokens))
+    body = await call.model.off_loop(tokens, is_long=call.is_long)
+    return Response(body, 200, headers(call.model), "application/json")
 
 
 async def info(call: Call) -> Response:
