@@ -25,6 +25,10 @@ class Limits:
     """How long a request may take, unless its header `X-Request-Timeout-Ms` says less."""
     body_timeout_s: PositiveFloat = 30.0
     """How long a request's body may take to arrive; slower ones get 408."""
+    max_receiving: PositiveInt = 128
+    """Maximum bodies of more than 16 kB that a replica receives at once; beyond them, the one that
+    has been on its way for longest gets 408. Below `max_ongoing_requests`, or those who send slowly
+    keep others out."""
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="limits.")

@@ -8,14 +8,14 @@ same paths at the root on to a model.
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import orjson
 import pydantic
 from fastapi import Request, Response
-from starlette.requests import ClientDisconnect
 
 from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
@@ -234,24 +234,57 @@ async def receive(request: Request, limits: Limits) -> bytes:
     declared = whole_number(request.headers.get("content-length", ""))
     if declared is not None and declared > limits.max_body_bytes:
         raise _too_large(limits, declared)
-    parts, size_bytes = [], 0
+    body = bytearray()
     try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            async for part in request.stream():
-                size_bytes += len(part)
-                if size_bytes > limits.max_body_bytes:
-                    raise _too_large(limits, size_bytes)
-                parts.append(part)
+        async with asyncio.timeout(limits.body_timeout_s) as timeout:
+            with receiving(request).counted(timeout):
+                while (message := await request.receive())["type"] == "http.request":
+                    body += message.get("body", b"")
+                    if len(body) > limits.max_body_bytes:
+                        raise _too_large(limits, len(body))
+                    if not message.get("more_body", False):
+                        return bytes(body)
+                    receiving(request).make_room(limits.max_receiving)
     except TimeoutError as error:
         raise SlowRequestError(
-            f"the body: wanted all of it within {limits.body_timeout_s:g} s, got {size_bytes} "
-            "bytes: send it again over a faster connection"
+            f"the body: wanted all of it within {limits.body_timeout_s:g} s, got {len(body)} "
+            "bytes: send it again over a faster connection, or once fewer are being sent"
         ) from error
-    except ClientDisconnect as error:
-        raise ClosedError(
-            f"the body: wanted all of it, the client closed its connection after {size_bytes} bytes"
-        ) from error
-    return b"".join(parts)
+    raise ClosedError(
+        f"the body: wanted all of it, the client closed its connection after {len(body)} bytes"
+    )
+
+
+class Receiving:
+    """The bodies that an application is receiving: who sends slowly takes a place from others."""
+
+    def __init__(self) -> None:
+        self._timeouts: dict[asyncio.Timeout, None] = {}  # in the order of their arrival
+
+    @contextmanager
+    def counted(self, timeout: asyncio.Timeout) -> Iterator[None]:
+        """Inside, a body is received that is given up at this timeout."""
+        self._timeouts[timeout] = None
+        try:
+            yield
+        finally:
+            self._timeouts.pop(timeout, None)
+
+    def make_room(self, most: int) -> None:
+        """Give up the body that has been on its way for longest, if there are more than `most`."""
+        if len(self._timeouts) > most:
+            oldest = next(iter(self._timeouts))
+            del self._timeouts[oldest]
+            oldest.reschedule(0.0)
+
+
+def receiving(request: Request) -> Receiving:
+    """The bodies that the request's application is receiving."""
+    state = request.app.state
+    if not hasattr(state, "receiving"):
+        state.receiving = Receiving()
+    found: Receiving = state.receiving
+    return found
 
 
 def _too_large(limits: Limits, size_bytes: int) -> TooLargeError:

@@ -24,6 +24,7 @@ LIMITS = Limits(
     max_queue_tokens=2_048,
     max_top_k=10,
     body_timeout_s=1.5,
+    max_receiving=3,
 )
 LONG = "open a socket and listen on a port " * 8  # some 100 tokens, padding included
 
@@ -214,3 +215,23 @@ def test_a_replica_serves_the_bundle_that_was_deployed_or_none(bundle: Path) -> 
 def test_limits_are_checked_when_they_are_set() -> None:
     with pytest.raises(ConfigError, match="max_inputs: wanted at least 1, got 0"):
         Limits(max_inputs=0)
+
+
+def test_who_sends_slowly_makes_room_for_others(bundle: Path) -> None:
+    limits = Limits(max_receiving=3)  # and time enough
+    with live.served(bundle, limits=limits) as url:
+        host, port = url.removeprefix("http://").split(":")
+        head = f"POST / HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        opened = []
+        for number in range(4):
+            connection = socket.create_connection((host, int(port)), timeout=20)
+            connection.sendall(f'{head}Content-Length: 40\r\n\r\n{{"inputs": '.encode())
+            opened.append(connection)
+            assert_still_answers(url)  # by then the beginning of this body has been read
+            if number == 3:
+                assert opened[0].recv(4096).startswith(b"HTTP/1.1 408")
+        for connection in opened[1:]:
+            connection.sendall(b'"a fox"' + b" " * 21 + b"}")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        for connection in opened:
+            connection.close()
