@@ -26,7 +26,8 @@ QUIET = 0.05
 PACKAGES = ("ray", "torch", "tokenizers", "transformers", "datasets", "pyarrow", "numpy", "mlflow")
 
 
-Measured = TypeVar("Measured")
+Mine = TypeVar("Mine")
+Theirs = TypeVar("Theirs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +85,15 @@ def compare(
 
 
 def in_turn(
-    ours: Callable[[], Measured], peer: Callable[[], Measured], rounds: int, *, again: int = 0
-) -> tuple[list[tuple[Measured, Measured]], list[float]]:
+    ours: Callable[[], Mine], peer: Callable[[], Theirs], rounds: int, *, again: int = 0
+) -> tuple[list[tuple[Mine, Theirs]], list[float]]:
     """The results of both in each round, and the share of the CPUs that other processes took in it.
 
     Args:
         again: most extra rounds to run while fewer than `rounds` were quiet; the quietest `rounds`
             are returned.
     """
-    measured: list[tuple[float, tuple[Measured, Measured]]] = []
+    measured: list[tuple[float, tuple[Mine, Theirs]]] = []
     for index in range(rounds + again):
         if index >= rounds and sum(share <= QUIET for share, _ in measured) >= rounds:
             break
@@ -158,9 +159,9 @@ def main(benchmark: Callable[[int, bool], Iterable[Planned | Comparison]], modul
 
 def print_line(line: Comparison) -> None:
     """Print a line of the table; it says so if the machine was not quiet."""
-    text = (
-        f"{line.name:<40}{line.ours:>14,.0f}{line.peer:>14,.0f}  {line.unit:<12}{line.ratio:>7.2f}"
-    )
+    digits = 0 if min(line.ours, line.peer) >= 10 else 2
+    sides = "".join(f"{side:>14,.{digits}f}" for side in (line.ours, line.peer))
+    text = f"{line.name:<40}{sides}  {line.unit:<12}{line.ratio:>7.2f}"
     taken = statistics.median(line.settings.get("cpu_share_of_others") or [0.0])
     noise = f"; other processes took {taken:.0%} of the CPUs: NOT QUIET" if taken > QUIET else ""
     print(f"{text}  {line.settings.get('what', '')}{noise}", flush=True)

