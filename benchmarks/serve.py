@@ -29,7 +29,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-import benchmarks.passive  # noqa: F401: before torch
+import benchmarks.passive  # noqa: F401 (before torch)
 from benchmarks.harness import Comparison, Planned, compared, in_turn, main
 from benchmarks.loops import LIMIT_MS, closed, highest_rate, opened, p99_of, shown
 from benchmarks.peer_servers import Peer, bentoml, infinity, litserve, mlflow, pipeline

@@ -257,7 +257,7 @@ def test_a_number_in_a_header_that_python_does_not_read_is_refused_or_beyond_any
 ) -> None:
     response = httpx.post(
         f"{server}{path}", content=b'{"inputs": "a"}', timeout=30,
-        headers=[("Content-Type", "application/json"), (header, value.encode("latin-1"))],
+        headers=[(b"Content-Type", b"application/json"), (header.encode(), value.encode("latin-1"))],
     )  # fmt: skip
     is_long_time = header.startswith("X") and value.startswith("9")
     assert response.status_code in ((200,) if is_long_time else (400, 422)), response.text
