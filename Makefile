@@ -8,7 +8,7 @@ INSTALLED := .venv/installed
 # Where Python may not keep what it compiles, every process that a test starts compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo fast test drill check matrix lint
+.PHONY: help demo fast test drill endurance check matrix lint
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -28,6 +28,9 @@ check: $(INSTALLED)  ## test and drill in one go, as CI does
 
 drill: $(INSTALLED)  ## the tests that kill processes and cut files
 	$(BIN)/python -m pytest -m drill
+
+endurance: $(INSTALLED)  ## abuse and endurance at their whole size: 20,000 bodies, 200,000 requests
+	$(BIN)/python -m pytest -n0 -m drill --whole tests/serve/test_abuse.py tests/serve/test_endurance.py
 
 matrix: $(INSTALLED)  ## every task and kind of rows through every command and source
 	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py tests/pipelines/test_glue.py

@@ -91,6 +91,20 @@ HEAD_STARTS, HEAD_START_TIMEOUT_S = 3, 120
 SHARED = {"local_ray": "local_ray", "head": "head", "open_head": "head"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--whole",
+        action="store_true",
+        help="drills that are cut short by default at their whole size: `make endurance`",
+    )
+
+
+@pytest.fixture(scope="session")
+def whole(request: pytest.FixtureRequest) -> bool:
+    """Whether drills are to be as long as it takes."""
+    return bool(request.config.getoption("whole"))
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests go to one process (else those of a file do); give out the long ones first."""

@@ -1,0 +1,160 @@
+"""After very many requests, good and bad, a server is as it was after some."""
+
+import asyncio
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.serve import odd_requests
+from tests.serve.server import Server, end_and_kill
+from tests.serve.wire import Wire, request, wires
+from tracking.ports import free_ports
+
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
+
+SEED, CONNECTIONS = 20261125, 8
+MODELS = ("text-classification", "feature-extraction")
+WHOLE, SHORT = (20_000, 200_000), (2_000, 12_000)
+"""After how many requests the server is looked at for the first time, and for the last."""
+MOST_GROWTH = 0.1
+SPARE = 8
+"""File descriptors that may be open at one moment and not at another, such as HAProxy's idle
+connections to replicas."""
+TITLE = re.compile(r"ray::Serve(Replica:(?P<app>[^:]+)|(?P<other>Controller))")
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a process uses."""
+
+    bytes: int
+    """Memory that is its own, not shared with a file."""
+    descriptors: int
+    threads: int
+
+
+def uses(server: Server) -> dict[tuple[str, int], Use]:
+    """What the server's processes use, by what they are and their ids."""
+    found = {}
+    for pid in server.pids():
+        process = psutil.Process(pid)
+        title = TITLE.match(" ".join(process.cmdline()))
+        if process.name() == "haproxy":
+            name = "haproxy"
+        elif title:
+            name = title["app"] or "controller"
+        else:
+            continue
+        status = Path(f"/proc/{pid}/status").read_text()
+        anonymous_kb = int(status.partition("RssAnon:")[2].split()[0])
+        found[name, pid] = Use(anonymous_kb << 10, process.num_fds(), process.num_threads())
+    return found
+
+
+@pytest.fixture
+def server(bundles: dict[str, Path], tmp_path: Path) -> Iterator[Server]:
+    """Models in processes of their own, behind a front."""
+    (port,) = free_ports(1)
+    models = ",".join(f"{name}={bundles[name]}" for name in MODELS)
+    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
+    server = Server.start([*command, "--num_cpus", "0.5"], port, tmp_path)
+    try:
+        server.wait_until_ready(say="logs:")
+        yield server
+    finally:
+        end_and_kill(server)
+
+
+def good(rng: random.Random) -> bytes:
+    """A request with texts that were not sent before, below a model's URL or at the root."""
+    words = ["array", "socket", "port", "string", "JSON", "fox", "dog", str(rng.random())]
+    texts = [
+        " ".join(rng.choices(words, k=rng.randint(1, 40))) for _ in range(rng.choice([1, 1, 4]))
+    ]
+    name, path, key = rng.choice(
+        [
+            ("text-classification", "", "inputs"),
+            ("feature-extraction", "", "inputs"),
+            ("feature-extraction", "/v1/embeddings", "input"),
+            (None, "/predict", "inputs"),
+            (None, "/v1/embeddings", "input"),
+        ]
+    )
+    value = [[text] for text in texts] if path == "/predict" else texts
+    prefix = "" if name is None else f"/v1/models/{name}"
+    return request("POST", prefix + path, odd_requests._json({key: value}))
+
+
+async def load(port: int, count: int, seed: int) -> Counter[str]:
+    """Send so many requests. Returns: how many were good, odd, given up, and failed."""
+    found: Counter[str] = Counter()
+    odd = odd_requests.odd_requests(seed, count, big_every=2_000)
+    numbers = iter(range(count))
+
+    async def go_on(wire: Wire, rng: random.Random) -> None:
+        for _ in numbers:
+            kind = rng.random()
+            try:
+                if kind < 0.88:
+                    reply = await wire.ask(good(rng))
+                    found["good"] += 1
+                    found["failed"] += reply.status != 200
+                elif kind < 0.98:
+                    sent = next(odd)
+                    reply = await wire.ask(sent.bytes(), has_body=sent.method != "HEAD")
+                    found["odd"] += 1
+                    found["failed"] += reply.status >= 500 and reply.status != 504
+                else:  # a client that goes away before it has sent all, or before it is answered
+                    whole = good(rng)
+                    await wire.send(whole[: rng.choice([50, len(whole) - 5, len(whole)])])
+                    wire.close()
+                    found["given up"] += 1
+            except (OSError, TimeoutError):
+                wire.close()
+                found["failed"] += 1
+
+    async with wires(port, CONNECTIONS) as opened:
+        each = (go_on(wire, random.Random(seed + at)) for at, wire in enumerate(opened))
+        await asyncio.gather(*each)
+    return found
+
+
+def test_memory_descriptors_and_threads_stay_as_they_are(server: Server, whole: bool) -> None:
+    """A replica of 270 MiB may grow by 27: by 150 bytes or 2.7 kB a request."""
+    first, last = WHOLE if whole else SHORT
+    step = (last - first) // 4
+    counts = asyncio.run(load(server.port, first, SEED))
+    before = now = uses(server)
+    assert {name for name, _ in before} >= {"haproxy", "front", *(f"model-{m}" for m in MODELS)}
+    for place in range(1, 5):
+        counts += asyncio.run(load(server.port, step, SEED + 100 * place))
+        now = uses(server)
+        report(first + step * place, before, now)
+    assert counts["failed"] == 0, counts
+    assert now.keys() == before.keys()  # nothing was replaced
+    for process, use in now.items():
+        earlier = before[process]
+        assert use.bytes <= (1 + MOST_GROWTH) * earlier.bytes, process
+        assert use.descriptors <= earlier.descriptors + SPARE, process
+        assert use.threads <= earlier.threads, process
+
+
+def report(count: int, before: dict[tuple[str, int], Use], now: dict[tuple[str, int], Use]) -> None:
+    """What changed, for whoever runs this with -s."""
+    for process, use in now.items():
+        earlier = before.get(process, use)
+        megabytes, growth = use.bytes / 2**20, use.bytes / earlier.bytes - 1
+        print(
+            f"{count:7} {process[0]:28} {megabytes:7.1f} MiB ({growth:+.2%}), "
+            f"{use.descriptors} descriptors ({use.descriptors - earlier.descriptors:+d}), "
+            f"{use.threads} threads ({use.threads - earlier.threads:+d})",
+            file=sys.stderr,
+            flush=True,
+        )
