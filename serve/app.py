@@ -53,6 +53,7 @@ class BuildArguments(pydantic.BaseModel):
     keys: str | None = None
     num_cpus: float | None = None
     precision: Literal["fp32", "bf16"] = ServeConfig.precision
+    cache_mib: int = ServeConfig.cache_mib
     follow_s: float = ServeConfig.follow_s
 
 

@@ -11,6 +11,7 @@ import pydantic
 
 from bert_core.checks import (
     NonNegativeFloat,
+    NonNegativeInt,
     Port,
     PositiveFloat,
     PositiveInt,
@@ -56,6 +57,9 @@ class ModelSettings:
     """Maximum concurrent requests per replica, so that batches can fill; as many again may wait."""
     limits: Limits = field(default_factory=Limits)
     """What is refused at once, before it costs anything."""
+    cache_mib: NonNegativeInt = 0
+    """MiB of answers that a replica keeps, so that an input that was asked before is not computed
+    again; 0 keeps none."""
     follow_s: NonNegativeFloat = 5.0
     """How often the registry is asked whether an alias has moved, in which case its new version is
     served without a failed request; 0 never."""

@@ -47,9 +47,9 @@ class HostedModel:
     def change(self, plan: Plan) -> None:
         """Go for another plan, and return at once: what answers goes on answering meanwhile."""
         self.plan = plan
-        self.slot.model.limits = plan.limits
+        self._settle(self.slot.model)
         if self.slot.challenger is not None:
-            self.slot.challenger.slot.model.limits = plan.limits
+            self._settle(self.slot.challenger.slot.model)
         self._follower.aim(self._aim(plan.source))
         self._compare_with(plan.candidate)
 
@@ -64,6 +64,11 @@ class HostedModel:
         self._compare_with(None)
         self._follower.stop(wait=False)
         self.slot.close()
+
+    def _settle(self, model: Model) -> None:
+        """Change what can be changed while it answers."""
+        model.limits = self.plan.limits
+        model.size_cache(self.plan.cache_mib)
 
     def _aim(self, source: Source) -> Aim:
         plan = self.plan
@@ -98,6 +103,7 @@ class HostedModel:
             self.plan.name,
             folder,
             limits=self.plan.limits,
+            cache_mib=self.plan.cache_mib,
             digest=aim.source.digest,
             version=version,
             recorder=self._recorder,

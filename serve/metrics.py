@@ -71,6 +71,8 @@ class RayRecorder(Recorder):
         self._fill = histogram(
             "batch_fill", "Share of max_batch_tokens that a batch takes, padding included.", FILLS
         )
+        self._hits = counter("cache_hits", "Inputs answered without being computed.")
+        self._misses = counter("cache_misses", "Inputs that the cache did not have.")
         self._rollovers = counter("rollovers", "Versions that have taken the place of another.")
         self._queue = gauge("queue_tokens", "Tokens that wait in the queue.")
         self._queue_limit = gauge("queue_limit_tokens", "Tokens that may wait in the queue.")
@@ -107,6 +109,15 @@ class RayRecorder(Recorder):
         self._real.inc(tokens, tags=of_model)
         self._computed.inc(computed, tags=of_model)
         self._fill.observe(fill, tags=of_model)
+
+    def recalled(self, model: str, version: str, *, hits: int, misses: int) -> None:
+        self._unrecorded.append(partial(self._recalled, model, version, hits=hits, misses=misses))
+
+    def _recalled(self, model: str, version: str, *, hits: int, misses: int) -> None:
+        of_model = {"model": model, "version": version}
+        for counter, inputs in ((self._hits, hits), (self._misses, misses)):
+            if inputs:
+                counter.inc(inputs, tags=of_model)
 
     def rolled_over(self, model: str, version: str) -> None:
         self._rollovers.inc(tags={"model": model, "version": version})

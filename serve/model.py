@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -16,11 +16,13 @@ import numpy as np
 from bert_core.batches import PAD_MULTIPLE
 from bert_core.data.cuts import Place, places_of
 from bert_core.data.windows import Window
-from bert_core.errors import FormatError
+from bert_core.errors import FormatError, InputError
 from bert_core.predictor import Predictor
 from bert_core.scores import Precision
 from bert_core.tasks.base import Parameters
+from bert_core.tasks.shapes import Row
 from serve.batching import Batcher
+from serve.cache import AnswerCache, Entry, keys_of, unpacked
 from serve.errors import (
     DeadlineError,
     NotReadyError,
@@ -38,6 +40,9 @@ SMALL = 4_096
 
 FEW_SCORES = 1_024
 """Scores that become answers on the event loop."""
+
+FEW_BYTES = 1 << 16
+"""Bytes of answers that are copied to or from the cache on the event loop."""
 
 LONGEST_PASS_S = 120.0
 """A pass that runs for longer hangs."""
@@ -113,11 +118,28 @@ class Answered:
     queue_s: float
     """How long the last of the windows waited for its pass."""
     compute_s: float
+    hits: int | None = None
+    """How many answers did not have to be computed; None without a cache."""
 
     @property
     def model_s(self) -> float:
         """How long it took the model, waiting included."""
         return self.tokenize_s + self.queue_s + self.compute_s
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Answers, and what they were computed from."""
+
+    answered: Answered
+    windows: list[Window]
+    scores: list[np.ndarray]
+
+
+NOTHING = Computed(
+    Answered(answers=[], tokens=0, cut=[], tokenize_s=0.0, queue_s=0.0, compute_s=0.0), [], []
+)
+"""For a request that needs no pass."""
 
 
 @dataclass(frozen=True)
@@ -179,10 +201,12 @@ class Model:
         digest: str | None = None,
         version: str | None = None,
         recorder: Recorder = NO_RECORDER,
+        cache_mib: int = 0,
     ) -> None:
         """Load the bundle and run it once, to make sure that it answers.
 
         Args:
+            cache_mib: see `size_cache`.
             digest: what the bundle must have; None takes any.
             version: the bundle's version in the registry, if it has one.
             recorder: is told of every pass.
@@ -207,6 +231,8 @@ class Model:
             **self.predictor.also,
         }
         self.limits = limits or Limits()
+        self._cache: AnswerCache | None = None
+        self.size_cache(cache_mib)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_progress, self._is_retired = 0, False
         self._closing: asyncio.Task[None] | None = None
@@ -271,6 +297,15 @@ class Model:
         if self._is_retired and not self._in_progress and self._loop is not None:
             self._closing = self._loop.create_task(self.close())
 
+    def size_cache(self, size_mib: int) -> None:
+        """Keep answers of at most so many MiB, from the next request on; 0 keeps none."""
+        if not size_mib:
+            self._cache = None
+        elif self._cache is None:
+            self._cache = AnswerCache(size_mib << 20)
+        else:
+            self._cache.resize(size_mib << 20)
+
     async def answer(
         self,
         inputs: Sequence[Any],
@@ -279,6 +314,7 @@ class Model:
         deadline_s: float | None = None,
         *,
         are_long: bool = False,
+        from_cache: bool = True,
     ) -> Answered:
         """One answer per input, as from `Predictor.predict`.
 
@@ -287,6 +323,7 @@ class Model:
             deadline_s: within which it must be ready; None takes the server's. Work that is late
                 is dropped from the queue.
             are_long: whether the inputs may take seconds to tokenize.
+            from_cache: whether answers of the cache will do, if there is one.
         Raises: InputError; TooLargeError, OverloadedError or DeadlineError beyond a limit.
         """
         predictor = self.predictor if task is None else self.predictor_for(task)
@@ -297,12 +334,70 @@ class Model:
         try:
             async with asyncio.timeout(limit_s):
                 with self.in_use():
-                    return await self._answer(predictor, inputs, parameters, are_long)
+                    cache = self._cache if from_cache else None
+                    if cache is not None:
+                        return await self._recall(cache, predictor, inputs, parameters, are_long)
+                    return (await self._answer(predictor, inputs, parameters, are_long)).answered
         except TimeoutError as error:
             raise DeadlineError(
                 f"wanted an answer within {limit_s:g} s, the request has waited longer: send fewer "
                 "texts at once, allow more time, or serve more replicas"
             ) from error
+
+    async def _recall(
+        self,
+        cache: AnswerCache,
+        predictor: Predictor,
+        inputs: Sequence[Any],
+        parameters: Parameters | None,
+        are_long: bool,
+    ) -> Answered:
+        """As `_answer`, except that what the cache has is not computed, and nothing twice."""
+        began_s = time.perf_counter()
+        parameters = parameters or predictor.task.parameters()
+
+        def look_up() -> tuple[list[Row], list[bytes], dict[bytes, Entry]]:
+            rows = predictor.rows(list(inputs))
+            keys = keys_of(self.digest, predictor.task.name, parameters, rows)
+            return rows, keys, cache.find(keys)
+
+        rows, keys, known = look_up() if is_small(inputs) else await self.off_loop(look_up)
+        missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in known}
+        hits = len(keys) - len(missing)
+        self._recorder.recalled(self.name, self.version_label, hits=hits, misses=len(missing))
+        looked_s = time.perf_counter() - began_s
+        computed = NOTHING
+        if missing:
+            try:
+                left = list(missing.values())
+                computed = await self._answer(predictor, left, parameters, are_long)
+            except InputError:
+                if not hits:
+                    raise
+                # It named an input by its place among the missing ones: now by that in the request.
+                return (await self._answer(predictor, inputs, parameters, are_long)).answered
+
+        def assemble() -> tuple[list[Entry], list[Any], list[Place]]:
+            new = dict(zip(missing, entries_of(computed), strict=True))
+            cache.keep({key: entry for key, entry in new.items() if entry.has_all_cuts})
+            entries = [known.get(key) or new[key] for key in keys]
+            # What a request may ask for does not depend on what the cache happens to have.
+            check_tokens(sum(entry.padded_tokens for entry in entries), self.limits)
+            self._check_candidates(sum(entry.masks for entry in entries), parameters)
+            return entries, *unpacked(entries)
+
+        size = sum(known[key].size_bytes for key in keys if key in known)
+        size += sum(each.nbytes for each in computed.scores)
+        light = size <= FEW_BYTES
+        entries, answers, cut = assemble() if light else await self.off_loop(assemble)
+        return replace(
+            computed.answered,
+            answers=answers,
+            tokens=sum(entry.tokens for entry in entries),
+            cut=cut[:MOST_CUT],
+            tokenize_s=looked_s + computed.answered.tokenize_s,
+            hits=hits,
+        )
 
     async def _answer(
         self,
@@ -310,7 +405,7 @@ class Model:
         inputs: Sequence[Any],
         parameters: Parameters | None,
         are_long: bool,
-    ) -> Answered:
+    ) -> Computed:
         began_s = time.perf_counter()
 
         def encode() -> tuple[list[Any], list[Window]]:
@@ -323,7 +418,9 @@ class Model:
         encoded_s = time.perf_counter()
         tokens = sum(map(padded_length, windows))
         check_tokens(tokens, self.limits)
-        self._check_candidates(windows, parameters or predictor.task.parameters())
+        self._check_candidates(
+            sum(map(masks_of, windows)), parameters or predictor.task.parameters()
+        )
         self._check_queue(tokens)
         passes = await asyncio.gather(*map(self._batcher.submit, windows))
         scores = [each.scores for each in passes]
@@ -337,14 +434,15 @@ class Model:
             decode() if size <= FEW_SCORES else await self.off_loop(decode, is_long=are_long)
         )
         last_began_s = max((each.began_s for each in passes), default=encoded_s)
-        return Answered(
+        answered = Answered(
             answers=answers,
-            tokens=sum(sum(map(len, window.ids)) for window in windows),
+            tokens=sum(map(real_length, windows)),
             cut=cut,
             tokenize_s=encoded_s - began_s,
             queue_s=max(0.0, last_began_s - encoded_s),
             compute_s=max((each.ended_s for each in passes), default=encoded_s) - last_began_s,
         )
+        return Computed(answered, windows, scores)
 
     def _check_lists(self, inputs: Sequence[Any], parameters: Parameters | None) -> None:
         """Raises: TooLargeError if inputs or parameters have longer lists than there may be inputs
@@ -365,10 +463,9 @@ class Model:
                 "several requests"
             )
 
-    def _check_candidates(self, windows: Sequence[Window], parameters: Parameters) -> None:
+    def _check_candidates(self, masks: int, parameters: Parameters) -> None:
         """Raises: TooLargeError if the masks of a request have too many candidates in all: each is
         answered with its whole text."""
-        masks = sum(len(window.positions.get("mlm_positions", ())) for window in windows)
         candidates = masks * (getattr(parameters, "top_k", None) or 1)
         if candidates > self.limits.max_candidates:
             raise TooLargeError(
@@ -400,7 +497,7 @@ class Model:
         return await loop.run_in_executor(executor, function, *arguments)
 
     async def check_ready(self) -> None:
-        await self.predict(list(self.task.examples), None)
+        await self.answer(list(self.task.examples), None, from_cache=False)
 
     async def check_health(self) -> None:
         """Find out whether this process can still compute; costs nothing while passes succeed.
@@ -446,7 +543,7 @@ class Model:
         self._recorder.passed(
             self.name,
             self.version_label,
-            tokens=sum(len(ids) for window in windows for ids in window.ids),
+            tokens=sum(map(real_length, windows)),
             computed=self.predictor.backend.computed_tokens(windows),
             fill=len(windows) * max(map(padded_length, windows)) / self.max_batch_tokens,
         )
@@ -488,3 +585,35 @@ def check_tokens(tokens: int, limits: Limits) -> None:
 def padded_length(window: Window) -> int:
     """Tokens of a window as a pass computes them."""
     return -(-window.tokens // PAD_MULTIPLE) * PAD_MULTIPLE
+
+
+def real_length(window: Window) -> int:
+    """Tokens of a window without padding, special ones included."""
+    return sum(map(len, window.ids))
+
+
+def masks_of(window: Window) -> int:
+    """How many masks it asks about."""
+    return len(window.positions.get("mlm_positions", ()))
+
+
+def entries_of(computed: Computed) -> list[Entry]:
+    """What to keep of each of the rows."""
+    windows: list[list[Window]] = [[] for _ in computed.answered.answers]
+    for window in computed.windows:
+        windows[window.row].append(window)
+    cuts: list[list[Place]] = [[] for _ in windows]
+    for place in computed.answered.cut:
+        cuts[place.row].append(place)
+    return [
+        Entry.of(
+            answer,
+            cut,
+            tokens=sum(map(real_length, its)),
+            padded_tokens=sum(map(padded_length, its)),
+            masks=sum(map(masks_of, its)),
+            # Beyond `MOST_CUT` texts it was not found out where they were cut.
+            has_all_cuts=len(cut) == len({cut.name for window in its for cut in window.cuts}),
+        )
+        for answer, cut, its in zip(computed.answered.answers, cuts, windows, strict=True)
+    ]

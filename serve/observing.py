@@ -92,6 +92,13 @@ class Recorder:
             fill: share of the budget of a pass that the batch took.
         """
 
+    def recalled(self, model: str, version: str, *, hits: int, misses: int) -> None:
+        """A request was looked up in the cache.
+
+        Args:
+            hits: inputs that need not be computed.
+        """
+
     def rolled_over(self, model: str, version: str) -> None:
         """This version answers from now on, in place of another."""
 

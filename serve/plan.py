@@ -96,6 +96,7 @@ class Plan:
     source: Source
     runtime: Runtime = field(default_factory=Runtime)
     limits: Limits = field(default_factory=Limits)
+    cache_mib: int = 0
     follow_s: float = 5.0
     candidate: Candidate | None = None
 
@@ -160,6 +161,7 @@ def _find(config: ServeConfig, name: str, model: ModelConfig) -> Found:
         source=source,
         runtime=runtime,
         limits=model.limits,
+        cache_mib=model.cache_mib,
         follow_s=model.follow_s,
         candidate=candidate,
     )

@@ -420,6 +420,9 @@ def headers(model: Model, answered: Answered | None = None) -> dict[str, str]:
     }
     named["Server-Timing"] = ", ".join(f"{name};dur={s * 1e3:.2f}" for name, s in spans.items())
     named["X-Tokens"] = str(answered.tokens)
+    if answered.hits is not None:
+        all_or_none = {0: "miss", len(answered.answers): "hit"}
+        named["X-Cache"] = all_or_none.get(answered.hits, "partial")
     if answered.cut:
         named["X-Cut-Inputs"] = cuts_of(answered)
     return named

@@ -52,6 +52,7 @@ def test_models_of_another_form_are_refused(models: list[str] | str, message: st
         ("num_replicas", 0, "num_replicas: wanted at least 1, got 0"),
         ("threads", 0, "threads: wanted at least 1, got 0"),
         ("max_batch_tokens", 0, "max_batch_tokens: wanted at least 1, got 0"),
+        ("cache_mib", -1, "cache_mib: wanted at least 0, got -1"),
         ("max_ongoing_requests", 0, "max_ongoing_requests: wanted at least 1, got 0"),
         ("num_gpus", -1.0, "num_gpus: wanted at least 0, got -1.0"),
         ("num_gpus", 1.5, "num_gpus: wanted a fraction below 1 or a whole number, got 1.5"),

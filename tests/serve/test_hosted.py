@@ -96,7 +96,7 @@ def card(url: str) -> Any:
 
 def test_a_plan_is_the_same_after_serve_has_kept_it(folders: list[Path]) -> None:
     candidate = Candidate(source=plan_of(folders[1]).source, share=0.5, mode="split")
-    plan = plan_of(folders[0], limits=Limits(max_inputs=3), candidate=candidate, follow_s=0.5)
+    plan = plan_of(folders[0], limits=Limits(max_inputs=3), candidate=candidate, cache_mib=2)
     assert PLAN.validate_python(PLAN.dump_python(plan, mode="json")) == plan
 
 
@@ -142,6 +142,29 @@ def test_what_does_not_change_the_model_does_not_load_it_again(folders: list[Pat
         assert model.slot.model is before
         response = httpx.post(url, json={"inputs": TEXTS}, timeout=30)
         assert (response.status_code, response.json()["error_type"]) == (413, "too_large")
+
+
+def test_a_cache_is_begun_and_ended_while_it_answers_and_is_of_one_version(
+    folders: list[Path],
+) -> None:
+    digests = list(map(digest_of, folders))
+    with hosted(plan_of(folders[0])) as (model, url):
+        before = model.slot.model
+        assert "X-Cache" not in ask(url).headers
+        model.change(plan_of(folders[0], cache_mib=1))
+        first = ask(url)
+        assert [first.headers["X-Cache"], ask(url).headers["X-Cache"]] == ["miss", "hit"]
+        assert model.slot.model is before
+
+        model.change(plan_of(folders[1], cache_mib=1))
+        live.eventually(lambda: card(url)["digest"] == digests[1])
+        other = ask(url)
+        assert (other.headers["X-Cache"], other.headers["X-Model-Digest"]) == ("miss", digests[1])
+        assert other.json() != first.json()
+        assert ask(url).headers["X-Cache"] == "hit"
+
+        model.change(plan_of(folders[1]))
+        assert "X-Cache" not in ask(url).headers
 
 
 def test_what_cannot_be_loaded_leaves_the_old_one_and_is_told(

@@ -4,6 +4,7 @@ Prometheus itself (Debian's package `prometheus`) asks what dashboard and alerts
 those names and labels are looked for on the page.
 """
 
+import itertools
 import json
 import os
 import re
@@ -37,6 +38,7 @@ DASHBOARD = json.loads((DEPLOY / "grafana/raybert-serve.json").read_text())
 ALERTS = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
 NAME = "watched"
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
+NUMBERS = itertools.count()
 WITHIN_S = 90.0
 
 Page = dict[str, list[dict[str, str]]]
@@ -80,6 +82,7 @@ def server(
     models = f"docs=models:/{NAME}@champion,other={bundle}"
     command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
     command += ["--tracking_uri", registry, "--follow_s", "0.5", "--num_cpus", "0.5"]
+    command += ["--cache_mib", "1"]
     folder = tmp_path_factory.mktemp("server")
     server = Server.start(command, port, folder, RAY_metrics_report_interval_ms="1000")
     try:
@@ -93,7 +96,8 @@ def ask(server: Server) -> None:
     """Requests of every outcome, through model and front."""
     with httpx.Client(base_url=server.url, timeout=30) as client:
         for path in ("/v1/models/docs", "/v1/models/other", "/"):
-            assert client.post(path, json={"inputs": TEXTS}).status_code == 200
+            inputs = [*TEXTS, f"A port, {next(NUMBERS)}."]  # what is kept, and what is not
+            assert client.post(path, json={"inputs": inputs}).status_code == 200
             assert client.post(path, json={"inputs": 7}).status_code == 422
         assert client.post("/embed", json={"inputs": "a"}).status_code == 422
         assert client.post("/predict", json={"inputs": "a", "model": "x"}).status_code == 404
