@@ -22,8 +22,8 @@ import numpy as np
 from benchmarks.harness import Planned, compare, main
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.windows import Window
-from bert_core.export import Quantize, export_graph, largest_difference
-from bert_core.graph import GraphBackend
+from bert_core.engines.onnxruntime import OnnxRuntime
+from bert_core.export import export_graph, largest_difference
 from bert_core.metrics.bootstrap import not_worse
 from bert_core.predictor import Predictor
 from bert_core.scores import Backend
@@ -43,11 +43,11 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     most = QUICK_PARAGRAPHS if quick else PARAGRAPHS
     paragraphs = _paragraphs(data)[:most]
     with tempfile.TemporaryDirectory() as scratch:
-        graphs: dict[str, GraphBackend] = {}
-        kinds: dict[str, Quantize | None] = {"fp32": None, "int8": "int8"}
+        graphs: dict[str, OnnxRuntime] = {}
+        kinds: dict[str, Any] = {"fp32": None, "int8": "int8"}
         for name, quantize in kinds.items():
             export_graph(predictor.model, path := Path(scratch, f"{name}.onnx"), quantize)
-            graphs[name] = GraphBackend(path, predictor.model, threads)
+            graphs[name] = OnnxRuntime(path, predictor.model, threads)
         costs = {name: _cost(predictor, graph, pairs) for name, graph in graphs.items()}
         for what, rows in {"STS-B sentences": pairs, "WikiText-2 paragraphs": paragraphs}.items():
             windows = task.encode(rows, tokenizer, predictor.max_length)
@@ -79,7 +79,7 @@ def _rate(backend: Backend, windows: Sequence[Window], pad_id: int, tokens: int)
     return tokens / (time.perf_counter() - began)
 
 
-def _cost(predictor: Predictor, graph: GraphBackend, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _cost(predictor: Predictor, graph: OnnxRuntime, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """How much STS-B's Spearman drops with the graph's vectors, as `raybert export` measures it."""
     task, tokenizer = predictor.task, predictor.bundle.tokenizer
     windows = task.encode(rows, tokenizer, predictor.max_length)

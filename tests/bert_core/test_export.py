@@ -16,9 +16,9 @@ from bert_core import export
 from bert_core.bundle.format import bundle_digest, load_bundle, save_bundle
 from bert_core.bundle.layout import GRAPHS
 from bert_core.bundle.weights import build_model
+from bert_core.engines.onnxruntime import OnnxRuntime
 from bert_core.errors import ConfigError, FormatError
 from bert_core.export import TOLERANCE, Quantize, export_graph, largest_difference
-from bert_core.graph import GraphBackend
 from bert_core.model.config import EncoderConfig, FeedForwardConfig
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
@@ -90,7 +90,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_a_graph_answers_as_torch_does_in_batches_of_any_size_and_length(exported: Path) -> None:
     torchs = Predictor(exported / "weights", device="cpu")
     graphs = Predictor(exported / "graph")
-    assert isinstance(graphs.backend, GraphBackend)
+    assert isinstance(graphs.backend, OnnxRuntime)
     examples = [stretched(each, times) for times in (1, 3, 2) for each in torchs.task.examples]
     rows = torchs.rows(examples)
     windows = torchs.task.encode(rows, TOKENIZER, torchs.max_length)
@@ -110,7 +110,7 @@ def test_a_graph_takes_any_number_of_rows_of_any_length(
 ) -> None:
     """As other tools feed it, whose lengths are no multiples of ours."""
     graphs = Predictor(exported / "graph").backend
-    assert isinstance(graphs, GraphBackend)
+    assert isinstance(graphs, OnnxRuntime)
     graph = export.Graph(Predictor(exported / "weights", device="cpu").model).eval()
     generator = torch.Generator().manual_seed(sum(shape))
     ids = torch.randint(5, TOKENIZER.vocab_size, shape, generator=generator)
@@ -228,7 +228,7 @@ def test_threads_are_as_many_as_asked_for(classifier: Path) -> None:
     try:
         for threads in (1, 2):
             backend = Predictor(classifier / "graph", threads=threads).backend
-            assert isinstance(backend, GraphBackend)
+            assert isinstance(backend, OnnxRuntime)
             options = backend.session.get_session_options()
             assert options.intra_op_num_threads == threads == torch.get_num_threads()
     finally:
@@ -279,7 +279,7 @@ def test_a_graph_that_was_changed_or_is_none_is_refused(classifier: Path, tmp_pa
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     model = Predictor(classifier / "weights", device="cpu").model
     with pytest.raises(FormatError, match=r"wanted a graph that onnxruntime .* can run.*: export"):
-        GraphBackend(tmp_path / "model.onnx", model, 1)
+        OnnxRuntime(tmp_path / "model.onnx", model, 1)
 
 
 WITHOUT = """
@@ -316,7 +316,7 @@ def test_a_graph_answers_every_task_that_shares_its_head(tmp_path: Path) -> None
     torchs, graphs = Predictor(tmp_path / "weights", device="cpu"), Predictor(tmp_path / "graph")
     assert list(graphs.also) == list(torchs.also) == ["zero-shot-classification"]
     asked = Predictor(tmp_path / "graph", task="zero-shot-classification")
-    assert isinstance(asked.backend, GraphBackend)
+    assert isinstance(asked.backend, OnnxRuntime)
     for one in (graphs.also[asked.task.name], asked):
         (mine,), (wanted,) = (
             each.predict(asked.task.examples) for each in (one, torchs.also[asked.task.name])
