@@ -140,7 +140,7 @@ def test_8_bits_pass_where_the_fall_is_allowed_and_the_bundle_goes_to_the_regist
     )
     assert published.counts["is_champion"]
     card = (tmp_path / "publish" / "model_card.md").read_text()
-    assert "onnxruntime runs `onnx/model_quantized.onnx` in the folder" in card
+    assert "onnxruntime or OpenVINO runs `onnx/model_quantized.onnx` in the folder" in card
     predicted = predict.run(
         PredictConfig(
             output=str(tmp_path / "predict"),
