@@ -1,35 +1,36 @@
-"""A model as an ONNX graph, for onnxruntime (`graph`) and other tools that read the format.
+"""A model as an ONNX graph, for the `engines` and other tools that read the format.
 
 Inputs, outputs and files are named as in Hugging Face's optimum.
 """
 
 import logging
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bert_core.batches import collate
+from bert_core.data.windows import Window
+from bert_core.engines.base import TOKENS_PER_THREAD, check_installed, groups_of_width
 from bert_core.errors import FormatError
-from bert_core.graph import EXPORTING, check_installed
 from bert_core.objectives.base import ObjectiveModel
+from bert_core.quantization import Feed, quantized, ranges_of, save_graph
 from bert_core.scores import TorchBackend
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-Quantize = Literal["int8"]
+EXPORTING = ("onnx", "onnxscript", "onnxruntime")
+"""Packages needed to create a graph."""
 OPSET = 23
 """The first opset with attention as one operator."""
-MOST_BYTES = 2_000_000_000
-"""Most bytes of weights inside a graph's file: the format is limited to less than 2 GiB."""
 TOLERANCE = 1e-4
 """Largest difference allowed between a graph's scores and torch's; relative for scores above 1."""
 EXAMPLE = (2, 8)
@@ -69,20 +70,21 @@ class Graph(nn.Module):
         return every.unbind(-1) if len(self.outputs) > 1 else (every,)
 
 
-def export_graph(model: ObjectiveModel, path: Path, quantize: Quantize | None = None) -> None:
+def export_graph(
+    model: ObjectiveModel, path: Path, calibration: tuple[Sequence[Window], int] | None = None
+) -> None:
     """Write the graph of a model with one objective, for any number of rows of any length.
 
     Args:
         model: on the CPU.
         path: of the graph; weights that do not fit into its file are stored next to it, in
             `<name>_data`.
-        quantize: None keeps fp32.
+        calibration: windows that decide the ranges of 8-bit products, and the id of padding; None
+            keeps fp32.
     Raises: FormatError if the model's computation has no graph; ResourceError if a package is
         missing.
     """
     check_installed(EXPORTING, "an export to ONNX")
-    import onnx
-
     graph = Graph(model).eval()
     if not graph.outputs:
         raise FormatError(
@@ -92,10 +94,18 @@ def export_graph(model: ObjectiveModel, path: Path, quantize: Quantize | None = 
         )
     with _quiet():
         proto = _traced(graph)
-        proto = proto if quantize is None else _quantized(proto)
-    onnx.save_model(
-        proto, path, save_as_external_data=_is_large(proto), location=f"{path.name}_data"
-    )
+        if calibration is not None:
+            feeds = _feeds(graph, *calibration)
+            proto = quantized(proto, ranges_of(proto, feeds, torch.get_num_threads()))
+        save_graph(proto, path)
+
+
+def _feeds(graph: Graph, windows: Sequence[Window], pad_id: int) -> Iterator[Feed]:
+    """The graph's inputs for windows, batch by batch."""
+    for group in groups_of_width(windows, TOKENS_PER_THREAD):
+        batch = collate([windows[place] for place in group], pad_id)
+        batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
+        yield {name: batch[name].numpy() for name in graph.inputs}
 
 
 @contextmanager
@@ -128,33 +138,6 @@ def _traced(graph: Graph) -> "ModelProto":
         )
     assert program is not None
     return program.model_proto
-
-
-def _quantized(graph: "ModelProto") -> "ModelProto":
-    """The graph with 8-bit weights in matrix products, one scale per output channel, and with
-    8-bit inputs to them, at a scale that each pass computes."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch, "int8.onnx")
-        quantize_dynamic(
-            graph,
-            path,
-            op_types_to_quantize=["MatMul"],
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-            # NOTE: uses 7 of the bits. x86 CPUs without VNNI add two products in 16 bits, where
-            # 8 by 8 can overflow: the loss of accuracy here would not be that on other machines.
-            reduce_range=True,
-            use_external_data_format=_is_large(graph),
-        )
-        return onnx.load(path)
-
-
-def _is_large(graph: "ModelProto") -> bool:
-    """Whether the weights do not fit into the graph's file."""
-    return sum(len(each.raw_data) for each in graph.graph.initializer) > MOST_BYTES
 
 
 def largest_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:

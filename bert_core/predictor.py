@@ -1,23 +1,25 @@
 """Inputs in, answers out: called by evaluation, batch prediction, the registry and the server."""
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from bert_core.batches import PAD_MULTIPLE
 from bert_core.bundle.format import Bundle, load_bundle
-from bert_core.bundle.layout import WEIGHTS
+from bert_core.bundle.layout import WEIGHTS, Run
 from bert_core.bundle.weights import build_model
+from bert_core.choice import AUTO, possible_runs, seconds_per_token
 from bert_core.data.windows import Window
 from bert_core.determinism import fix_products
-from bert_core.errors import ConfigError, FormatError, InputError
-from bert_core.graph import GraphBackend
+from bert_core.engines.catalog import ENGINES
+from bert_core.errors import ConfigError, FormatError, InputError, ResourceError
 from bert_core.model.attention import packing
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.scores import Backend, Precision, TorchBackend
@@ -28,10 +30,11 @@ from bert_core.tasks.shapes import Row, as_row
 
 
 class Predictor:
-    """A bundle that answers: with torch if it holds weights, with onnxruntime if it holds a graph.
+    """A bundle that answers: with torch if it holds weights, with one of `ENGINES` if a graph.
 
     With torch in fp32 on a CPU, an answer is the same to the bit whatever else is asked with it
-    (`determinism` says on which CPUs). Safe to call from several threads at once.
+    (`determinism` says on which CPUs); with a graph, unless `Bundle.ranges_of_batch`, too. Safe to
+    call from several threads at once.
     """
 
     def __init__(
@@ -41,7 +44,9 @@ class Predictor:
         threads: int | None = None,
         task: str | None = None,
         options: Mapping[str, Any] | None = None,
-        precision: Precision = "fp32",
+        precision: str | None = None,
+        backend: str | None = None,
+        prefer: Run | None = None,
     ) -> None:
         """Load the bundle.
 
@@ -52,7 +57,13 @@ class Predictor:
                 `fill-mask` if it was only pretrained.
             options: by name, for a task that is not trained or has no head; others keep those that
                 they were trained with.
-            precision: of matrix products with torch; a graph has the one it was exported with.
+            precision: of matrix products: fp32 or bf16 with torch; one of those in `Bundle.runs`
+                with a graph. None takes fp32 for weights, and any of a graph's.
+            backend: `torch` or one of `ENGINES`. None takes the one by which the bundle's metrics
+                were measured, if it is installed; `auto` measures all that may run the bundle, on
+                the task's examples, and takes the fastest.
+            prefer: what `auto` takes without measuring, if it may run the bundle; if it may not,
+                what None takes.
             device: torch's name; None takes the GPU if there is one, except for a graph.
             threads: CPU threads, of the whole process for torch, which has one pool, or of the
                 graph; None leaves them unchanged.
@@ -73,12 +84,37 @@ class Predictor:
             )
         bundle = replace(bundle, encoder_config=config)
         own_folder = None if isinstance(folder, Bundle) else Path(folder)
-        self.backend = _backend(bundle, self.task, own_folder, device, precision)
+        build = partial(_backend, bundle, self.task, own_folder, device)
+        runs = possible_runs(bundle, where, backend or AUTO, precision)
+        # A multiple of `pad`'s step, so that padding never exceeds the last position.
+        self.max_length = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
+        if backend == AUTO and prefer is None and len(runs) > 1:
+            self.backend = self._fastest(bundle, runs, build)
+        else:
+            self.backend = build(prefer if prefer in runs else runs[0])
         self.model = self.backend.model
         # The model holds a copy of the weights: keeping the bundle's would double the memory.
         self.bundle = replace(bundle, state={})
-        # A multiple of `pad`'s step, so that padding never exceeds the last position.
-        self.max_length = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
+
+    @property
+    def run(self) -> Run:
+        """What computes its scores."""
+        return Run(self.backend.engine, self.backend.precision)
+
+    def _fastest(
+        self, bundle: Bundle, runs: Sequence[Run], build: Callable[[Run], Backend]
+    ) -> Backend:
+        """The fastest of those that this machine can run, on the task's examples."""
+        rows, tokenizer = self.rows(self.task.examples), bundle.tokenizer
+        windows = self.task.encode(rows, tokenizer, self.max_length)
+        measured: list[tuple[float, Backend]] = []
+        for run in runs:
+            try:
+                backend = build(run)
+            except ResourceError:  # the CPU does not have the precision
+                continue
+            measured.append((seconds_per_token(backend, windows, tokenizer.pad_id), backend))
+        return min(measured, key=itemgetter(0))[1]
 
     @cached_property
     def also(self) -> dict[str, "Predictor"]:
@@ -147,30 +183,26 @@ class Predictor:
 
 
 def _backend(
-    bundle: Bundle, task: Task, folder: Path | None, device: str | None, precision: Precision
+    bundle: Bundle, task: Task, folder: Path | None, device: str | None, run: Run
 ) -> Backend:
-    """torch or onnxruntime, by the contents of the bundle; a graph only if its folder is known."""
     config = bundle.encoder_config
     if bundle.graph is None or folder is None:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if on_cpu := place.type == "cpu":
             fix_products()
         model = build_model(bundle, [task.build_objective(config)], require_heads=True)
+        precision = cast("Precision", run.precision)
         packed_from = 0.0 if on_cpu else packing(config, place, precision)
         return TorchBackend(model.to(place).eval(), packed_from, precision=precision)
     if device not in (None, "cpu"):
         raise ConfigError(
-            f"device: wanted cpu for {folder / bundle.graph}, where onnxruntime runs it, got "
+            f"device: wanted cpu for {folder / bundle.graph}, where {run.engine} runs it, got "
             f"{device}: leave it unset, or give the bundle with {WEIGHTS} that it was exported from"
-        )
-    if precision != "fp32":
-        raise ConfigError(
-            f"precision: wanted fp32 for {folder / bundle.graph}, whose precision was chosen when "
-            f"it was exported, got {precision}: leave it out, or export the model again"
         )
     with torch.device("meta"):
         model = ObjectiveModel(config, [task.build_objective(config)])
-    return GraphBackend(folder / bundle.graph, model.eval(), torch.get_num_threads())
+    engine = ENGINES[run.engine]
+    return engine(folder / bundle.graph, model.eval(), torch.get_num_threads(), run.precision)
 
 
 def _task_of(

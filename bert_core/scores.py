@@ -1,6 +1,6 @@
 """Windows to scores, for evaluation during training, for prediction and for the server.
 
-A backend computes them: here torch, from weights; the one for graphs is in `graph`.
+A backend computes them: here torch, from weights; those for graphs are in `engines`.
 """
 
 from abc import ABC, abstractmethod
@@ -26,8 +26,12 @@ Precision = Literal["fp32", "bf16"]
 class Backend(ABC):
     """What computes a model's scores. The model has one objective."""
 
+    engine: ClassVar[str]
+    """Its name."""
     requirements: ClassVar[tuple[str, ...]] = ()
     """Packages that it needs besides torch."""
+    precision: str
+    """Of its matrix products."""
 
     def __init__(self, model: ObjectiveModel, packed_from: float, budget_tokens: int) -> None:
         """`model` defines the computation; its weights may be elsewhere (device `meta`)."""
@@ -82,6 +86,8 @@ class Backend(ABC):
 
 class TorchBackend(Backend):
     """torch, on the device that the model's weights are on."""
+
+    engine: ClassVar[str] = "torch"
 
     def __init__(
         self,

@@ -1,20 +1,27 @@
-"""Bundle → the same bundle with an ONNX graph instead of weights, in 8 bits if metrics allow it."""
+"""Bundle → the same bundle with an ONNX graph instead of weights, faster if metrics allow it."""
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bert_core import files
-from bert_core.checks import NonNegativeFloat
+from bert_core.checks import NonNegativeFloat, PositiveInt
 from bert_core.data.splits import HELD_OUT
-from bert_core.errors import ConfigError, FormatError
+from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.manifest import BUNDLE, Manifest
 from bert_core.metrics.bootstrap import Verdict, not_worse
 from pipelines.answering.predictors import ROWS_PER_TASK
-from pipelines.corpus.labelled import LabelledConfig, labelled_input, read_labelled, rows_of
+from pipelines.corpus.labelled import (
+    LabelledConfig,
+    Unlabelled,
+    labelled_input,
+    read_labelled,
+    rows_of,
+)
 from pipelines.runtime.progress import SEEN, meter, say
 from pipelines.runtime.stage import (
     INPUT,
@@ -29,8 +36,13 @@ from tracking.hub import origin
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
-    from bert_core.graph import GraphBackend
+    from bert_core.bundle.layout import Run
     from bert_core.predictor import Predictor
+    from bert_core.scores import Backend
+
+Rows = list[dict[str, Any]]
+CALIBRATION = "calibration"
+"""Name of the rows in the lineage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +52,17 @@ class ExportConfig(StageConfig):
     model: str = field(metadata=INPUT)
     """Bundle with weights: a folder, a URI, models:/name@alias, or owner/name of the Hugging Face
     hub."""
-    quantize: Literal["int8"] | None = None
-    """`int8` computes matrix products in 8 bits; unset is fp32."""
+    quantize: Literal["int8", "bf16"] | None = None
+    """`int8` computes matrix products in 8 bits; `bf16` keeps the graph in fp32, to be run in
+    bfloat16 by OpenVINO; unset is fp32."""
     held_out: LabelledConfig | None = None
     """Labelled rows that were not used to select the model; the export fails if the metric on them
     drops by more than `max_drop`. Required by `quantize`."""
+    calibration: LabelledConfig | None = None
+    """Rows, with or without labels, that decide the ranges of numbers that 8 bits cover; by default
+    a quarter of the held-out rows, on which nothing is measured then."""
+    calibration_rows: PositiveInt = 256
+    """Most rows to calibrate on, taken at even distances."""
     max_drop: NonNegativeFloat = 0.01
     """Largest drop allowed in the task's metric, in its units. The whole 95 % interval of the drop
     (paired bootstrap) must be within it, so a small set of rows may not suffice."""
@@ -61,29 +79,40 @@ class ExportConfig(StageConfig):
                 f"what {self.quantize} costs, got none: give --held_out.source, or leave quantize "
                 "out"
             )
+        if self.calibration is not None and self.quantize != "int8":
+            raise ConfigError(
+                f"calibration: wanted none without 8 bits, got {self.calibration.source}: set "
+                "quantize = int8, or leave calibration out"
+            )
 
 
 def run(config: ExportConfig) -> Manifest:
     """Write the bundle with a graph, unless the metric drops by more than `max_drop`."""
-    from bert_core.graph import EXPORTING, check_installed
+    from bert_core.engines.base import check_installed
+    from bert_core.export import EXPORTING
 
     check_installed(EXPORTING, "an export to ONNX")
+    check_installed((_deciding(config).engine,), f"an export in {config.quantize or 'fp32'}")
     folder, model = bundle_input(config, config.model)
     inputs = [model]
     if config.held_out is not None:
         inputs.append(labelled_input(HELD_OUT, config.held_out, HELD_OUT))
+    if config.calibration is not None:
+        inputs.append(labelled_input(CALIBRATION, config.calibration, "train"))
     return run_stage("export", config, inputs, partial(_export, config, folder, inputs))
 
 
 def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], digest: str) -> Result:
     from bert_core.bundle.layout import GRAPHS
     from bert_core.export import export_graph
-    from bert_core.graph import GraphBackend
     from bert_core.predictor import Predictor
 
-    threads = config.threads_per_worker
     predictor = Predictor(
-        folder, device="cpu", threads=threads, task=config.task, options=config.options
+        folder,
+        device="cpu",
+        threads=config.threads_per_worker,
+        task=config.task,
+        options=config.options,
     )
     bundle = predictor.bundle
     if bundle.graph is not None:
@@ -92,32 +121,116 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
             f"{bundle.graph} instead: give the bundle that it was exported from"
         )
     rows, seen = (None, 0) if config.held_out is None else _unseen(config.held_out, predictor)
+    precision, chosen = "fp32", None
+    calibration = None
+    if config.quantize == "int8" and rows is not None:
+        precision = "int8"
+        chosen, rows = _to_calibrate(config, predictor, rows)
+        windows = predictor.task.encode(chosen, bundle.tokenizer, predictor.max_length)
+        calibration = windows, bundle.tokenizer.pad_id
     with tempfile.TemporaryDirectory() as scratch:
-        graph_path = Path(scratch, GRAPHS[config.quantize])
+        graph_path = Path(scratch, GRAPHS[precision])
         graph_path.parent.mkdir()
-        export_graph(predictor.model, graph_path, config.quantize)
+        export_graph(predictor.model, graph_path, calibration)
         size_bytes = sum(path.stat().st_size for path in graph_path.parent.iterdir())
-        graph = GraphBackend(graph_path, predictor.model, threads)
-        measured = _measured(config, predictor, graph, rows)
+        measured = _measured(
+            config, predictor, _backends(config, predictor, graph_path, precision), rows
+        )
         lineage = {
             "stage": "export",
-            "data": _data(config, inputs),
+            "data": _data(config, inputs, chosen),
             "parent": bundle.digest,
             "parent_lineage": bundle.lineage | origin(folder),
             **recipe(config, digest),
         }
-        written = _save(config, predictor, graph_path, measured.metrics, lineage)
-    if measured.verdict is not None:
-        say(f"export: {measured.verdict}")
+        written = _save(config, predictor, graph_path, precision, measured, lineage)
+    first = next(iter(measured.values()))
+    for run, each in measured.items():
+        if each.verdict is not None:
+            say(f"export: {run}: {each.verdict}")
     say(f"export: {size_bytes / 1e6:,.1f} MB, bundle in {files.join(config.output, BUNDLE)}")
     counts = {
         "size_bytes": size_bytes,
         "fp32_bytes": 4 * sum(tensor.numel() for tensor in predictor.model.parameters()),
-        "largest_difference": measured.difference,
-        **measured.counts,
+        "largest_difference": first.difference,
+        "runs": [str(run) for run in measured],
+        **first.counts,
+        **({} if chosen is None else {"calibration_rows": len(chosen)}),
         **({} if config.held_out is None else {SEEN: seen}),
     }
     return Result(outputs=local_outputs(config, written), counts=counts)
+
+
+def _to_calibrate(
+    config: ExportConfig, predictor: "Predictor", held_out: Rows
+) -> tuple[Rows, Rows]:
+    """The rows to calibrate on, and the held-out rows without them.
+
+    Raises: ConfigError if no rows are left.
+    """
+    task = predictor.task
+    if config.calibration is None:
+        chosen = _spread(held_out, min(config.calibration_rows, max(1, len(held_out) // 4)))
+    else:
+        shapes = task.shapes(task.chosen)[0], Unlabelled
+        rows = read_labelled(config.calibration, "train", shapes)
+        known = set(task.digests(held_out, task.chosen).tolist())
+        digests = task.digests(rows, task.chosen).tolist()
+        rows = [row for row, own in zip(rows, digests, strict=True) if own not in known]
+        if not rows:
+            raise ConfigError(
+                f"calibration: wanted rows that are not held out, got {config.calibration.source}, "
+                "whose rows all are: give others, or leave calibration out"
+            )
+        return _spread(rows, config.calibration_rows), held_out
+    calibrates = set(map(id, chosen))
+    rest = [row for row in held_out if id(row) not in calibrates]
+    if not rest:
+        raise ConfigError(
+            f"held_out: wanted rows to calibrate on and others to measure, got {len(held_out)}: "
+            "give more, or give calibration"
+        )
+    return chosen, rest
+
+
+def _spread(rows: Rows, most: int) -> Rows:
+    """At most so many of the rows, at even distances."""
+    count = min(most, len(rows))
+    return [rows[place * len(rows) // count] for place in range(count)]
+
+
+def _backends(
+    config: ExportConfig, predictor: "Predictor", path: Path, precision: str
+) -> dict["Run", "Backend"]:
+    """The graph by every engine that is installed, at every precision that is asked for and that
+    this machine has; first the one that decides."""
+    from bert_core.bundle.layout import Run
+    from bert_core.engines.base import is_installed
+    from bert_core.engines.catalog import ENGINES
+
+    loaded: dict[Run, Backend] = {}
+    threads = config.threads_per_worker
+    for name, engine in ENGINES.items():
+        for each in engine.runs[precision] if is_installed(name) else ():
+            run = Run(name, each)
+            if each == "bf16" != config.quantize:  # only behind the gate
+                continue
+            try:
+                loaded[run] = engine(path, predictor.model, threads, each)
+            except ResourceError as error:
+                if run == _deciding(config):
+                    raise
+                say(f"export: {error}")
+    return {_deciding(config): loaded.pop(_deciding(config)), **loaded}
+
+
+def _deciding(config: ExportConfig) -> "Run":
+    """How the graph is run for the metrics in the bundle, and for what may fail the export."""
+    from bert_core.bundle.layout import Run
+
+    return Run(
+        "openvino" if config.quantize == "bf16" else "onnxruntime", config.quantize or "fp32"
+    )
 
 
 def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[str, Any]], int]:
@@ -140,12 +253,19 @@ def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[s
     return [row for row, out in zip(rows, seen, strict=True) if not out], int(seen.sum())
 
 
-def _data(config: ExportConfig, inputs: list[DatasetInput]) -> list[dict[str, Any]]:
-    """The held-out rows, for the lineage."""
-    if config.held_out is None:
-        return []
-    (rows,) = (item for item in inputs if item.name == HELD_OUT)
-    return [{"name": HELD_OUT, "digest": rows.digest, "source": config.held_out.source}]
+def _data(
+    config: ExportConfig, inputs: list[DatasetInput], calibrated_on: Rows | None
+) -> list[dict[str, Any]]:
+    """The held-out rows and those to calibrate on, for the lineage."""
+    digests = {item.name: item.digest for item in inputs}
+    data: list[dict[str, Any]] = []
+    if config.held_out is not None:
+        data.append({"name": HELD_OUT, "source": config.held_out.source})
+    if calibrated_on is not None:
+        rows = config.calibration or config.held_out
+        assert rows is not None
+        data.append({"name": CALIBRATION, "source": rows.source, "rows": len(calibrated_on)})
+    return [each | {"digest": digests.get(each["name"], digests.get(HELD_OUT))} for each in data]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,43 +296,64 @@ class _Measured:
 def _measured(
     config: ExportConfig,
     predictor: "Predictor",
-    graph: "GraphBackend",
-    held_out: list[dict[str, Any]] | None,
-) -> _Measured:
+    backends: Mapping["Run", "Backend"],
+    held_out: Rows | None,
+) -> dict["Run", _Measured]:
     """Compare the graph with the weights, on the held-out rows or else on the task's examples.
 
-    Raises: FormatError if an fp32 graph gives other scores; ConfigError if the metric drops too
-        far.
+    Returns: how it may be run, the way that decides first.
+    Raises: FormatError if that is fp32 and gives other scores; ConfigError if with it the metric
+        drops too far.
     """
-    from bert_core.export import TOLERANCE, largest_difference
+    from bert_core.export import largest_difference
 
     task, bundle = predictor.task, predictor.bundle
     rows = predictor.rows(task.examples) if held_out is None else held_out
-    answers: tuple[list[Any], list[Any]] = ([], [])
-    difference = 0.0
+    pad_id, old = bundle.tokenizer.pad_id, list[Any]()
+    answers: dict[Run, list[Any]] = {run: [] for run in backends}
+    differences = dict.fromkeys(backends, 0.0)
     with meter("comparing", len(rows), "rows") as progress:
         for start in range(0, len(rows), ROWS_PER_TASK):
             part = rows[start : start + ROWS_PER_TASK]
             windows = task.encode(part, bundle.tokenizer, predictor.max_length)
-            pad_id = bundle.tokenizer.pad_id
-            both = [backend.scores(windows, pad_id) for backend in (predictor.backend, graph)]
-            difference = max(difference, largest_difference(*both))
-            for decoded, scores in zip(answers, both, strict=True):
-                decoded += task.decode(part, windows, scores)
+            wanted = predictor.backend.scores(windows, pad_id)
+            old += task.decode(part, windows, wanted)
+            for run, backend in backends.items():
+                scores = backend.scores(windows, pad_id)
+                differences[run] = max(differences[run], largest_difference(wanted, scores))
+                answers[run] += task.decode(part, windows, scores)
             progress.add(len(part))
-    if config.quantize is None and difference > TOLERANCE:
+    passed: dict[Run, _Measured] = {}
+    for run in backends:
+        try:
+            verdict, metrics = None, bundle.metrics
+            if config.held_out is not None:
+                with rows_of(config.held_out.source):
+                    before, after = task.compare(rows, old), task.compare(rows, answers[run])
+                metrics = task.metrics(after)
+                verdict = not_worse(task.main_metric(metrics), task.metrics, after, before)
+            _check(config, run, differences[run], verdict)
+        except (ConfigError, FormatError) as error:
+            if run == _deciding(config):
+                raise
+            say(f"export: the bundle is not for {run}: {error}")
+            continue
+        passed[run] = _Measured(difference=differences[run], metrics=metrics, verdict=verdict)
+    return passed
+
+
+def _check(config: ExportConfig, run: "Run", difference: float, verdict: Verdict | None) -> None:
+    """Raises: see `_measured`."""
+    from bert_core.export import TOLERANCE
+
+    if run.precision == "fp32" and difference > TOLERANCE:
         raise FormatError(
             f"wanted the graph's scores within {TOLERANCE:g} of torch's, got a difference of "
-            f"{difference:.2g}: report this, with the model; until then use the bundle as it is"
+            f"{difference:.2g} by {run}: report this, with the model; until then use the bundle as "
+            "it is"
         )
-    if config.held_out is None:
-        return _Measured(difference=difference, metrics=bundle.metrics)
-    with rows_of(config.held_out.source):
-        old, new = (task.compare(rows, each) for each in answers)
-    metrics = task.metrics(new)
-    verdict = not_worse(task.main_metric(metrics), task.metrics, new, old)
-    check_drop(config, verdict)
-    return _Measured(difference=difference, metrics=metrics, verdict=verdict)
+    if verdict is not None:
+        check_drop(config, verdict)
 
 
 def check_drop(config: ExportConfig, verdict: Verdict) -> None:
@@ -239,7 +380,8 @@ def _save(
     config: ExportConfig,
     predictor: "Predictor",
     graph_path: Path,
-    metrics: dict[str, float],
+    precision: str,
+    measured: Mapping["Run", _Measured],
     lineage: dict[str, Any],
 ) -> list[Path]:
     """Write the bundle with the graph; returns its files."""
@@ -257,9 +399,10 @@ def _save(
         predictor.model,
         predictor.bundle.tokenizer,
         task=predictor.task,
-        metrics=metrics,
+        metrics=next(iter(measured.values())).metrics,
         lineage=lineage,
         trained_rows=predictor.bundle.trained_rows,
-        graph=(GRAPHS[config.quantize], move),
+        graph=(GRAPHS[precision], move),
+        runs=list(measured),
     )
     return [local / name for name in names_in(local)]

@@ -52,7 +52,7 @@ class BuildArguments(pydantic.BaseModel):
     max_ongoing_requests: int = ServeConfig.max_ongoing_requests
     keys: str | None = None
     num_cpus: float | None = None
-    precision: Literal["fp32", "bf16"] = ServeConfig.precision
+    precision: Literal["fp32", "bf16", "int8", "int8_bf16"] | None = ServeConfig.precision
     cache_mib: int = ServeConfig.cache_mib
     follow_s: float = ServeConfig.follow_s
 

@@ -1,11 +1,10 @@
 """Answers that were computed before, by digest, task, parameters and input.
 
 An answer is a function of these alone, so that a kept one is the one that would be computed. It is
-kept as bytes: their size is known, they take a third of the memory of a list of numbers, and
-whoever gets an answer gets a copy of their own.
+kept as JSON: its size is known, and whoever gets an answer gets a copy of their own.
 """
 
-import pickle
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,8 +42,8 @@ class Entry:
     def of(cls, answer: Any, cut: Sequence[Place], **counts: Any) -> "Entry":
         """`counts`: the fields besides `packed`."""
         places = [(place.name, place.character, place.from_end) for place in cut]
-        packed = pickle.dumps((answer, places), protocol=pickle.HIGHEST_PROTOCOL)
-        return cls(packed=packed, **counts)
+        # NOTE: not orjson, which takes neither NaN nor halves of surrogate pairs.
+        return cls(packed=json.dumps([answer, places]).encode(), **counts)
 
     @property
     def size_bytes(self) -> int:
@@ -117,7 +116,7 @@ def unpacked(entries: Sequence[Entry]) -> tuple[list[Any], list[Place]]:
     """A copy of the answer of each row, and where texts of the rows were cut, in order."""
     answers, cut = [], []
     for row, entry in enumerate(entries):
-        answer, places = pickle.loads(entry.packed)  # noqa: S301 (`Entry.of` wrote it in this process)
+        answer, places = json.loads(entry.packed)
         answers.append(answer)
         cut += [Place(row, *place) for place in places]
     return answers, cut

@@ -46,9 +46,14 @@ class ModelSettings:
     models share a core."""
     num_gpus: NonNegativeFloat = 0.0
     """GPUs that a replica reserves; 0 computes on the CPU, a fraction shares one GPU."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """`bf16` runs matrix products in bfloat16: faster on a GPU, or on a CPU with AMX, and scores
-    differ from the third digit on. A graph keeps the precision that it was exported with."""
+    backend: Literal["auto", "torch", "onnxruntime", "openvino"] = "auto"
+    """What computes: `torch` for bundles with weights, `onnxruntime` or `openvino` for exported
+    ones. `auto` measures on the model's examples those that may run the bundle, and takes the
+    fastest."""
+    precision: Literal["fp32", "bf16", "int8", "int8_bf16"] | None = None
+    """Of matrix products: `bf16` is faster on a GPU, or on a CPU with AMX, and scores differ from
+    the third digit on. By default fp32 for weights; a graph is run at those whose metrics passed
+    when it was exported."""
     max_batch_tokens: PositiveInt = 2048
     """Maximum tokens per forward pass, padding included; a longer text gets its own pass."""
     max_wait_ms: NonNegativeFloat = 2.0

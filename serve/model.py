@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from bert_core.batches import PAD_MULTIPLE
+from bert_core.bundle.layout import Run
 from bert_core.data.cuts import Place, places_of
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError, InputError
 from bert_core.predictor import Predictor
-from bert_core.scores import Precision
 from bert_core.tasks.base import Parameters
 from bert_core.tasks.shapes import Row
 from serve.batching import Batcher
@@ -52,6 +52,11 @@ MOST_CUT = 100
 
 WORDS_OF_TEXT = ("tokens",)
 """Fields of inputs whose lists are the words of a text, which cost no more than the text."""
+
+RANGES_OF_BATCH = (
+    "The 8 bits of this model take their range from each batch, so that an answer depends a little "
+    "on what is asked at the same time: run `raybert export` again, which fixes the ranges."
+)
 
 Result = TypeVar("Result")
 
@@ -94,10 +99,17 @@ class Card:
     lineage: list[Ancestor]
     """What it was made from, from the first ancestor to the model itself."""
     digest: str
-    """sha256 of the bundle: servers with equal digests give equal answers."""
+    """sha256 of the bundle: servers with equal digests, backend and precision give equal
+    answers."""
+    backend: str
+    """What computes: torch, or an engine for graphs."""
+    precision: str
+    """Of its matrix products."""
     max_tokens: int
     """Maximum tokens of a text, special ones included; longer texts are cut, or read in windows."""
     limits: Limits
+    note: str | None = None
+    """What to know about its answers, if anything."""
     state: State = "ready"
     candidate: CandidateCard | None = None
     problem: str | None = None
@@ -196,7 +208,9 @@ class Model:
         threads: int,
         max_batch_tokens: int,
         max_wait_ms: float,
-        precision: Precision = "fp32",
+        backend: str = "auto",
+        precision: str | None = None,
+        prefer: Run | None = None,
         limits: Limits | None = None,
         digest: str | None = None,
         version: str | None = None,
@@ -206,13 +220,21 @@ class Model:
         """Load the bundle and run it once, to make sure that it answers.
 
         Args:
+            backend, precision, prefer: see `Predictor`.
             cache_mib: see `size_cache`.
             digest: what the bundle must have; None takes any.
             version: the bundle's version in the registry, if it has one.
             recorder: is told of every pass.
         Raises: FormatError if the bundle is damaged, answers no task, or is another one.
         """
-        self.predictor = Predictor(folder, device=device, threads=threads, precision=precision)
+        self.predictor = Predictor(
+            folder,
+            device=device,
+            threads=threads,
+            precision=precision,
+            backend=backend,
+            prefer=prefer,
+        )
         self.digest = self.predictor.bundle.digest
         if digest not in (None, self.digest):
             raise FormatError(
@@ -525,6 +547,9 @@ class Model:
             example=self.task.examples[0],
             metrics=self.predictor.bundle.metrics,
             digest=self.digest,
+            backend=self.predictor.run.engine,
+            precision=self.predictor.run.precision,
+            note=RANGES_OF_BATCH if self.predictor.bundle.ranges_of_batch else None,
             lineage=ancestors(self.digest, self._lineage),
             max_tokens=self.predictor.max_length,
             limits=self.limits,

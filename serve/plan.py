@@ -11,10 +11,9 @@ from typing import Any, Literal
 import pydantic
 
 from bert_core import files
-from bert_core.bundle.layout import WEIGHTS
+from bert_core.bundle.layout import WEIGHTS, Run
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.predictor import Predictor
-from bert_core.scores import Precision
 from serve.auth import Key
 from serve.config import ModelConfig, ServeConfig, models_of
 from serve.limits import Limits
@@ -74,7 +73,10 @@ class Runtime:
 
     device: str = "cpu"
     threads: int = 1
-    precision: Precision = "fp32"
+    backend: str = "auto"
+    precision: str | None = None
+    prefer: Run | None = None
+    """What `auto` takes in every process, as it was measured where the model was deployed."""
     max_batch_tokens: int = 2048
     max_wait_ms: float = 2.0
 
@@ -152,7 +154,9 @@ def _find(config: ServeConfig, name: str, model: ModelConfig) -> Found:
     runtime = Runtime(
         device="cuda" if model.num_gpus else "cpu",
         threads=model.threads,
+        backend=model.backend,
         precision=model.precision,
+        prefer=predictor.run,
         max_batch_tokens=model.max_batch_tokens,
         max_wait_ms=model.max_wait_ms,
     )
@@ -175,18 +179,20 @@ def _load(
     # Every replica gets the commit of a hub's model that is found here.
     source = Source(reference=_absolute(pinned(reference)), tracking_uri=uri)
     folder, version = source.fetch()
-    predictor = Predictor(folder, device="cpu")
+    predictor = Predictor(
+        folder,
+        # A GPU is perhaps not on this machine, and nothing but torch runs there.
+        device="cpu",
+        threads=None if model.num_gpus else model.threads,
+        backend=model.backend,
+        precision=model.precision,
+    )
     graph = predictor.bundle.graph
     if model.num_gpus and graph is not None:
         raise ConfigError(
-            f"num_gpus: wanted 0 for {name}, since onnxruntime runs {folder / graph} on CPUs, got "
+            f"num_gpus: wanted 0 for {name}, since {folder / graph} runs on CPUs, got "
             f"{model.num_gpus:g}: leave it out, or serve the bundle with {WEIGHTS} that it was "
             "exported from"
-        )
-    if model.precision != "fp32" and graph is not None:
-        raise ConfigError(
-            f"precision: wanted fp32 for {name}, since {folder / graph} has the precision that it "
-            f"was exported with, got {model.precision}: leave it out, or export the model again"
         )
     task = predictor.task.name
     return replace(source, version=version, digest=predictor.bundle.digest, task=task), predictor

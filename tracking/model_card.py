@@ -152,7 +152,11 @@ def _use(publication: Publication, predictor: "Predictor", example: Any) -> str:
     version = publication.version
     config, graph = predictor.bundle.encoder_config, predictor.bundle.graph
     kind = architecture(config, predictor.model.in_transformers)
-    loads = f"`transformers.{kind}` loads" if graph is None else f"onnxruntime runs `{graph}` in"
+    loads = (
+        f"`transformers.{kind}` loads"
+        if graph is None
+        else f"onnxruntime or OpenVINO runs `{graph}` in"
+    )
     task = predictor.task
     try:
         [answer], cut = predictor.predict([example]), ""

@@ -30,7 +30,9 @@ from bert_core.bundle.layout import (
     OBJECTIVE,
     RECORD,
     TRAINED_ROWS,
+    UNRECORDED_RUNS,
     WEIGHTS,
+    Run,
     digest_of,
     names_in,
     read_json,
@@ -67,6 +69,12 @@ class Bundle:
     """Weights under our names, on the CPU, in fp32; empty if there is a graph."""
     graph: str | None = None
     """Path in the folder of the ONNX graph that replaces the weights, if any."""
+    runs: tuple[Run, ...] = ()
+    """How the graph may be run: the first as its metrics were measured, the others by which they
+    are not worse."""
+    ranges_of_batch: bool = False
+    """Whether it is a graph of an older kind, whose 8 bits take their range from each batch, so
+    that an answer depends on what is computed with it."""
     tokenizer: Tokenizer
     task: Task | None
     """None if the model was only pretrained, or its task is unknown here."""
@@ -98,6 +106,7 @@ def save_bundle(
     lineage: dict[str, Any],
     trained_rows: Digests = NO_ROWS,
     graph: tuple[str, Callable[[Path], object]] | None = None,
+    runs: Sequence[Run] = (),
 ) -> None:
     """Write a bundle atomically: the folder appears complete or not at all.
 
@@ -105,6 +114,7 @@ def save_bundle(
         trained_rows: `Bundle.trained_rows`, in any order.
         graph: instead of weights, one of `GRAPHS` and the function that writes it to a path, with
             any data files next to it.
+        runs: `Bundle.runs` of the graph.
     Raises: ConfigError if `folder` already exists, or the tokenizer has more tokens than the model.
     """
     folder = Path(folder)
@@ -160,6 +170,7 @@ def save_bundle(
             **({"labels": None} if task is None else task.record),
             "metrics": metrics,
             "lineage": lineage,
+            **({"runs": [run._asdict() for run in runs]} if runs else {}),
             "files": sha256s_of(partial, names_in(partial)),
         }
         files.write_json(str(partial / RECORD), record)
@@ -197,7 +208,10 @@ def load_bundle(folder: str | Path) -> Bundle:
     record = _read_record(folder)
     sha256s = _verified(folder, record)
     entries = read_json(folder / CONFIG)
-    graph = next((name for name in GRAPHS.values() if name in sha256s), None)
+    precision, graph = next(
+        ((kind, name) for kind, name in GRAPHS.items() if name in sha256s), ("fp32", None)
+    )
+    recorded = tuple(Run(**run) for run in (record or {}).get("runs", ()))
     try:
         config = encoder_config_from_huggingface(entries)
         name = class_name(entries)
@@ -226,6 +240,8 @@ def load_bundle(folder: str | Path) -> Bundle:
         encoder_config=config,
         state=state,
         graph=graph,
+        runs=() if graph is None else recorded or UNRECORDED_RUNS[precision],
+        ranges_of_batch=precision == "int8" and not recorded,
         tokenizer=tokenizer,
         task=task,
         metrics=(record or {}).get("metrics", {}),

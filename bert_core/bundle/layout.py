@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_core import files
 from bert_core.errors import FormatError
@@ -13,8 +13,28 @@ FORMAT_VERSION = 1
 CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "raybert.json"
 OBJECTIVE = "objective.safetensors"
 TRAINED_ROWS = "trained_rows.npy"
-GRAPHS = {None: "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
-"""Path of the graph, by quantization."""
+GRAPHS = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
+"""Path of the graph, by its precision."""
+
+
+class Run(NamedTuple):
+    """A way to compute a model's scores."""
+
+    engine: str
+    """`torch`, or what runs a graph."""
+    precision: str
+    """Of matrix products."""
+
+    def __str__(self) -> str:
+        return f"{self.engine} in {self.precision}"
+
+
+UNRECORDED_RUNS = {
+    "fp32": (Run("onnxruntime", "fp32"), Run("openvino", "fp32")),
+    "int8": (Run("onnxruntime", "int8"),),
+}
+"""Precision of a graph → how it may be run, in bundles from before that was recorded. The 8 bits of
+those take their ranges from each batch."""
 
 
 def names_in(folder: Path) -> list[str]:

@@ -1,5 +1,7 @@
 """Graphs beside torch: the same scores for every task, from a bundle that other tools run too."""
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,13 +14,14 @@ import onnx
 import pytest
 import torch
 
-from bert_core import export
+from bert_core import export, quantization
 from bert_core.bundle.format import bundle_digest, load_bundle, save_bundle
-from bert_core.bundle.layout import GRAPHS
+from bert_core.bundle.layout import GRAPHS, Run
 from bert_core.bundle.weights import build_model
-from bert_core.errors import ConfigError, FormatError
-from bert_core.export import TOLERANCE, Quantize, export_graph, largest_difference
-from bert_core.graph import GraphBackend
+from bert_core.engines.catalog import ENGINES
+from bert_core.engines.onnxruntime import OnnxRuntime
+from bert_core.errors import ConfigError, FormatError, ResourceError
+from bert_core.export import TOLERANCE, export_graph, largest_difference
 from bert_core.model.config import EncoderConfig, FeedForwardConfig
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
@@ -42,15 +45,28 @@ LABELS = ["B-sea", "I-sea", "O"]
 
 
 def saved(
-    folder: Path, task: Task, quantize: Quantize | None = None, encoder: EncoderConfig = CONFIG
+    folder: Path, task: Task, precision: str = "fp32", encoder: EncoderConfig = CONFIG
 ) -> Path:
     """A folder with `weights` and `graph`, bundles of one model with random weights."""
     model = tiny.model(task.encoder_config(encoder), task.build_objective).eval()
     about: dict[str, Any] = {"task": task, "metrics": {"accuracy": 0.5}, "lineage": {"a": 1}}
     save_bundle(folder / "weights", model, TOKENIZER, **about)
-    write: Callable[[Path], None] = lambda path: export_graph(model, path, quantize)  # noqa: E731
-    save_bundle(folder / "graph", model, TOKENIZER, **about, graph=(GRAPHS[quantize], write))
+    calibration = None
+    if precision == "int8":
+        predictor = Predictor(folder / "weights", device="cpu")
+        windows = predictor.encode(predictor.rows(examples(task)))
+        calibration = windows, TOKENIZER.pad_id
+    write: Callable[[Path], None] = lambda path: export_graph(model, path, calibration)  # noqa: E731
+    runs = [Run(name, each) for name, one in ENGINES.items() for each in one.runs[precision]]
+    save_bundle(
+        folder / "graph", model, TOKENIZER, **about, graph=(GRAPHS[precision], write), runs=runs
+    )
     return folder
+
+
+def examples(task: Task) -> list[Any]:
+    """Inputs of different lengths."""
+    return [stretched(each, times) for times in (1, 3, 2) for each in task.examples]
 
 
 def stretched(value: Any, times: int) -> Any:
@@ -90,9 +106,8 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_a_graph_answers_as_torch_does_in_batches_of_any_size_and_length(exported: Path) -> None:
     torchs = Predictor(exported / "weights", device="cpu")
     graphs = Predictor(exported / "graph")
-    assert isinstance(graphs.backend, GraphBackend)
-    examples = [stretched(each, times) for times in (1, 3, 2) for each in torchs.task.examples]
-    rows = torchs.rows(examples)
+    assert isinstance(graphs.backend, OnnxRuntime)
+    rows = torchs.rows(examples(torchs.task))
     windows = torchs.task.encode(rows, TOKENIZER, torchs.max_length)
     assert len({window.tokens for window in windows}) > 1
     for part in ([windows[0]], windows[:2], windows, [*windows * 9]):
@@ -110,7 +125,7 @@ def test_a_graph_takes_any_number_of_rows_of_any_length(
 ) -> None:
     """As other tools feed it, whose lengths are no multiples of ours."""
     graphs = Predictor(exported / "graph").backend
-    assert isinstance(graphs, GraphBackend)
+    assert isinstance(graphs, OnnxRuntime)
     graph = export.Graph(Predictor(exported / "weights", device="cpu").model).eval()
     generator = torch.Generator().manual_seed(sum(shape))
     ids = torch.randint(5, TOKENIZER.vocab_size, shape, generator=generator)
@@ -120,7 +135,7 @@ def test_a_graph_takes_any_number_of_rows_of_any_length(
         wanted = graph(*given)
     names = ["input_ids", "attention_mask", "token_type_ids"]
     feed = dict(zip(names, (each.numpy() for each in given), strict=True))
-    for mine, its in zip(wanted, graphs.session.run(list(graph.outputs), feed), strict=True):
+    for mine, its in zip(wanted, graphs.run(feed, graph.outputs), strict=True):
         assert mine.shape == its.shape
         of_tokens = mine.ndim == 3 or len(graph.outputs) > 1
         scored = mask.bool().numpy() if of_tokens else ...
@@ -147,8 +162,9 @@ def test_the_graph_of_an_enhanced_mask_decoder_fills_masks_as_torch_does(tmp_pat
 
 
 def test_a_graph_keeps_the_precision_that_it_was_exported_with(exported: Path) -> None:
-    with pytest.raises(ConfigError, match=r"precision: wanted fp32 for .*, got bf16"):
-        Predictor(exported / "graph", device="cpu", precision="bf16")
+    message = r"wanted one of onnxruntime in fp32, .*, got backend auto and precision int8: leave"
+    with pytest.raises(ConfigError, match=message):
+        Predictor(exported / "graph", device="cpu", precision="int8")
 
 
 def test_a_graph_is_valid_and_has_the_names_that_optimum_gives(exported: Path) -> None:
@@ -192,7 +208,7 @@ def test_a_graph_in_8_bits_is_small_and_near(tmp_path: Path) -> None:
     (path,) = (tmp_path / "graph" / "onnx").iterdir()
     assert path.name == "model_quantized.onnx"
     graph = onnx.load(path).graph
-    assert "MatMulInteger" in {node.op_type for node in graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in graph.node}
     whole = [onnx.numpy_helper.to_array(each) for each in graph.initializer]
     weights = [each for each in whole if each.dtype == np.int8 and each.ndim == 2]
     assert weights
@@ -204,20 +220,20 @@ def test_a_graph_in_8_bits_is_small_and_near(tmp_path: Path) -> None:
     assert TOLERANCE < difference < 0.3
 
 
-@pytest.mark.parametrize("quantize", GRAPHS)
+@pytest.mark.parametrize("precision", GRAPHS)
 @pytest.mark.drill
 def test_weights_that_do_not_fit_into_the_file_lie_beside_it(
-    quantize: Quantize | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "MOST_BYTES", 0)
-    saved(tmp_path, TextClassification(LABELS), quantize)
+    monkeypatch.setattr(quantization, "MOST_BYTES", 0)
+    saved(tmp_path, TextClassification(LABELS), precision)
     graph, beside = sorted((tmp_path / "graph" / "onnx").iterdir())
     assert beside.name == f"{graph.name}_data"
     assert beside.stat().st_size > 10_000
     torchs, graphs = (Predictor(tmp_path / name, device="cpu") for name in ("weights", "graph"))
     windows = torchs.encode(torchs.rows(torchs.task.examples))
     difference = largest_difference(torchs.forward(windows), graphs.forward(windows))
-    assert difference < (TOLERANCE if quantize is None else 0.3)
+    assert difference < (TOLERANCE if precision == "fp32" else 0.3)
     beside.write_bytes(beside.read_bytes()[:-1])
     with pytest.raises(FormatError, match=r"onnx_data: wanted sha256"):
         Predictor(tmp_path / "graph")
@@ -228,7 +244,7 @@ def test_threads_are_as_many_as_asked_for(classifier: Path) -> None:
     try:
         for threads in (1, 2):
             backend = Predictor(classifier / "graph", threads=threads).backend
-            assert isinstance(backend, GraphBackend)
+            assert isinstance(backend, OnnxRuntime)
             options = backend.session.get_session_options()
             assert options.intra_op_num_threads == threads == torch.get_num_threads()
     finally:
@@ -279,12 +295,12 @@ def test_a_graph_that_was_changed_or_is_none_is_refused(classifier: Path, tmp_pa
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     model = Predictor(classifier / "weights", device="cpu").model
     with pytest.raises(FormatError, match=r"wanted a graph that onnxruntime .* can run.*: export"):
-        GraphBackend(tmp_path / "model.onnx", model, 1)
+        OnnxRuntime(tmp_path / "model.onnx", model, 1)
 
 
 WITHOUT = """
 import sys
-sys.modules["onnxruntime"] = None
+sys.modules["onnxruntime"] = sys.modules["openvino"] = None
 from bert_core.predictor import Predictor
 Predictor(sys.argv[1])
 """
@@ -316,7 +332,7 @@ def test_a_graph_answers_every_task_that_shares_its_head(tmp_path: Path) -> None
     torchs, graphs = Predictor(tmp_path / "weights", device="cpu"), Predictor(tmp_path / "graph")
     assert list(graphs.also) == list(torchs.also) == ["zero-shot-classification"]
     asked = Predictor(tmp_path / "graph", task="zero-shot-classification")
-    assert isinstance(asked.backend, GraphBackend)
+    assert isinstance(asked.backend, OnnxRuntime)
     for one in (graphs.also[asked.task.name], asked):
         (mine,), (wanted,) = (
             each.predict(asked.task.examples) for each in (one, torchs.also[asked.task.name])
@@ -332,3 +348,103 @@ def test_a_graph_for_words_is_not_one_for_sparse_vectors(tmp_path: Path) -> None
         FormatError, match="wanted a bundle for sparse-embedding, this one is for f"
     ):
         Predictor(tmp_path / "graph", task="sparse-embedding")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A graph per precision that it is exported with, wide enough for the engines' kernels."""
+    encoder = tiny.encoder_config(
+        TOKENIZER.vocab_size,
+        max_position_embeddings=128,
+        hidden_size=128,
+        intermediate_size=256,
+        initializer_range=0.1,
+    )
+    return {
+        precision: saved(
+            tmp_path_factory.mktemp(precision), TextClassification(LABELS), precision, encoder
+        )
+        / "graph"
+        for precision in GRAPHS
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "precision"),
+    [
+        (kind, name, precision)
+        for name, engine in ENGINES.items()
+        for kind, precisions in engine.runs.items()
+        for precision in precisions
+    ],
+)
+def test_a_text_gets_the_same_numbers_alone_and_in_any_batch(
+    kind: str, engine: str, precision: str, both: dict[str, Path]
+) -> None:
+    predictor = predictor_of(both[kind], engine, precision)
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(list(tiny.ALPHABET), rng.integers(1, 120))) for _ in range(200)]
+    windows = predictor.encode(predictor.rows(texts))
+    alone = np.stack([predictor.forward([window])[0] for window in windows])
+    assert np.ptp(alone, axis=0).min() > 0.01  # texts have scores of their own
+    for size in (2, 5, 32, 200):
+        order = rng.permutation(len(windows))
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            found = predictor.forward([windows[place] for place in chosen])
+            np.testing.assert_array_equal(np.stack(found), alone[chosen])
+
+
+def predictor_of(bundle: Path, engine: str, precision: str) -> Predictor:
+    try:
+        return Predictor(bundle, backend=engine, precision=precision)
+    except ResourceError as error:  # only where OpenVINO says that this CPU has no bfloat16
+        if "bf16" not in precision:
+            raise
+        pytest.skip(str(error))
+
+
+def test_every_run_of_a_bundle_gives_nearly_the_same_scores(both: dict[str, Path]) -> None:
+    for folder in both.values():
+        runs = load_bundle(folder).runs
+        texts = ["a b c d", "e f g"]
+        found = [predictor_of(folder, *run).predict(texts) for run in runs]
+        scores = [
+            [{each["label"]: each["score"] for each in answer} for answer in answers]
+            for answers in found
+        ]
+        for other in scores[1:]:
+            for mine, theirs in zip(scores[0], other, strict=True):
+                assert mine == pytest.approx(theirs, abs=0.05)
+
+
+def test_what_computes_is_chosen_among_what_the_bundle_may_run(both: dict[str, Path]) -> None:
+    runs = load_bundle(both["int8"]).runs
+    assert runs[0] == Run("onnxruntime", "int8") == Predictor(both["int8"]).run
+    assert Predictor(both["int8"], backend="auto").run in runs
+    assert Predictor(both["int8"], backend="auto", prefer=runs[1]).run == runs[1]
+    elsewhere = Run("torch", "fp32")  # as after an alias has moved from weights to a graph
+    assert Predictor(both["int8"], backend="auto", prefer=elsewhere).run == runs[0]
+    weights = both["fp32"].parent / "weights"
+    assert Predictor(weights, device="cpu", backend="auto").run == elsewhere
+    with pytest.raises(ConfigError, match=r"torch in bf16 for .* holds model.*got backend openvin"):
+        Predictor(weights, backend="openvino")
+    with pytest.raises(ConfigError, match=r"holds onnx/model_quantized.onnx, got backend torch: l"):
+        Predictor(both["int8"], backend="torch")
+
+
+def test_8_bits_of_before_run_as_then_and_say_that_they_take_ranges_from_batches(
+    both: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "older"
+    shutil.copytree(both["int8"], folder)
+    record = json.loads((folder / "raybert.json").read_text())
+    del record["runs"]
+    (folder / "raybert.json").write_text(json.dumps(record))
+    bundle = load_bundle(folder)
+    assert bundle.runs == (Run("onnxruntime", "int8"),)
+    assert bundle.ranges_of_batch
+    assert not load_bundle(both["int8"]).ranges_of_batch
+    assert Predictor(folder, backend="auto").run == bundle.runs[0]
+    with pytest.raises(ConfigError, match=r"wanted one of onnxruntime in int8 for .*: leave both"):
+        Predictor(folder, backend="openvino")

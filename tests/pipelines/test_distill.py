@@ -232,7 +232,7 @@ def test_a_bundle_that_has_a_graph_for_weights_is_refused(
     assert bundle.task is not None
     save_bundle(
         tmp_path / "exported", build_model(bundle, []), bundle.tokenizer, task=bundle.task,
-        metrics={}, lineage={}, graph=(GRAPHS[None], lambda path: path.write_bytes(b"graph")),
+        metrics={}, lineage={}, graph=(GRAPHS["fp32"], lambda path: path.write_bytes(b"graph")),
     )  # fmt: skip
     with pytest.raises(FormatError, match=r"got an exported one with onnx/model\.onnx inst"):
         distill.run(on_rows(**{name: str(tmp_path / "exported")}))

@@ -10,7 +10,8 @@ import pytest
 
 from bert_core import files
 from bert_core.bundle.format import bundle_digest, load_bundle
-from bert_core.errors import ConfigError
+from bert_core.bundle.layout import Run
+from bert_core.errors import ConfigError, ResourceError
 from bert_core.export import TOLERANCE
 from bert_core.metrics.bootstrap import Verdict
 from bert_core.predictor import Predictor
@@ -40,6 +41,17 @@ def likeness(pretrained: Any) -> LabelledConfig:
         pair["score"] = float(first @ second)
     path = pretrained.folder / "likeness.jsonl"
     path.write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    return LabelledConfig(source=str(path))
+
+
+@pytest.fixture
+def swapped(likeness: LabelledConfig, tmp_path: Path) -> LabelledConfig:
+    """Other pairs, without labels, and one that is held out."""
+    pairs = [json.loads(line) for line in Path(likeness.source).read_text().splitlines()]
+    others = [{"text": pair["text_pair"], "text_pair": pair["text"]} for pair in pairs]
+    same = {name: pairs[0][name] for name in ("text", "text_pair")}
+    path = tmp_path / "swapped.jsonl"
+    path.write_text("".join(f"{json.dumps(pair)}\n" for pair in [same, *others]))
     return LabelledConfig(source=str(path))
 
 
@@ -79,9 +91,20 @@ def test_an_export_is_the_same_model_and_knows_where_it_comes_from(
 
 @pytest.mark.drill
 def test_8_bits_pass_where_the_fall_is_allowed_and_the_bundle_goes_to_the_registry(
-    config: ExportConfig, likeness: LabelledConfig, tmp_path: Path, pretrained: Any
+    config: ExportConfig,
+    likeness: LabelledConfig,
+    swapped: LabelledConfig,
+    tmp_path: Path,
+    pretrained: Any,
 ) -> None:
-    config = replace(config, quantize="int8", held_out=likeness, max_drop=0.5)
+    config = replace(
+        config,
+        quantize="int8",
+        held_out=likeness,
+        calibration=swapped,
+        calibration_rows=64,
+        max_drop=0.5,
+    )
     manifest = export.run(config)
     folder = Path(config.output, "bundle")
     counts = manifest.counts
@@ -92,7 +115,13 @@ def test_8_bits_pass_where_the_fall_is_allowed_and_the_bundle_goes_to_the_regist
     assert counts["size_bytes"] < counts["fp32_bytes"]
     bundle = load_bundle(folder)
     assert bundle.metrics["spearman"] == pytest.approx(1 - counts["spearman_drop"])
-    assert bundle.lineage["data"][0]["name"] == "held_out"
+    held_out, calibration = bundle.lineage["data"]
+    assert (held_out["name"], calibration["name"]) == ("held_out", "calibration")
+    assert (calibration["source"], calibration["rows"]) == (swapped.source, 64)
+    assert held_out["digest"] != calibration["digest"]
+    assert bundle.runs[0] == Run("onnxruntime", "int8")
+    assert Run("openvino", "int8") in bundle.runs
+    assert counts["runs"] == [str(run) for run in bundle.runs]
 
     common: dict[str, Any] = {"num_workers": 0, "tracking_uri": pretrained.tracking_uri}
     evaluation = str(tmp_path / "evaluate")
@@ -111,7 +140,7 @@ def test_8_bits_pass_where_the_fall_is_allowed_and_the_bundle_goes_to_the_regist
     )
     assert published.counts["is_champion"]
     card = (tmp_path / "publish" / "model_card.md").read_text()
-    assert "onnxruntime runs `onnx/model_quantized.onnx` in the folder" in card
+    assert "onnxruntime or OpenVINO runs `onnx/model_quantized.onnx` in the folder" in card
     predicted = predict.run(
         PredictConfig(
             output=str(tmp_path / "predict"),
@@ -124,13 +153,41 @@ def test_8_bits_pass_where_the_fall_is_allowed_and_the_bundle_goes_to_the_regist
 
 
 @pytest.mark.drill
+def test_bfloat16_passes_where_the_fall_is_allowed_and_is_one_way_to_run_the_graph(
+    config: ExportConfig, likeness: LabelledConfig
+) -> None:
+    config = replace(config, quantize="bf16", held_out=likeness, max_drop=0.5)
+    try:
+        manifest = export.run(config)
+    except ResourceError as error:
+        assert "wanted a CPU that computes in bfloat16" in str(error)  # noqa: PT017
+        pytest.skip(str(error))
+    bundle = load_bundle(Path(config.output, "bundle"))
+    assert bundle.graph == "onnx/model.onnx"
+    assert set(bundle.runs) == {
+        Run("openvino", "bf16"), Run("onnxruntime", "fp32"), Run("openvino", "fp32"),
+    }  # fmt: skip
+    assert bundle.runs[0].precision == "bf16"
+    assert bundle.metrics["spearman"] == pytest.approx(1 - manifest.counts["spearman_drop"])
+
+
+@pytest.mark.drill
+def test_rows_that_are_held_out_do_not_calibrate(
+    config: ExportConfig, likeness: LabelledConfig
+) -> None:
+    config = replace(config, quantize="int8", held_out=likeness, calibration=likeness)
+    with pytest.raises(ConfigError, match=r"calibration: wanted rows that are not held out, got"):
+        export.run(config)
+
+
+@pytest.mark.drill
 def test_8_bits_that_cost_too_much_are_refused_and_nothing_is_written(
     config: ExportConfig, likeness: LabelledConfig
 ) -> None:
     config = replace(config, quantize="int8", held_out=likeness, max_drop=0.0)
     message = (
         r"max_drop: wanted spearman to drop by at most 0, got a drop of 0\.\d+ by int8 "
-        rf"\(0\.\d+ to 0\.\d+ by paired bootstrap on {ROWS} rows\): leave quantize out, raise max_d"
+        rf"\(0\.\d+ to 0\.\d+ by paired bootstrap on {ROWS * 3 // 4} rows\): leave quantize out, ra"
     )
     with pytest.raises(ConfigError, match=message):
         export.run(config)
@@ -153,7 +210,7 @@ def test_8_bits_that_err_on_none_of_too_few_rows_are_refused(
     config: ExportConfig, likeness: LabelledConfig, tmp_path: Path
 ) -> None:
     few = tmp_path / "few.jsonl"
-    few.write_text("".join(Path(likeness.source).read_text().splitlines(True)[:3]))
+    few.write_text("".join(Path(likeness.source).read_text().splitlines(True)[:4]))
     config = replace(config, quantize="int8", held_out=LabelledConfig(source=str(few)))
     with pytest.raises(ConfigError, match=r"held_out: .* by at most 0.01, got 3: .* up to 1: give"):
         export.run(config)
@@ -201,7 +258,9 @@ def test_a_fine_tuned_model_is_exported_once_by_rows_that_it_has_not_seen(
         TextClassification([]), [json.loads(line) for line in lines]
     )
     assert counts["rows_seen_in_training"] == seen.sum() > 0
-    assert counts["rows"] == len(lines) - seen.sum()
+    unseen = len(lines) - seen.sum()
+    assert counts["calibration_rows"] == min(256, unseen // 4)
+    assert counts["rows"] == unseen - counts["calibration_rows"]
     assert 0 <= counts["accuracy"] <= 1
     again = replace(config, output=f"{config.output}-2", model=f"{wide.output}/bundle", task=None)
     digest = bundle_digest(again.model)
@@ -214,6 +273,11 @@ def test_a_fine_tuned_model_is_exported_once_by_rows_that_it_has_not_seen(
     ("changes", "message"),
     [
         ({"quantize": "int8"}, "held_out: wanted labelled rows .* int8 costs, got none: give"),
+        (
+            {"calibration": LabelledConfig(source="a.csv")},
+            "calibration: wanted none without 8 bits, got a.csv: set quantize = int8",
+        ),
+        ({"quantize": "bf16"}, "held_out: wanted labelled rows .* bf16 costs, got none: give"),
         ({"max_drop": -0.1}, "max_drop: wanted at least 0, got -0.1"),
     ],
 )

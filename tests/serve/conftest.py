@@ -88,7 +88,7 @@ def exported(bundle: Path) -> Path:
             task=predictor.task,
             metrics={},
             lineage={},
-            graph=(GRAPHS[None], partial(export_graph, predictor.model)),
+            graph=(GRAPHS["fp32"], partial(export_graph, predictor.model)),
         )
     finally:
         checks.update("jaxtyping_disable", False)

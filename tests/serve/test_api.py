@@ -460,9 +460,12 @@ def test_an_exported_bundle_answers_as_the_one_that_it_comes_from(
     try:
         ask = Caller(runner, api.create_model_app(Slot(model), alone=True))
         status, answers = ask.predict({"inputs": texts})
+        card = model.card()
     finally:
         runner.run(model.close())
     assert status == 200
+    assert card.backend in ("onnxruntime", "openvino")
+    assert (card.precision, card.note) == ("fp32", None)
     for answer, wanted in zip(answers, predictor.predict(texts), strict=True):
         assert [each["label"] for each in answer] == [each["label"] for each in wanted]
         scores = [each["score"] for each in answer]

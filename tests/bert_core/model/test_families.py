@@ -19,9 +19,9 @@ from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_core.determinism import fix_products
+from bert_core.engines.onnxruntime import OnnxRuntime
 from bert_core.errors import ConfigError, FormatError, InputError
 from bert_core.export import TOLERANCE, export_graph, largest_difference
-from bert_core.graph import GraphBackend
 from bert_core.model.attention import RelativeBias, RelativePositions
 from bert_core.model.config import DisentangledAttentionConfig, EncoderConfig, RotaryAttentionConfig
 from bert_core.model.encoder import Encoder
@@ -533,7 +533,7 @@ def test_a_graph_gives_the_scores_of_torch(kind: str, objective: str, tmp_path: 
     model = ours_of(kind, (objective,))
     export_graph(model, tmp_path / "model.onnx")
     onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
-    graph = GraphBackend(tmp_path / "model.onnx", model, threads=1)
+    graph = OnnxRuntime(tmp_path / "model.onnx", model, threads=1)
     for lengths in ([24, 1, 15], [8], [7, 16], [16, 16, 16, 16, 16, 16, 16], [2]):
         batch = batch_of(lengths)
         with torch.inference_mode():

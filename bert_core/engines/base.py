@@ -1,0 +1,120 @@
+"""What every engine that runs ONNX graphs shares; `export` writes graphs.
+
+A graph scores every token or row of padded rows. The requested scores are picked from these by the
+same code as torch's (`Objective.picked`).
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bert_core.batches import PAD_MULTIPLE, buckets
+from bert_core.data.windows import Window
+from bert_core.errors import FormatError, ResourceError
+from bert_core.objectives.base import Batch, ObjectiveModel
+from bert_core.scores import Backend
+
+TOKENS_PER_THREAD = 512
+"""Tokens per pass and thread: what operators pass to each other then stays in the cache."""
+MOST_SCORES = 1 << 26
+"""Most scores per pass: a masked-word head has one per vocabulary entry at every token."""
+
+
+class GraphBackend(Backend):
+    """An engine with a graph, on the CPU. Safe to call from several threads at once.
+
+    The same window gets the same numbers in any batch: it runs only beside windows of its own
+    padded width, and the engines compute a row of a product alike for any number of rows.
+    """
+
+    runs: ClassVar[Mapping[str, tuple[str, ...]]]
+    """Precision that a graph was exported with → those that it can be run at."""
+
+    def __init__(
+        self, path: Path, model: ObjectiveModel, threads: int, precision: str = "fp32"
+    ) -> None:
+        """Load the graph.
+
+        Args:
+            model: the model that the graph computes, on `meta`.
+            threads: threads that compute.
+            precision: one of those in `runs` for the precision of the graph.
+        Raises: ResourceError if the engine is not installed, or the CPU cannot compute at the
+            precision; FormatError if the engine cannot run the graph, or it has another head.
+        """
+        check_installed(self.requirements, f"{path}: a graph for {self.engine}")
+        super().__init__(model, 1.0, TOKENS_PER_THREAD * threads)
+        self.precision, self.threads = precision, threads
+        self._inputs, outputs = self._open(path)
+        self._outputs = list(self.objective.graph_outputs)
+        if not self._outputs or not outputs.keys() >= set(self._outputs):
+            raise FormatError(
+                f"{path}: wanted a graph for {self.name} with the outputs "
+                f"{', '.join(self._outputs)}, got {', '.join(outputs)}: export the model for this "
+                "task"
+            )
+        scores = outputs[self._outputs[0]] or 1
+        self.budget_tokens = max(PAD_MULTIPLE, min(self.budget_tokens, MOST_SCORES // scores))
+
+    @abstractmethod
+    def _open(self, path: Path) -> tuple[list[str], dict[str, int | None]]:
+        """Load the graph; returns the names of its inputs, and of its outputs with the size of the
+        last dimension if that is fixed."""
+
+    @abstractmethod
+    def run(self, given: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
+        """The outputs with these names, for all of the graph's inputs."""
+
+    def logits(self, batch: Batch) -> Tensor:
+        given = {name: tensor.numpy() for name, tensor in batch.items() if name in self._inputs}
+        if "attention_mask" not in given:
+            given["attention_mask"] = np.ones_like(given["input_ids"])
+        outputs = [torch.from_numpy(one) for one in self.run(given, self._outputs)]
+        every = outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1)
+        return self.objective.picked(every, batch)
+
+    def _groups(self, windows: Sequence[Window]) -> list[np.ndarray]:
+        return groups_of_width(windows, self.budget_tokens)
+
+
+def groups_of_width(windows: Sequence[Window], most_tokens: int) -> list[np.ndarray]:
+    """Positions of windows in groups of one padded width and at most `most_tokens` tokens each."""
+    longest = np.array([max(map(len, window.ids)) for window in windows], dtype=np.int64)
+    tokens = np.array([window.tokens for window in windows], dtype=np.int64)
+    widths = -(-longest // PAD_MULTIPLE)
+    return [
+        members[group]
+        for width in np.unique(widths)
+        for members in [np.flatnonzero(widths == width)]
+        for group in buckets(tokens[members], most_tokens)
+    ]
+
+
+def check_installed(packages: tuple[str, ...], what: str) -> None:
+    """Raises: ResourceError naming the packages that `what` needs and that are not installed."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise ResourceError(
+            f"{what} needs the packages {', '.join(packages)}, {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not installed: "
+            "pip install --constraint constraints.txt '.[export]'"
+        )
+
+
+def is_installed(engine: str) -> bool:
+    """Whether an engine's package, which has its name, is installed."""
+    return find_spec(engine) is not None
+
+
+def cannot_run(path: Path, engine: str, error: Exception) -> FormatError:
+    """The error for a graph that an engine refuses."""
+    return FormatError(
+        f"{path}: wanted a graph that {engine} can run: {error}: export the bundle again, or "
+        f"install another {engine.partition(' ')[0]}"
+    )
