@@ -80,6 +80,8 @@ def mlflow(workers: int) -> Peer:
             "MLFLOW_TRACKING_URI": uri,
             "MLFLOW_REGISTRY_URI": uri,
             "PYTHONPATH": str(PROJECT),
+            # It runs `uvicorn` by its name.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         return Launch(command=command, environment=environment)
 

@@ -152,5 +152,6 @@ def difference(given: Any, wanted: Any) -> float:
     if isinstance(given, Mapping) and isinstance(wanted, Mapping) and given.keys() == wanted.keys():
         return max((difference(given[key], wanted[key]) for key in given), default=0.0)
     if isinstance(given, int | float) and isinstance(wanted, int | float):
-        return abs(given - wanted)
+        apart = abs(given - wanted)
+        return math.inf if math.isnan(apart) else apart
     return 0.0 if given == wanted else math.inf
