@@ -354,8 +354,8 @@ def test_a_graph_is_not_served_on_a_gpu(exported: Path, tmp_path: Path) -> None:
         assert server.process.wait(START_S) == 2
         assert server.output.read_text() == (
             f"raybert serve: num_gpus: wanted 0 for docs, since "
-            f"{exported}/{GRAPHS['fp32']} runs on CPUs, got 1: leave it out, or serve the bundle with "
-            "model.safetensors that it was exported from\n"
+            f"{exported}/{GRAPHS['fp32']} runs on CPUs, got 1: leave it out, or serve the bundle "
+            "with model.safetensors that it was exported from\n"
         )
     finally:
         end_and_kill(server)
