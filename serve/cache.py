@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+import orjson
+
 from bert_core.data.cuts import Place
 from bert_core.tasks.base import Parameters
 from bert_core.tasks.shapes import Row
@@ -42,8 +44,7 @@ class Entry:
     def of(cls, answer: Any, cut: Sequence[Place], **counts: Any) -> "Entry":
         """`counts`: the fields besides `packed`."""
         places = [(place.name, place.character, place.from_end) for place in cut]
-        # NOTE: not orjson, which takes neither NaN nor halves of surrogate pairs.
-        return cls(packed=json.dumps([answer, places]).encode(), **counts)
+        return cls(packed=_packed([answer, places]), **counts)
 
     @property
     def size_bytes(self) -> int:
@@ -116,7 +117,21 @@ def unpacked(entries: Sequence[Entry]) -> tuple[list[Any], list[Place]]:
     """A copy of the answer of each row, and where texts of the rows were cut, in order."""
     answers, cut = [], []
     for row, entry in enumerate(entries):
-        answer, places = json.loads(entry.packed)
+        answer, places = _unpacked(entry.packed)
         answers.append(answer)
         cut += [Place(row, *place) for place in places]
     return answers, cut
+
+
+def _packed(value: Any) -> bytes:
+    try:
+        return bytes(memoryview(orjson.dumps(value)))  # a copy: it holds more memory than its size
+    except TypeError:  # half of a surrogate pair
+        return json.dumps(value).encode()
+
+
+def _unpacked(packed: bytes) -> Any:
+    try:
+        return orjson.loads(packed)
+    except orjson.JSONDecodeError:
+        return json.loads(packed)
