@@ -42,6 +42,8 @@ class Peer:
     """The JSON that asks about an input."""
     read: Callable[[Any], Any]
     """The answer in its JSON, as our predictor gives it."""
+    only_best: bool = False
+    """Whether the answer is the best one alone, where our predictor gives all."""
     versions: Callable[[], Mapping[str, str]] = dict
 
 
@@ -93,6 +95,7 @@ def mlflow(workers: int) -> Peer:
         ready="/ping",
         body=lambda given: {"inputs": [given]},
         read=lambda answer: answer["predictions"],
+        only_best=True,
     )
 
 
@@ -108,19 +111,22 @@ def _published(model: Path, uri: str, scratch: Path) -> str:
 
 def infinity(engine: str, batch_size: int) -> Peer:
     """Infinity with one of its engines."""
-    environment = {"torch": "infinity-torch", "optimum": "infinity-onnx"}[engine]
+    name = {"torch": "infinity-torch", "optimum": "infinity-onnx"}[engine]
 
     def launch(model: Path, port: int, scratch: Path) -> Launch:
-        folder = interpreter(environment).parent
-        given = _exported(folder, model, scratch) if engine == "optimum" else model
+        folder = interpreter(name).parent
+        # NOTE: with a graph, it finds the model's files only in the folder that it starts in.
+        working = _exported(folder, model, scratch) if engine == "optimum" else scratch
+        given = "." if engine == "optimum" else str(model)
         command = [
-            str(folder / "infinity_emb"), "v2", "--model-id", str(given),
+            str(folder / "infinity_emb"), "v2", "--model-id", given,
             "--served-model-name", "vectors", "--engine", engine, "--device", "cpu",
             "--dtype", "float32", "--no-compile", "--bettertransformer",
             "--pooling-method", "mean", "--batch-size", str(batch_size),
             "--host", "127.0.0.1", "--port", str(port), "--log-level", "error",
         ]  # fmt: skip
-        return Launch(command=command, environment={**ALL_THREADS, "HF_HOME": str(scratch / "hf")})
+        environment = {**ALL_THREADS, "HF_HOME": str(scratch / "hf")}
+        return Launch(command=command, environment=environment, working=working)
 
     words = {"torch": "torch with BetterTransformer", "optimum": "optimum (onnxruntime)"}[engine]
     return Peer(
@@ -131,7 +137,7 @@ def infinity(engine: str, batch_size: int) -> Peer:
         body=lambda text: {"input": text, "model": "vectors"},
         read=_vectors,
         versions=lambda: versions(
-            interpreter(environment), ("infinity-emb", "torch", "transformers", "optimum")
+            interpreter(name), ("infinity-emb", "torch", "transformers", "optimum")
         ),
     )
 

@@ -188,7 +188,9 @@ class Bench:
         peer, tried = self._choose(line, model, given)
         with self._started(peer, model) as url:
             theirs = _target_of(peer, url, given)
-            checks["peer"] = self._difference(model, given, theirs, peer.read)
+            checks["peer"] = self._difference(
+                model, given, theirs, peer.read, only_best=peer.only_best
+            )
             both = {"ours": ours, "peer": theirs}
             for target in both.values():
                 closed(target, CONNECTIONS, WARM_S)
@@ -293,13 +295,21 @@ class Bench:
         return found
 
     def _difference(
-        self, model: str, given: Texts, target: Target, read: Callable[[Any], Any]
+        self,
+        model: str,
+        given: Texts,
+        target: Target,
+        read: Callable[[Any], Any],
+        *,
+        only_best: bool = False,
     ) -> float:
         """Of answers to texts sent at once from those of the predictor."""
         answers = asyncio.run(_answers(target, target.bodies[:CHECKED]))
         wanted = self._predictor(model).predict(given.inputs[:CHECKED])
         return max(
-            difference(read(answer), _plain(right))
+            difference(
+                read(answer), _plain(right[:1] if only_best and isinstance(right, list) else right)
+            )
             for answer, right in zip(answers, wanted, strict=True)
         )
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.windows import Window
+from bert_core.errors import InputError
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
@@ -64,12 +66,11 @@ def texts(what: str, inputs: Sequence[Any], predictor: Predictor) -> Texts:
     """The inputs that a model reads whole, in one window of at most `LONGEST` tokens."""
     kept, windows = [], []
     for given in inputs:
-        made = predictor.task.encode(
-            predictor.rows([given]), predictor.bundle.tokenizer, predictor.max_length
-        )
-        if len(made) == 1 and made[0].tokens <= LONGEST:
-            kept.append(given)
-            windows.extend(made)
+        with suppress(InputError):  # longer than the model's positions
+            made = predictor.encode(predictor.rows([given]))
+            if len(made) == 1 and made[0].tokens <= LONGEST:
+                kept.append(given)
+                windows.extend(made)
         if len(kept) == MOST:
             break
     return Texts(what=what, inputs=kept, windows=windows)
