@@ -37,7 +37,7 @@ class OpenVino(GraphBackend):
         settings: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": hint,
             "INFERENCE_NUM_THREADS": self.threads,
-            # A pass has all threads: two streams of half of them were no faster at any length.
+            # A pass has all threads.
             "NUM_STREAMS": 1,
             # By default every process pins its threads to the same cores.
             "ENABLE_CPU_PINNING": False,
