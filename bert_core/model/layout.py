@@ -125,7 +125,7 @@ class Packed(RowLayout):
             return None
         if torch.is_inference_mode_enabled():
             return [(len(list(rows)), length) for length, rows in groupby(self.lengths)]
-        long = self._tokens >= ROW_BY_ROW * len(self.lengths)
+        long = self._tokens >= ROW_BY_ROW * (len(self.offsets) - 1)
         return [(1, length) for length in self.lengths] if long else None
 
     @cached_property
