@@ -22,7 +22,7 @@ from bert_core.model.config import (
     RotaryAttentionConfig,
 )
 from bert_core.model.dropout import Dropout, dropout
-from bert_core.model.layout import Bins, Packed, RowLayout, gather_tokens, rounded_up
+from bert_core.model.layout import Bins, Packed, RowLayout, gather_tokens, in_inference, rounded_up
 
 Scores = list[Tensor]
 """One tensor (b, heads, s, s) per block of rows, query before key; -inf where a query may not
@@ -336,7 +336,7 @@ class RotaryPositions(nn.Module):
     def forward(self, rows: RowLayout) -> Rotations:
         positions = places = rows.positions()
         on_cpu = positions.device.type == "cpu"
-        by_table = isinstance(rows, Packed) and on_cpu and torch.is_inference_mode_enabled()
+        by_table = isinstance(rows, Packed) and on_cpu and in_inference()
         if by_table:  # a cosine's last bit depends on where it stands in a vector register
             places = torch.arange(rounded_up(rows.longest, TABLE_MULTIPLE))
         steps = torch.arange(0, self.size, 2, device=positions.device) / self.size
@@ -455,7 +455,7 @@ class Distances:
     def within(self, length: int) -> tuple[int, int, Int[Tensor, "length length"]]:
         """The first row of `table` that a row of `length` tokens needs and the one after the last,
         and the place among them for each query and key."""
-        if not torch.is_inference_mode_enabled() or length == self.index.shape[0]:
+        if not in_inference() or length == self.index.shape[0]:
             return 0, self.table.shape[0], self.index[:length, :length]
         # Distances grow along a row of the index, so that its corners are the farthest.
         first, last = int(self.index[0, length - 1]), int(self.index[length - 1, 0])

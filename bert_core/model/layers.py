@@ -13,7 +13,7 @@ from torch.nn import functional
 from bert_core.model.attention import ATTENTION, KeylessBiasLinear, Scores
 from bert_core.model.config import ConvolutionConfig, EncoderConfig, NormPlacement
 from bert_core.model.dropout import Dropout
-from bert_core.model.layout import RowLayout, gather_tokens
+from bert_core.model.layout import RowLayout, gather_tokens, in_inference
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -117,7 +117,7 @@ class FeedForward(nn.Module):
         if not self.gated:
             return self.down(self.activation(inner))
         value, gate = inner.chunk(2, dim=-1)
-        if torch.is_inference_mode_enabled():
+        if in_inference():
             # GELU has one kernel for dense tensors, which half of a single token is, and another
             # for others, with other last bits.
             value = value.contiguous()
@@ -223,7 +223,7 @@ class Convolution(nn.Module):
     def _convolved(
         self, block: Float[Tensor, "batch seq hidden"]
     ) -> Float[Tensor, "batch seq hidden"]:
-        if not torch.is_inference_mode_enabled() or block.is_cuda:
+        if not in_inference() or block.is_cuda:
             return self.conv(block.transpose(1, 2)).transpose(1, 2)
         # As a matrix product, whose rows do not depend on how many there are.
         (width,) = self.conv.kernel_size

@@ -123,7 +123,7 @@ class Packed(RowLayout):
         """
         if self.offsets.device.type != "cpu":
             return None
-        if torch.is_inference_mode_enabled():
+        if in_inference():
             return [(len(list(rows)), length) for length, rows in groupby(self.lengths)]
         long = self._tokens >= ROW_BY_ROW * (len(self.offsets) - 1)
         return [(1, length) for length in self.lengths] if long else None
@@ -243,3 +243,8 @@ def gather_tokens(
 ) -> Float[Tensor, "..."]:
     """The tokens at these places, (N, size); None returns all, unchanged."""
     return tokens if places is None else tokens.flatten(0, -2).index_select(0, places)
+
+
+def in_inference() -> bool:
+    """Whether this is inference mode, and not traced by a compiler, which cannot tell."""
+    return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
