@@ -104,14 +104,19 @@ class Predictor:
     def _fastest(
         self, bundle: Bundle, runs: Sequence[Run], build: Callable[[Run], Backend]
     ) -> Backend:
-        """The fastest of those that this machine can run, on the task's examples."""
+        """The fastest of those that this machine can run, on the task's examples.
+
+        Raises: ResourceError if it can run none.
+        """
         rows, tokenizer = self.rows(self.task.examples), bundle.tokenizer
         windows = self.task.encode(rows, tokenizer, self.max_length)
         measured: list[tuple[float, Backend]] = []
         for run in runs:
             try:
                 backend = build(run)
-            except ResourceError:  # the CPU does not have the precision
+            except ResourceError:  # an engine is missing, or the CPU does not have the precision
+                if run == runs[-1] and not measured:
+                    raise
                 continue
             measured.append((seconds_per_token(backend, windows, tokenizer.pad_id), backend))
         return min(measured, key=itemgetter(0))[1]

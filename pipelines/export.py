@@ -213,7 +213,7 @@ def _backends(
     for name, engine in ENGINES.items():
         for each in engine.runs[precision] if is_installed(name) else ():
             run = Run(name, each)
-            if each == "bf16" != config.quantize:  # only behind the gate
+            if each == "bf16" and config.quantize != "bf16":  # only behind the gate
                 continue
             try:
                 loaded[run] = engine(path, predictor.model, threads, each)

@@ -43,7 +43,7 @@ METHOD = "txn.raybert_method"
 _IS_TEXT = "{ res.hdr(content-type) -m beg text/plain }"
 _NOT_READ = (
     "status 400 content-type application/json string "
-    r'"{\"error\": \"wanted a request of HTTP/1.1: its first line or a header is not\", '
+    r'"{\"error\": \"wanted an HTTP/1.1 request, got a first line or header that is invalid\", '
     r'\"error_type\": \"not_http\"}"'
 )
 """In place of uvicorn's plain text."""

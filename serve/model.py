@@ -39,7 +39,7 @@ SMALL = 4_096
 """Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""
 
 FEW_SCORES = 1_024
-"""Scores that become answers on the event loop."""
+"""Scores of small inputs that become answers on the event loop."""
 
 FEW_BYTES = 1 << 16
 """Bytes of answers that are copied to or from the cache on the event loop."""
@@ -434,9 +434,8 @@ class Model:
             rows = predictor.rows(list(inputs))
             return rows, predictor.encode(rows, parameters)
 
-        rows, windows = (
-            encode() if is_small(inputs) else await self.off_loop(encode, is_long=are_long)
-        )
+        small = is_small(inputs)
+        rows, windows = encode() if small else await self.off_loop(encode, is_long=are_long)
         encoded_s = time.perf_counter()
         tokens = sum(map(padded_length, windows))
         check_tokens(tokens, self.limits)
@@ -451,10 +450,8 @@ class Model:
             answers = predictor.decode(rows, windows, scores, parameters)
             return answers, places_of(predictor.bundle.tokenizer, windows, MOST_CUT)
 
-        size = sum(each.size for each in scores)
-        answers, cut = (
-            decode() if size <= FEW_SCORES else await self.off_loop(decode, is_long=are_long)
-        )
+        light = small and sum(each.size for each in scores) <= FEW_SCORES
+        answers, cut = decode() if light else await self.off_loop(decode, is_long=are_long)
         last_began_s = max((each.began_s for each in passes), default=encoded_s)
         answered = Answered(
             answers=answers,

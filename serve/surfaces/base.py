@@ -96,8 +96,8 @@ class Call:
         form = chosen(accept, forms)
         if form is None:
             raise NotAcceptableError(
-                f"Accept: wanted {one_of(forms)}, got {accept[:100]!r}: ask for what there is, or "
-                "leave the header out"
+                f"Accept: wanted {one_of(forms)}, got {accept[:100]!r}: ask for one of these, "
+                "or leave the header out"
             )
         return form
 

@@ -302,20 +302,23 @@ WITHOUT = """
 import sys
 sys.modules["onnxruntime"] = sys.modules["openvino"] = None
 from bert_core.predictor import Predictor
-Predictor(sys.argv[1])
+Predictor(sys.argv[1], backend=sys.argv[2])
 """
 
 
 @pytest.mark.drill
-def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(classifier: Path) -> None:
+@pytest.mark.parametrize("backend", ["onnxruntime", "auto"])
+def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
+    classifier: Path, backend: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, str(classifier / "graph")],
+        [sys.executable, "-c", WITHOUT, str(classifier / "graph"), backend],
         capture_output=True,
         text=True,
         check=False,
     )
     assert "ResourceError" in done.stderr
-    assert "onnxruntime is not installed: pip install" in done.stderr
+    assert "is not installed: pip install" in done.stderr
 
 
 def test_scores_that_differ_are_measured_and_those_that_are_missing_refused() -> None:
