@@ -103,11 +103,12 @@ def test_workers_follow_the_nodes_and_losses_stay(
         subprocess.run(
             [Path(sys.executable).parent / "ray", "drain-node", "--address", cluster.address,
              "--node-id", second.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION",
-             "--reason-message", "a drill", "--deadline-remaining-seconds", "15"],
+             "--reason-message", "a drill", "--deadline-remaining-seconds", "120"],
             check=True,
             env=os.environ,
         )  # fmt: skip
         step = wait_until(process, "a checkpoint out of turn", lambda: out_of_turn(folder))
+        cluster.remove_node(second, allow_graceful=False)  # sooner than the notice said
         wait_until(process, "one trains", lambda: 1 in workers(folder))
         assert workers(folder).index(1) >= step
         third = cluster.add_node(num_cpus=1)

@@ -105,11 +105,11 @@ def test_mlservers_name_of_the_only_text_is_taken(front: str) -> None:
     [
         ({"datatype": "FP32", "data": [1.0]}, "wanted the datatype BYTES, got FP32"),
         ({"name": "texts"}, "wanted one of text, text_pair, got 'texts' (did you mean text?)"),
-        ({"shape": [2]}, "wanted as many texts as the shape [2] says, got 1"),
-        ({"shape": [-1]}, "wanted as many texts as the shape [-1] says"),
+        ({"shape": [2]}, "wanted at least one text, and as many as the shape [2] says, got 1"),
+        ({"shape": [-1]}, "wanted at least one text, and as many as the shape [-1] says"),
         ({"data": [7]}, "wanted texts as data"),
         ({"data": [["a"]]}, "wanted texts as data"),
-        ({"shape": [2**62, 4], "data": []}, "wanted as many texts as the shape"),
+        ({"shape": [2**62, 4], "data": []}, "and as many as the shape [4611686018427387904, 4] says"),
     ],
 )
 def test_a_wrong_tensor_is_an_error_in_the_protocols_shape(
