@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.servers import PEERS, QUIET, interpreter, versions
+from bert_core.manifest import BUNDLE
 
 CORES = os.cpu_count() or 1
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -44,6 +45,8 @@ class Peer:
     """The answer in its JSON, as our predictor gives it."""
     only_best: bool = False
     """Whether the answer is the best one alone, where our predictor gives all."""
+    reads_exported: bool = False
+    """Whether it is given our exported bundle where ours is."""
     versions: Callable[[], Mapping[str, str]] = dict
 
 
@@ -96,6 +99,7 @@ def mlflow(workers: int) -> Peer:
         body=lambda given: {"inputs": [given]},
         read=lambda answer: answer["predictions"],
         only_best=True,
+        reads_exported=True,
     )
 
 
@@ -105,12 +109,13 @@ def _published(model: Path, uri: str, scratch: Path) -> str:
     from tracking.registry import publish
 
     examples = list(Predictor(model, device="cpu").task.examples)
-    publish(model, name=model.name, uri=uri, metrics={}, input_example=examples)
-    return f"models:/{model.name}@champion"
+    name = model.parent.name if model.name == BUNDLE else model.name
+    publish(model, name=name, uri=uri, metrics={}, input_example=examples)
+    return f"models:/{name}@champion"
 
 
-def infinity(engine: str, batch_size: int) -> Peer:
-    """Infinity with one of its engines."""
+def infinity(engine: str, precision: str, batch_size: int = 32) -> Peer:
+    """Infinity with one of its engines, at one of its precisions."""
     name = {"torch": "infinity-torch", "optimum": "infinity-onnx"}[engine]
 
     def launch(model: Path, port: int, scratch: Path) -> Launch:
@@ -121,7 +126,7 @@ def infinity(engine: str, batch_size: int) -> Peer:
         command = [
             str(folder / "infinity_emb"), "v2", "--model-id", given,
             "--served-model-name", "vectors", "--engine", engine, "--device", "cpu",
-            "--dtype", "float32", "--no-compile", "--bettertransformer",
+            "--dtype", precision, "--no-compile", "--bettertransformer",
             "--pooling-method", "mean", "--batch-size", str(batch_size),
             "--host", "127.0.0.1", "--port", str(port), "--log-level", "error",
         ]  # fmt: skip
@@ -130,7 +135,7 @@ def infinity(engine: str, batch_size: int) -> Peer:
 
     words = {"torch": "torch with BetterTransformer", "optimum": "optimum (onnxruntime)"}[engine]
     return Peer(
-        settings=f"infinity_emb v2, {words}, fp32, batches of up to {batch_size}",
+        settings=f"infinity_emb v2, {words}, {precision}, batches of up to {batch_size}",
         launch=launch,
         path="/embeddings",
         ready="/health",

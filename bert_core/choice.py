@@ -15,7 +15,7 @@ from bert_core.scores import Backend
 AUTO = "auto"
 """Measures, and takes the fastest."""
 ROUNDS = 3
-"""Passes of each size that are timed, after one that is not: the fastest counts."""
+"""Passes that are timed, after one that is not: the fastest counts."""
 FULL_TOKENS = 2048
 """Tokens of a full batch, unless the texts are longer."""
 
@@ -50,19 +50,13 @@ def possible_runs(
 
 
 def seconds_per_token(backend: Backend, windows: Sequence[Window], pad_id: int) -> float:
-    """How long a backend takes for a token, in passes of one window and in full batches, equally
-    weighted."""
-    longest = max(windows, key=lambda window: window.tokens)
+    """How long a backend takes for a token in full batches, which decide what a loaded server
+    bears; of a single text, the engines' times differ by a millisecond."""
     tokens = sum(window.tokens for window in windows)
-    many = list(windows) * max(1, FULL_TOKENS // tokens)
-    return sum(_fastest_s(backend, batch, pad_id) for batch in ([longest], many))
-
-
-def _fastest_s(backend: Backend, windows: Sequence[Window], pad_id: int) -> float:
-    """Seconds per token of the fastest of some passes."""
+    batch = list(windows) * max(1, FULL_TOKENS // tokens)
     times = []
     for _ in range(1 + ROUNDS):
         began = time.perf_counter()
-        backend.scores(windows, pad_id)
+        backend.scores(batch, pad_id)
         times.append(time.perf_counter() - began)
-    return min(times[1:]) / sum(window.tokens for window in windows)
+    return min(times[1:]) / sum(window.tokens for window in batch)

@@ -55,7 +55,7 @@ class Backend(ABC):
         with torch.inference_mode():
             for group in self._groups(windows):
                 chosen = [windows[place] for place in group]
-                logits = self.logits(collate(chosen, pad_id, self.packed_from)).numpy()
+                logits = self.logits(self._collated(chosen, pad_id)).numpy()
                 if np.isnan(logits).any():
                     raise FormatError(
                         f"wanted numbers as scores of {self.name}, got NaN: the model's weights "
@@ -78,6 +78,10 @@ class Backend(ABC):
             laid_out_tokens([windows[place] for place in group], self.packed_from)
             for group in self._groups(windows)
         )
+
+    def _collated(self, windows: Sequence[Window], pad_id: int) -> Batch:
+        """The batch of windows that run together."""
+        return collate(windows, pad_id, self.packed_from)
 
     def _groups(self, windows: Sequence[Window]) -> list[np.ndarray]:
         lengths = np.array([window.tokens for window in windows], dtype=np.int64)
