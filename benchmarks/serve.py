@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ CORES = os.cpu_count() or 1
 PROJECT = Path(__file__).parents[1]
 CONNECTIONS = 64
 WARM_S, LOOP_S, QUICK_LOOP_S = 4.0, 4.0, 1.5
+SETTLE_S = 10.0
+"""What a cluster that has just started is still busy for."""
 CHECKED, LARGEST = 32, 1e-5
 """Answers that are compared with the predictor's own, and the largest difference allowed."""
 TOGETHER = 128
@@ -102,18 +105,17 @@ LITSERVES = (litserve(64, 1), litserve(64, CORES))
 BENTOMLS = (bentoml(64, 1), bentoml(64, CORES))
 FASTER_INFINITIES = (infinity("torch", "bfloat16"), infinity("torch", "int8"), *INFINITIES)
 LINES = (
-    Line(name="serve_vs_pipeline_fp32", asked=OF_CLASSES, peers=PIPELINES),
-    Line(name="serve_vs_pipeline_int8", asked=OF_CLASSES, peers=PIPELINES, precision=INT8),
-    Line(name="serve_vs_mlflow_fp32", asked=(*OF_CLASSES, *OF_ANSWERS), peers=MLFLOWS),
-    Line(name="serve_vs_mlflow_int8", asked=OF_CLASSES, peers=MLFLOWS, precision=INT8),
-    Line(name="serve_vs_infinity_fp32", asked=OF_VECTORS, peers=INFINITIES),
     Line(name="serve_vs_infinity_int8", asked=OF_VECTORS, peers=FASTER_INFINITIES, precision=INT8),
-    Line(name="serve_vs_litserve_fp32", asked=OF_VECTORS, peers=LITSERVES),
     Line(name="serve_vs_litserve_int8", asked=OF_VECTORS, peers=LITSERVES, precision=INT8),
-    Line(name="serve_vs_bentoml_fp32", asked=OF_VECTORS, peers=BENTOMLS),
     Line(name="serve_vs_bentoml_int8", asked=OF_VECTORS, peers=BENTOMLS, precision=INT8),
+    Line(name="serve_vs_infinity_fp32", asked=OF_VECTORS, peers=INFINITIES),
+    Line(name="serve_vs_litserve_fp32", asked=OF_VECTORS, peers=LITSERVES),
+    Line(name="serve_vs_bentoml_fp32", asked=OF_VECTORS, peers=BENTOMLS),
+    Line(name="serve_vs_pipeline_int8", asked=OF_CLASSES, peers=PIPELINES, precision=INT8),
+    Line(name="serve_vs_mlflow_int8", asked=OF_CLASSES, peers=MLFLOWS, precision=INT8),
+    Line(name="serve_vs_pipeline_fp32", asked=OF_CLASSES, peers=PIPELINES),
+    Line(name="serve_vs_mlflow_fp32", asked=(*OF_CLASSES, *OF_ANSWERS), peers=MLFLOWS),
 )
-"""A peer's two lines stand together, so that it may stay up between them."""
 SERVED = {VECTORS: (FP32, INT8), CLASSIFIER: (FP32, INT8), QUESTIONS: (FP32,), BASE: (FP32,)}
 """Precisions of each model of ours."""
 
@@ -123,19 +125,34 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as ending:
         bench = Bench(Path(scratch), rounds, ending, quick=quick)
-        for line in LINES:
-            if quick and line.precision == FP32:
-                continue
-            for asked in line.asked[:1] if quick else line.asked:
-                yield Planned(line.name, partial(bench.against_peer, line, *asked))
-        base = (BASE, PARAGRAPHS, paragraphs)
-        for precision in (FP32, INT8):
-            whole = (base,) if precision == FP32 and not quick else ()
-            for asked in (*whole, *reversed(OF_VECTORS)):
-                name = f"serve_vs_bare_model_{precision}"
-                yield Planned(name, partial(bench.against_bare, name, precision, *asked))
+        planned = [
+            (
+                _served(asked[0], line.precision),
+                line.name,
+                partial(bench.against_peer, line, *asked),
+            )
+            for line in LINES
+            if not (quick and line.precision == FP32)
+            for asked in (line.asked[:1] if quick else line.asked)
+        ]
+        base = (FP32, (BASE, PARAGRAPHS, paragraphs))
+        bare = [(precision, asked) for precision in (INT8, FP32) for asked in reversed(OF_VECTORS)]
+        for precision, asked in bare if quick else [*bare, base]:
+            name = f"serve_vs_bare_model_{precision}"
+            make = partial(bench.against_bare, name, precision, *asked)
+            planned.append((_served(asked[0], precision), name, make))
+        for precision in (INT8, FP32):
             name = f"latency_over_model_{precision}"
-            yield Planned(name, partial(bench.latency, name, precision, *OF_VECTORS[0]))
+            make = partial(bench.latency, name, precision, *OF_VECTORS[0])
+            planned.append((_served(VECTORS, precision), name, make))
+        # Those of one model of ours after each other, since the server is started for it.
+        for _, name, make in sorted(planned, key=itemgetter(0)):
+            yield Planned(name, make)
+
+
+def _served(model: str, precision: str) -> str:
+    """The name by which our server has a model."""
+    return f"{model}-{precision}"
 
 
 class Bench:
@@ -147,6 +164,8 @@ class Bench:
         self._data = data_folder()
         self._predictors: dict[str, Predictor] = {}
         self._fastest: dict[tuple[Peer, ...], tuple[Peer, dict[str, float]]] = {}
+        self._serves = self._url = ""
+        self._serving = self._ending.enter_context(ExitStack())
 
     @cached_property
     def _models(self) -> dict[str, Path]:
@@ -164,35 +183,41 @@ class Bench:
             for precision in precisions
         }
 
-    @cached_property
-    def _ours(self) -> str:
-        """Our server's address."""
-        (port,) = free_ports(1)
-        tables = [
-            f"[models.{name}]\nmodel = {json.dumps(str(folder))}"
-            for name, folder in self._exported.items()
-        ]
-        # All models share the cores, and one is asked at a time.
-        settings = [f"port = {port}", "num_cpus = 0.2"]
-        settings += [f"{name} = {json.dumps(value)}" for name, value in OURS.items()]
-        config = self._scratch / "serve.toml"
-        config.write_text("\n".join([*settings, *tables]) + "\n")
-        url = f"http://127.0.0.1:{port}"
-        environment = {"PYTHONPATH": str(PROJECT), "RAY_ADDRESS": "local"}
-        command = [sys.executable, "-m", "pipelines.cli", "serve", "--config", str(config)]
-        self._server = self._ending.enter_context(
-            running(command, f"{url}/readyz", self._scratch / "ours", environment)
-        )
-        return url
+    def _ours(self, name: str) -> str:
+        """The address of our server with one model, which replaces that with another.
+
+        A cluster takes some CPU per model even while nothing is asked.
+        """
+        if self._serves != name:
+            self._serving.close()
+            (port,) = free_ports(1)
+            settings = {
+                **OURS,
+                "port": port,
+                "num_cpus": 1,
+                "models": [f"{name}={self._exported[name]}"],
+            }
+            config = self._scratch / "serve.toml"
+            lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+            config.write_text("\n".join(lines) + "\n")
+            self._url, self._serves = f"http://127.0.0.1:{port}", name
+            environment = {"PYTHONPATH": str(PROJECT), "RAY_ADDRESS": "local"}
+            command = [sys.executable, "-m", "pipelines.cli", "serve", "--config", str(config)]
+            self._server = self._serving.enter_context(
+                running(command, f"{self._url}/readyz", self._scratch / "ours", environment)
+            )
+            time.sleep(SETTLE_S)
+        return self._url
 
     def _run(self, model: str, precision: str) -> Run:
         """What our server has chosen."""
-        card = httpx.get(f"{self._ours}/v1/models/{model}-{precision}", timeout=30).json()
+        name = _served(model, precision)
+        card = httpx.get(f"{self._ours(name)}/v1/models/{name}", timeout=30).json()
         return Run(card["backend"], card["precision"])
 
     def _predictor(self, model: str, precision: str) -> Predictor:
         """What our server runs, in this process."""
-        name = f"{model}-{precision}"
+        name = _served(model, precision)
         if name not in self._predictors:
             run = self._run(model, precision)
             self._predictors[name] = Predictor(
@@ -205,15 +230,21 @@ class Bench:
         return self._predictors[name]
 
     def _texts(self, model: str, what: str, kind: Kind) -> Texts:
-        return texts(what, kind(self._data), self._predictor(model, FP32))
+        return texts(what, kind(self._data), self._weights(model))
+
+    def _weights(self, model: str) -> Predictor:
+        """The model itself, in fp32 by torch."""
+        if model not in self._predictors:
+            self._predictors[model] = Predictor(self._models[model], device="cpu", threads=CORES)
+        return self._predictors[model]
 
     def _target(self, model: str, precision: str, given: Texts) -> Target:
         """Our server's, on the surface that the model's clients use."""
         is_vectors = model in (VECTORS, BASE)
-        path = "/v1/embeddings" if is_vectors else ""
+        name, path = _served(model, precision), "/v1/embeddings" if is_vectors else ""
         key = "input" if is_vectors else "inputs"
         bodies = [json.dumps({key: each}).encode() for each in given.inputs]
-        return Target(url=f"{self._ours}/v1/models/{model}-{precision}{path}", bodies=bodies)
+        return Target(url=f"{self._ours(name)}/v1/models/{name}{path}", bodies=bodies)
 
     def against_peer(self, line: Line, model: str, what: str, kind: Kind) -> Comparison:
         """Ours and a peer in turn, in the closed loop that counts, and the other loops."""
@@ -224,7 +255,7 @@ class Bench:
         with self._started(peer, model, line.precision) as url:
             theirs = _target_of(peer, url, given)
             checks["peer"] = self._difference(
-                model, FP32, given, theirs, peer.read, only_best=peer.only_best
+                self._weights(model), given, theirs, peer.read, only_best=peer.only_best
             )
             both = {"ours": ours, "peer": theirs}
             for target in both.values():
@@ -305,7 +336,7 @@ class Bench:
         """A peer's address while it runs."""
         (port,) = free_ports(1)
         reads_ours = peer.reads_exported and precision != FP32
-        folder = self._exported[f"{model}-{precision}"] if reads_ours else self._models[model]
+        folder = self._exported[_served(model, precision)] if reads_ours else self._models[model]
         launch = peer.launch(folder, port, self._scratch)
         url = f"http://127.0.0.1:{port}"
         with running(
@@ -327,7 +358,8 @@ class Bench:
         Raises: ServerError beyond a bound.
         """
         read = (lambda answer: answer["data"][0]["embedding"]) if model in (VECTORS, BASE) else None
-        found = self._difference(model, precision, given, target, read or (lambda answer: answer))
+        predictor = self._predictor(model, precision)
+        found = self._difference(predictor, given, target, read or (lambda answer: answer))
         if not found <= LARGEST:
             raise ServerError(
                 f"{target.url}: wanted the answers of the model itself, to {LARGEST:g}, got "
@@ -337,17 +369,16 @@ class Bench:
 
     def _difference(
         self,
-        model: str,
-        precision: str,
+        predictor: Predictor,
         given: Texts,
         target: Target,
         read: Callable[[Any], Any],
         *,
         only_best: bool = False,
     ) -> float:
-        """Of answers to texts sent at once from those of the predictor."""
+        """Of answers to texts sent at once from those of a predictor."""
         answers = asyncio.run(_answers(target, target.bodies[:CHECKED]))
-        wanted = self._predictor(model, precision).predict(given.inputs[:CHECKED])
+        wanted = predictor.predict(given.inputs[:CHECKED])
         return max(
             difference(
                 read(answer), _plain(right[:1] if only_best and isinstance(right, list) else right)

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -56,7 +57,10 @@ class Embedding(Objective):
         return encoded.hidden
 
     def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "items hidden"]:
-        return _means(super().picked(every, batch), batch)
+        # Each run where it lies: many times as fast as gathering the tokens of all first.
+        tokens = every.flatten(0, -2).numpy()
+        runs = zip(batch["vector_starts"].tolist(), batch["vector_ends"].tolist(), strict=True)
+        return torch.from_numpy(np.stack([tokens[start:end].mean(0) for start, end in runs]))
 
     def counts(self, batch: Batch) -> int:
         rows = len(batch["choices"])
