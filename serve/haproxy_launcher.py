@@ -10,6 +10,7 @@ and becomes HAProxy:
 - 502, 503 and 504 reach clients as themselves, as JSON and with `Retry-After` (Ray makes each of
   them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take for
   permanent);
+- `OPTIONS *`, which asks about no path, is answered here, and HTTP/2 in clear is refused;
 - the frontend speaks TLS if there is a certificate;
 - no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
   Ray's has the latter: both may hold anything.
@@ -47,6 +48,8 @@ _NOT_READ = (
     r'\"error_type\": \"not_http\"}"'
 )
 """In place of uvicorn's plain text."""
+_METHODS_OF_ALL = 'status 200 hdr allow "GET, POST, OPTIONS"'
+"""The answer to `OPTIONS *`; no other method can have this target."""
 _MESSAGES = {
     408: ("request_timeout", f"wanted the request within {SLOW_REQUEST_S} s: send it again"),
     502: ("not_ready", "the model's process ended while it answered: try again"),
@@ -84,10 +87,12 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
             known = f"{{ method {METHODS} }}"
             lines.append(f"    http-request set-var({METHOD}) method if {known}")
             lines.append(f"    http-request set-var({METHOD}) str(other) if !{known}")
+            lines.append(f"    http-request return {_METHODS_OF_ALL} if {{ url * }}")
             lines.append(f"    http-response return {_NOT_READ} if {{ status 400 }} {_IS_TEXT}")
         if line.strip() == "defaults":
             lines += [
                 "    option http-buffer-request",
+                "    option disable-h2-upgrade",
                 f"    timeout http-request {SLOW_REQUEST_S}s",
                 f"    errorfiles {ERRORS}",
             ]
