@@ -159,6 +159,8 @@ class Shapes:
             return None
         if values is not None and not isinstance(values, dict):
             raise RequestError(f"parameters: wanted a JSON object, got {shown(values)}")
+        if top_level:  # also those that others under `parameters` take the place of
+            parameters_of(self._parameters, top_level, "parameters.")
         values = top_level | (values or {})
         check_top_k(values, self._limits)
         names = list(self._checked.model_fields)
