@@ -181,7 +181,7 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
         here, status = place_of(request), error.status_code
-        allowed = (error.headers or {}).get("Allow", "").replace(" ", "").split(",")
+        allowed = sorted((error.headers or {}).get("Allow", "").replace(" ", "").split(","))
         methods = _methods_at(request, routers)
         if methods and request.method not in methods:
             # Starlette names those of the path's first route alone.
