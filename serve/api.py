@@ -212,7 +212,7 @@ def _methods_at(request: Request, routers: Sequence[APIRouter]) -> list[str]:
             if isinstance(route, SurfaceRoute)
             or (isinstance(route, APIRoute) and route.include_in_schema)
             if route.path_regex.match(path)
-            for method in route.methods
+            for method in route.methods or ()
         }
     )
 

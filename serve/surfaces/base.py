@@ -484,7 +484,9 @@ def parameters_of(kind: type[Parameters], values: Mapping[str, Any], where: str 
 
 def _default(field: "Field[Any]", allowed: Range | None) -> Any:
     known = {} if allowed is None else {"minimum": allowed.least, "maximum": allowed.most}
-    documented = {name: number for name, number in known.items() if number is not None}
+    documented: dict[str, Any] = {
+        name: number for name, number in known.items() if number is not None
+    }
     if field.default_factory is not MISSING:
         return pydantic.Field(default_factory=field.default_factory, json_schema_extra=documented)
     default = ... if field.default is MISSING else field.default

@@ -35,7 +35,7 @@ def kinds(of: type[RequestError] = RequestError) -> Iterator[type[RequestError]]
 def test_every_error_is_described_in_the_shape_of_its_surface(
     surface: Surface, paths: dict[str, Any]
 ) -> None:
-    shape = pydantic.TypeAdapter(surface.error)
+    shape: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(surface.error)
     posts = [each for each in surface.endpoints if each.method == "POST"]
     assert posts
     for kind in kinds():
