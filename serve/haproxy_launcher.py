@@ -10,8 +10,8 @@ and becomes HAProxy:
 - 502, 503 and 504 reach clients as themselves, as JSON and with `Retry-After` (Ray makes each of
   them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take for
   permanent);
-- `OPTIONS *`, which asks about no path, is answered here, and HTTP/2 in clear is refused;
 - the frontend speaks TLS if there is a certificate;
+- `OPTIONS *`, which asks about no path, is answered here, and HTTP/2 in clear is refused;
 - no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
   Ray's has the latter: both may hold anything.
 
@@ -42,14 +42,14 @@ METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 METHOD = "txn.raybert_method"
 """Variable of HAProxy with a request's method, if it is one of these."""
 _IS_TEXT = "{ res.hdr(content-type) -m beg text/plain }"
+_METHODS_OF_ALL = 'status 200 hdr allow "GET, POST, OPTIONS"'
+"""The answer to `OPTIONS *`; no other method can have this target."""
 _NOT_READ = (
     "status 400 content-type application/json string "
     r'"{\"error\": \"wanted an HTTP/1.1 request, got a first line or header that is invalid\", '
     r'\"error_type\": \"not_http\"}"'
 )
 """In place of uvicorn's plain text."""
-_METHODS_OF_ALL = 'status 200 hdr allow "GET, POST, OPTIONS"'
-"""The answer to `OPTIONS *`; no other method can have this target."""
 _MESSAGES = {
     408: ("request_timeout", f"wanted the request within {SLOW_REQUEST_S} s: send it again"),
     502: ("not_ready", "the model's process ended while it answered: try again"),
