@@ -80,6 +80,15 @@ def check_fields(config: Any, *, prefix: str = "", error: type[RaybertError] = C
                 raise error(f"{prefix}{name}: wanted {wanted}, got {value!r}")
 
 
+def ranges_of(config: type) -> dict[str, Range]:
+    """The ranges of a dataclass's fields, of those that have one."""
+    return {
+        name: allowed
+        for name, allowed in _constraints(config).items()
+        if isinstance(allowed, Range)
+    }
+
+
 def base_type(hint: Any) -> Any:
     """The type without the `Range` that annotates it."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint

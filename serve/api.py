@@ -10,6 +10,7 @@ a model runs: no Ray here.
 from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bert_core.errors import InputError
 from serve import forward
 from serve.auth import Keys
-from serve.errors import RequestError
+from serve.errors import Error, RequestError
 from serve.hosts import LocalHosts
 from serve.limits import Limits
 from serve.model import Card, ServedModel
@@ -28,6 +29,7 @@ from serve.routes.front import Metrics, front_routes, list_routes, metrics_route
 from serve.routes.model import model_routes
 from serve.slot import Slot
 from serve.surfaces import huggingface
+from serve.surfaces.base import error_content
 
 
 class LocalModel(ServedModel):
@@ -153,7 +155,12 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
     # The API page with its scripts, which FastAPI's own fetches from a CDN.
     # NOTE: FastAPI's spans have the path and query of a request, and its log records exceptions.
     silent = {"tracing": False, "metrics": False, "logs": False}
-    app = FastAPIOffline(title=title, redoc_url=None, telemetry=silent)
+    app = FastAPIOffline(
+        title=title,
+        redoc_url=None,
+        telemetry=silent,
+        responses={421: {"content": error_content(Error)}} if local_only else None,
+    )
     app.add_middleware(_Shortcut, routers=routers)
     # NOTE: what is added last comes first, and `Observed` sees the route only below `_EmptyPath`.
     app.add_middleware(Observed, recorder=recorder, apology=_apology)
@@ -173,16 +180,41 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
-        here = place_of(request)
-        if error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow", "another")
-            message, error_type = f"{here}: wanted the method {allowed}", "method_not_allowed"
+        here, status = place_of(request), error.status_code
+        allowed = sorted((error.headers or {}).get("Allow", "").replace(" ", "").split(","))
+        methods = _methods_at(request, routers)
+        if methods and request.method not in methods:
+            # Starlette names those of the path's first route alone.
+            status, allowed = 405, methods
+        if status == 405:
+            message = f"{here}: wanted the method {' or '.join(allowed)}"
+            error_type = "method_not_allowed"
         else:
             message, error_type = f"{here}: there is no such path, see /openapi.json", "not_found"
         seen(request).error_type = error_type
-        return json_response(error.status_code, {"error": message, "error_type": error_type})
+        response = json_response(status, {"error": message, "error_type": error_type})
+        if status == 405:
+            response.headers["Allow"] = ", ".join(allowed)
+        return response
 
     return app
+
+
+def _methods_at(request: Request, routers: Sequence[APIRouter]) -> list[str]:
+    """The methods that a request's path has, in whatever router; not those of a route that stands
+    for paths elsewhere, which is in no documentation."""
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    return sorted(
+        {
+            method
+            for router in routers
+            for route in router.routes
+            if isinstance(route, SurfaceRoute)
+            or (isinstance(route, APIRoute) and route.include_in_schema)
+            if route.path_regex.match(path)
+            for method in route.methods or ()
+        }
+    )
 
 
 def _apology(request: Request) -> Response:

@@ -36,7 +36,8 @@ class Entry:
     """The same as passes compute them."""
     masks: int
     """Masks that the input has."""
-
+    numbers: int
+    """Numbers in the answer's vectors."""
     has_all_cuts: bool
     """Whether it is known where each text was cut."""
 

@@ -1,5 +1,9 @@
-"""Why a request is not answered. `serve.surfaces` puts these into each client's own shape."""
+"""Why a request is not answered. `serve.surfaces` puts these into each client's own shape.
 
+The first sentence of a class's docstring is its description in the API's documentation.
+"""
+
+from dataclasses import dataclass
 from typing import ClassVar
 
 from bert_core.errors import RaybertError
@@ -9,8 +13,16 @@ LONGEST_MESSAGE = 1_000
 """Characters of a message: it may name what was sent, but not send it back."""
 
 
+@dataclass(frozen=True)
+class Error:
+    """The body of an error on a path that belongs to no surface, or to Hugging Face's."""
+
+    error: str
+    error_type: str
+
+
 class RequestError(RaybertError):
-    """A request that cannot be answered. Subclasses define the status."""
+    """The request cannot be answered. Subclasses define the status."""
 
     status: ClassVar[int] = 422
     error_type: ClassVar[str] = "invalid_request"
@@ -96,7 +108,7 @@ class OverloadedError(RequestError):
     status = 429
     error_type = "overloaded"
 
-    def __init__(self, message: str, retry_after_s: int) -> None:
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message, retry_after_s)
         self.retry_after_s = retry_after_s
 

@@ -11,6 +11,7 @@ and becomes HAProxy:
   them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take for
   permanent);
 - the frontend speaks TLS if there is a certificate;
+- `OPTIONS *`, which asks about no path, is answered here, and HTTP/2 in clear is refused;
 - no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
   Ray's has the latter: both may hold anything.
 
@@ -41,6 +42,8 @@ METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 METHOD = "txn.raybert_method"
 """Variable of HAProxy with a request's method, if it is one of these."""
 _IS_TEXT = "{ res.hdr(content-type) -m beg text/plain }"
+_METHODS_OF_ALL = 'status 200 hdr allow "GET, POST, OPTIONS"'
+"""The answer to `OPTIONS *`; no other method can have this target."""
 _NOT_READ = (
     "status 400 content-type application/json string "
     r'"{\"error\": \"wanted an HTTP/1.1 request, got a first line or header that is invalid\", '
@@ -84,10 +87,12 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
             known = f"{{ method {METHODS} }}"
             lines.append(f"    http-request set-var({METHOD}) method if {known}")
             lines.append(f"    http-request set-var({METHOD}) str(other) if !{known}")
+            lines.append(f"    http-request return {_METHODS_OF_ALL} if {{ url * }}")
             lines.append(f"    http-response return {_NOT_READ} if {{ status 400 }} {_IS_TEXT}")
         if line.strip() == "defaults":
             lines += [
                 "    option http-buffer-request",
+                "    option disable-h2-upgrade",
                 f"    timeout http-request {SLOW_REQUEST_S}s",
                 f"    errorfiles {ERRORS}",
             ]

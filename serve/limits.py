@@ -21,6 +21,9 @@ class Limits:
     """Maximum `top_k` of a request."""
     max_candidates: PositiveInt = 5000
     """Maximum masks of a request times `top_k`; more get 413."""
+    max_numbers: PositiveInt = 4_194_304
+    """Maximum numbers in the vectors of an answer; more get 413. An entry of a sparse vector is two
+    numbers."""
     deadline_s: PositiveFloat = 60.0
     """How long a request may take, unless its header `X-Request-Timeout-Ms` says less."""
     body_timeout_s: PositiveFloat = 30.0

@@ -19,8 +19,10 @@ from bert_core.data.cuts import Place, places_of
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError, InputError
 from bert_core.predictor import Predictor
-from bert_core.tasks.base import Parameters
+from bert_core.tasks.base import Parameters, Task
+from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.shapes import Row
+from bert_core.tasks.sparse_embedding import SparseEmbedding, SparseEmbeddingParameters
 from serve.batching import Batcher
 from serve.cache import AnswerCache, Entry, keys_of, unpacked
 from serve.errors import (
@@ -146,10 +148,12 @@ class Computed:
     answered: Answered
     windows: list[Window]
     scores: list[np.ndarray]
+    numbers: list[int]
+    """Numbers in the vectors that each window gives."""
 
 
 NOTHING = Computed(
-    Answered(answers=[], tokens=0, cut=[], tokenize_s=0.0, queue_s=0.0, compute_s=0.0), [], []
+    Answered(answers=[], tokens=0, cut=[], tokenize_s=0.0, queue_s=0.0, compute_s=0.0), [], [], []
 )
 """For a request that needs no pass."""
 
@@ -406,6 +410,7 @@ class Model:
             # What a request may ask for does not depend on what the cache happens to have.
             check_tokens(sum(entry.padded_tokens for entry in entries), self.limits)
             self._check_candidates(sum(entry.masks for entry in entries), parameters)
+            check_numbers(sum(entry.numbers for entry in entries), self.limits)
             return entries, *unpacked(entries)
 
         size = sum(known[key].size_bytes for key in keys if key in known)
@@ -442,16 +447,21 @@ class Model:
         self._check_candidates(
             sum(map(masks_of, windows)), parameters or predictor.task.parameters()
         )
+        dense = self._dense_numbers(predictor.task, windows)
+        check_numbers(sum(dense), self.limits)
         self._check_queue(tokens)
         passes = await asyncio.gather(*map(self._batcher.submit, windows))
         scores = [each.scores for each in passes]
 
-        def decode() -> tuple[list[Any], list[Place]]:
+        def decode() -> tuple[list[Any], list[Place], list[int]]:
+            is_sparse = isinstance(predictor.task, SparseEmbedding)
+            numbers = sparse_numbers(scores, parameters) if is_sparse else dense
+            check_numbers(sum(numbers), self.limits)  # before the answers take their memory
             answers = predictor.decode(rows, windows, scores, parameters)
-            return answers, places_of(predictor.bundle.tokenizer, windows, MOST_CUT)
+            return answers, places_of(predictor.bundle.tokenizer, windows, MOST_CUT), numbers
 
         light = small and sum(each.size for each in scores) <= FEW_SCORES
-        answers, cut = decode() if light else await self.off_loop(decode, is_long=are_long)
+        answers, cut, numbers = decode() if light else await self.off_loop(decode, is_long=are_long)
         last_began_s = max((each.began_s for each in passes), default=encoded_s)
         answered = Answered(
             answers=answers,
@@ -461,7 +471,7 @@ class Model:
             queue_s=max(0.0, last_began_s - encoded_s),
             compute_s=max((each.ended_s for each in passes), default=encoded_s) - last_began_s,
         )
-        return Computed(answered, windows, scores)
+        return Computed(answered, windows, scores, numbers)
 
     def _check_lists(self, inputs: Sequence[Any], parameters: Parameters | None) -> None:
         """Raises: TooLargeError if inputs or parameters have longer lists than there may be inputs
@@ -492,6 +502,12 @@ class Model:
                 f"a request, got {candidates} for {masks} masks: lower top_k, or send several "
                 "requests"
             )
+
+    def _dense_numbers(self, task: Task, windows: Sequence[Window]) -> list[int]:
+        """Numbers in the vectors that each window gives."""
+        is_of_vectors = isinstance(task, FeatureExtraction)
+        size = self.predictor.bundle.encoder_config.hidden_size if is_of_vectors else 0
+        return [size * len(window.positions.get("vector_starts", ())) for window in windows]
 
     def _check_queue(self, tokens: int) -> None:
         """Raises: OverloadedError if these tokens do not fit the queue. An empty queue takes any
@@ -604,6 +620,23 @@ def check_tokens(tokens: int, limits: Limits) -> None:
         )
 
 
+def check_numbers(numbers: int, limits: Limits) -> None:
+    """Raises: TooLargeError for more numbers than the vectors of an answer may have."""
+    if numbers > limits.max_numbers:
+        raise TooLargeError(
+            f"inputs: wanted an answer of at most {limits.max_numbers} numbers, their vectors have "
+            f"{numbers}: send several requests, or for sparse vectors set top_k"
+        )
+
+
+def sparse_numbers(scores: Sequence[np.ndarray], parameters: Parameters | None) -> list[int]:
+    """Numbers in the sparse vectors of windows with these scores: two per entry."""
+    assert parameters is None or isinstance(parameters, SparseEmbeddingParameters)
+    most = None if parameters is None else parameters.top_k
+    entries = [int(np.count_nonzero(each)) for each in scores]
+    return [2 * (each if most is None else min(each, most)) for each in entries]
+
+
 def padded_length(window: Window) -> int:
     """Tokens of a window as a pass computes them."""
     return -(-window.tokens // PAD_MULTIPLE) * PAD_MULTIPLE
@@ -622,8 +655,10 @@ def masks_of(window: Window) -> int:
 def entries_of(computed: Computed) -> list[Entry]:
     """What to keep of each of the rows."""
     windows: list[list[Window]] = [[] for _ in computed.answered.answers]
-    for window in computed.windows:
+    numbers = [0] * len(windows)
+    for window, size in zip(computed.windows, computed.numbers, strict=True):
         windows[window.row].append(window)
+        numbers[window.row] += size
     cuts: list[list[Place]] = [[] for _ in windows]
     for place in computed.answered.cut:
         cuts[place.row].append(place)
@@ -634,8 +669,11 @@ def entries_of(computed: Computed) -> list[Entry]:
             tokens=sum(map(real_length, its)),
             padded_tokens=sum(map(padded_length, its)),
             masks=sum(map(masks_of, its)),
+            numbers=size,
             # Beyond `MOST_CUT` texts it was not found out where they were cut.
             has_all_cuts=len(cut) == len({cut.name for window in its for cut in window.cuts}),
         )
-        for answer, cut, its in zip(computed.answered.answers, cuts, windows, strict=True)
+        for answer, cut, its, size in zip(
+            computed.answered.answers, cuts, windows, numbers, strict=True
+        )
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class ChoiceInput:
     """A context and its possible continuations."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {
+        "json_schema_extra": {"allOf": [{"properties": {"choices": {"minItems": 2}}}]}
+    }
 
     text: str
     """The context, or a question."""

@@ -1,6 +1,8 @@
 """Rows in the shape that a task expects, from tables with other column names, or from requests.
 
-A shape is a dataclass whose fields are text, numbers, or lists and objects of these.
+A shape is a dataclass whose fields are text, numbers, or lists and objects of these. What its
+`__post_init__` checks, its `__pydantic_config__` says in JSON Schema, for the server's
+documentation.
 """
 
 import math

@@ -40,6 +40,10 @@ class PairInput:
 class SingleInput(TextInput):
     """A single text."""
 
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {
+        "json_schema_extra": {"allOf": [{"properties": {"text_pair": {"maxLength": 0}}}]}
+    }
+
     def __post_init__(self) -> None:
         if self.text_pair:
             raise InputError(

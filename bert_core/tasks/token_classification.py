@@ -10,7 +10,7 @@ transformers or from older bundles, keep them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +55,15 @@ ENTITY = [
 @dataclass(frozen=True, kw_only=True)
 class TokenInput:
     """A text, or its words."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {
+        "json_schema_extra": {
+            "oneOf": [
+                {"required": ["text"], "properties": {"text": {"type": "string"}}},
+                {"required": ["tokens"], "properties": {"tokens": {"type": "array"}}},
+            ]
+        }
+    }
 
     text: str | None = None
     """The text; the tokenizer splits it into words."""
@@ -129,6 +138,15 @@ class TagParameters(Parameters):
 @dataclass(frozen=True, kw_only=True)
 class TokenClassificationParameters(TagParameters):
     """Parameters for models whose tags mark entities."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {
+        "json_schema_extra": {
+            "anyOf": [
+                {"properties": {"scheme": {"type": "null"}}},
+                {"properties": {"aggregation_strategy": {"enum": [None, "none"]}}},
+            ]
+        }
+    }
 
     scheme: Scheme | None = None
     """Return the entities as tags of words in BIO, IOB1, BIOES or BILOU; with `ignore_labels = []`

@@ -12,9 +12,33 @@ from fastapi.routing import APIRoute
 from bert_core.errors import InputError
 from bert_core.wording import shortened
 from serve.auth import Caller, Keys
-from serve.errors import InternalError, NotReadyError, RequestError
+from serve.errors import (
+    DeadlineError,
+    ForbiddenError,
+    InternalError,
+    MediaTypeError,
+    NotAcceptableError,
+    NotJSONError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+    SlowRequestError,
+    TooLargeError,
+    UnauthorizedError,
+    UnknownModelError,
+)
+from serve.model import Model
 from serve.observing import log_failure, seen
-from serve.surfaces.base import Endpoint, Surface, refusal, responses
+from serve.surfaces import huggingface, vectors
+from serve.surfaces.base import (
+    Endpoint,
+    Surface,
+    refusal,
+    refusals,
+    request_body,
+    responses,
+    schema_of,
+)
 
 READY_TIMEOUT_S = 10.0
 """Timeout of the forward pass that shows a model to be ready."""
@@ -26,14 +50,6 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 class SurfaceRoute(APIRoute):
     """A path of a surface: its handler takes nothing but the request, and tells all errors."""
-
-
-@dataclass(frozen=True)
-class Error:
-    """The body of every error."""
-
-    error: str
-    error_type: str
 
 
 @dataclass(frozen=True)
@@ -67,17 +83,69 @@ def told(surface: Surface, request: Request, error: Exception) -> Response:
     return refusal(surface, error)
 
 
-def documented(endpoint: Endpoint, prepared: Any) -> dict[str, Any]:
-    """What the API's documentation says of a path, besides its docstring."""
+ALWAYS = (RequestError, InternalError, NotReadyError, OverloadedError, DeadlineError)
+"""What any request to a surface may be answered with."""
+BY_KEY = (UnauthorizedError, ForbiddenError)
+BY_BODY = (
+    NotJSONError,
+    MediaTypeError,
+    NotAcceptableError,
+    SlowRequestError,
+    TooLargeError,
+    UnknownModelError,
+)
+
+
+def documented(
+    surface: Surface,
+    endpoint: Endpoint,
+    *,
+    keys: Keys | None,
+    model: Model | None = None,
+    prepared: Any = None,
+) -> dict[str, Any]:
+    """What the API's documentation says of a path, besides its docstring.
+
+    Args:
+        model: the one that answers; None at the front.
+        prepared: what the surface prepared for it.
+    """
     if endpoint.document is not None:
-        return endpoint.document(prepared)
-    if endpoint.body is None:
-        return {}
-    content = {"application/json": {"schema": endpoint.body.model_json_schema()}}
-    return {
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
-        "responses": responses(endpoint.forms),
-    }
+        described = endpoint.document(prepared)
+    else:
+        described = {"responses": responses(endpoint.forms, endpoint.shape)}
+        if endpoint.body is not None:
+            described["openapi_extra"] = request_body(schema_of(endpoint.body))
+    kinds: list[type[RequestError]] = [*ALWAYS]
+    kinds += BY_KEY if keys is not None and not endpoint.is_open else ()
+    kinds += BY_BODY if endpoint.method == "POST" else ()
+    extra = described.get("openapi_extra", {})
+    if "{model}" in endpoint.path:
+        kinds.append(UnknownModelError)
+        schema = {"type": "string"} if model is None else {"const": model.name}
+        named = {"name": "model", "in": "path", "required": True, "schema": schema}
+        extra = extra | {"parameters": [named]}
+    if model is not None:
+        extra = _narrowed(extra, vectors.known_values(model))
+    answers = described["responses"] | refusals(surface, kinds)
+    return {"openapi_extra": extra, "responses": answers}
+
+
+def _narrowed(schema: Any, values: Mapping[str, Any]) -> Any:
+    """A JSON Schema whose properties of these names have these values alone."""
+    if isinstance(schema, list):
+        return [_narrowed(item, values) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    narrowed = {name: _narrowed(item, values) for name, item in schema.items()}
+    if isinstance(properties := narrowed.get("properties"), dict):
+        properties |= {name: {"enum": values[name]} for name in properties if name in values}
+    return narrowed
+
+
+def errors_of(keys: Keys | None, *kinds: type[RequestError]) -> dict[int | str, dict[str, Any]]:
+    """The errors of a path that belongs to no surface, for the API's documentation."""
+    return refusals(huggingface.SURFACE, [InternalError, *(() if keys is None else BY_KEY), *kinds])
 
 
 async def check_ready(models: Mapping[str, Any]) -> None:

@@ -23,13 +23,13 @@ from serve.observing import seen
 from serve.routes.base import (
     LIST,
     READY_TIMEOUT_S,
-    Error,
     Handler,
     Status,
     SurfaceRoute,
     admit,
     check_ready,
     documented,
+    errors_of,
     json_response,
     refused,
 )
@@ -101,13 +101,15 @@ def list_routes(
     """`GET /v1/models`, and for unknown names a 404 that lists the existing ones."""
     router = APIRouter(tags=["models"])
 
-    @router.get(LIST)
+    @router.get(LIST, responses=errors_of(keys))
     async def listing(request: Request) -> Listing:
         """The models served here."""
         admit(keys, request, None)
         return await listing_of(models)
 
-    @router.get("/v1/models/{name}")
+    errors = errors_of(keys, RequestError, NotReadyError, UnknownModelError)
+
+    @router.get("/v1/models/{name}", responses=errors)
     async def card(name: str, request: Request) -> Card:
         """The card of one model."""
         admit(keys, request, None)
@@ -150,17 +152,17 @@ def front_routes(
     router = APIRouter()
     page = files("serve").joinpath("page/index.html").read_text(encoding="utf-8")
 
-    @router.get("/", response_class=HTMLResponse, tags=["front"])
+    @router.get("/", response_class=HTMLResponse, responses=errors_of(None), tags=["front"])
     async def show() -> str:
         """A page for trying the models."""
         return page
 
-    @router.get("/healthz", tags=["front"])
+    @router.get("/healthz", responses=errors_of(None), tags=["front"])
     async def health() -> Status:
         """The process is up."""
         return Status("ok")
 
-    @router.get("/readyz", responses={503: {"model": Error}}, tags=["front"])
+    @router.get("/readyz", responses=errors_of(None, NotReadyError), tags=["front"])
     async def readiness() -> Status:
         """Every model has just run a forward pass."""
         await check_ready(models)
@@ -182,7 +184,7 @@ def front_routes(
                 summary=endpoint.summary or None,
                 response_model=None,
                 route_class_override=SurfaceRoute,
-                **documented(endpoint, None),
+                **documented(surface, endpoint, keys=keys),
             )
     return router
 
@@ -300,7 +302,7 @@ def metrics_route(metrics: Metrics, keys: Keys | None = None) -> APIRouter:
     """`GET /metrics`."""
     router = APIRouter(tags=["front"])
 
-    @router.get("/metrics", response_class=PlainTextResponse)
+    @router.get("/metrics", response_class=PlainTextResponse, responses=errors_of(keys))
     async def show(request: Request) -> Response:
         """Metrics of all models and of Ray Serve, for Prometheus."""
         admit(keys, request, None)

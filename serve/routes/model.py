@@ -9,17 +9,17 @@ from fastapi import APIRouter, Request, Response
 from bert_core.wording import shortened
 from serve.auth import Keys
 from serve.disconnects import while_connected
-from serve.errors import UnknownModelError
+from serve.errors import NotReadyError, UnknownModelError
 from serve.model import Card
 from serve.observing import seen
 from serve.routes.base import (
-    Error,
     Handler,
     Status,
     SurfaceRoute,
     admit,
     check_ready,
     documented,
+    errors_of,
     refused,
 )
 from serve.slot import Challenger, Current, Slot
@@ -38,18 +38,18 @@ def model_routes(
     # NOTE: a route that kept the model itself would keep its weights, whatever takes its place.
     router, name, tasks = APIRouter(prefix=prefix), slot.model.name, tuple(slot.model.predictors)
 
-    @router.get("/", tags=["model"])
+    @router.get("/", responses=errors_of(keys), tags=["model"])
     async def card(request: Request) -> Card:
         """The card of this model."""
         admit(keys, request, None)
         return slot.card()
 
-    @router.get("/healthz", tags=["model"])
+    @router.get("/healthz", responses=errors_of(None), tags=["model"])
     async def health() -> Status:
         """The process is up."""
         return Status("ok")
 
-    @router.get("/readyz", responses={503: {"model": Error}}, tags=["model"])
+    @router.get("/readyz", responses=errors_of(None, NotReadyError), tags=["model"])
     async def readiness() -> Status:
         """The model has just run a forward pass."""
         await check_ready({name: slot.model})
@@ -69,7 +69,7 @@ def model_routes(
                 summary=endpoint.summary or None,
                 response_model=None,
                 route_class_override=SurfaceRoute,
-                **documented(endpoint, prepared),
+                **documented(surface, endpoint, keys=keys, model=slot.model, prepared=prepared),
             )
     return router
 

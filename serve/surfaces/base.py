@@ -8,15 +8,17 @@ same paths at the root on to a model.
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import orjson
 import pydantic
 from fastapi import Request, Response
 
+from bert_core.checks import Range, ranges_of
 from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
 from bert_core.wording import as_json, nearest, one_of, shown
@@ -24,6 +26,7 @@ from serve.accept import chosen
 from serve.auth import Caller
 from serve.errors import (
     ClosedError,
+    Error,
     MediaTypeError,
     NotAcceptableError,
     NotJSONError,
@@ -38,6 +41,8 @@ from serve.tracing import add_spans
 
 Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here"]
 """Type of a field that is accepted and ignored."""
+Texts = Annotated[list[str], pydantic.Field(min_length=1)]
+Count = Annotated[int, pydantic.Field(ge=1)]
 TEXT_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 """What a web page may post to any server without its consent."""
 DEADLINE = "x-request-timeout-ms"
@@ -48,6 +53,14 @@ LONG_BODY_BYTES = 1 << 16
 """A larger body may have so much text that others should not wait while it is tokenized."""
 FEW_TOKENS = 256
 """Answers to fewer tokens are written on the event loop: it takes less than a millisecond."""
+
+GATEWAY = {
+    408: "The body did not arrive in time.",
+    502: "The model's process ended while it answered.",
+    503: "No process of the model is ready.",
+    504: "The model's process did not answer in time.",
+}
+"""Statuses that HAProxy answers with, whatever the surface, as `serve.errors.Error`."""
 
 Encoded = tuple[bytes, dict[str, str]]
 """A body, and headers of its own."""
@@ -188,6 +201,8 @@ class Endpoint:
     """What it is at the root, if it asks about the whole server there."""
     body: type[Body] | None = None
     """Shape of the body, for the API's documentation."""
+    shape: Any = None
+    """Type of its answers as JSON, for the API's documentation."""
     forms: tuple[str, ...] = (JSON,)
     """Media types that its answers can have, for the API's documentation."""
     summary: str = ""
@@ -204,6 +219,8 @@ class Surface:
     endpoints: tuple[Endpoint, ...]
     refuse: Callable[[RequestError], tuple[int, Any]]
     """Status and body of an error, as these clients read it."""
+    error: type
+    """Type of that body, for the API's documentation."""
     prepare: Callable[[Model], Any] = lambda model: None
     """Made once per model, for all calls."""
 
@@ -218,6 +235,69 @@ def responses(forms: Sequence[str], shape: Any = None) -> dict[int | str, dict[s
     answer: dict[str, Any] = {} if shape is None else {"model": shape}
     others = {form: binary for form in forms if form != JSON}
     return {200: answer | ({"content": others} if others else {})}
+
+
+def refusals(
+    surface: Surface, kinds: Iterable[type[RequestError]]
+) -> dict[int | str, dict[str, Any]]:
+    """The errors of a path by status, for the API's documentation."""
+    reasons: dict[int, list[str]] = {status: [reason] for status, reason in GATEWAY.items()}
+    extra: dict[int, dict[str, Any]] = {status: {} for status in GATEWAY}
+    for kind in kinds:
+        refused = refusal(surface, kind(""))
+        reason = f"{(kind.__doc__ or '').partition('.')[0]}."
+        reasons.setdefault(refused.status_code, []).append(reason)
+        extra.setdefault(refused.status_code, {}).update(
+            {name: _HEADERS[name] for name in _HEADERS if name in refused.headers}
+        )
+    return {
+        status: {
+            "description": " ".join(dict.fromkeys(reasons[status])),
+            "headers": extra[status],
+            "content": error_content(surface.error, *([Error] if status in GATEWAY else [])),
+        }
+        for status in sorted(reasons)
+    }
+
+
+def error_content(*kinds: type) -> dict[str, Any]:
+    """JSON of one of these types, for the API's documentation."""
+    # NOTE: FastAPI would make a validator of every status of every path whenever an app is made.
+    schemas = [schema_of(kind) for kind in dict.fromkeys(kinds)]
+    return {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
+
+
+_HEADERS: Mapping[str, Any] = {
+    "Retry-After": {
+        "description": "Seconds after which to try again.",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
+}
+
+
+def request_body(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A body of JSON with this schema, for the API's documentation."""
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, **more}}}}
+
+
+@cache
+def schema_of(kind: type) -> dict[str, Any]:
+    """JSON Schema of a type, without references: OpenAPI would look for these in the document."""
+    schema = pydantic.TypeAdapter(kind).json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def inlined(value: Any) -> Any:
+        if isinstance(value, dict):
+            reference = value.get("$ref")
+            if isinstance(reference, str):
+                return inlined(definitions[reference.rpartition("/")[2]])
+            return {name: inlined(item) for name, item in value.items()}
+        return [inlined(item) for item in value] if isinstance(value, list) else value
+
+    described: dict[str, Any] = inlined(schema)
+    return described
 
 
 async def receive(request: Request, limits: Limits) -> bytes:
@@ -339,12 +419,13 @@ def read(shape: type[Shape], body: bytes) -> Shape:
 
 def complaint(shape: type[pydantic.BaseModel], error: pydantic.ValidationError) -> str:
     """The first fault of a body."""
-    faults = error.errors(include_url=False, include_context=False)
+    faults = error.errors(include_url=False)
     # A misspelt key is missing under its right name too: the misspelling is what to tell.
     misspelt = [each for each in faults if each["type"] == "extra_forbidden"]
+    empty = [each for each in faults if each["type"] == "too_short"]
     texts = [each for each in faults if each["type"] == "string_type"]
     # Of the kinds of values that there may be, the one that it comes nearest to.
-    fault = max(misspelt or texts or faults, key=lambda each: len(each["loc"]))
+    fault = max(misspelt or empty or texts or faults, key=lambda each: len(each["loc"]))
     where = ".".join(str(part) for part in fault["loc"] if not _names_a_type(part))
     names = [field.alias or name for name, field in shape.model_fields.items()]
     if fault["type"] == "extra_forbidden":
@@ -352,6 +433,10 @@ def complaint(shape: type[pydantic.BaseModel], error: pydantic.ValidationError) 
         return f"the body: wanted some of {', '.join(names)}, got {as_json(where)}{near}"
     if fault["type"] == "missing":
         return f"the body: wanted the key {as_json(where)}, it is missing"
+    if fault["type"] == "too_short":
+        return f"{where}: wanted at least one text, got an empty list"
+    if fault["type"] == "greater_than_equal":
+        return f"{where}: wanted at least {fault['ctx']['ge']}, got {shown(fault['input'])}"
     if fault["type"] == "string_type":
         return f"{where}: wanted text, got {shown(fault['input'])}"
     return f"{where}: {fault['msg']}, got {shown(fault['input'])}"
@@ -366,13 +451,17 @@ _CHECKED: dict[type[Parameters], type[pydantic.BaseModel]] = {}
 
 
 def checked(kind: type[Parameters]) -> type[pydantic.BaseModel]:
-    """The parameters of a task with their types checked; ranges are theirs to check."""
+    """The parameters of a task with their types checked; ranges are documented, and theirs to
+    check."""
     if kind not in _CHECKED:
-        hints = get_type_hints(kind)
+        hints, ranges = get_type_hints(kind), ranges_of(kind)
         definitions: dict[str, Any] = {
-            field.name: (hints[field.name], _default(field)) for field in fields(kind)
+            field.name: (hints[field.name], _default(field, ranges.get(field.name)))
+            for field in fields(kind)
         }
-        config = pydantic.ConfigDict(extra="forbid", strict=True)
+        config = pydantic.ConfigDict(
+            extra="forbid", strict=True, **getattr(kind, "__pydantic_config__", {})
+        )
         _CHECKED[kind] = pydantic.create_model(kind.__name__, __config__=config, **definitions)
     return _CHECKED[kind]
 
@@ -393,10 +482,15 @@ def parameters_of(kind: type[Parameters], values: Mapping[str, Any], where: str 
     return kind(**known.model_dump(exclude_unset=True))
 
 
-def _default(field: "Field[Any]") -> Any:
+def _default(field: "Field[Any]", allowed: Range | None) -> Any:
+    known = {} if allowed is None else {"minimum": allowed.least, "maximum": allowed.most}
+    documented: dict[str, Any] = {
+        name: number for name, number in known.items() if number is not None
+    }
     if field.default_factory is not MISSING:
-        return pydantic.Field(default_factory=field.default_factory)
-    return ... if field.default is MISSING else field.default
+        return pydantic.Field(default_factory=field.default_factory, json_schema_extra=documented)
+    default = ... if field.default is MISSING else field.default
+    return pydantic.Field(default, json_schema_extra=documented)
 
 
 def check_top_k(values: Mapping[str, Any], limits: Limits) -> None:

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
-import pydantic
 from fastapi import Response
 
 from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.shapes import as_row
 from bert_core.wording import as_json, nearest, shown
-from serve.errors import RequestError
+from serve.errors import Error, RequestError
 from serve.limits import Limits
 from serve.model import SMALL, Model, check_count
 from serve.surfaces import vectors
@@ -32,7 +31,9 @@ from serve.surfaces.base import (
     json_response,
     parameters_of,
     parsed,
+    request_body,
     responses,
+    schema_of,
 )
 
 IGNORED = frozenset({"options", "model"})
@@ -68,12 +69,14 @@ class Shapes:
     @property
     def openapi(self) -> dict[str, Any]:
         """The request schema for the model's OpenAPI page."""
-        single = pydantic.TypeAdapter(self._task.inputs).json_schema()
-        single["additionalProperties"] = False
+        single = schema_of(self._task.inputs) | {"additionalProperties": False}
         one_text = [{"type": "string"}] if len(single.get("required", ())) <= 1 else []
         kinds = [*one_text, single]
         several = {"type": "array", "items": {"anyOf": kinds}, "minItems": 1}
-        parameters = self._checked.model_json_schema()
+        parameters = schema_of(self._checked) | {"type": ["object", "null"]}
+        if "top_k" in (known := parameters["properties"]):
+            bounded = known["top_k"] | {"maximum": self._limits.max_top_k}
+            parameters["properties"] = known | {"top_k": bounded}
         schema = {
             "type": "object",
             "required": ["inputs"],
@@ -82,10 +85,10 @@ class Shapes:
                 "inputs": {"anyOf": [*kinds, several]},
                 "parameters": parameters,
                 **(parameters["properties"] if self._task.parameters_at_root else {}),
+                **{name: {} for name in sorted(IGNORED)},
             },
         }
-        content = {"application/json": {"schema": schema, "example": self.example}}
-        return {"requestBody": {"required": True, "content": content}}
+        return request_body(schema, example=self.example)
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -156,6 +159,8 @@ class Shapes:
             return None
         if values is not None and not isinstance(values, dict):
             raise RequestError(f"parameters: wanted a JSON object, got {shown(values)}")
+        if top_level:  # also those that others under `parameters` take the place of
+            parameters_of(self._parameters, top_level, "parameters.")
         values = top_level | (values or {})
         check_top_k(values, self._limits)
         names = list(self._checked.model_fields)
@@ -217,7 +222,9 @@ def _numbers(request: PredictRequest, answers: list[Any]) -> Any:
 
 def _documented(bodies: Bodies | None) -> dict[str, Any]:
     if bodies is None:  # the front, whose models differ
-        return {}
+        known = {"inputs": {}, "parameters": {"type": ["object", "null"]}}
+        schema = {"type": "object", "required": ["inputs"], "properties": known}
+        return {"openapi_extra": request_body(schema), "responses": responses(vectors.EVEN)}
     return {
         "openapi_extra": bodies.own.openapi,
         "responses": responses(bodies.own.forms, bodies.own.response),
@@ -248,9 +255,11 @@ SURFACE = Surface(
             is_open=True,
             answer=health,
             method="GET",
+            shape=dict[str, str],
             at_root=Probe(content=HEALTHY),
         ),
     ),
     refuse=refuse,
+    error=Error,
     prepare=Bodies,
 )

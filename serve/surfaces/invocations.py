@@ -5,8 +5,8 @@ columns, such as `label` and `score`.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from fastapi import Response
 
@@ -34,6 +34,13 @@ class Invocation(Body):
     dataframe_split: Split | None = None
     dataframe_records: list[dict[str, Any]] | None = None
     params: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """A record per row."""
+
+    predictions: list[dict[str, Any]]
 
 
 async def invoke(call: Call) -> Response:
@@ -99,6 +106,19 @@ async def ping(call: Call) -> Response:
     return json_response(call.model, {})
 
 
+@dataclass(frozen=True)
+class ScoringError:
+    """The body of an error, as MLflow's clients read it."""
+
+    error_code: Literal[
+        "RESOURCE_DOES_NOT_EXIST",
+        "RESOURCE_EXHAUSTED",
+        "INVALID_PARAMETER_VALUE",
+        "TEMPORARILY_UNAVAILABLE",
+    ]
+    message: str
+
+
 def refuse(error: RequestError) -> tuple[int, Any]:
     status = as_bad_request(error)
     code = {404: "RESOURCE_DOES_NOT_EXIST", 429: "RESOURCE_EXHAUSTED"}
@@ -109,8 +129,16 @@ def refuse(error: RequestError) -> tuple[int, Any]:
 SURFACE = Surface(
     name="invocations",
     endpoints=(
-        Endpoint(path="/invocations", answer=invoke, body=Invocation),
-        Endpoint(path="/ping", is_open=True, answer=ping, method="GET", at_root=Probe(content={})),
+        Endpoint(path="/invocations", answer=invoke, body=Invocation, shape=Predictions),
+        Endpoint(
+            path="/ping",
+            is_open=True,
+            answer=ping,
+            method="GET",
+            shape=dict[str, Any],
+            at_root=Probe(content={}),
+        ),
     ),
     refuse=refuse,
+    error=ScoringError,
 )

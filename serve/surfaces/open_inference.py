@@ -7,12 +7,13 @@ be JSON or follow it as raw bytes (Triton's binary tensor data extension).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import orjson
 import pyarrow as pa
+import pydantic
 from fastapi import Response
 
 from bert_core.tasks.base import Task
@@ -20,6 +21,7 @@ from bert_core.wording import nearest, one_of
 from serve.errors import RequestError
 from serve.model import Model
 from serve.surfaces.base import (
+    JSON,
     Body,
     Call,
     Endpoint,
@@ -41,6 +43,8 @@ ALIASES = ("args", "inputs")
 TEXTS = "BYTES"
 MAX_DIMENSIONS = 8
 """Of a tensor: texts need one or two."""
+BINARY = "application/octet-stream"
+"""Media type of JSON with raw tensors behind it."""
 SERVER = {"name": "raybert", "version": "2", "extensions": ["binary_tensor_data"]}
 LIVE = {"live": True}
 
@@ -49,8 +53,17 @@ class Tensor(Body):
     """An input: texts."""
 
     name: str
-    shape: list[int]
-    datatype: str
+    shape: Annotated[
+        list[int],
+        pydantic.Field(
+            json_schema_extra={
+                "items": {"type": "integer", "minimum": 1},
+                "minItems": 1,
+                "maxItems": MAX_DIMENSIONS,
+            }
+        ),
+    ]
+    datatype: Annotated[str, pydantic.WithJsonSchema({"const": TEXTS})]
     data: Any = None
     parameters: dict[str, Any] | None = None
 
@@ -65,11 +78,52 @@ class Wanted(Body):
 class Infer(Body):
     """A request for inference."""
 
-    inputs: list[Tensor]
+    inputs: Annotated[list[Tensor], pydantic.Field(json_schema_extra={"minItems": 1})]
     outputs: list[Wanted] | None = None
     id: str | None = None
     parameters: dict[str, Any] | None = None
     model_name: Ignored = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """A tensor of an answer, or one that the model takes or gives."""
+
+    name: str
+    datatype: Literal["FP64", "FP32", "INT64", "BYTES"]
+    shape: list[int]
+    data: list[Any] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inferred:
+    """The answer to a request for inference."""
+
+    model_name: str
+    model_version: str
+    outputs: list[Described]
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """What a model takes and gives."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[Described]
+    outputs: list[Described]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """That a model is ready; all of them where none is named."""
+
+    name: str | None = None
+    ready: Literal[True]
 
 
 async def infer(call: Call) -> Response:
@@ -97,7 +151,7 @@ async def infer(call: Call) -> Response:
         return _response(call.model, request, outputs, cuts_of(answered))
 
     content, extra = await call.model.off_loop(body)
-    kind = "application/octet-stream" if extra else "application/json"
+    kind = BINARY if extra else JSON
     return Response(content, 200, headers(call.model, answered) | extra, kind)
 
 
@@ -311,6 +365,13 @@ async def live(call: Call) -> Response:
     return json_response(call.model, LIVE)
 
 
+@dataclass(frozen=True)
+class InferError:
+    """The body of an error, as the protocol has it."""
+
+    error: str
+
+
 def refuse(error: RequestError) -> tuple[int, Any]:
     status = as_bad_request(error)
     return status, {"error": str(error)}
@@ -323,6 +384,7 @@ SURFACE = Surface(
             path="/v2",
             answer=server,
             method="GET",
+            shape=dict[str, Any],
             at_root=Probe(content=SERVER, runs_passes=False),
         ),
         Endpoint(
@@ -330,6 +392,7 @@ SURFACE = Surface(
             is_open=True,
             answer=live,
             method="GET",
+            shape=dict[str, Any],
             at_root=Probe(content=LIVE, runs_passes=False),
         ),
         Endpoint(
@@ -337,11 +400,19 @@ SURFACE = Surface(
             is_open=True,
             answer=ready,
             method="GET",
+            shape=Ready,
             at_root=Probe(content={"ready": True}),
         ),
-        Endpoint(path="/v2/models/{model}", answer=metadata, method="GET"),
-        Endpoint(path="/v2/models/{model}/ready", answer=ready, method="GET"),
-        Endpoint(path="/v2/models/{model}/infer", answer=infer, body=Infer),
+        Endpoint(path="/v2/models/{model}", answer=metadata, method="GET", shape=Metadata),
+        Endpoint(path="/v2/models/{model}/ready", answer=ready, method="GET", shape=Ready),
+        Endpoint(
+            path="/v2/models/{model}/infer",
+            answer=infer,
+            body=Infer,
+            shape=Inferred,
+            forms=(JSON, BINARY),
+        ),
     ),
     refuse=refuse,
+    error=InferError,
 )

@@ -5,41 +5,85 @@ tiktoken's vocabulary unless told not to: these are refused, since as ids of ano
 would give vectors that look right.
 """
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+import pydantic
 from fastapi import Response
 
 from serve.errors import RequestError
-from serve.model import Answered
+from serve.model import Answered, Card
 from serve.surfaces.base import (
     Body,
     Call,
+    Count,
     Endpoint,
     Ignored,
     Surface,
+    Texts,
     as_bad_request,
     json_response,
 )
 from serve.surfaces.vectors import EVEN, VECTORS, embed, vectors_of
 
+Filled = pydantic.Field(min_length=1)
+Ids = Annotated[list[int], Filled] | Annotated[list[list[int]], Filled]
+"""Of tokens: what is refused, with a reason of its own."""
+
 
 class Embeddings(Body):
     """OpenAI's request for embeddings."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Annotated[
+        str | Texts | Ids,
+        pydantic.WithJsonSchema(pydantic.TypeAdapter(str | Texts).json_schema()),
+    ]
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
+    dimensions: Count | None = None
     model: Ignored = None
     user: Ignored = None
     options: Ignored = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """A vector, as numbers or in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Tokens that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingList:
+    """OpenAI's answer to a request for embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """OpenAI's list of models."""
+
+    object: Literal["list"]
+    data: list[Card]
 
 
 async def embeddings(call: Call) -> Response:
     """One vector per input, in order."""
     request = await call.read(Embeddings)
     texts = request.input if isinstance(request.input, list) else [request.input]
-    if not texts:
-        raise RequestError("input: wanted at least one text, got an empty list")
     if any(not isinstance(text, str) for text in texts):
         raise RequestError(
             "input: wanted texts, got token ids, which belong to the vocabulary of another model: "
@@ -68,6 +112,23 @@ async def models(call: Call) -> Response:
     return json_response(call.model, {"object": "list", "data": [call.card()]})
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What OpenAI's clients read of an error."""
+
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: None
+    code: str
+
+
+@dataclass(frozen=True)
+class OpenAIError:
+    """The body of an error, as OpenAI's clients read it."""
+
+    error: Problem
+
+
 def refuse(error: RequestError) -> tuple[int, Any]:
     # The client raises BadRequestError for 400, and retries 408, 409, 429 and 5xx.
     status = as_bad_request(error)
@@ -82,10 +143,12 @@ SURFACE = Surface(
     name="openai",
     endpoints=(
         Endpoint(path="/v1/embeddings", answer=embeddings, task=VECTORS, body=Embeddings,
-                 forms=EVEN, summary="OpenAI's embeddings"),
+                 shape=EmbeddingList, forms=EVEN, summary="OpenAI's embeddings"),
         Endpoint(path="/embeddings", answer=embeddings, task=VECTORS, body=Embeddings,
-                 forms=EVEN, summary="OpenAI's embeddings"),
-        Endpoint(path="/v1/models", answer=models, method="GET", summary="OpenAI's list of models"),
+                 shape=EmbeddingList, forms=EVEN, summary="OpenAI's embeddings"),
+        Endpoint(path="/v1/models", answer=models, method="GET", shape=Models,
+                 summary="OpenAI's list of models"),
     ),
     refuse=refuse,
+    error=OpenAIError,
 )  # fmt: skip

@@ -4,9 +4,11 @@
 """
 
 import uuid
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import pydantic
 from fastapi import Response
 
 from serve.errors import RequestError
@@ -15,16 +17,21 @@ from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,
     Call,
+    Count,
     Endpoint,
     Ignored,
     Surface,
+    Texts,
     as_bad_request,
 )
-from serve.surfaces.tei import RANKING, best_first, check_top_n, ranked
+from serve.surfaces.tei import RANKING, best_first, ranked
 from serve.surfaces.vectors import EVEN, VECTORS, vectors_of
 
 PROMPTS = {"search_query": "query", "search_document": "document"}
 """Cohere's `input_type` → name of a sentence-transformers prompt."""
+
+
+Kind = Literal["float", "base64", "binary", "ubinary"]
 
 
 class Document(Body):
@@ -37,8 +44,8 @@ class Rerank(Body):
     """A query and documents."""
 
     query: str
-    documents: list[str | Document]
-    top_n: int | None = None
+    documents: Annotated[list[str | Document], pydantic.Field(min_length=1)]
+    top_n: Count | None = None
     return_documents: bool = False
     truncation: bool = True
     model: Ignored = None
@@ -49,19 +56,49 @@ class Rerank(Body):
 class Embed(Body):
     """Cohere's request for embeddings."""
 
-    texts: list[str]
+    texts: Texts
     input_type: str | None = None
-    embedding_types: list[Literal["float", "base64", "binary", "ubinary"]] | None = None
-    output_dimension: int | None = None
+    embedding_types: list[Kind] | None = None
+    output_dimension: Count | None = None
     truncate: Literal["NONE", "START", "END"] = "END"
     model: Ignored = None
     priority: Ignored = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A document's score."""
+
+    index: int
+    relevance_score: float
+    document: dict[Literal["text"], str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reranked:
+    """Cohere's and Jina's answer to a request to rank documents."""
+
+    id: str
+    model: str
+    results: list[Result]
+    usage: dict[Literal["total_tokens"], int]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedded:
+    """Cohere's answer to a request for embeddings."""
+
+    id: str
+    response_type: Literal["embeddings_by_type"]
+    embeddings: dict[Kind, list[list[float]] | list[str]]
+    texts: list[str]
+    meta: dict[str, Any]
+
+
 async def rerank(call: Call) -> Response:
     """The documents by relevance, best first."""
     request = await call.read(Rerank)
-    check_top_n(request.top_n)
     texts = [item if isinstance(item, str) else item.text for item in request.documents]
     answered = await ranked(call, request.query, texts, {"truncation": request.truncation})
 
@@ -89,8 +126,6 @@ async def rerank(call: Call) -> Response:
 async def embed(call: Call) -> Response:
     """One vector per text, in the requested types."""
     request = await call.read(Embed)
-    if not request.texts:
-        raise RequestError("texts: wanted at least one text, got an empty list")
     task = call.model.predictor_for(VECTORS).task
     prompts = getattr(task.chosen, "prompts", None) or {}
     prompt = PROMPTS.get(request.input_type or "")
@@ -147,18 +182,28 @@ _TYPES: dict[str, Any] = {  # from answers in base64
 }
 
 
+@dataclass(frozen=True)
+class RerankError:
+    """The body of an error: Cohere's clients read `message`, Jina's `detail`."""
+
+    message: str
+    detail: str
+
+
 def refuse(error: RequestError) -> tuple[int, Any]:
     status = as_bad_request(error)
-    # Cohere's clients read `message`, Jina's `detail`.
     return status, {"message": str(error), "detail": str(error)}
 
 
 SURFACE = Surface(
     name="rerank",
     endpoints=(
-        Endpoint(path="/v1/rerank", answer=rerank, task=RANKING, body=Rerank),
-        Endpoint(path="/v2/rerank", answer=rerank, task=RANKING, body=Rerank),
-        Endpoint(path="/v2/embed", answer=embed, task=VECTORS, body=Embed, forms=EVEN),
+        Endpoint(path="/v1/rerank", answer=rerank, task=RANKING, body=Rerank, shape=Reranked),
+        Endpoint(path="/v2/rerank", answer=rerank, task=RANKING, body=Rerank, shape=Reranked),
+        Endpoint(
+            path="/v2/embed", answer=embed, task=VECTORS, body=Embed, shape=Embedded, forms=EVEN
+        ),
     ),
     refuse=refuse,
+    error=RerankError,
 )

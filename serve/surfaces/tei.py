@@ -4,9 +4,11 @@ Requests and responses have the shapes of its OpenAPI (huggingface/text-embeddin
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import orjson
+import pydantic
 from fastapi import Response
 
 from bert_core.tasks.text_classification import TextClassification
@@ -16,9 +18,11 @@ from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,
     Call,
+    Count,
     Endpoint,
     Ignored,
     Surface,
+    Texts,
     headers,
     json_response,
 )
@@ -43,37 +47,61 @@ class Cut(Body):
         return self.truncation_direction and self.truncation_direction.lower()
 
 
+class CutRight(Cut):
+    """How texts are cut for tasks that always cut the end: another direction is refused by its
+    name."""
+
+    truncation_direction: Annotated[
+        Direction | None, pydantic.WithJsonSchema({"enum": ["right", "Right", None]})
+    ] = None
+
+
 class Embed(Cut):
     """Texts for vectors."""
 
-    inputs: str | list[str]
+    inputs: str | Texts
     normalize: bool = True
     prompt_name: str | None = None
-    dimensions: int | None = None
+    dimensions: Count | None = None
 
 
 class EmbedAll(Cut):
     """Texts for a vector per token."""
 
-    inputs: str | list[str]
+    inputs: str | Texts
     prompt_name: str | None = None
 
 
-class Rerank(Cut):
+class EmbedSparse(Cut):
+    """Texts for the weights of vocabulary entries."""
+
+    inputs: str | Texts
+    prompt_name: Annotated[str | None, pydantic.WithJsonSchema({"type": "null"})] = None
+    """Refused by its name: these models have no prompts."""
+
+
+class Rerank(CutRight):
     """A query, and the texts to be ranked."""
 
     query: str
-    texts: list[str]
+    texts: Texts
     raw_scores: bool = False
     return_text: bool = False
-    top_n: int | None = None
+    top_n: Count | None = None
     """LiteLLM's, which Text Embeddings Inference ignores: how many of the texts to return."""
 
 
-class Predict(Cut):
+_PAIR = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2}
+_PAIRS = {"type": "array", "items": _PAIR, "minItems": 1}
+
+
+class Predict(CutRight):
     """A text, a pair, or a list of lists of one or two texts."""
 
-    inputs: str | list[str] | list[list[str]]
+    inputs: Annotated[
+        str | list[str] | list[list[str]],
+        pydantic.WithJsonSchema({"anyOf": [{"type": "string"}, _PAIR, _PAIRS]}),
+    ]
     raw_scores: bool = False
 
 
@@ -81,7 +109,7 @@ class Sentences(Body):
     """A sentence and those that it is compared with."""
 
     source_sentence: str
-    sentences: list[str]
+    sentences: Texts
 
 
 class Similarity(Body):
@@ -95,16 +123,49 @@ class Similarity(Body):
 class Tokenize(Body):
     """Texts to be tokenized."""
 
-    inputs: str | list[str]
+    inputs: str | Texts
     add_special_tokens: bool = True
     model: Ignored = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An entry of a sparse vector."""
+
+    index: int
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """A text's score."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A label's score."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A token, and where it is in its text, in characters."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
 def _texts(inputs: str | list[str]) -> list[str]:
-    texts = [inputs] if isinstance(inputs, str) else inputs
-    if not texts:
-        raise RequestError("inputs: wanted at least one text, got an empty list")
-    return texts
+    return [inputs] if isinstance(inputs, str) else inputs
 
 
 def _rows(inputs: str | list[str]) -> list[dict[str, str]]:
@@ -149,7 +210,7 @@ async def embed_all(call: Call) -> Response:
 
 async def embed_sparse(call: Call) -> Response:
     """The weights of vocabulary entries, per text."""
-    request = await call.read(EmbedAll)
+    request = await call.read(EmbedSparse)
     parameters = call.parameters(SPARSE, _cut(request) | {"prompt_name": request.prompt_name})
     return await vectors.embed_sparse(call, _rows(request.inputs), parameters)
 
@@ -157,7 +218,6 @@ async def embed_sparse(call: Call) -> Response:
 async def rerank(call: Call) -> Response:
     """The texts by score, best first."""
     request = await call.read(Rerank)
-    check_top_n(request.top_n)
     values = _cut_right(request) | {"raw_scores": request.raw_scores or None}
     answered = await ranked(call, request.query, request.texts, values)
 
@@ -172,17 +232,10 @@ async def rerank(call: Call) -> Response:
 
 
 async def ranked(call: Call, query: str, texts: list[str], values: Mapping[str, Any]) -> Answered:
-    """The score of each text, in order. Raises: RequestError without texts."""
-    if not texts:
-        raise RequestError("texts: wanted at least one text, got an empty list")
+    """The score of each text, in order."""
     parameters = call.parameters(RANKING, values)
     rows = [{"text": query, "text_pair": text} for text in texts]
     return await call.answer(RANKING, rows, parameters)
-
-
-def check_top_n(top_n: int | None) -> None:
-    if top_n is not None and top_n < 1:
-        raise RequestError(f"top_n: wanted at least 1, got {top_n}")
 
 
 def best_first(answered: Answered) -> list[tuple[int, float]]:
@@ -304,6 +357,14 @@ _TYPES = {400: "Validation", 406: "Validation", 413: "Validation", 422: "Validat
           429: "Overloaded", 503: "Unhealthy"}  # fmt: skip
 
 
+@dataclass(frozen=True)
+class TEIError:
+    """The body of an error, as clients of Text Embeddings Inference read it."""
+
+    error: str
+    error_type: Literal["Validation", "Overloaded", "Unhealthy", "Backend"]
+
+
 def refuse(error: RequestError) -> tuple[int, Any]:
     return error.status, {"error": str(error), "error_type": _TYPES.get(error.status, "Backend")}
 
@@ -311,16 +372,48 @@ def refuse(error: RequestError) -> tuple[int, Any]:
 SURFACE = Surface(
     name="tei",
     endpoints=(
-        Endpoint(path="/embed", answer=embed, task=VECTORS, body=Embed, forms=EVEN),
-        Endpoint(path="/embed_all", answer=embed_all, task=VECTORS, body=EmbedAll, forms=UNEVEN),
         Endpoint(
-            path="/embed_sparse", answer=embed_sparse, task=SPARSE, body=EmbedAll, forms=UNEVEN
+            path="/embed",
+            answer=embed,
+            task=VECTORS,
+            body=Embed,
+            shape=list[list[float]],
+            forms=EVEN,
         ),
-        Endpoint(path="/rerank", answer=rerank, task=RANKING, body=Rerank),
-        Endpoint(path="/predict", answer=predict, task=CLASSES, body=Predict),
-        Endpoint(path="/similarity", answer=similarity, task=SIMILARITY, body=Similarity),
-        Endpoint(path="/tokenize", answer=tokenize, body=Tokenize),
-        Endpoint(path="/info", answer=info, method="GET"),
+        Endpoint(
+            path="/embed_all",
+            answer=embed_all,
+            task=VECTORS,
+            body=EmbedAll,
+            shape=list[list[list[float]]],
+            forms=UNEVEN,
+        ),
+        Endpoint(
+            path="/embed_sparse",
+            answer=embed_sparse,
+            task=SPARSE,
+            body=EmbedSparse,
+            shape=list[list[Entry]],
+            forms=UNEVEN,
+        ),
+        Endpoint(path="/rerank", answer=rerank, task=RANKING, body=Rerank, shape=list[Ranked]),
+        Endpoint(
+            path="/predict",
+            answer=predict,
+            task=CLASSES,
+            body=Predict,
+            shape=list[Label] | list[list[Label]],
+        ),
+        Endpoint(
+            path="/similarity",
+            answer=similarity,
+            task=SIMILARITY,
+            body=Similarity,
+            shape=list[float],
+        ),
+        Endpoint(path="/tokenize", answer=tokenize, body=Tokenize, shape=list[list[Token]]),
+        Endpoint(path="/info", answer=info, method="GET", shape=dict[str, Any]),
     ),
     refuse=refuse,
+    error=TEIError,
 )

@@ -17,7 +17,11 @@ import pyarrow as pa
 from fastapi import Response
 
 from bert_core.tasks.base import Parameters
-from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionParameters
+from bert_core.tasks.feature_extraction import (
+    FeatureExtraction,
+    FeatureExtractionOptions,
+    FeatureExtractionParameters,
+)
 from bert_core.tasks.sparse_embedding import SparseEmbedding
 from serve.errors import NotAcceptableError
 from serve.model import Answered, Model
@@ -32,6 +36,20 @@ UNEVEN = (JSON, ARROW)
 """Forms of answers whose inputs have different numbers of vectors, or of entries."""
 FORMS = {VECTORS: EVEN, SPARSE: UNEVEN}
 _LARGEST = float(np.finfo(np.float16).max)
+
+
+def known_values(model: Model) -> dict[str, list[Any]]:
+    """The values of parameters that depend on the model, if it gives vectors."""
+    if VECTORS not in model.predictors:
+        return {}
+    chosen = model.predictors[VECTORS].task.chosen
+    assert isinstance(chosen, FeatureExtractionOptions)
+    sizes = sorted({model.predictor.bundle.encoder_config.hidden_size, *chosen.dimensions})
+    return {
+        "dimensions": [None, *sizes],
+        "output_dimension": [None, *sizes],
+        "prompt_name": [None, *chosen.prompts],
+    }
 
 
 async def embed(

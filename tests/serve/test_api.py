@@ -441,6 +441,10 @@ def test_vectors_are_served_as_hugging_faces_client_asks_for_them(
                 "prompt_name: wanted one of the model's prompts (none), got 'query'",
             ),
             ({"normalize": "yes"}, "parameters.normalize: Input should be a valid boolean"),
+            (
+                {"normalize": "yes", "parameters": {"normalize": True}},
+                "parameters.normalize: Input should be a valid boolean",
+            ),
         ):
             status, came = ask.predict({"inputs": "a", **odd})
             assert status == 422

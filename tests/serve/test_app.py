@@ -180,7 +180,7 @@ def test_an_unknown_model_is_a_404_that_names_those_there_are(client: httpx.Clie
 def test_openapi_is_served_by_each_model_and_the_front(client: httpx.Client) -> None:
     spec = client.get("/v1/models/docs/openapi.json").json()
     body = spec["paths"]["/"]["post"]["requestBody"]["content"]["application/json"]
-    assert set(body["schema"]["properties"]) == {"inputs", "parameters"}
+    assert set(body["schema"]["properties"]) == {"inputs", "parameters", "model", "options"}
     assert spec["servers"] == [{"url": "/v1/models/docs"}]
     assert "/v1/models/docs/openapi.json" in client.get("/v1/models/docs/docs").text
     assert "/v1/models" in client.get("/openapi.json").json()["paths"]

@@ -191,10 +191,13 @@ def test_every_path_but_probes_and_pages_asks_for_a_key(secured: tuple[str, str]
         for method in methods:
             response = httpx.request(method.upper(), f"{url}{place}", json={}, timeout=30)
             ending = path.removeprefix(f"/v1/models/{model}")
+            described = methods[method]["responses"]
             if method == "get" and (ending in opened - {"/"} or path == "/"):
                 assert response.status_code == 200, path
+                assert not {"401", "403"} & described.keys()
             else:
                 assert response.status_code == 401, (method, path)
+                assert {"401", "403"} <= described.keys()
                 assert response.headers["WWW-Authenticate"] == "Bearer"
                 checked += 1
     assert checked > 20

@@ -48,7 +48,7 @@ class Counts(Recorder):
 
 
 def entry(answer: Any, cut: tuple[Place, ...] = ()) -> Entry:
-    return Entry.of(answer, cut, tokens=1, padded_tokens=8, masks=0, has_all_cuts=True)
+    return Entry.of(answer, cut, tokens=1, padded_tokens=8, masks=0, numbers=0, has_all_cuts=True)
 
 
 def key(number: int) -> bytes:
@@ -251,9 +251,16 @@ def test_what_is_refused_is_so_whatever_is_kept(bundles: dict[str, Path]) -> Non
         with pytest.raises(TooLargeError, match="at most 20 candidates"):
             await model.answer(["[MASK] fox"] * 5, None)
 
+    async def too_many_numbers(model: Model) -> None:
+        for text in TEXTS:
+            await model.answer([text], None)
+        with pytest.raises(TooLargeError, match="at most 500 numbers, their vectors have"):
+            await model.answer(TEXTS, None)
+
     with_model(bundles["text-classification"], too_long)
     with_model(bundles["text-classification"], too_many, limits=Limits(max_request_tokens=100))
     with_model(bundles["fill-mask"], too_many_candidates, limits=Limits(max_candidates=20))
+    with_model(bundles["sparse-embedding"], too_many_numbers, limits=Limits(max_numbers=500))
 
 
 def test_a_text_is_kept_only_if_it_is_known_where_it_was_cut(bundle: Path) -> None:

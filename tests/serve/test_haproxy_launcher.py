@@ -116,6 +116,21 @@ def proxy(tmp_path: Path, upstream: int) -> Iterator[Proxy]:
     proxy.end()
 
 
+def test_a_request_about_no_path_is_told_the_methods_and_http_2_in_clear_is_refused(
+    proxy: Proxy,
+) -> None:
+    status, headers, body = proxy.ask("*", "OPTIONS")
+    assert (status, headers["Allow"], body) == (200, "GET, POST, OPTIONS", b"")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+    for sent in (preface, preface[:18]):
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as connection:
+            connection.sendall(sent)
+            received = b""
+            while part := connection.recv(4096):
+                received += part
+        assert received.startswith(b"HTTP/1.1 400 ")
+
+
 def test_requests_pass_and_errors_of_the_proxy_are_json_with_their_own_status(
     proxy: Proxy,
 ) -> None:

@@ -105,6 +105,25 @@ def test_the_candidates_of_all_masks_are_limited(bundles: dict[str, Path]) -> No
         assert post(url, body | {"parameters": {"top_k": 2}}).status_code == 200
 
 
+def test_the_numbers_of_an_answer_are_limited(bundles: dict[str, Path]) -> None:
+    """Vectors per token, and sparse vectors, which may have an entry for all of the vocabulary."""
+    limits = Limits(max_numbers=3_000)
+    told = "wanted an answer of at most 3000 numbers, their vectors have"
+    with live.served(bundles["feature-extraction"], limits=limits) as url:
+        response = post(f"{url}/embed_all", {"inputs": [LONG] * 5})
+        assert (response.status_code, told in response.text) == (413, True)
+        assert post(f"{url}/embed_all", {"inputs": "a fox"}).status_code == 200
+        assert post(f"{url}/embed", {"inputs": [LONG] * 5}).status_code == 200
+        assert post(f"{url}/invocations", {"inputs": [LONG] * 5}).status_code == 200
+    with live.served(bundles["sparse-embedding"], limits=limits) as url:
+        for path, status in (("", 413), ("/embed_sparse", 413), ("/invocations", 400)):
+            response = post(f"{url}{path}", {"inputs": [LONG] * 50})
+            assert (response.status_code, told in response.text) == (status, True)
+        few = {"inputs": [LONG] * 50, "parameters": {"top_k": 10}}
+        assert post(url, few).status_code == 200
+        assert post(f"{url}/embed_sparse", {"inputs": LONG}).status_code == 200
+
+
 def test_a_body_that_does_not_arrive_is_given_up(server: str) -> None:
     host, port = server.removeprefix("http://").split(":")
     head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99"

@@ -1,0 +1,127 @@
+"""What the server's OpenAPI says is what it does: schemathesis over every path of every surface."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+
+from tests.serve.server import Server, end_and_kill
+from tracking.ports import free_ports
+
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
+
+SEED = 20261126
+EXAMPLES, WHOLE_EXAMPLES = 5, 200
+"""Random requests per path, besides those that walk through every keyword of its schema."""
+SOME = "|".join(
+    (
+        r"^(?!/v1/models/[^{])",
+        r"^/v1/models/[^/]+$",
+        r"^/v1/models/(feature-extraction|text-classification|text-ranking)/",
+        r"/embed_sparse$",
+    )
+)
+"""Paths at the root, every model's own URL, and those of a model for every surface: below other
+models are the same ones, which are left out unless all is to be as long as it takes."""
+REJECTED = "positive_data_acceptance"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exemption:
+    """A check that cannot hold for some paths."""
+
+    check: str
+    paths: str
+    """A regular expression."""
+    method: str = "POST"
+    reason: str
+
+
+EXEMPTIONS = (
+    Exemption(
+        check="allow_header_conformance",
+        paths=r"^/v1/models/[^{/]+$",
+        reason="that a model's URL has GET too stands at /v1/models/{name}",
+    ),
+    Exemption(
+        check=REJECTED,
+        paths=r"^(?!/v1/models/[^{])",
+        reason="the front does not know what the model takes that will answer",
+    ),
+    Exemption(
+        check=REJECTED,
+        paths=r"/v2/models/{model}/infer$",
+        reason="there must be as many texts as the product of the shape's numbers",
+    ),
+    Exemption(
+        check=REJECTED,
+        paths=r"/invocations$",
+        reason="columns must be as long as each other, and rows as there are columns",
+    ),
+    Exemption(
+        check=REJECTED,
+        paths=r"^/v1/models/fill-mask$",
+        reason="targets must be tokens of the vocabulary",
+    ),
+    Exemption(
+        check=REJECTED,
+        paths=r"^/v1/models/feature-extraction$",
+        reason="a parameter, per_token, excludes a part of the inputs, text_pair",
+    ),
+)
+
+
+def settings(examples: int) -> dict[str, Any]:
+    """Contents of schemathesis.toml."""
+    return {
+        "seed": SEED,
+        "generation": {"max-examples": examples, "database": "none", "no-shrink": True},
+        "continue-on-failure": True,
+        # 413 is how a limit is told.
+        "checks": {
+            "negative_data_rejection": {
+                "expected-statuses": ["400", "404", "405", "406", "413", "415", "422"]
+            }
+        },
+        "phases": {"stateful": {"enabled": False}},
+        "operations": [
+            {
+                "include-path-regex": each.paths,
+                "include-method": each.method,
+                "checks": {each.check: {"enabled": False}},
+            }
+            for each in EXEMPTIONS
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def server(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model per task, all in one process."""
+    (port,) = free_ports(1)
+    models = ",".join(f"{name}={folder}" for name, folder in bundles.items())
+    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
+    command += ["--together", "--num_cpus", "0.5"]
+    server = Server.start(command, port, tmp_path_factory.mktemp("server"))
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        end_and_kill(server)
+
+
+def test_every_path_does_what_its_description_says(
+    server: Server, tmp_path: Path, whole: bool
+) -> None:
+    config = tmp_path / "schemathesis.toml"
+    config.write_text(tomlkit.dumps(settings(WHOLE_EXAMPLES if whole else EXAMPLES)))
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)]
+    command += ["run", f"{server.url}/openapi.json", "--no-color"]
+    command += [] if whole else ["--include-path-regex", SOME]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
