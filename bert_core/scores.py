@@ -4,7 +4,7 @@ A backend computes them: here torch, from weights; those for graphs are in `engi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Literal, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from bert_core.batches import buckets, collate, laid_out_tokens
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError
-from bert_core.objectives.base import Batch, Objective, ObjectiveModel
+from bert_core.objectives.base import Batch, Objective, ObjectiveModel, encoded_once
 
 GPU_TOKENS, TOKENS_PER_THREAD = 8192, 1024
 """Most tokens, padding included, per forward pass on a GPU, and per thread on a CPU, whose cache
@@ -39,9 +39,20 @@ class Backend(ABC):
         ((self.name, objective),) = model.objectives.items()
         self.objective = cast("Objective", objective)
 
+    @property
+    def encoder_key(self) -> Hashable:
+        """Backends of equal keys compute with the same encoder, so that a pass can serve all."""
+        return id(self)
+
     @abstractmethod
     def logits(self, batch: Batch) -> Tensor:
         """The scores of `Objective.logits`, on the CPU and in fp32."""
+
+    def joint_logits(
+        self, backends: Sequence["Backend"], batches: Sequence[Batch]
+    ) -> Sequence[Tensor]:
+        """`logits` of each backend for its batch; see `joint_scores`."""
+        return [each.logits(batch) for each, batch in zip(backends, batches, strict=True)]
 
     def scores(self, windows: Sequence[Window], pad_id: int) -> list[np.ndarray]:
         """The scores of each window in fp32, in order.
@@ -50,27 +61,44 @@ class Backend(ABC):
         If tokens are scored, a window has (tokens, classes); if spans are, (its length, 2).
         Raises: FormatError if a score is NaN.
         """
-        key = self.objective.position_key
-        scores: list[np.ndarray] = [np.empty(0)] * len(windows)
+        return self.joint_scores([self], [windows], pad_id)[0]
+
+    def joint_scores(
+        self, backends: Sequence["Backend"], windows: Sequence[Sequence[Window]], pad_id: int
+    ) -> list[list[np.ndarray]]:
+        """`scores` of each backend for its windows, where the encoder runs once for all of them.
+
+        Args:
+            backends: of this one's `encoder_key`.
+            windows: for each backend as many; those at one place have the same ids and segments.
+        """
+        scores = [[np.empty(0)] * len(its) for its in windows]
         with torch.inference_mode():
-            for group in self._groups(windows):
-                chosen = [windows[place] for place in group]
-                logits = self.logits(self._collated(chosen, pad_id)).numpy()
-                if np.isnan(logits).any():
-                    raise FormatError(
-                        f"wanted numbers as scores of {self.name}, got NaN: the model's weights "
-                        "are damaged or too large; train it again, with a lower learning rate"
-                    )
-                if key is None and logits.ndim == 3:  # of every token, padding included
-                    parts = [its[: one.tokens] for its, one in zip(logits, chosen, strict=True)]
-                elif key is None:
-                    parts = list(logits)
-                else:
-                    ends = np.cumsum([len(window.positions[key]) for window in chosen])
-                    parts = np.split(logits, ends[:-1])
-                for place, part in zip(group, parts, strict=True):
-                    scores[place] = part
+            for group in self._groups(windows[0]):
+                chosen = [[its[place] for place in group] for its in windows]
+                batches = [self._collated(its, pad_id) for its in chosen]
+                logits = self.joint_logits(backends, batches)
+                for backend, its, given, found in zip(
+                    backends, chosen, logits, scores, strict=True
+                ):
+                    for place, part in zip(group, backend._parts(given, its), strict=True):
+                        found[place] = part
         return scores
+
+    def _parts(self, given: Tensor, windows: Sequence[Window]) -> Sequence[np.ndarray]:
+        """The scores of each window. Raises: FormatError if one is NaN."""
+        logits, key = given.numpy(), self.objective.position_key
+        if np.isnan(logits).any():
+            raise FormatError(
+                f"wanted numbers as scores of {self.name}, got NaN: the model's weights "
+                "are damaged or too large; train it again, with a lower learning rate"
+            )
+        if key is not None:
+            ends = np.cumsum([len(window.positions[key]) for window in windows])
+            return np.split(logits, ends[:-1])
+        if logits.ndim == 3:  # of every token, padding included
+            return [its[: one.tokens] for its, one in zip(logits, windows, strict=True)]
+        return list(logits)
 
     def computed_tokens(self, windows: Sequence[Window]) -> int:
         """Tokens that `scores` computes for these windows, padding included."""
@@ -111,11 +139,26 @@ class TorchBackend(Backend):
         fast = GPU_TOKENS if on_gpu else TOKENS_PER_THREAD * torch.get_num_threads()
         super().__init__(model, packed_from, min(most_tokens, fast))
 
+    @property
+    def encoder_key(self) -> Hashable:
+        return id(self.model.encoder.layers), self.precision
+
     def logits(self, batch: Batch) -> Tensor:
+        return self.joint_logits([self], [batch])[0]
+
+    def joint_logits(
+        self, backends: Sequence[Backend], batches: Sequence[Batch]
+    ) -> Sequence[Tensor]:
         device = next(self.model.parameters()).device
-        batch = {entry: tensor.to(device) for entry, tensor in batch.items()}
+        readers = [
+            (each.model, each.objective, {entry: one.to(device) for entry, one in batch.items()})
+            for each, batch in zip(backends, batches, strict=True)
+        ]
         with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            return self.model.logits(batch)[self.name].float().cpu()
+            return [
+                part.logits(read, batch, model.word_embeddings).float().cpu()
+                for (model, part, batch), read in zip(readers, encoded_once(readers), strict=True)
+            ]
 
 
 def scores_of(

@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,12 +19,14 @@ from bert_core.data.cuts import Place, places_of
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError, InputError
 from bert_core.predictor import Predictor
+from bert_core.scores import TorchBackend
 from bert_core.tasks.base import Parameters, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.sparse_embedding import SparseEmbedding, SparseEmbeddingParameters
 from serve.batching import Batcher
 from serve.cache import AnswerCache, Entry, keys_of, unpacked
+from serve.encoders import share
 from serve.errors import (
     DeadlineError,
     NotReadyError,
@@ -103,6 +105,9 @@ class Card:
     digest: str
     """sha256 of the bundle: servers with equal digests, backend and precision give equal
     answers."""
+    encoder_digest: str | None
+    """sha256 of the encoder's config and weights, its pooler left out: models of one process with
+    equal ones share passes. None if the backend does not tell encoder and head apart."""
     backend: str
     """What computes: torch, or an engine for graphs."""
     precision: str
@@ -192,12 +197,26 @@ class ServedModel(ABC):
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """A window's scores, with the times at which its pass began and ended."""
 
     scores: np.ndarray
     began_s: float
     ended_s: float
+
+
+Asked = dict["Model", Window]
+"""What is asked of a pass for one sequence of ids: its window for each model that reads it. They
+have one `Backend.encoder_key`, and the first computes."""
+
+Passes = Callable[["Model", Sequence[Window]], Awaitable[Sequence[Pass]]]
+"""How windows get their passes."""
+
+
+async def own_passes(model: "Model", windows: Sequence[Window]) -> Sequence[Pass]:
+    """Passes of the model alone."""
+    done = await asyncio.gather(*(model.submit({model: window}) for window in windows))
+    return [each[model] for each in done]
 
 
 class Model:
@@ -245,6 +264,8 @@ class Model:
                 f"{folder}: wanted the bundle {digest[:12]}, with which {name} was deployed, got "
                 f"{self.digest[:12]}: deploy it again, so that all replicas have the same weights"
             )
+        has_weights = isinstance(self.predictor.backend, TorchBackend)
+        self.encoder_digest = share(self.predictor.model.encoder) if has_weights else None
         self.predictor.predict(self.predictor.task.examples)
         self.name, self.version = name, version
         self._recorder = recorder
@@ -264,9 +285,9 @@ class Model:
         self._closing: asyncio.Task[None] | None = None
         self._texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
         self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-texts")
-        self._batcher: Batcher[Window, _Pass] = Batcher(
+        self._batcher: Batcher[Asked, dict[Model, Pass]] = Batcher(
             self._forward,
-            length_of=padded_length,
+            length_of=lambda asked: padded_length(next(iter(asked.values()))),
             max_batch_tokens=max_batch_tokens,
             max_wait_ms=max_wait_ms,
         )
@@ -341,6 +362,7 @@ class Model:
         *,
         are_long: bool = False,
         from_cache: bool = True,
+        passes: Passes = own_passes,
     ) -> Answered:
         """One answer per input, as from `Predictor.predict`.
 
@@ -361,9 +383,10 @@ class Model:
             async with asyncio.timeout(limit_s):
                 with self.in_use():
                     cache = self._cache if from_cache else None
+                    asked = (predictor, inputs, parameters, are_long, passes)
                     if cache is not None:
-                        return await self._recall(cache, predictor, inputs, parameters, are_long)
-                    return (await self._answer(predictor, inputs, parameters, are_long)).answered
+                        return await self._recall(cache, *asked)
+                    return (await self._answer(*asked)).answered
         except TimeoutError as error:
             raise DeadlineError(
                 f"wanted an answer within {limit_s:g} s, the request has waited longer: send fewer "
@@ -377,6 +400,7 @@ class Model:
         inputs: Sequence[Any],
         parameters: Parameters | None,
         are_long: bool,
+        passes: Passes,
     ) -> Answered:
         """As `_answer`, except that what the cache has is not computed, and nothing twice."""
         began_s = time.perf_counter()
@@ -396,12 +420,13 @@ class Model:
         if missing:
             try:
                 left = list(missing.values())
-                computed = await self._answer(predictor, left, parameters, are_long)
+                computed = await self._answer(predictor, left, parameters, are_long, passes)
             except InputError:
                 if not hits:
                     raise
                 # It named an input by its place among the missing ones: now by that in the request.
-                return (await self._answer(predictor, inputs, parameters, are_long)).answered
+                again = await self._answer(predictor, inputs, parameters, are_long, passes)
+                return again.answered
 
         def assemble() -> tuple[list[Entry], list[Any], list[Place]]:
             new = dict(zip(missing, entries_of(computed), strict=True))
@@ -432,6 +457,7 @@ class Model:
         inputs: Sequence[Any],
         parameters: Parameters | None,
         are_long: bool,
+        get_passes: Passes,
     ) -> Computed:
         began_s = time.perf_counter()
 
@@ -450,7 +476,7 @@ class Model:
         dense = self._dense_numbers(predictor.task, windows)
         check_numbers(sum(dense), self.limits)
         self._check_queue(tokens)
-        passes = await asyncio.gather(*map(self._batcher.submit, windows))
+        passes = await get_passes(self, windows)
         scores = [each.scores for each in passes]
 
         def decode() -> tuple[list[Any], list[Place], list[int]]:
@@ -522,6 +548,10 @@ class Model:
                 wait_s,
             )
 
+    async def submit(self, asked: Asked) -> dict["Model", Pass]:
+        """The pass for one sequence of ids. Cancelling this removes it from the queue."""
+        return await self._batcher.submit(asked)
+
     async def off_loop(
         self, function: Callable[..., Result], *arguments: Any, is_long: bool = False
     ) -> Result:
@@ -560,6 +590,7 @@ class Model:
             example=self.task.examples[0],
             metrics=self.predictor.bundle.metrics,
             digest=self.digest,
+            encoder_digest=self.encoder_digest,
             backend=self.predictor.run.engine,
             precision=self.predictor.run.precision,
             note=RANGES_OF_BATCH if self.predictor.bundle.ranges_of_batch else None,
@@ -574,18 +605,46 @@ class Model:
         self._texts.shutdown(wait=False)
         self._long_texts.shutdown(wait=False)
 
-    def _forward(self, windows: list[Window]) -> Sequence[_Pass]:
+    def _forward(self, asked: list[Asked]) -> Sequence[dict["Model", Pass] | Exception]:
+        """A pass for those that are asked of the same models. One that fails fails only them."""
+        groups: dict[tuple[Model, ...], list[int]] = {}
+        for place, each in enumerate(asked):
+            groups.setdefault(tuple(each), []).append(place)
+        done: dict[int, dict[Model, Pass] | Exception] = {}
+        for models, places in groups.items():
+            passes = self._attempt(models, [asked[place] for place in places])
+            done |= zip(places, passes, strict=True)
+        return [done[place] for place in range(len(asked))]
+
+    def _attempt(
+        self, models: Sequence["Model"], asked: Sequence[Asked]
+    ) -> Sequence[dict["Model", Pass] | Exception]:
+        # NOTE: a traceback keeps its frames, so that none of them may keep the error.
+        try:
+            return self._pass(models, asked)
+        except Exception as error:
+            return [error] * len(asked)
+
+    def _pass(self, models: Sequence["Model"], asked: Sequence[Asked]) -> list[dict["Model", Pass]]:
         began_s = time.perf_counter()
-        scores = self.predictor.forward(windows)
+        windows = [[each[model] for each in asked] for model in models]
+        if len(models) == 1:
+            scores = [self.predictor.forward(windows[0])]
+        else:
+            backends = [model.predictor.backend for model in models]
+            pad_id = self.predictor.bundle.tokenizer.pad_id
+            scores = backends[0].joint_scores(backends, windows, pad_id)
         ended_s = time.perf_counter()
+        read = windows[0]
         self._recorder.passed(
             self.name,
             self.version_label,
-            tokens=sum(map(real_length, windows)),
-            computed=self.predictor.backend.computed_tokens(windows),
-            fill=len(windows) * max(map(padded_length, windows)) / self.max_batch_tokens,
+            tokens=sum(map(real_length, read)),
+            computed=self.predictor.backend.computed_tokens(read),
+            fill=len(read) * max(map(padded_length, read)) / self.max_batch_tokens,
         )
-        return [_Pass(each, began_s, ended_s) for each in scores]
+        passes = ([Pass(each, began_s, ended_s) for each in its] for its in scores)
+        return [dict(zip(models, its, strict=True)) for its in zip(*passes, strict=True)]
 
 
 def is_small(value: Any, most: int = SMALL // 4) -> bool:

@@ -45,6 +45,8 @@ class Encoded:
     """Each layer's attention scores before the softmax, if requested."""
     shared: Any = None
     """What the attentions of all layers share; None for most."""
+    unpooled: Float[Tensor, "batch hidden"] | None = None
+    """What the pooler read; None without a pooler."""
 
 
 class Encoder(nn.Module):
@@ -132,7 +134,7 @@ class Encoder(nn.Module):
         else:
             first, hidden = hidden.split([len(early) - len(places), len(places)])
         pooled = None if self.pooler is None else self.pooler(first)
-        return Encoded(hidden, pooled, input_rows, layers, scores, shared)
+        return Encoded(hidden, pooled, input_rows, layers, scores, shared, first)
 
     @property
     def may_take_early(self) -> bool:

@@ -1,7 +1,10 @@
-"""Word embeddings shared by two encoders, with disentangled gradients."""
+"""Weights that encoders share: word embeddings in training, with disentangled gradients, and a
+digest by which equal encoders are known."""
 
+import hashlib
 from collections.abc import Mapping
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -46,6 +49,17 @@ def plain_state(model: nn.Module) -> dict[str, Tensor]:
         del state[f"{module}.parametrizations.{weight}.original"]
         state[name] = getattr(part, weight).detach()
     return state
+
+
+def encoder_digest(encoder: Encoder) -> str:
+    """sha256 over the config and the weights, names included, of an encoder without its pooler,
+    which each head has trained for itself."""
+    digest = hashlib.sha256(repr(encoder.config).encode())
+    for name, weight in sorted(plain_state(encoder).items()):
+        if not name.startswith("pooler."):
+            digest.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
+            digest.update(weight.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def load_plain_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -256,19 +256,9 @@ class ObjectiveModel(nn.Module):
         return pooled + sum(len(places) for places in read_places if places is not None)
 
     def _encoded(self, batch: Batch) -> Iterator[tuple[Objective, Encoded]]:
-        """Each objective with the encoder output it reads; vectors that no objective reads are not
-        computed."""
-        read_places = [part.places(batch) for part in self._parts]
-        chosen = [places for places in read_places if places is not None]
-        all_layers = any(part.reads_layers for part in self._parts)
-        if not chosen or len(chosen) < len(read_places):
-            encoded = self.encode(batch, all_layers=all_layers)
-            hiddens = [gather_tokens(encoded.hidden, places) for places in read_places]
-        else:
-            encoded = self.encode(batch, torch.cat(chosen), all_layers=all_layers)
-            hiddens = list(encoded.hidden.split([len(places) for places in chosen]))
-        for part, hidden in zip(self._parts, hiddens, strict=True):
-            yield part, replace(encoded, hidden=hidden)
+        """Each objective with the encoder output it reads."""
+        readers = [(self, part, batch) for part in self._parts]
+        return zip(self._parts, encoded_once(readers), strict=True)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Number of items of each part in the batch, by name, without a forward pass."""
@@ -317,6 +307,37 @@ class ObjectiveModel(nn.Module):
     @property
     def word_embeddings(self) -> Float[Tensor, "vocab embedding"]:
         return self.encoder.embeddings.word_embeddings.weight
+
+
+def encoded_once(readers: Sequence[tuple[ObjectiveModel, Objective, Batch]]) -> list[Encoded]:
+    """The encoder output that each objective reads, from one pass; vectors that no objective reads
+    are not computed.
+
+    Args:
+        readers: each objective, the model that it belongs to, and a batch. The models have one
+            encoder, but for their poolers; the batches have the same tokens, and differ in what is
+            read of them.
+    """
+    if not readers:
+        return []
+    read_places = [part.places(batch) for _, part, batch in readers]
+    chosen = [places for places in read_places if places is not None]
+    all_layers = any(part.reads_layers for _, part, _ in readers)
+    pooling = [reader for reader in readers if reader[0].encoder.pooler is not None]
+    runner, _, batch = (pooling or readers)[0]
+    if len(chosen) < len(read_places):
+        encoded = runner.encode(batch, all_layers=all_layers)
+        hiddens = [gather_tokens(encoded.hidden, places) for places in read_places]
+    else:
+        encoded = runner.encode(batch, torch.cat(chosen), all_layers=all_layers)
+        hiddens = list(encoded.hidden.split([len(places) for places in chosen]))
+    read = []
+    for (model, _, _), hidden in zip(readers, hiddens, strict=True):
+        pooled, pooler = encoded.pooled, model.encoder.pooler
+        if pooler is not None and model is not runner:
+            pooled = pooler(encoded.unpooled)
+        read.append(replace(encoded, hidden=hidden, pooled=pooled))
+    return read
 
 
 def _with_submodels(objectives: Sequence[Objective]) -> list[Objective]:

@@ -34,6 +34,7 @@ from serve.errors import (
     SlowRequestError,
     TooLargeError,
 )
+from serve.heads import passes_of_request
 from serve.limits import Limits
 from serve.model import SMALL, Answered, Card, Model
 from serve.observing import Spent, seen
@@ -131,7 +132,12 @@ class Call:
             self.form(forms)  # before the work that would be for nothing
         began_ns = time.time_ns()
         answered = await self.model.answer(
-            inputs, parameters, task, self.deadline_s, are_long=self.is_long
+            inputs,
+            parameters,
+            task,
+            self.deadline_s,
+            are_long=self.is_long,
+            passes=passes_of_request(),
         )
         if self.caller is not None:
             self.caller.charge(answered.tokens)

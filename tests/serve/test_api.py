@@ -15,6 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from bert_core.bundle.format import load_bundle
+from bert_core.model.sharing import encoder_digest
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
@@ -215,7 +216,8 @@ def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path
     assert status == 200
     created = card.pop("created")
     assert abs(time.time() - created) < 3600
-    digest = Predictor(bundle, device="cpu").bundle.digest
+    predictor = Predictor(bundle, device="cpu")
+    digest = predictor.bundle.digest
     [itself] = card.pop("lineage")
     assert itself["digest"] == digest
     assert itself["stage"] is None  # no stage made it
@@ -230,6 +232,7 @@ def test_the_card_tells_task_labels_digest_and_metrics(ask: Caller, bundle: Path
         "example": "A text to be labelled.",
         "metrics": {"accuracy": 0.75},
         "digest": digest,
+        "encoder_digest": encoder_digest(predictor.model.encoder),
         "backend": "torch",
         "precision": "fp32",
         "note": None,

@@ -1,0 +1,37 @@
+"""Encoders of this process: equal ones have their weights in memory once."""
+
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+
+from bert_core.model.encoder import Encoder
+from bert_core.model.sharing import encoder_digest
+
+_PARTS: WeakValueDictionary[tuple[str, torch.device, str], nn.Module] = WeakValueDictionary()
+"""The modules of encoders, for as long as any encoder has them."""
+
+
+def share(encoder: Encoder) -> str:
+    """Let an encoder use the modules of an equal one, if there is one, but for its pooler.
+
+    Returns: its digest (`encoder_digest`).
+    """
+    digest, device = encoder_digest(encoder), next(encoder.parameters()).device
+    own = {
+        (digest, device, name): part for name, part in encoder.named_children() if name != "pooler"
+    }
+    known = {key: _PARTS.get(key) for key in own}
+    if all(_still_equal(part, known[key]) for key, part in own.items()):
+        for (_, _, name), part in known.items():
+            setattr(encoder, name, part)
+    else:
+        _PARTS.update(own)
+    return digest
+
+
+def _still_equal(own: nn.Module, known: nn.Module | None) -> bool:
+    """Whether a module is there, and as it was loaded: damage is not to spread."""
+    if known is None:
+        return False
+    return all(map(torch.equal, own.state_dict().values(), known.state_dict().values()))

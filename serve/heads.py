@@ -1,0 +1,90 @@
+"""One request to several models: what they read alike goes once through an encoder that they share.
+
+Each model answers its part of the request like any other, with its own limits, cache and candidate.
+Only the passes are shared: they wait until every part has its windows.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from bert_core.data.windows import Window
+from serve.model import Asked, Model, Pass, Passes, own_passes
+
+_PASSES: ContextVar[Passes] = ContextVar("passes", default=own_passes)
+
+
+def passes_of_request() -> Passes:
+    """How the windows of the current request get their passes."""
+    return _PASSES.get()
+
+
+class SharedPasses:
+    """The passes of a request to several models. One event loop's."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """`names`: of the models."""
+        self._awaited = set(names)
+        self._windows: dict[Model, Sequence[Window]] = {}
+        self._passes: dict[Model, list[asyncio.Task[dict[Model, Pass]]]] = {}
+        self._begun = asyncio.Event()
+
+    @contextmanager
+    def part_of(self, name: str) -> Iterator[None]:
+        """Inside, a model answers its part. If that fails, the others are not to go on."""
+        token = _PASSES.set(self.compute)
+        try:
+            yield
+        finally:
+            _PASSES.reset(token)
+        self._await_no_more(name)  # it may have needed no pass
+
+    async def compute(self, model: Model, windows: Sequence[Window]) -> Sequence[Pass]:
+        """The passes of a model's windows, once all models have theirs or need none."""
+        if model.name not in self._awaited:
+            return await own_passes(model, windows)
+        self._windows[model] = windows
+        self._await_no_more(model.name)
+        await self._begun.wait()
+        try:
+            done = await asyncio.gather(*map(asyncio.shield, self._passes[model]))
+        except Exception:  # perhaps that of another model
+            return await own_passes(model, windows)
+        return [each[model] for each in done]
+
+    def close(self) -> None:
+        """Drop passes that nobody waits for any more."""
+        for passes in self._passes.values():
+            for each in passes:
+                each.cancel()
+        # NOTE: tasks that began in the context of this request, such as a batcher's, keep this.
+        self._windows, self._passes = {}, {}
+
+    def _await_no_more(self, name: str) -> None:
+        if name in self._awaited:
+            self._awaited.remove(name)
+            if not self._awaited:
+                self._begin()
+
+    def _begin(self) -> None:
+        asked: dict[Any, Asked] = {}
+        places: dict[Model, list[Any]] = {}
+        # Ordered, so that requests that name the same models have passes in common.
+        for model in sorted(self._windows, key=lambda each: each.name):
+            encoder, seen = model.predictor.backend.encoder_key, Counter[Any]()
+            places[model] = []
+            for window in self._windows[model]:
+                read = (*(ids.tobytes() for ids in window.ids), window.segment_b_start)
+                seen[read] += 1
+                place = (encoder, read, seen[read])
+                asked.setdefault(place, {})[model] = window
+                places[model].append(place)
+        loop = asyncio.get_running_loop()
+        tasks = {
+            place: loop.create_task(next(iter(each)).submit(each)) for place, each in asked.items()
+        }
+        self._passes = {model: [tasks[place] for place in its] for model, its in places.items()}
+        self._begun.set()
