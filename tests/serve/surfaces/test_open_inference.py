@@ -109,7 +109,10 @@ def test_mlservers_name_of_the_only_text_is_taken(front: str) -> None:
         ({"shape": [-1]}, "wanted at least one text, and as many as the shape [-1] says"),
         ({"data": [7]}, "wanted texts as data"),
         ({"data": [["a"]]}, "wanted texts as data"),
-        ({"shape": [2**62, 4], "data": []}, "and as many as the shape [4611686018427387904, 4] says"),
+        (
+            {"shape": [2**62, 4], "data": []},
+            "and as many as the shape [4611686018427387904, 4] says",
+        ),
     ],
 )
 def test_a_wrong_tensor_is_an_error_in_the_protocols_shape(
