@@ -101,7 +101,7 @@ class Batcher(Generic[Item, Answer]):
         self.tokens_per_s: float | None = None
         """Rate of recent passes; None before the first."""
         self.last_failed = False
-        """Whether the last batch raised."""
+        """Whether anything of the last batch failed."""
         self._began_s: float | None = None
 
     @property
@@ -117,7 +117,7 @@ class Batcher(Generic[Item, Answer]):
     async def submit(self, item: Item) -> Answer:
         """Wait for the answer to one item. Cancelling this removes the item from the queue.
 
-        Raises: whatever `run` raised for the item's batch.
+        Raises: whatever `run` raised for the item.
         """
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done():
@@ -161,24 +161,35 @@ class Batcher(Generic[Item, Answer]):
             began_s = self._began_s = time.monotonic()
             try:
                 items = [waiting.item for waiting in batch]
-                answers = await loop.run_in_executor(self._executor, self._run, items)
-                self.last_failed = False
-                for waiting, answer in zip(batch, answers, strict=True):
-                    if not waiting.answer.done():
-                        waiting.answer.set_result(answer)
+                outcomes = await loop.run_in_executor(self._executor, self._outcomes, items)
             except asyncio.CancelledError:
                 for waiting in batch:
                     waiting.answer.cancel()
                 raise
-            except Exception as error:
-                # Only this batch fails: the loop continues with the next ones.
-                self.last_failed = True
-                for waiting in batch:
-                    if not waiting.answer.done():
-                        waiting.answer.set_exception(error)
+            self.last_failed = any(isinstance(outcome, Exception) for outcome in outcomes)
+            for waiting, outcome in zip(batch, outcomes, strict=True):
+                if waiting.answer.done():
+                    continue
+                if isinstance(outcome, Exception):
+                    waiting.answer.set_exception(outcome)
+                else:
+                    waiting.answer.set_result(outcome)
             self._last_size = len(batch)
             self._last_end_s, self._began_s = time.monotonic(), None
             self._measure(sum(waiting.length for waiting in batch), self._last_end_s - began_s)
+
+    def _outcomes(self, items: list[Item]) -> list[Answer | Exception]:
+        """The answer to each item, or why there is none.
+
+        Where a batch fails, each item is run by itself: it may have been another's fault, or too
+        much at once.
+        """
+        try:
+            return list(self._run(items))
+        except Exception as error:
+            if len(items) == 1:
+                return [error]
+        return [outcome for item in items for outcome in self._outcomes([item])]
 
     def _measure(self, tokens: int, seconds: float) -> None:
         rate = tokens / max(seconds, 1e-6)

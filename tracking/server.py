@@ -73,6 +73,14 @@ def settle_environment() -> None:
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 
 
+def give_up_soon() -> None:
+    """Let MLflow's calls fail within a minute, for a process that asks again by itself: by default
+    they retry for minutes, and then find out late that the server is back. What the user has set
+    stays. The note at `settle_environment` holds."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+
+
 def connect(uri: str) -> "MlflowClient":
     """A client for tracking and registry at `uri`; a SQLite file and its folder are created.
 
