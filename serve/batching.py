@@ -185,7 +185,7 @@ class Batcher(Generic[Item, Answer]):
         much at once.
         """
         try:
-            return list(self._run(items))
+            return [answer for _, answer in zip(items, self._run(items), strict=True)]
         except Exception as error:
             if len(items) == 1:
                 return [error]
