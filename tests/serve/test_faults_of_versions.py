@@ -43,7 +43,7 @@ pytestmark = pytest.mark.drill
 
 NAME = "docs"
 SHORT = ["Parse a string.", "Open a socket on a port.", "A fox."]
-LONG = [f"{text} {'sort the values of an array ' * 5}" for text in SHORT]
+LONG = [f"{text} {'sort the values of an array ' * 8}" for text in SHORT]
 """Longer than every example of the task."""
 SOUND_TOKENS = 40
 """Up to so many tokens `fails_late` answers."""
