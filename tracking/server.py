@@ -74,11 +74,12 @@ def settle_environment() -> None:
 
 
 def give_up_soon() -> None:
-    """Let MLflow's calls fail within a minute, for a process that asks again by itself: by default
-    they retry for minutes, and then find out late that the server is back. What the user has set
-    stays. The note at `settle_environment` holds."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    """Let MLflow's calls fail once the server has been silent for half a minute, for a process that
+    asks again by itself: by default they retry for many minutes. What the user has set stays. The
+    note at `settle_environment` holds."""
+    # A server that passes a bundle on from a store is silent until it has a whole file.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 
 def connect(uri: str) -> "MlflowClient":

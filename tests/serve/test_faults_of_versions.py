@@ -51,7 +51,7 @@ CLIENTS, REPLICAS = 4, 2
 DISK_BYTES = 16 << 20
 
 # What docs/serving.md states.
-ROLLOVER_S, FALLBACK_S, REPLACED_S, DISK_S = 30.0, 15.0, 60.0, 60.0
+TOLD_S, ROLLOVER_S, FALLBACK_S, REPLACED_S, DISK_S = 45.0, 30.0, 15.0, 60.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -234,9 +234,22 @@ class Followed:
         for _ in range(10):
             httpx.post(self.url, json={"inputs": SHORT}, timeout=30).raise_for_status()
 
-    def signal(self, number: int) -> None:
+    @contextmanager
+    def without_registry(self, *, hangs: bool) -> Iterator[None]:
+        """Inside, its server does not answer, or is not there."""
         assert self.registry.process is not None
-        os.killpg(self.registry.process.pid, number)
+        group = self.registry.process.pid
+        if hangs:
+            os.killpg(group, signal.SIGSTOP)
+        else:
+            self.registry.stop()
+        try:
+            yield
+        finally:
+            if hangs:
+                os.killpg(group, signal.SIGCONT)
+            else:
+                self.registry.start()
 
     def kill_replica(self) -> Callable[[], bool]:
         """End a replica, as the kernel does. Returns: whether another answers in its place."""
@@ -311,25 +324,18 @@ def test_a_roll_over_waits_for_a_registry_that_is_away(
     followed.settle("1")
     with Clients(followed.url, SHORT, folders) as clients:
         clients.wait_for_more()
-        if away == "hangs":
-            followed.signal(signal.SIGSTOP)
-        else:
-            followed.registry.stop()
-        followed.point("2")
-        live.eventually(lambda: followed.all_are("1", "problem"), ROLLOVER_S)
-        for card in followed.cards():
-            assert "the registry does not answer" in card["problem"]
-        [entry] = httpx.get(f"{followed.server.url}/v1/models", timeout=30).json()["data"]
-        assert (entry["state"], entry["card"]["version"]) == ("problem", "1")
-        clients.wait_for_more()
-        assert clients.digests() == {digest_of(folders["1"])}
-        if away == "hangs":
-            followed.signal(signal.SIGCONT)
-        else:
-            followed.registry.start()
+        with followed.without_registry(hangs=away == "hangs"):
+            followed.point("2")
+            told_s = seconds_until(lambda: followed.all_are("1", "problem"), TOLD_S)
+            for card in followed.cards():
+                assert "the registry does not answer" in card["problem"]
+            [entry] = httpx.get(f"{followed.server.url}/v1/models", timeout=30).json()["data"]
+            assert (entry["state"], entry["card"]["version"]) == ("problem", "1")
+            clients.wait_for_more()
+            assert clients.digests() == {digest_of(folders["1"])}
         took_s = seconds_until(lambda: followed.all_are("2"), ROLLOVER_S)
         clients.wait_for_more()
-    print(f"registry that {away}: version 2 after {took_s:.1f} s")
+    print(f"registry that {away}: told after {told_s:.1f} s, version 2 after {took_s:.1f} s")
     assert clients.failed() == []
 
 
@@ -340,13 +346,10 @@ def test_a_replica_that_dies_while_the_registry_is_away_comes_back_with_what_was
     followed.settle("2")  # it was deployed with 1
     with Clients(followed.url, SHORT, folders) as clients:
         clients.wait_for_more()
-        followed.signal(signal.SIGSTOP)
-        try:
+        with followed.without_registry(hangs=True):
             is_back = followed.kill_replica()
             took_s = seconds_until(is_back, REPLACED_S)
             clients.wait_for_more()
-        finally:
-            followed.signal(signal.SIGCONT)
     print(f"replica without registry: after {took_s:.1f} s")
     assert len(clients.failed()) <= CLIENTS
     assert clients.digests() == {digest_of(folders["2"])}
