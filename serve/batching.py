@@ -70,7 +70,7 @@ class Batcher(Generic[Item, Answer]):
 
     def __init__(
         self,
-        run: Callable[[list[Item]], Sequence[Answer | Exception]],
+        run: Callable[[list[Item]], Sequence[Answer]],
         *,
         length_of: Callable[[Item], int],
         max_batch_tokens: int,
@@ -79,8 +79,8 @@ class Batcher(Generic[Item, Answer]):
         """Start no thread yet: the first `submit` does.
 
         Args:
-            run: returns one answer per item, in order, or what it failed with; called on the
-                batcher's thread, never concurrently.
+            run: returns one answer per item, in order; called on the batcher's thread, never
+                concurrently.
             length_of: tokens of an item, without padding.
             max_batch_tokens: maximum tokens in a batch, with padding; a longer item gets its own.
             max_wait_ms: maximum wait of a batch for more items while the thread is free.
@@ -101,7 +101,7 @@ class Batcher(Generic[Item, Answer]):
         self.tokens_per_s: float | None = None
         """Rate of recent passes; None before the first."""
         self.last_failed = False
-        """Whether the last batch raised, or anything in it failed."""
+        """Whether anything of the last batch failed."""
         self._began_s: float | None = None
 
     @property
@@ -117,7 +117,7 @@ class Batcher(Generic[Item, Answer]):
     async def submit(self, item: Item) -> Answer:
         """Wait for the answer to one item. Cancelling this removes the item from the queue.
 
-        Raises: whatever `run` raised for the item's batch, or returned for the item.
+        Raises: whatever `run` raised for the item.
         """
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done():
@@ -160,35 +160,38 @@ class Batcher(Generic[Item, Answer]):
             await self._compute(await self._next_batch())
 
     async def _compute(self, batch: list[_Waiting[Item, Answer]]) -> None:
+        loop, items = asyncio.get_running_loop(), [waiting.item for waiting in batch]
         began_s = self._began_s = time.monotonic()
         try:
-            answers = await self._answers(batch)
+            outcomes = await loop.run_in_executor(self._executor, self._outcomes, items)
         except asyncio.CancelledError:
             for waiting in batch:
                 waiting.answer.cancel()
             raise
-        self.last_failed = any(isinstance(answer, Exception) for answer in answers)
-        for waiting, answer in zip(batch, answers, strict=True):
+        self.last_failed = any(isinstance(outcome, Exception) for outcome in outcomes)
+        for waiting, outcome in zip(batch, outcomes, strict=True):
             if waiting.answer.done():
                 continue
-            if isinstance(answer, Exception):
-                waiting.answer.set_exception(answer)
+            if isinstance(outcome, Exception):
+                waiting.answer.set_exception(outcome)
             else:
-                waiting.answer.set_result(answer)
+                waiting.answer.set_result(outcome)
         self._last_size = len(batch)
         self._last_end_s, self._began_s = time.monotonic(), None
         self._measure(sum(waiting.length for waiting in batch), self._last_end_s - began_s)
 
-    async def _answers(self, batch: list[_Waiting[Item, Answer]]) -> list[Answer | Exception]:
-        """The answer to each item, or what it failed with."""
-        items = [waiting.item for waiting in batch]
-        loop = asyncio.get_running_loop()
+    def _outcomes(self, items: list[Item]) -> list[Answer | Exception]:
+        """The answer to each item, or why there is none.
+
+        Where a batch fails, each item is run by itself: it may have been another's fault, or too
+        much at once.
+        """
         try:
-            answers = await loop.run_in_executor(self._executor, self._run, items)
-            return [answer for _, answer in zip(items, answers, strict=True)]
+            return [answer for _, answer in zip(items, self._run(items), strict=True)]
         except Exception as error:
-            # Only this batch fails: the next ones are computed.
-            return [error] * len(batch)
+            if len(items) == 1:
+                return [error]
+        return [outcome for item in items for outcome in self._outcomes([item])]
 
     def _measure(self, tokens: int, seconds: float) -> None:
         rate = tokens / max(seconds, 1e-6)

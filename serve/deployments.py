@@ -30,6 +30,7 @@ from serve.plan import ACCESS, LIMITS
 from serve.recording import CandidateRuns
 from serve.routes.front import Listing, listing_of
 from serve.scaling import METRIC
+from tracking.server import give_up_soon
 
 FRONT, COMPARISONS = "front", "comparisons"
 """Applications besides the models'."""
@@ -78,6 +79,7 @@ class ModelReplica:
     """
 
     def __init__(self) -> None:
+        give_up_soon()
         self._switch, self._reporter = Switch(), Reporter()
         self._hosting = Hosting(metrics.RayRecorder(), self._reporter.report)
         self._keys: Keys | None = None
@@ -152,6 +154,7 @@ class Together:
     """
 
     def __init__(self) -> None:
+        give_up_soon()
         self._switch, self._reporter = Switch(), Reporter()
         self._hosting = Hosting(metrics.RayRecorder(), self._reporter.report)
         self._keys: Keys | None = None

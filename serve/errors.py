@@ -128,6 +128,18 @@ class NotReadyError(RequestError):
     retry_after_s = 5
 
 
+class FailedError(NotReadyError):
+    """The model failed at this request."""
+
+    error_type = "model_failed"
+
+
+class OutOfMemoryError(NotReadyError):
+    """There is not enough memory for this request."""
+
+    error_type = "out_of_memory"
+
+
 class InternalError(RequestError):
     """The server's own fault."""
 

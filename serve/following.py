@@ -6,6 +6,11 @@ the one that answers, on a thread of its own, and then takes its place from one 
 what is in progress is answered by the version that began it, and no process is replaced. A version
 that cannot be loaded, cannot answer its examples or does another task leaves the old one in place;
 it is tried again, ever more rarely, since a download may fail for a while.
+
+The old version is kept until the new one has answered a request. If the new one fails at its first
+requests instead, the old one answers again, and the new one is not taken once more unless the plan
+or the alias changes. A version that has answered and fails later is not its own fault but that of
+its process, which Serve's health check is about.
 """
 
 import logging
@@ -14,15 +19,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bert_core.errors import ConfigError, RaybertError
-from serve.model import Model
+from bert_core.errors import ConfigError, FormatError, RaybertError
+from serve.model import FAILURES, Model
 from serve.plan import Runtime, Source
-from tracking.resolve import registered_version
+from tracking.resolve import last_served, registered_version
 
 logger = logging.getLogger("ray.serve")
 
 RETRY_S, LONGEST_WAIT_S = 5.0, 300.0
 """How long to wait before a version that failed is tried again: at first, and at most."""
+LONGEST_LACK_S = 30.0
+"""The same at most where the version is not to blame: a store, a disk, memory."""
 
 
 def reason_of(error: Exception) -> str:
@@ -46,6 +53,15 @@ class Aim:
         version = registered_version(self.source.reference, uri=self.source.tracking_uri)
         return replace(self, source=replace(self.source, version=version, digest=None))
 
+    def served(self) -> "Aim | None":
+        """The same with the version of the alias that last answered on this machine; None if none
+        has since this was deployed."""
+        source = self.source
+        known = last_served(source.reference, source.digest, uri=source.tracking_uri)
+        if known is None:
+            return None
+        return replace(self, source=replace(source, version=known.version, digest=known.digest))
+
     def is_met_by(self, held: "Aim | None") -> bool:
         return held is not None and held._identity == self._identity
 
@@ -67,23 +83,58 @@ class Place:
 
     load: Callable[[Aim], Model]
     """Loads a model, and makes sure that it answers."""
-    install: Callable[[Model], None]
+    install: Callable[[Model], Model | None]
+    """Puts a model there. Returns: what was there, which is to be retired."""
     set_loading: Callable[[bool], None]
     set_problem: Callable[[str | None], None]
+    clear: Callable[[], None] | None = None
+    """Leaves the place empty; None where something must answer."""
+    answered: Callable[[Aim, Model], None] = lambda aim, model: None
+    """Is told when a version has answered its first request."""
+
+
+@dataclass(frozen=True)
+class _Former:
+    """What answered before."""
+
+    aim: Aim
+    model: Model | None
+    """None if it is to be loaded again."""
 
 
 class Follower:
     """Looks after a place, from a thread of its own."""
 
-    def __init__(self, place: Place, aim: Aim, held: Aim | None = None) -> None:
-        """`held`: what the place holds already."""
-        self._place, self._held = place, held
-        self._aim = aim
+    def __init__(
+        self,
+        place: Place,
+        aim: Aim,
+        held: Aim | None = None,
+        *,
+        model: Model | None = None,
+        former: Aim | None = None,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            held: what the place holds already, as `model`.
+            former: what is to answer if that fails at its first requests.
+        """
+        self._place, self._aim = place, aim
+        self._held, self._model = held, model
+        self._former = None if former is None else _Former(former, None)
         self._failed: Aim | None = None
+        self._problem = ""
+        """Why it failed."""
         self._wait_s, self._again_s = 0.0, 0.0
+        self._banned: tuple[Aim, str] | None = None
+        """What failed at its first requests, and the problem to tell."""
+        self._has_answered = False
         self._wake = threading.Event()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        if model is not None:
+            model.when_judged = self._wake.set
 
     def start(self) -> None:
         self._thread.start()
@@ -96,7 +147,7 @@ class Follower:
         if changes_now or aim.runtime != self._aim.runtime:
             self._place.set_loading(True)
             self._place.set_problem(None)
-        self._aim, self._failed = aim, None
+        self._aim, self._failed, self._banned = aim, None, None
         self._wake.set()
 
     def stop(self, *, wait: bool = True) -> None:
@@ -118,7 +169,9 @@ class Follower:
             is_first = False
             self._wake.clear()
             if not self._is_stopped:
+                self._judge()
                 self._look(self._aim)
+        self._drop_former()
 
     def _pause_s(self) -> float | None:
         """How long nothing needs to be done, unless the aim changes; None for ever."""
@@ -127,27 +180,69 @@ class Follower:
             return min(left_s, self._aim.follow_s) if self._aim.follow_s else left_s
         return self._aim.follow_s or None
 
+    def _judge(self) -> None:
+        """Let the former version go if the present one has answered, or back if it fails."""
+        held, model = self._held, self._model
+        if held is None or model is None:
+            return
+        if model.verdict == "sound":
+            if not self._has_answered:
+                self._has_answered = True
+                self._place.answered(held, model)
+                self._drop_former()
+        elif model.verdict == "failing" and self._former is not None:
+            self._go_back(held, self._former)
+        elif model.verdict == "failing" and self._place.clear is not None:
+            self._ban(held, f"{_failing(held)}; it is asked no more")
+            self._held, self._model = None, None
+            self._place.clear()
+
+    def _go_back(self, held: Aim, former: _Former) -> None:
+        named = former.aim.source.named
+        try:
+            model = former.model or self._place.load(former.aim)
+        except Exception as error:
+            logger.error("%s cannot be loaded again: %s", named, reason_of(error))
+            return
+        self._former = None
+        self._ban(held, f"{_failing(held)}; {named} answers again")
+        self._hold(former.aim, model)
+        self._drop_former()
+
+    def _ban(self, aim: Aim, problem: str) -> None:
+        self._banned = aim, problem
+        self._place.set_problem(problem)
+        logger.error("%s", problem)
+
     def _look(self, aim: Aim) -> None:
         try:
             wanted = aim.wanted()
         except ConfigError as error:  # the alias is gone
-            self._fail(aim, f"{aim.source.reference}: {error}")
+            self._fail(aim, f"{aim.source.reference}: {error}", LONGEST_WAIT_S)
             return
         except Exception as error:
             problem = f"{aim.source.reference}: the registry does not answer: {error}"
             held = self._held
             if held is None or not aim.is_followed_from(held):
-                self._fail(aim, problem)
+                self._fail(aim, problem, LONGEST_LACK_S)
                 return
             logger.warning("%s", problem)  # what answers goes on answering
+            banned = "" if self._banned is None else f"{self._banned[1]}; "
+            self._place.set_problem(banned + problem)
             self._place.set_loading(False)
             return
         if wanted.is_met_by(self._held):
-            self._failed = None
-            self._place.set_problem(None)
+            self._failed = self._banned = None
+            is_failing = self._model is not None and self._model.verdict == "failing"
+            self._place.set_problem(_failing(wanted) if is_failing else None)
+            self._place.set_loading(False)
+        elif self._banned is not None and wanted.is_met_by(self._banned[0]):
+            self._place.set_problem(self._banned[1])
             self._place.set_loading(False)
         elif wanted != self._failed or time.monotonic() >= self._again_s:
             self._take(wanted)
+        else:
+            self._place.set_problem(self._problem)
 
     def _take(self, wanted: Aim) -> None:
         self._place.set_loading(True)
@@ -155,22 +250,48 @@ class Follower:
         try:
             model = self._place.load(wanted)
         except Exception as error:
-            self._fail(wanted, f"{named} is not served: {reason_of(error)}")
+            is_at_fault = isinstance(error, ConfigError | FormatError)
+            longest_s = LONGEST_WAIT_S if is_at_fault else LONGEST_LACK_S
+            self._fail(wanted, f"{named} is not served: {reason_of(error)}", longest_s)
             return
         if self._is_stopped:
             model.retire()
             return
-        self._place.install(model)
-        self._held, self._failed = wanted, None
+        self._hold(wanted, model)
+        self._failed = self._banned = None
         self._place.set_problem(None)
         logger.info("%s answers from now on", named)
         self._place.set_loading(False)
 
-    def _fail(self, wanted: Aim, problem: str) -> None:
+    def _hold(self, aim: Aim, model: Model) -> None:
+        """Put a model into the place."""
+        model.when_judged = self._wake.set
+        replaced = self._place.install(model)
+        if replaced is not None:
+            if self._former is None and self._held is not None:
+                self._former = _Former(self._held, replaced)
+            else:  # it has answered nobody yet: what was there before it may be needed
+                replaced.retire()
+        self._held, self._model, self._has_answered = aim, model, False
+
+    def _drop_former(self) -> None:
+        former, self._former = self._former, None
+        if former is not None and former.model is not None:
+            former.model.retire()
+
+    def _fail(self, wanted: Aim, problem: str, longest_s: float) -> None:
         again = wanted == self._failed
         first_s = self._aim.follow_s or RETRY_S
-        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S) if again else first_s
-        self._failed, self._again_s = wanted, time.monotonic() + self._wait_s
+        self._wait_s = min(2 * self._wait_s, longest_s) if again else first_s
+        self._failed, self._problem = wanted, problem
+        self._again_s = time.monotonic() + self._wait_s
         self._place.set_problem(problem)
         self._place.set_loading(False)
         logger.error("%s", problem)
+
+
+def _failing(aim: Aim) -> str:
+    return (
+        f"{aim.source.named} fails at every request ({FAILURES} or more in a row, the log says "
+        "why): serve another version"
+    )

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from bert_core.errors import FormatError
 from serve.comparison import Report
@@ -11,6 +12,7 @@ from serve.model import Model
 from serve.observing import NO_RECORDER, Recorder
 from serve.plan import Candidate, Plan, Source
 from serve.slot import Challenger, Slot
+from tracking.resolve import Served, remember_served
 
 logger = logging.getLogger("ray.serve")
 
@@ -37,9 +39,10 @@ class HostedModel:
         self.plan, self._report, self._recorder = plan, report, recorder
         held, model = self._first()
         self.slot = Slot(model, recorder)
-        self._follower = Follower(
-            self._place(MODEL, self.slot.switch), self._aim(plan.source), held
-        )
+        place = self._place(MODEL, install=self._install, answered=self._remember)
+        aim = self._aim(plan.source)
+        former = self._former(held)
+        self._follower = Follower(place, aim, held, model=model, former=former)
         self._follower.start()
         self._rival: Follower | None = None
         self._compare_with(plan.candidate)
@@ -54,10 +57,11 @@ class HostedModel:
         self._compare_with(plan.candidate)
 
     async def check_health(self) -> None:
-        """Raises: what `Model.check_health` does, of the model or its candidate."""
+        """Raises: what `Model.check_health` does. A candidate that fails is no reason to replace
+        the process, but one that hangs can be ended in no other way."""
         await self.slot.model.check_health()
         if self.slot.challenger is not None:
-            await self.slot.challenger.slot.model.check_health()
+            self.slot.challenger.slot.model.check_progress()
 
     def close(self) -> None:
         """Follow no more; models are closed once nobody uses them."""
@@ -75,26 +79,50 @@ class HostedModel:
         follow_s = plan.follow_s if plan.follows(source) else 0.0
         return Aim(source=source, runtime=plan.runtime, follow_s=follow_s)
 
-    def _place(self, what: str, install: Callable[[Model], None]) -> Place:
+    def _place(self, what: str, **others: Any) -> Place:
         return Place(
             load=self._load,
-            install=install,
             set_loading=partial(self.slot.set_loading, what),
             set_problem=partial(self.slot.set_problem, what),
+            **others,
         )
 
     def _first(self) -> tuple[Aim, Model]:
-        """What an alias means now, or else what it meant when it was deployed."""
+        """What an alias means now, or else what last answered here, or else what it meant when it
+        was deployed."""
         aim = self._aim(self.plan.source)
-        if aim.follow_s:
+        ways: tuple[Callable[[], Aim | None], ...] = (aim.wanted, aim.served)
+        for way in ways if aim.follow_s else ():
             try:
-                wanted = aim.wanted()
-                return wanted, self._load(wanted)
+                wanted = way()
+                if wanted is not None:
+                    return wanted, self._load(wanted)
             except Exception as error:  # the follower tries it again, and tells
                 logger.error("%s: %s", aim.source.reference, reason_of(error))
-                if aim.source.version is None:
-                    raise
         return aim, self._load(aim)
+
+    def _former(self, held: Aim) -> Aim | None:
+        """What to go back to if the first version fails at its first requests."""
+        deployed = self._aim(self.plan.source)
+        if not deployed.follow_s or deployed.source.version is None:
+            return None
+        former = deployed.served() or deployed
+        return None if held.is_met_by(former) else former
+
+    def _install(self, model: Model) -> Model:
+        self._settle(model)
+        return self.slot.switch(model)
+
+    def _remember(self, aim: Aim, model: Model) -> None:
+        """Keep which version has answered, for processes that start without the registry."""
+        source, deployed = aim.source, self.plan.source
+        if not aim.follow_s or model.version is None or source.reference != deployed.reference:
+            return
+        version = Served(model.version, model.digest)
+        try:
+            remember_served(version, source.reference, deployed.digest, uri=deployed.tracking_uri)
+        except OSError as error:
+            logger.warning("%s: which version answers was not kept: %s", source.named, error)
 
     def _load(self, aim: Aim) -> Model:
         """The model, which has answered its own examples. Raises: see `Model` and `resolve`."""
@@ -128,17 +156,18 @@ class HostedModel:
         if self._rival is not None:
             self._rival.aim(aim)
             return
-        place = self._place(CANDIDATE, self._install_candidate)
+        place = self._place(CANDIDATE, install=self._install_candidate, clear=self._clear_candidate)
         place.set_loading(True)
         self._rival = Follower(place, aim)
         self._rival.start()
 
-    def _install_candidate(self, model: Model) -> None:
+    def _install_candidate(self, model: Model) -> Model | None:
         candidate, challenger = self.plan.candidate, self.slot.challenger
         if candidate is None:
             model.retire()
         elif challenger is not None:
-            challenger.slot.switch(model)
+            self._settle(model)
+            return challenger.slot.switch(model)
         else:
             self.slot.challenger = Challenger(
                 slot=Slot(model, self._recorder),
@@ -146,13 +175,17 @@ class HostedModel:
                 mode=candidate.mode,
                 report=self._report,
             )
+        return None
+
+    def _clear_candidate(self) -> None:
+        challenger, self.slot.challenger = self.slot.challenger, None
+        if challenger is not None:
+            challenger.slot.close()
 
     def _drop_candidate(self) -> None:
         rival, self._rival = self._rival, None
         if rival is not None:
             rival.stop(wait=False)
-        challenger, self.slot.challenger = self.slot.challenger, None
-        if challenger is not None:
-            challenger.slot.close()
+        self._clear_candidate()
         self.slot.set_problem(CANDIDATE, None)
         self.slot.set_loading(CANDIDATE, False)

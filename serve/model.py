@@ -1,17 +1,19 @@
 """One model that serves many clients: `Predictor`s of one bundle whose passes a `Batcher` fills."""
 
 import asyncio
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
+import torch
 
 from bert_core.batches import PAD_MULTIPLE
 from bert_core.bundle.layout import Run
@@ -29,15 +31,20 @@ from serve.cache import AnswerCache, Entry, keys_of, unpacked
 from serve.encoders import share
 from serve.errors import (
     DeadlineError,
+    FailedError,
     NotReadyError,
+    OutOfMemoryError,
     OverloadedError,
+    RequestError,
     TooLargeError,
     WrongTaskError,
 )
 from serve.limits import Limits
 from serve.lineage import Ancestor, ancestors
-from serve.observing import NO_RECORDER, Recorder
+from serve.observing import NO_RECORDER, Recorder, trace_of
 from tracking.hub import origin
+
+logger = logging.getLogger("ray.serve")
 
 SMALL = 4_096
 """Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""
@@ -50,6 +57,12 @@ FEW_BYTES = 1 << 16
 
 LONGEST_PASS_S = 120.0
 """A pass that runs for longer hangs."""
+
+FAILURES = 3
+"""So many requests in a row that the model fails at say that it is the model's fault."""
+
+ALLOCATORS = ("DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc", "bad allocation")
+"""What messages of torch's and the engines' RuntimeErrors contain if there is no memory left."""
 
 MOST_CUT = 100
 """Texts of which an answer says where they were cut."""
@@ -67,6 +80,9 @@ Result = TypeVar("Result")
 State = Literal["ready", "loading", "problem"]
 """`loading` while another version, which its alias points to, is loaded beside the one that
 answers; `problem` if that version is not served, and the card says why."""
+
+Verdict = Literal["untried", "sound", "failing"]
+"""`untried` until the model has answered a request, `failing` while it fails at every one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +136,8 @@ class Card:
     state: State = "ready"
     candidate: CandidateCard | None = None
     problem: str | None = None
-    """Why the version that its alias points to is not the one that answers; None if it is."""
+    """Why the version that its alias points to is not the one that answers, or why that is not
+    known; None if it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +281,7 @@ class Model:
                 f"{folder}: wanted the bundle {digest[:12]}, with which {name} was deployed, got "
                 f"{self.digest[:12]}: deploy it again, so that all replicas have the same weights"
             )
+        _check_weights(folder, self.predictor)
         has_weights = isinstance(self.predictor.backend, TorchBackend)
         self.encoder_digest = share(self.predictor.model.encoder) if has_weights else None
         self.predictor.predict(self.predictor.task.examples)
@@ -283,6 +301,11 @@ class Model:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_progress, self._is_retired = 0, False
         self._closing: asyncio.Task[None] | None = None
+        self.verdict: Verdict = "untried"
+        """What requests have shown it to be; readiness checks do not count."""
+        self.when_judged: Callable[[], None] = lambda: None
+        """Called on the event loop when the verdict changes."""
+        self._failures = 0
         self._texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
         self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-texts")
         self._batcher: Batcher[Asked, dict[Model, Pass]] = Batcher(
@@ -338,7 +361,8 @@ class Model:
         """Close it once nobody uses it; may be called from any thread."""
         self._is_retired = True
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._close_if_idle)
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._close_if_idle)
 
     def _close_if_idle(self) -> None:
         if self._is_retired and not self._in_progress and self._loop is not None:
@@ -361,7 +385,6 @@ class Model:
         deadline_s: float | None = None,
         *,
         are_long: bool = False,
-        from_cache: bool = True,
         passes: Passes = own_passes,
     ) -> Answered:
         """One answer per input, as from `Predictor.predict`.
@@ -371,10 +394,52 @@ class Model:
             deadline_s: within which it must be ready; None takes the server's. Work that is late
                 is dropped from the queue.
             are_long: whether the inputs may take seconds to tokenize.
-            from_cache: whether answers of the cache will do, if there is one.
-        Raises: InputError; TooLargeError, OverloadedError or DeadlineError beyond a limit.
+        Raises: InputError; TooLargeError, OverloadedError or DeadlineError beyond a limit;
+            OutOfMemoryError; FailedError if the model fails.
         """
         predictor = self.predictor if task is None else self.predictor_for(task)
+        try:
+            answered = await self._in_time(
+                predictor, inputs, parameters, deadline_s, are_long, self._cache, passes
+            )
+        except (RequestError, InputError):
+            raise
+        except Exception as error:
+            if _lacks_memory(error):
+                logger.warning("%s %s: too little memory", self.name, self.version_label)
+                raise OutOfMemoryError(
+                    f"wanted more memory for this request than {self.name} can have: try again, "
+                    "send fewer or shorter texts at once, or give the server more memory"
+                ) from error
+            self._judge(failed=True)
+            logger.error("%s %s failed: %s", self.name, self.version_label, trace_of(error))
+            raise FailedError(
+                f"{self.name} failed at this request: try again, its log says why"
+            ) from error
+        self._judge(failed=False)
+        return answered
+
+    def _judge(self, *, failed: bool) -> None:
+        """Learn from a request. What lacks memory, or is the caller's fault, says nothing."""
+        self._failures = self._failures + 1 if failed else 0
+        before = self.verdict
+        if not failed:
+            self.verdict = "sound"
+        elif self._failures >= FAILURES:
+            self.verdict = "failing"
+        if self.verdict != before:
+            self.when_judged()
+
+    async def _in_time(
+        self,
+        predictor: Predictor,
+        inputs: Sequence[Any],
+        parameters: Parameters | None,
+        deadline_s: float | None,
+        are_long: bool,
+        cache: AnswerCache | None,
+        passes: Passes = own_passes,
+    ) -> Answered:
         check_count(inputs, self.limits)
         self._check_lists(inputs, parameters)
         self._check_queue(0)  # before tokenizing what will be refused
@@ -382,7 +447,6 @@ class Model:
         try:
             async with asyncio.timeout(limit_s):
                 with self.in_use():
-                    cache = self._cache if from_cache else None
                     asked = (predictor, inputs, parameters, are_long, passes)
                     if cache is not None:
                         return await self._recall(cache, *asked)
@@ -562,22 +626,28 @@ class Model:
         return await loop.run_in_executor(executor, function, *arguments)
 
     async def check_ready(self) -> None:
-        await self.answer(list(self.task.examples), None, from_cache=False)
+        """Answer its own examples by a real pass. Raises: whatever that raises."""
+        examples = list(self.task.examples)
+        await self._in_time(self.predictor, examples, None, None, are_long=False, cache=None)
 
     async def check_health(self) -> None:
         """Find out whether this process can still compute; costs nothing while passes succeed.
 
-        Raises: NotReadyError if a pass does not end; whatever a pass of the model's own examples
-            raises, if the last pass failed.
+        Raises: as `check_progress`; whatever a pass of the model's own examples raises, if the last
+            pass failed.
         """
+        self.check_progress()
+        if self._batcher.last_failed:  # perhaps only because of what it was asked
+            await self.check_ready()
+
+    def check_progress(self) -> None:
+        """Raises: NotReadyError if a pass does not end."""
         running_s = self._batcher.running_s
         if running_s > LONGEST_PASS_S:
             raise NotReadyError(
                 f"{self.name}: wanted a pass within {LONGEST_PASS_S:g} s, it has run for "
                 f"{running_s:.0f} s: the process is to be replaced"
             )
-        if self._batcher.last_failed:  # perhaps only because of what it was asked
-            await self.check_ready()
 
     def card(self) -> Card:
         return Card(
@@ -605,25 +675,15 @@ class Model:
         self._texts.shutdown(wait=False)
         self._long_texts.shutdown(wait=False)
 
-    def _forward(self, asked: list[Asked]) -> Sequence[dict["Model", Pass] | Exception]:
-        """A pass for those that are asked of the same models. One that fails fails only them."""
+    def _forward(self, asked: list[Asked]) -> Sequence[dict["Model", Pass]]:
+        """A pass for those that are asked of the same models."""
         groups: dict[tuple[Model, ...], list[int]] = {}
         for place, each in enumerate(asked):
             groups.setdefault(tuple(each), []).append(place)
-        done: dict[int, dict[Model, Pass] | Exception] = {}
+        done: dict[int, dict[Model, Pass]] = {}
         for models, places in groups.items():
-            passes = self._attempt(models, [asked[place] for place in places])
-            done |= zip(places, passes, strict=True)
+            done |= zip(places, self._pass(models, [asked[place] for place in places]), strict=True)
         return [done[place] for place in range(len(asked))]
-
-    def _attempt(
-        self, models: Sequence["Model"], asked: Sequence[Asked]
-    ) -> Sequence[dict["Model", Pass] | Exception]:
-        # NOTE: a traceback keeps its frames, so that none of them may keep the error.
-        try:
-            return self._pass(models, asked)
-        except Exception as error:
-            return [error] * len(asked)
 
     def _pass(self, models: Sequence["Model"], asked: Sequence[Asked]) -> list[dict["Model", Pass]]:
         began_s = time.perf_counter()
@@ -645,6 +705,23 @@ class Model:
         )
         passes = ([Pass(each, began_s, ended_s) for each in its] for its in scores)
         return [dict(zip(models, its, strict=True)) for its in zip(*passes, strict=True)]
+
+
+def _check_weights(folder: Path, predictor: Predictor) -> None:
+    """Raises: FormatError if a weight is NaN, also one that the examples do not use."""
+    for name, parameter in predictor.model.named_parameters():
+        # Those of a graph are in the graph.
+        if parameter.device.type != "meta" and bool(torch.isnan(parameter).any()):
+            raise FormatError(
+                f"{folder}: wanted numbers as weights, there is NaN in {name}: train the model "
+                "again, with a lower learning rate"
+            )
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(name in str(error) for name in ALLOCATORS)
 
 
 def is_small(value: Any, most: int = SMALL // 4) -> bool:

@@ -213,8 +213,14 @@ def _ms(seconds: float) -> float:
 
 
 def log_failure(request: Request, error: BaseException) -> None:
-    """Log what failed and where in the code, without the messages of exceptions, which hold
-    excerpts of what they are about."""
+    """Log what failed and where in the code."""
+    where = _route(request.scope)
+    logger.error("%s %s failed: %s", seen(request).method, where, trace_of(error))
+
+
+def trace_of(error: BaseException) -> str:
+    """Types and places in the code of an exception and its causes, without their messages, which
+    hold excerpts of what they are about."""
     lines: list[str] = []
     known: set[int] = set()
     cause: BaseException | None = error
@@ -223,5 +229,4 @@ def log_failure(request: Request, error: BaseException) -> None:
         lines.append(f"{type(cause).__module__}.{type(cause).__qualname__}, raised at")
         lines += [line.rstrip() for line in traceback.format_tb(cause.__traceback__)]
         cause = cause.__cause__ or cause.__context__
-    trace = "\n".join(lines)
-    logger.error("%s %s failed: %s", seen(request).method, _route(request.scope), trace)
+    return "\n".join(lines)

@@ -12,7 +12,7 @@ import pydantic
 
 from bert_core import files
 from bert_core.bundle.layout import WEIGHTS, Run
-from bert_core.errors import ConfigError, ResourceError
+from bert_core.errors import ConfigError
 from bert_core.predictor import Predictor
 from serve.auth import Key
 from serve.config import ModelConfig, ServeConfig, models_of
@@ -53,18 +53,16 @@ class Source:
     def fetch(self) -> tuple[Path, str | None]:
         """The bundle's folder on this machine, and its version in the registry, if it has one.
 
-        A bundle that is known by its digest and was downloaded before needs no registry.
+        A version that is known by its digest and was downloaded before needs no registry.
         Raises: see `resolve`.
         """
-        try:
-            version = self.version or registered_version(self.reference, uri=self.tracking_uri)
-            reference = self.reference if version is None else at_version(self.reference, version)
-            return resolve(reference, uri=self.tracking_uri), version
-        except ResourceError:
-            folder = None if self.digest is None else downloaded(self.digest)
-            if folder is None:
-                raise
-            return folder, self.version
+        if self.version is not None and self.digest is not None:
+            folder = downloaded(self.digest)
+            if folder is not None:
+                return folder, self.version
+        version = self.version or registered_version(self.reference, uri=self.tracking_uri)
+        reference = self.reference if version is None else at_version(self.reference, version)
+        return resolve(reference, uri=self.tracking_uri), version
 
 
 @dataclass(frozen=True, kw_only=True)

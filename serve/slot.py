@@ -83,11 +83,14 @@ class Slot:
             candidate=None if challenger is None else challenger.card(),
         )
 
-    def switch(self, model: Model) -> None:
-        """Let another version answer from the next request on."""
+    def switch(self, model: Model) -> Model:
+        """Let another version answer from the next request on.
+
+        Returns: the one that answered until now, which is to be retired.
+        """
         old, self.current = self.model, Current(model)
-        old.retire()
         self.recorder.rolled_over(model.name, model.version_label)
+        return old
 
     def close(self) -> None:
         """The model is closed once nobody uses it."""

@@ -340,3 +340,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server"))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The same for all tests of a module."""
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.stop()

@@ -10,13 +10,17 @@ A reference is, in this order:
   the hub has it. Nothing that begins with `.`, `/` or `~` or has more slashes is one.
 """
 
+import errno
+import hashlib
 import os
 import re
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +35,13 @@ from tracking.server import connect, tracking_uri
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 CONFIG, RECORD = "config.json", "raybert.json"
+CACHE = "RAYBERT_CACHE"
+"""Environment variable: the folder of downloads, `~/.cache/raybert` by default."""
+PART, LONGEST_DOWNLOAD_S = ".part", 24 * 3600
+"""Suffix of what is being downloaded. What is older was left by a process that was killed."""
 _REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
@@ -42,10 +51,10 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
     Args:
         reference: in the grammar of this module.
         uri: URI of the registry, for `models:/`; None as in `tracking.runs.tracking_uri`.
-        cache: where downloads are kept; None means `~/.cache/raybert/bundles`.
+        cache: where downloads are kept; None means `bundles` in the folder that `CACHE` names.
     Raises: ConfigError if the reference does not exist, with what does; FormatError if the
         bundle is damaged, or a model of the hub is not an encoder; ResourceError if the registry or
-        the hub does not answer.
+        the hub does not answer, or the disk is too full.
     """
     text = str(reference)
     if not text:
@@ -78,7 +87,8 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
 
 
 def _default_cache() -> Path:
-    return Path.home() / ".cache" / "raybert" / "bundles"
+    root = os.environ.get(CACHE)
+    return (Path(root) if root else Path.home() / ".cache" / "raybert") / "bundles"
 
 
 def hub_model(reference: str) -> hub.HubModel | None:
@@ -108,6 +118,41 @@ def registered_version(reference: str, *, uri: str | None = None) -> str | None:
         return None
     found = _find_version(connect(tracking_uri(uri)), reference, **parts.groupdict())
     return str(found.version)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A version of the registry that has answered requests."""
+
+    version: str
+    digest: str
+
+
+def remember_served(version: Served, reference: str, deployed: str | None, *, uri: str) -> None:
+    """Keep on this machine which version of a reference has answered.
+
+    Args:
+        deployed: digest of what the reference meant when the server was deployed: what another
+            deployment served says nothing about this one.
+    Raises: OSError.
+    """
+    path = _served_path(reference, deployed, uri)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(str(path), asdict(version))
+
+
+def last_served(reference: str, deployed: str | None, *, uri: str) -> Served | None:
+    """What was remembered last; None for nothing."""
+    with suppress(OSError, ValueError, TypeError):
+        return Served(**files.read_json(str(_served_path(reference, deployed, uri))))
+    return None
+
+
+def _served_path(reference: str, deployed: str | None, uri: str) -> Path:
+    # A digest, since the URI may hold a password.
+    key = "\n".join([uri, reference, deployed or ""])
+    name = f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return _default_cache().parent / "served" / name
 
 
 def at_version(reference: str, version: str) -> str:
@@ -212,13 +257,46 @@ def downloaded(digest: str, *, cache: Path | None = None) -> Path | None:
 
 
 def download(source: str, uri: str, folder: Path) -> None:
-    """Fetch a bundle that an MLflow server stores; a download that fails leaves nothing."""
-    from mlflow.artifacts import download_artifacts
+    """Fetch a bundle that an MLflow server stores; a download that fails leaves nothing.
 
+    Raises: ResourceError if the disk has too little space; whatever MLflow raises.
+    """
+    from mlflow.artifacts import download_artifacts
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    wanted_bytes = _size_bytes(get_artifact_repository(source, tracking_uri=uri))
+    free_bytes = shutil.disk_usage(folder.parent).free
+    if wanted_bytes > free_bytes:
+        raise _full(folder.parent, f"{wanted_bytes:,} bytes", f"{free_bytes:,}")
     # MLflow downloads into a subfolder of `dst_path`.
-    with tempfile.TemporaryDirectory(dir=folder.parent, suffix=".part") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder.parent, suffix=PART) as scratch:
         fetched = download_artifacts(artifact_uri=source, dst_path=scratch, tracking_uri=uri)
         os.rename(fetched, folder)
+
+
+def _size_bytes(stored: "ArtifactRepository", path: str | None = None) -> int:
+    """Of all files, as far as the store says."""
+    return sum(
+        _size_bytes(stored, each.path) if each.is_dir else each.file_size or 0
+        for each in stored.list_artifacts(path)
+    )
+
+
+def _full(cache: Path, wanted: str, got: str) -> ResourceError:
+    return ResourceError(
+        f"{cache}: wanted {wanted} of free space for a download, got {got}: remove what no server "
+        f"uses from that folder or disk, or set {CACHE} to a folder with more space"
+    )
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is the cause; MLflow has it in the message only."""
+    while error is not None:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _find_version(
@@ -259,7 +337,11 @@ def _listed(names: list[str]) -> str:
 
 
 def cached(cache: Path, key: str | None, fetch: Callable[[Path], object]) -> Path:
-    """The folder `key` of the cache, fetched if missing or damaged; None always fetches."""
+    """The folder `key` of the cache, fetched if missing or damaged; None always fetches.
+
+    A fetch that fails leaves nothing. Raises: ResourceError if the disk is full; whatever `fetch`
+    raises.
+    """
     if key is not None and (kept := cache / key).is_dir():
         try:
             _verify(kept)
@@ -268,9 +350,18 @@ def cached(cache: Path, key: str | None, fetch: Callable[[Path], object]) -> Pat
             # Damaged on this disk; the original may be intact.
             shutil.rmtree(kept)
     cache.mkdir(parents=True, exist_ok=True)
-    arriving = cache / f"{uuid.uuid4().hex}.part"
+    for left in cache.glob(f"*{PART}"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LONGEST_DOWNLOAD_S:
+                shutil.rmtree(left)
+    arriving = cache / f"{uuid.uuid4().hex}{PART}"
     try:
-        fetch(arriving)
+        try:
+            fetch(arriving)
+        except Exception as error:
+            if _is_full(error):
+                raise _full(cache, "more", "too little") from error
+            raise
         kept = cache / (key or _verify(arriving))
         try:
             os.rename(arriving, kept)

@@ -73,6 +73,15 @@ def settle_environment() -> None:
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 
 
+def give_up_soon() -> None:
+    """Let MLflow's calls fail once the server has been silent for half a minute, for a process that
+    asks again by itself: by default they retry for many minutes. What the user has set stays. The
+    note at `settle_environment` holds."""
+    # A server that passes a bundle on from a store is silent until it has a whole file.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
+
 def connect(uri: str) -> "MlflowClient":
     """A client for tracking and registry at `uri`; a SQLite file and its folder are created.
 

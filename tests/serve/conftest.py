@@ -19,6 +19,7 @@ from bert_core.tasks.sparse_embedding import SparseEmbedding
 from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
 from tests.serve import live
+from tracking.resolve import CACHE
 
 TEXTS = [
     "Return the sorted values of an array along an axis.",
@@ -26,6 +27,14 @@ TEXTS = [
     "Parse a string as JSON and return the object.",
     "The quick brown fox jumps over the lazy dog.",
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Downloads, and what servers remember, in a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -160,15 +160,17 @@ def test_enough_tokens_for_a_full_batch_end_the_wait() -> None:
     assert run_with(Recorder(), scenario, max_wait_ms=2000.0) < 1
 
 
-def test_an_error_is_for_its_batch_alone() -> None:
+def test_an_error_is_for_its_item_alone() -> None:
     async def scenario(batcher: Batcher[int, int]) -> list[Any]:
         together = await submit_all(batcher, [-1, 2])
-        return [*together, await batcher.submit(3)]
+        failed = batcher.last_failed
+        return [*together, failed, await batcher.submit(3), batcher.last_failed]
 
-    spoilt, beside, later = run_with(Recorder(), scenario)
+    recorder = Recorder()
+    spoilt, beside, failed, later, still = run_with(recorder, scenario)
     assert isinstance(spoilt, ValueError)
-    assert isinstance(beside, ValueError)
-    assert later == 9
+    assert (beside, failed, later, still) == (4, True, 9, False)
+    assert recorder.batches == [[-1, 2], [-1], [2], [3]]
 
 
 def test_a_wrong_number_of_answers_is_an_error_of_the_batch() -> None:

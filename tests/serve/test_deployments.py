@@ -63,7 +63,9 @@ def test_a_replica_whose_passes_fail_is_replaced(serving: str, bundle: Path) -> 
     wanted = Predictor(bundle, device="cpu").predict(TEXTS)
     assert labels(httpx.post(url, json={"inputs": TEXTS}, timeout=30).json()) == labels(wanted)
     handle.damage.remote().result(timeout_s=30)
-    assert httpx.post(url, json={"inputs": TEXTS}, timeout=30).status_code == 500
+    failed = httpx.post(url, json={"inputs": TEXTS}, timeout=30)
+    assert (failed.status_code, failed.json()["error_type"]) == (503, "model_failed")
+    assert failed.headers["Retry-After"]
 
     def answers() -> bool:
         response = httpx.post(url, json={"inputs": TEXTS}, timeout=30)

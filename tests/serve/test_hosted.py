@@ -26,6 +26,7 @@ from bert_core.tasks.feature_extraction import FeatureExtractionParameters
 from bert_core.tasks.text_classification import TextClassification
 from serve import api
 from serve.comparison import Pairing, Tally, compared
+from serve.errors import FailedError
 from serve.following import Aim
 from serve.hosted import HostedModel
 from serve.limits import Limits
@@ -35,6 +36,7 @@ from serve.recording import EXPERIMENT, CandidateRuns
 from tests import tiny
 from tests.serve import live
 from tracking.registry import publish
+from tracking.resolve import CACHE
 from tracking.server import connect
 
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
@@ -243,7 +245,7 @@ def test_a_change_returns_at_once_and_the_old_version_answers_until_the_new_one_
 def test_a_bundle_that_was_downloaded_before_needs_no_registry(
     folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(CACHE, str(tmp_path))
     source = Source(
         reference=REFERENCE,
         tracking_uri="http://127.0.0.1:9",  # nobody answers there
@@ -252,7 +254,7 @@ def test_a_bundle_that_was_downloaded_before_needs_no_registry(
     )
     with pytest.raises(ResourceError):
         source.fetch()
-    kept = tmp_path / ".cache" / "raybert" / "bundles" / digest_of(folders[0])
+    kept = tmp_path / "bundles" / digest_of(folders[0])
     shutil.copytree(folders[0], kept)
     assert source.fetch() == (kept, "1")
     model = HostedModel(Plan(name=NAME, source=source))
@@ -423,7 +425,28 @@ def test_a_candidate_that_fails_is_counted_and_fails_nobody(folders: list[Path])
     assert (seen[0].failed, seen[0].inputs) == (1, 0)
 
 
-def test_a_process_whose_candidate_fails_is_to_be_replaced(folders: list[Path]) -> None:
+def test_a_process_that_starts_without_its_registry_takes_what_last_answered_here(
+    folders: list[Path], registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    client, digests = connect(registry), list(map(digest_of, folders))
+    client.set_registered_model_alias(NAME, "champion", "2")
+    source = Source(reference=REFERENCE, tracking_uri=registry, version="1", digest=digests[0])
+    with hosted(Plan(name=NAME, source=source)) as (_, url):
+        assert ask(url).headers["X-Model-Version"] == "2"
+        live.eventually(lambda: any(tmp_path.glob("served/*.json")))
+    for digest, folder in zip(digests, folders, strict=True):
+        shutil.copytree(folder, tmp_path / "bundles" / digest)
+    client.delete_registered_model_alias(NAME, "champion")
+    with hosted(Plan(name=NAME, source=source)) as (_, url):
+        assert card(url)["version"] == "2"
+    # Of what another deployment served, nothing follows.
+    other = replace(source, digest=None)
+    with hosted(Plan(name=NAME, source=other)) as (_, url):
+        assert card(url)["version"] == "1"
+
+
+def test_a_process_is_not_replaced_because_its_candidate_fails(folders: list[Path]) -> None:
     candidate = Candidate(source=plan_of(folders[1]).source, share=1.0, mode="split")
     model = HostedModel(plan_of(folders[0], candidate=candidate))
     live.eventually(lambda: model.slot.challenger is not None)
@@ -431,10 +454,13 @@ def test_a_process_whose_candidate_fails_is_to_be_replaced(folders: list[Path]) 
     rival = model.slot.challenger.slot.model
 
     async def fail() -> None:
-        await model.check_health()
         damage(rival)
-        with pytest.raises(FormatError):
+        with pytest.raises(FailedError):
             await rival.predict(TEXTS, None)
+        await model.check_health()
+        damage(model.slot.model)
+        with pytest.raises(FailedError):
+            await model.slot.model.predict(TEXTS, None)
         with pytest.raises(FormatError):
             await model.check_health()
         model.close()

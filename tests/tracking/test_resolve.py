@@ -1,4 +1,6 @@
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -6,9 +8,9 @@ import pytest
 
 from bert_core import files
 from bert_core.bundle.format import bundle_digest
-from bert_core.errors import ConfigError, FormatError
+from bert_core.errors import ConfigError, FormatError, ResourceError
 from tracking.registry import publish
-from tracking.resolve import cached, download, fetch_remote, resolve
+from tracking.resolve import LONGEST_DOWNLOAD_S, cached, download, fetch_remote, resolve
 from tracking.server import connect
 
 if TYPE_CHECKING:
@@ -171,3 +173,33 @@ def test_a_bundle_of_a_server_is_fetched_once_and_again_if_the_copy_is_cut(
     assert resolve(f"models:/{NAME}@champion", uri=server.uri, cache=tmp_path) == kept
     assert bundle_digest(kept) == kept.name
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+
+
+@pytest.mark.parametrize("is_in_message", [False, True])
+def test_a_download_that_fills_the_disk_leaves_nothing(
+    tmp_path: Path, *, is_in_message: bool
+) -> None:
+    def fill(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("half of a")
+        try:
+            Path("/dev/full").write_bytes(b"disk")
+        except OSError as error:
+            if not is_in_message:
+                raise
+            raise RuntimeError(f"these failed: {error}") from None  # as MLflow puts it
+
+    message = rf"{tmp_path}: wanted more of free space for a download, got too little: remove what"
+    with pytest.raises(ResourceError, match=message):
+        cached(tmp_path, "key", fill)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_downloads_have_left_is_removed(tmp_path: Path, bundles: list[Path]) -> None:
+    old, new = tmp_path / "old.part", tmp_path / "new.part"
+    for folder in (old, new):
+        folder.mkdir()
+    before_s = time.time() - LONGEST_DOWNLOAD_S - 60
+    os.utime(old, (before_s, before_s))
+    kept = cached(tmp_path, None, lambda folder: shutil.copytree(bundles[0], folder))
+    assert sorted(tmp_path.iterdir()) == sorted([kept, new])
