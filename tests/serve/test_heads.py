@@ -449,7 +449,7 @@ def test_a_head_that_fails_fails_no_request_to_the_others(heads: dict[str, Path]
             for weight in tone.predictor.backend.objective.parameters():
                 weight.fill_(float("nan"))
         count = len(TEXTS)
-        assert asyncio.run(scenario(client.base_url)) == [500] * count + [200] * count
+        assert asyncio.run(scenario(client.base_url)) == [503] * count + [200] * count
         ready = [client.get(f"/v1/models/{name}/readyz").status_code for name in ("names", "tone")]
         assert ready == [200, 503]
 
