@@ -7,7 +7,7 @@ What they serve is in their `user_config`, so that Serve can change it while the
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ray import serve as ray_serve
@@ -36,7 +36,11 @@ FRONT, COMPARISONS = "front", "comparisons"
 MODEL, RECORD = "model", "record"
 """The deployments of a model's application, and of the comparisons'."""
 TASKS_TTL_S = 10.0
-"""How long the front relies on what a model has said it can do."""
+"""How long the front relies on what a model has said it can do, if it answers."""
+CARD_TIMEOUT_S = 2.0
+"""How long the front waits for that if it knows what the model could do before."""
+POLL_S = 0.5
+"""How often a request that waits for a process of its model asks whether there is one."""
 REPORT_EVERY_S = 5.0
 """How often a replica passes on how its candidate compares."""
 
@@ -217,7 +221,12 @@ class RemoteModel(ServedModel):
 
     async def tasks(self) -> Sequence[str]:
         if time.monotonic() >= self._due_s:
-            card = await self.card()
+            try:
+                card = await asyncio.wait_for(self.card(), CARD_TIMEOUT_S if self._tasks else None)
+            except Exception:
+                if self._tasks:  # or another model would answer in its place
+                    return self._tasks
+                raise
             self._tasks = (card.task, *card.also)
             self._due_s = time.monotonic() + TASKS_TTL_S
         return self._tasks
@@ -234,12 +243,11 @@ class RemoteModel(ServedModel):
         return await self._call("request", method, path, headers, body)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        response = getattr(self._handle, method).remote(*arguments)
         try:
-            return await response
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
+            try:
+                return await self._ask(method, *arguments)
+            except RayActorError:  # the process has died: another one may answer
+                return await self._ask(method, *arguments)
         except BackPressureError as error:
             raise OverloadedError(
                 f"{self._name}: wanted fewer requests at once: try again in 1 s, or serve more "
@@ -247,9 +255,43 @@ class RemoteModel(ServedModel):
                 1,
             ) from error
         except (RayActorError, DeploymentUnavailableError) as error:
-            raise NotReadyError(
-                f"{self._name}: no process of this model answers: try again, or see /readyz"
-            ) from error
+            raise self._not_ready() from error
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """Raises: NotReadyError if the model has no process, where Serve would wait for one."""
+        if self._waiting_for_a_process() is not None:
+            raise self._not_ready()
+        response = getattr(self._handle, method).remote(*arguments)
+        try:
+            sent = response._replica_result_future
+            sent = sent if asyncio.isfuture(sent) else asyncio.wrap_future(sent)
+            while not (await asyncio.wait([sent], timeout=POLL_S))[0]:
+                # Not one that is under way in a process which is being stopped.
+                if response._request_metadata.internal_request_id in (
+                    self._waiting_for_a_process() or ()
+                ):
+                    response.cancel()
+                    raise self._not_ready()
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+
+    def _waiting_for_a_process(self) -> Collection[str] | None:
+        """Ids of the requests that wait if, as Serve has said, the model has no running replica;
+        else None."""
+        # NOTE: Serve has no public way to it.
+        router = self._handle._router
+        replicas = None if router is None else router._asyncio_router.request_router
+        if replicas is None or replicas.curr_replicas:
+            return None
+        waiting: Collection[str] = replicas._pending_requests_by_id
+        return waiting
+
+    def _not_ready(self) -> NotReadyError:
+        return NotReadyError(
+            f"{self._name}: no process of this model answers: try again, or see /readyz"
+        )
 
 
 class Reporter:

@@ -16,6 +16,7 @@ from serve.applications import (
     access,
     applications,
     certificate,
+    drain,
     is_ours,
     server_settings,
     shut_down,
@@ -108,13 +109,10 @@ def stop() -> None:
 
     Raises: ResourceError if the cluster serves nothing.
     """
-    status = ray_serve.status()
-    if not status.proxies:
+    if not ray_serve.status().proxies:
         raise ResourceError("this Ray cluster serves nothing")
+    drain()
     if foreign := _foreign():
-        for name in status.applications:
-            if is_ours(name):
-                ray_serve.delete(name)
         print(f"stopped; Ray Serve goes on for {', '.join(foreign)}")
         return
     shut_down()

@@ -1,5 +1,6 @@
 """HAProxy itself with the config that we make of Ray's."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -50,6 +51,7 @@ backend app
     server one 127.0.0.1:{upstream}
 backend gone
     server one 127.0.0.1:{nothing}
+    server fallback 127.0.0.1:{upstream} check backup
 listen stats
   bind *:{stats}
   stats enable
@@ -62,6 +64,11 @@ def upstream() -> Iterator[int]:
 
     @app.post("/app")
     async def answer() -> dict[str, str]:
+        return {"answer": "yes"}
+
+    @app.post("/app/slow")
+    async def take_time() -> dict[str, str]:
+        await asyncio.sleep(2)
         return {"answer": "yes"}
 
     with live.running(app) as url:
@@ -121,7 +128,7 @@ def test_requests_pass_and_errors_of_the_proxy_are_json_with_their_own_status(
 ) -> None:
     status, _, body = proxy.ask("/app")
     assert (status, json.loads(body)) == (200, {"answer": "yes"})
-    for path in ("/gone", "/elsewhere"):  # no replica; no application at all
+    for path in ("/gone", "/elsewhere"):  # no replica but Serve's proxy; no application at all
         status, headers, body = proxy.ask(path)
         assert status == 503
         assert headers["Retry-After"] == str(haproxy_launcher.RETRY_AFTER_S)
@@ -186,12 +193,14 @@ def test_half_sent_requests_take_no_place_in_a_replica_and_are_ended(proxy: Prox
     assert time.monotonic() - began_s < 2 * haproxy_launcher.SLOW_REQUEST_S
 
 
-def test_it_ends_with_the_process_that_started_it(tmp_path: Path, upstream: int) -> None:
+def test_it_ends_with_the_process_that_started_it_but_for_requests_in_progress(
+    tmp_path: Path, upstream: int
+) -> None:
     code = (
         "import sys, pathlib\n"
         "from tests.serve.test_haproxy_launcher import Proxy\n"
         "proxy = Proxy(pathlib.Path(sys.argv[1]), int(sys.argv[2]))\n"
-        "print(proxy.process.pid, flush=True)\n"
+        "print(proxy.process.pid, proxy.port, flush=True)\n"
         "sys.stdin.read()\n"
     )
     starter = subprocess.Popen(
@@ -202,9 +211,14 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path, upstream: int)
     )
     with starter:
         assert starter.stdout is not None
-        pid = int(starter.stdout.readline())
+        pid, port = map(int, starter.stdout.readline().split())
         assert Path(f"/proc/{pid}/comm").read_text().strip() == "haproxy"
+        assert os.getsid(pid) == pid  # a Ctrl-C is not for it
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("POST", "/app/slow")
         starter.send_signal(signal.SIGKILL)
+    assert connection.getresponse().status == 200
+    connection.close()
     deadline_s = time.monotonic() + 10
     while Path(f"/proc/{pid}").exists() and "Z" not in _state(pid):
         assert time.monotonic() < deadline_s
