@@ -7,13 +7,13 @@ What they serve is in their `user_config`, so that Serve can change it while the
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import serve as ray_serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -259,17 +259,15 @@ class RemoteModel(ServedModel):
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         """Raises: NotReadyError if the model has no process, where Serve would wait for one."""
-        if self._waiting_for_a_process() is not None:
+        if self._is_down():
             raise self._not_ready()
         response = getattr(self._handle, method).remote(*arguments)
         try:
             sent = response._replica_result_future
             sent = sent if asyncio.isfuture(sent) else asyncio.wrap_future(sent)
             while not (await asyncio.wait([sent], timeout=POLL_S))[0]:
-                # Not one that is under way in a process which is being stopped.
-                if response._request_metadata.internal_request_id in (
-                    self._waiting_for_a_process() or ()
-                ):
+                # Or else it is in a process that is being stopped.
+                if self._is_down() and self._waits(response):
                     response.cancel()
                     raise self._not_ready()
             return await response
@@ -277,16 +275,20 @@ class RemoteModel(ServedModel):
             response.cancel()
             raise
 
-    def _waiting_for_a_process(self) -> Collection[str] | None:
-        """Ids of the requests that wait if, as Serve has said, the model has no running replica;
-        else None."""
-        # NOTE: Serve has no public way to it.
+    def _is_down(self) -> bool:
+        """Whether Serve has said that the model has no running replica."""
+        router = self._request_router()
+        return router is not None and not router.curr_replicas
+
+    def _waits(self, response: DeploymentResponse[Any]) -> bool:
+        """Whether no replica has been chosen for a request."""
+        waiting = self._request_router()._pending_requests_by_id
+        return response._request_metadata.internal_request_id in waiting
+
+    def _request_router(self) -> Any:
+        # NOTE: Serve has no public way to it, and waits for a replica for as long as it takes.
         router = self._handle._router
-        replicas = None if router is None else router._asyncio_router.request_router
-        if replicas is None or replicas.curr_replicas:
-            return None
-        waiting: Collection[str] = replicas._pending_requests_by_id
-        return waiting
+        return None if router is None else router._asyncio_router.request_router
 
     def _not_ready(self) -> NotReadyError:
         return NotReadyError(

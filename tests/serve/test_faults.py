@@ -263,17 +263,16 @@ def check(answers: Sequence[Answer], fault: Fault, connections: int) -> None:
     assert kinds["right"] > connections
 
 
-LONG = {"inputs": [" ".join(["array socket port string"] * 20)] * 128}
+LONG = {"inputs": [" ".join(["array socket port"] * 20)] * 256}
 
 
 @contextmanager
 def in_progress(server: Server, bundles: Mapping[str, Path]) -> Iterator[list[bool]]:
     """Requests that take seconds, under way: by whether each was answered rightly, at the end."""
     answers: list[bool] = []
+    wanted = Predictor(bundles["alone"], device="cpu").predict(LONG["inputs"])
     questions = [
-        Question(
-            path, LONG | body, Predictor(bundles["alone"], device="cpu").predict(LONG["inputs"])
-        )
+        Question(path, LONG | body, wanted)
         for path, body in (("/v1/models/alone", {}), ("/", {"model": "alone"}))
         for _ in range(4)
     ]
@@ -288,8 +287,8 @@ def in_progress(server: Server, bundles: Mapping[str, Path]) -> Iterator[list[bo
     began_s = time.monotonic()
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
-    assert answers == []
+    time.sleep(1)
+    assert len(answers) < len(questions)
     try:
         yield answers
     finally:
@@ -312,7 +311,7 @@ def test_a_server_that_is_told_to_stop_answers_what_it_was_asked_and_leaves_noth
             assert server.process.wait(documented_s("SIGTERM, Ctrl-C")) == 0
             print(f"SIGTERM to {whom}: {time.monotonic() - began_s:.1f} s")
         assert all(answers)
-        assert server.pids() == []
+        live.eventually(lambda: server.pids() == [], timeout_s=10)
     finally:
         end_and_kill(server)
 
@@ -327,7 +326,7 @@ def test_a_second_signal_does_not_wait(bundles_of: dict[str, Path], tmp_path: Pa
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(documented_s("SIGTERM, Ctrl-C")) == 0
         assert not all(answers)
-        assert server.pids() == []
+        live.eventually(lambda: server.pids() == [], timeout_s=10)
     finally:
         end_and_kill(server)
 
