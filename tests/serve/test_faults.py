@@ -132,7 +132,8 @@ def kind_of(client: httpx.Client, question: Question) -> str:
         return "refused"
     except httpx.TimeoutException:
         return "timed out"
-    except httpx.TransportError:
+    except httpx.TransportError as error:
+        print(f"{question.name} was cut: {error!r} at {time.monotonic():.2f}")
         return "cut"
     if response.status_code == 503 and int(response.headers.get("Retry-After", 0)):
         return "told"
@@ -237,6 +238,7 @@ def test_a_process_that_is_killed_is_replaced_and_every_answer_is_right(
         assert before, [psutil.Process(pid).cmdline() for pid in server.pids()]
         for killed in [[pid] for pid in before] if fault.of_several else [before]:
             killed_s, killed_at = time.monotonic(), time.time()
+            print(f"killed at {killed_s:.2f}")
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 

@@ -9,8 +9,10 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,11 +46,15 @@ frontend http_frontend
     use_backend app if is_app
     acl is_gone path_beg /gone
     use_backend gone if is_gone
+    acl is_cut path_beg /cut
+    use_backend cut if is_cut
     default_backend default_backend
 backend default_backend
     http-request return status 404 content-type text/plain lf-string "Path not found."
 backend app
     server one 127.0.0.1:{upstream}
+backend cut
+    server one 127.0.0.1:{silent}
 backend gone
     server one 127.0.0.1:{nothing}
     server fallback 127.0.0.1:{upstream} check backup
@@ -80,6 +86,9 @@ class Proxy:
 
     def __init__(self, folder: Path, upstream: int, **environment: str) -> None:
         self.port, self.metrics, self.stats, nothing = free_ports(4)
+        self.silent = socket.create_server(("127.0.0.1", 0))  # which ends without an answer
+        silent = self.silent.getsockname()[1]
+        threading.Thread(target=self._end_every_request).start()
         self.log = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.log.bind(str(folder / "log.sock"))
         self.log.settimeout(20)
@@ -92,6 +101,7 @@ class Proxy:
                 stats=self.stats,
                 upstream=upstream,
                 nothing=nothing,
+                silent=silent,
             )
         )
         command = [sys.executable, "-m", "serve.haproxy_launcher", "-db", "-f", str(config)]
@@ -101,6 +111,13 @@ class Proxy:
             assert self.process.poll() is None
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
+
+    def _end_every_request(self) -> None:
+        with suppress(OSError):  # until it is closed
+            while True:
+                connection, _ = self.silent.accept()
+                connection.recv(4096)
+                connection.close()
 
     def ask(self, path: str, method: str = "POST") -> tuple[int, http.client.HTTPMessage, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -114,6 +131,8 @@ class Proxy:
         self.process.kill()
         self.process.wait()
         self.log.close()
+        self.silent.shutdown(socket.SHUT_RDWR)
+        self.silent.close()
 
 
 @pytest.fixture
@@ -128,7 +147,8 @@ def test_requests_pass_and_errors_of_the_proxy_are_json_with_their_own_status(
 ) -> None:
     status, _, body = proxy.ask("/app")
     assert (status, json.loads(body)) == (200, {"answer": "yes"})
-    for path in ("/gone", "/elsewhere"):  # no replica but Serve's proxy; no application at all
+    # A replica that ends, none but Serve's proxy, no application at all.
+    for path in ("/cut", "/gone", "/elsewhere"):
         status, headers, body = proxy.ask(path)
         assert status == 503
         assert headers["Retry-After"] == str(haproxy_launcher.RETRY_AFTER_S)
