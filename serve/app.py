@@ -76,7 +76,7 @@ def perform(config: ServeConfig) -> None:
     elif config.status:
         on_cluster.status()
     elif config.stop:
-        on_cluster.stop()
+        on_cluster.stop(config)
     else:
         run(config)
 
@@ -108,7 +108,7 @@ def run(config: ServeConfig) -> None:
             threading.Event().wait()
         finally:
             with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
-                drain()
+                drain(config.drain_s)
             shut_down()
 
 

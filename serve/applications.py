@@ -227,12 +227,16 @@ def start(config: ServeConfig) -> None:
         )
 
 
-def drain() -> None:
+def drain(limit_s: float) -> None:
     """Delete our applications, which ends each replica when it has answered what it was asked.
 
     Meanwhile new requests get 503. Serve's own shutdown would end HAProxy first, and with it every
     request in progress. The front goes before the models, since it asks them.
+
+    Args:
+        limit_s: how long to wait for all of them.
     """
+    deadline_s = time.monotonic() + limit_s
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return
@@ -240,7 +244,7 @@ def drain() -> None:
         ours = {name for name in _running(client) if is_ours(name)}
         for names in ({FRONT} & ours, ours - {FRONT}):
             client.delete_apps(list(names), blocking=False)
-            while not names.isdisjoint(_running(client)):
+            while not names.isdisjoint(_running(client)) and time.monotonic() < deadline_s:
                 time.sleep(POLL_S)
 
 

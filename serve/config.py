@@ -179,8 +179,8 @@ class ServeConfig(ModelSettings, Command):
     tracking_uri: str | None = None
     """MLflow's tracking URI, for references to the registry; default as in the other stages."""
     drain_s: PositiveFloat = 30.0
-    """How long requests in progress are waited for when the server, a model or a replica is
-    stopped; at least 7. A second SIGTERM or Ctrl-C does not wait."""
+    """How long requests in progress are waited for when the server, a model or a replica is stopped
+    (at least 7 for the latter). A second SIGTERM or Ctrl-C does not wait."""
 
     def __post_init__(self) -> None:
         self._check()

@@ -104,14 +104,14 @@ def status() -> None:
         print(f"{entry.id}: {_described(entry)}")
 
 
-def stop() -> None:
+def stop(config: ServeConfig) -> None:
     """Stop serving our models, and Ray Serve if it serves nothing else.
 
     Raises: ResourceError if the cluster serves nothing.
     """
     if not ray_serve.status().proxies:
         raise ResourceError("this Ray cluster serves nothing")
-    drain()
+    drain(config.drain_s)
     if foreign := _foreign():
         print(f"stopped; Ray Serve goes on for {', '.join(foreign)}")
         return
