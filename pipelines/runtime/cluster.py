@@ -202,9 +202,9 @@ def _start(num_cpus: int | None) -> None:
 @contextmanager
 def _in_own_session() -> Iterator[None]:
     """Inside, Ray starts its processes in sessions of their own."""
-    from ray._private import services
+    import ray._private.services
 
-    # NOTE: Ray has no setting for it.
+    services: Any = ray._private.services  # NOTE: Ray has no setting for it
     usual = services.ConsolePopen
     services.ConsolePopen = partial(subprocess.Popen, start_new_session=True)
     try:
