@@ -47,7 +47,7 @@ def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         # Serve starts HAProxy anew once three checks in a row have failed: with Ray's 10 s, nothing
         # listens for half a minute. A check asks HAProxy for what it says of itself.
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.25",
         # Fixed ports by default, which allow one server per machine.
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
