@@ -39,8 +39,8 @@ TASKS_TTL_S = 10.0
 """How long the front relies on what a model has said it can do, if it answers."""
 CARD_TIMEOUT_S = 2.0
 """How long the front waits for that if it knows what the model could do before."""
-POLL_S = 0.5
-"""How often a request that waits for a process of its model asks whether there is one."""
+PATIENCE_S = 30.0
+"""How long a request waits for a process of its model; there is none while it is reconfigured."""
 REPORT_EVERY_S = 5.0
 """How often a replica passes on how its candidate compares."""
 
@@ -258,14 +258,12 @@ class RemoteModel(ServedModel):
             raise self._not_ready() from error
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """Raises: NotReadyError if the model has no process, where Serve would wait for one."""
-        if self._is_down():
-            raise self._not_ready()
+        """Raises: NotReadyError if the model gets no process, for which Serve would wait forever."""
         response = getattr(self._handle, method).remote(*arguments)
         try:
             sent = response._replica_result_future
             sent = sent if asyncio.isfuture(sent) else asyncio.wrap_future(sent)
-            while not (await asyncio.wait([sent], timeout=POLL_S))[0]:
+            while not (await asyncio.wait([sent], timeout=PATIENCE_S))[0]:
                 # Or else it is in a process that is being stopped.
                 if self._is_down() and self._waits(response):
                     response.cancel()

@@ -41,8 +41,6 @@ def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]
         # A replica that dies fails no request: unanswered ones are sent to another replica, which
         # is safe for inference, but not for anything that writes.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-        # One more than it takes to find out that a replica has died: the last one gets an answer.
-        "RAY_SERVE_HAPROXY_RETRIES": "5",
         # How long a replica waits before it ends; with Ray's 30 s, so does every roll-over.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         # Serve starts HAProxy anew once three checks in a row have failed: with Ray's 10 s, nothing

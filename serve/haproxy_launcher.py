@@ -10,9 +10,6 @@ ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it
 - 503 and 504 reach clients as themselves, as JSON and with `Retry-After`, and 502 as 503 (Ray makes
   each of them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take
   for permanent);
-- an application whose replicas have all died answers 503 at once, even requests that were in
-  progress: its backup is a frontend here that does nothing else (Ray's is a proxy, where they wait
-  for a new replica; without one, HAProxy closes their connections without a word);
 - the frontend speaks TLS if there is a certificate;
 - no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
   Ray's has the latter: both may hold anything.
@@ -77,9 +74,7 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
         line = re.sub(r"^(\s*)option httplog$", rf'\1log-format "{LOG_FORMAT}"', line)
         line = line.replace("%HM", f"%[var({METHOD})]")
         line = re.sub(r"^(\s*bind )(?:\*)?:(\d+)$", r"\g<1>127.0.0.1:\2", line)
-        line = re.sub(
-            r"^(\s*server \S+) .* backup$", rf"\1 {_not_ready(folder)} no-check backup", line
-        )
+        line = re.sub()
         if certificate and lines and lines[-1].strip() == "frontend http_frontend":
             line = f"{line} ssl crt {certificate} alpn http/1.1"
         if "status 404" in line and lines and lines[-1].strip() == "backend default_backend":
@@ -100,13 +95,7 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
     section = [f"http-errors {ERRORS}"]
     section += [f"    errorfile {status} {_error_file(folder, status)}" for status in _MESSAGES]
     place = lines.index("defaults")
-    not_ready = [
-        "frontend not_ready",
-        f"    bind {_not_ready(folder)}",
-        "    http-request set-log-level silent",
-        "    http-request deny deny_status 503",
-    ]
-    return "\n".join([*lines[:place], *section, *lines[place:], *not_ready]) + "\n"
+    return "\n".join([*lines[:place], *section, *lines[place:]]) + "\n"
 
 
 def write_error_files(folder: Path) -> None:
@@ -122,11 +111,6 @@ def write_error_files(folder: Path) -> None:
             "Connection: close",
         ]
         _error_file(folder, status).write_bytes("\r\n".join([*head, "", body]).encode())
-
-
-def _not_ready(folder: Path) -> str:
-    """Address of the frontend that answers for applications without a replica."""
-    return f"unix@{folder}/503.sock"
 
 
 def _error_file(folder: Path, status: int) -> Path:

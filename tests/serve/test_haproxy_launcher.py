@@ -57,7 +57,6 @@ backend cut
     server one 127.0.0.1:{silent}
 backend gone
     server one 127.0.0.1:{nothing}
-    server fallback 127.0.0.1:{upstream} check backup
 listen stats
   bind *:{stats}
   stats enable
@@ -147,7 +146,7 @@ def test_requests_pass_and_errors_of_the_proxy_are_json_with_their_own_status(
 ) -> None:
     status, _, body = proxy.ask("/app")
     assert (status, json.loads(body)) == (200, {"answer": "yes"})
-    # A replica that ends, none but Serve's proxy, no application at all.
+    # A replica that ends, none, no application at all.
     for path in ("/cut", "/gone", "/elsewhere"):
         status, headers, body = proxy.ask(path)
         assert status == 503
