@@ -258,7 +258,7 @@ class RemoteModel(ServedModel):
             raise self._not_ready() from error
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """Raises: NotReadyError if the model gets no process, for which Serve would wait forever."""
+        """Raises: NotReadyError if the model gets no process, for which Serve waits forever."""
         response = getattr(self._handle, method).remote(*arguments)
         try:
             sent = response._replica_result_future

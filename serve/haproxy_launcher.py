@@ -74,7 +74,6 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
         line = re.sub(r"^(\s*)option httplog$", rf'\1log-format "{LOG_FORMAT}"', line)
         line = line.replace("%HM", f"%[var({METHOD})]")
         line = re.sub(r"^(\s*bind )(?:\*)?:(\d+)$", r"\g<1>127.0.0.1:\2", line)
-        line = re.sub()
         if certificate and lines and lines[-1].strip() == "frontend http_frontend":
             line = f"{line} ssl crt {certificate} alpn http/1.1"
         if "status 404" in line and lines and lines[-1].strip() == "backend default_backend":
