@@ -110,7 +110,7 @@ def _serve(config: Any) -> None:
         cluster.require_address()
     else:
         app.check_port(config)  # before the seconds that Ray takes
-    cluster.connect(allow_open_cluster=config.allow_open_cluster)
+    cluster.connect(allow_open_cluster=config.allow_open_cluster, in_own_session=True)
     try:
         app.perform(config)
     finally:

@@ -26,6 +26,7 @@ from serve.applications import (
     access,
     applications,
     certificate,
+    drain,
     model_application,
     shut_down,
     start,
@@ -75,7 +76,7 @@ def perform(config: ServeConfig) -> None:
     elif config.status:
         on_cluster.status()
     elif config.stop:
-        on_cluster.stop()
+        on_cluster.stop(config)
     else:
         run(config)
 
@@ -88,6 +89,7 @@ def show_file(config: ServeConfig) -> None:
 def run(config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT, on the Ray cluster that this process is connected to.
 
+    Then requests in progress are answered, for up to `drain_s`; a second signal cuts them off.
     Raises: ResourceError if the port is in use, the cluster lacks CPUs or GPUs, or Serve is already
         running on it; also see `access`, `certificate` and `find`. Nothing is deployed then.
     """
@@ -105,6 +107,8 @@ def run(config: ServeConfig) -> None:
             ray._private.worker._worker_logs_enabled = False
             threading.Event().wait()
         finally:
+            with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
+                drain(config.drain_s)
             shut_down()
 
 
@@ -157,7 +161,10 @@ def curl(url: str, example: Any) -> str:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM and SIGINT raise KeyboardInterrupt, but once, so that shutdown can finish."""
+    """Inside, SIGTERM and SIGINT raise KeyboardInterrupt, but once, so that shutdown can finish.
+
+    Inside another such context, a second one does so too.
+    """
 
     def interrupt(signum: int, frame: object) -> None:
         for number in previous:

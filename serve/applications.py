@@ -1,7 +1,8 @@
 """Which applications Ray Serve is to run for a config, and Ray Serve's own start and end."""
 
 import io
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import ray
 from ray import serve as ray_serve
+from ray.exceptions import RayError
+from ray.serve._private.client import ServeControllerClient
 from ray.serve.config import BackpressureConfig
+from ray.serve.context import _get_global_client
 
 from bert_core import files
 from bert_core.errors import ConfigError
@@ -21,8 +25,11 @@ from serve.limits import Limits
 from serve.plan import ACCESS, LIMITS, PLAN, Access, Found
 from tracking.server import tracking_uri
 
-GRACEFUL_SHUTDOWN_S = 5.0
-"""How long a stopping replica may continue with requests in progress."""
+HEALTH_CHECK_PERIOD_S = 2.0
+"""How often Serve asks a replica for its health, which is how it notices that one has died. The
+question costs nothing while passes succeed; with Serve's 10 s, so long no replica may be there."""
+POLL_S = 0.2
+CONTROLLER_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -68,10 +75,10 @@ def applications(config: ServeConfig, models: Mapping[str, Found]) -> list[Deplo
     if config.together:
         plans = {name: _as_json(models[name]) for name in first}
         content = {"plans": plans, **at_front}
-        options = _options(_together(settings), content, log_settings(config))
+        options = _options(config, _together(settings), content)
         result = [Deployed(FRONT, "/", FRONT, "TOGETHER_APPLICATION", options)]
     else:
-        options = _options(config, {"models": first, **at_front}, log_settings(config), num_cpus=0)
+        options = _options(config, config, {"models": first, **at_front}, num_cpus=0)
         result = [Deployed(FRONT, "/", FRONT, "FRONT_APPLICATION", options)]
         result += [
             model_application(config, name, model, alone=False) for name, model in models.items()
@@ -122,26 +129,27 @@ def model_application(config: ServeConfig, name: str, found: Found, *, alone: bo
         # Alone, Serve's own config says where it listens.
         "local_only": not alone and is_loopback(config.host),
     }
-    options = _options(models_of(config)[name], content, log_settings(config))
+    options = _options(config, models_of(config)[name], content)
     prefix = "/" if alone else f"/v1/models/{name}"
     return Deployed(application_name(name), prefix, MODEL, "MODEL_APPLICATION", options)
 
 
 def _options(
+    config: ServeConfig,
     model: ModelSettings,
     content: Mapping[str, Any],
-    logging: Mapping[str, Any],
     num_cpus: float | None = None,
 ) -> dict[str, Any]:
     """Options of a deployment; one that reserves no CPU computes nothing, and is not scaled."""
     options: dict[str, Any] = {
         "user_config": content,
-        "logging_config": logging,
+        "logging_config": log_settings(config),
         "max_ongoing_requests": model.max_ongoing_requests,
         # What stands behind our own limits: these requests have not been read yet.
         "max_queued_requests": model.max_ongoing_requests,
         "backpressure_config": {"status_code": 429, "retry_after_s": 1},
-        "graceful_shutdown_timeout_s": GRACEFUL_SHUTDOWN_S,
+        "graceful_shutdown_timeout_s": config.drain_s,
+        "health_check_period_s": HEALTH_CHECK_PERIOD_S,
     }
     if num_cpus is not None:
         return options | {"ray_actor_options": {"num_cpus": num_cpus}}
@@ -219,8 +227,35 @@ def start(config: ServeConfig) -> None:
         )
 
 
+def drain(limit_s: float) -> None:
+    """Delete our applications, which ends each replica when it has answered what it was asked.
+
+    Meanwhile new requests get 503. Serve's own shutdown would end HAProxy first, and with it every
+    request in progress. The front goes before the models, since it asks them.
+
+    Args:
+        limit_s: how long to wait for all of them.
+    """
+    deadline_s = time.monotonic() + limit_s
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return
+    with suppress(RayError):  # Ray itself ends, as where every process is sent a signal
+        ours = {name for name in _running(client) if is_ours(name)}
+        for names in ({FRONT} & ours, ours - {FRONT}):
+            client.delete_apps(list(names), blocking=False)
+            while not names.isdisjoint(_running(client)) and time.monotonic() < deadline_s:
+                time.sleep(POLL_S)
+
+
+def _running(client: ServeControllerClient) -> Sequence[str]:
+    """The applications of Serve. Raises: RayError if its controller does not answer."""
+    ray.get(client._controller.check_alive.remote(), timeout=CONTROLLER_TIMEOUT_S)
+    return tuple(ray_serve.status().applications)
+
+
 def shut_down() -> None:
-    """Stop Serve on this cluster, including HAProxy."""
+    """Stop Serve on this cluster, including HAProxy. Requests in progress are not waited for."""
     # NOTE: Serve's controller exits during a call, and Ray prints that the call failed.
     with redirect_stdout(io.StringIO()):
         ray_serve.shutdown()

@@ -178,6 +178,9 @@ class ServeConfig(ModelSettings, Command):
     its ports can run code there."""
     tracking_uri: str | None = None
     """MLflow's tracking URI, for references to the registry; default as in the other stages."""
+    drain_s: PositiveFloat = 30.0
+    """How long requests in progress are waited for when the server, a model or a replica is stopped
+    (at least 7 for the latter). A second SIGTERM or Ctrl-C does not wait."""
 
     def __post_init__(self) -> None:
         self._check()

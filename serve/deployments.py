@@ -13,7 +13,7 @@ from typing import Any
 from ray import serve as ray_serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -37,7 +37,11 @@ FRONT, COMPARISONS = "front", "comparisons"
 MODEL, RECORD = "model", "record"
 """The deployments of a model's application, and of the comparisons'."""
 TASKS_TTL_S = 10.0
-"""How long the front relies on what a model has said it can do."""
+"""How long the front relies on what a model has said it can do, if it answers."""
+CARD_TIMEOUT_S = 2.0
+"""How long the front waits for that if it knows what the model could do before."""
+PATIENCE_S = 30.0
+"""How long a request waits for a process of its model; there is none while it is reconfigured."""
 REPORT_EVERY_S = 5.0
 """How often a replica passes on how its candidate compares."""
 
@@ -220,7 +224,12 @@ class RemoteModel(ServedModel):
 
     async def tasks(self) -> Sequence[str]:
         if time.monotonic() >= self._due_s:
-            card = await self.card()
+            try:
+                card = await asyncio.wait_for(self.card(), CARD_TIMEOUT_S if self._tasks else None)
+            except Exception:
+                if self._tasks:  # or another model would answer in its place
+                    return self._tasks
+                raise
             self._tasks = (card.task, *card.also)
             self._due_s = time.monotonic() + TASKS_TTL_S
         return self._tasks
@@ -237,12 +246,11 @@ class RemoteModel(ServedModel):
         return await self._call("request", method, path, headers, body)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        response = getattr(self._handle, method).remote(*arguments)
         try:
-            return await response
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
+            try:
+                return await self._ask(method, *arguments)
+            except RayActorError:  # the process has died: another one may answer
+                return await self._ask(method, *arguments)
         except BackPressureError as error:
             raise OverloadedError(
                 f"{self._name}: wanted fewer requests at once: try again in 1 s, or serve more "
@@ -250,9 +258,43 @@ class RemoteModel(ServedModel):
                 1,
             ) from error
         except (RayActorError, DeploymentUnavailableError) as error:
-            raise NotReadyError(
-                f"{self._name}: no process of this model answers: try again, or see /readyz"
-            ) from error
+            raise self._not_ready() from error
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """Raises: NotReadyError if the model gets no process, for which Serve waits forever."""
+        response = getattr(self._handle, method).remote(*arguments)
+        try:
+            sent = response._replica_result_future
+            sent = sent if asyncio.isfuture(sent) else asyncio.wrap_future(sent)
+            while not (await asyncio.wait([sent], timeout=PATIENCE_S))[0]:
+                # Or else it is in a process that is being stopped.
+                if self._is_down() and self._waits(response):
+                    response.cancel()
+                    raise self._not_ready()
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+
+    def _is_down(self) -> bool:
+        """Whether Serve has said that the model has no running replica."""
+        router = self._request_router()
+        return router is not None and not router.curr_replicas
+
+    def _waits(self, response: DeploymentResponse[Any]) -> bool:
+        """Whether no replica has been chosen for a request."""
+        waiting = self._request_router()._pending_requests_by_id
+        return response._request_metadata.internal_request_id in waiting
+
+    def _request_router(self) -> Any:
+        # NOTE: Serve has no public way to it, and waits for a replica for as long as it takes.
+        router = self._handle._router
+        return None if router is None else router._asyncio_router.request_router
+
+    def _not_ready(self) -> NotReadyError:
+        return NotReadyError(
+            f"{self._name}: no process of this model answers: try again, or see /readyz"
+        )
 
 
 class Reporter:

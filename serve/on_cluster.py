@@ -16,6 +16,7 @@ from serve.applications import (
     access,
     applications,
     certificate,
+    drain,
     is_ours,
     server_settings,
     shut_down,
@@ -103,18 +104,15 @@ def status() -> None:
         print(f"{entry.id}: {_described(entry)}")
 
 
-def stop() -> None:
+def stop(config: ServeConfig) -> None:
     """Stop serving our models, and Ray Serve if it serves nothing else.
 
     Raises: ResourceError if the cluster serves nothing.
     """
-    status = ray_serve.status()
-    if not status.proxies:
+    if not ray_serve.status().proxies:
         raise ResourceError("this Ray cluster serves nothing")
+    drain(config.drain_s)
     if foreign := _foreign():
-        for name in status.applications:
-            if is_ours(name):
-                ray_serve.delete(name)
         print(f"stopped; Ray Serve goes on for {', '.join(foreign)}")
         return
     shut_down()

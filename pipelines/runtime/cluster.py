@@ -11,10 +11,13 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -68,6 +71,7 @@ def connect(
     address: str | None = None,
     num_cpus: int | None = None,
     allow_open_cluster: bool = False,
+    in_own_session: bool = False,
 ) -> None:
     """Connect this process to Ray; does nothing if it already is connected.
 
@@ -80,6 +84,8 @@ def connect(
         num_cpus: CPUs of a cluster started here; None for as many as this machine has. More is
             allowed: to Ray this is only a number to schedule by.
         allow_open_cluster: join a cluster that asks for no token, with a warning.
+        in_own_session: start a cluster out of reach of signals to the group of this process, which
+            would end it before this process is done with it.
     Raises: ResourceError if no cluster answers at `address`, it refuses us, or it requires no
         token; ConfigError if `address` is not an address.
     """
@@ -90,7 +96,8 @@ def connect(
     set_defaults(SETTINGS)
     previous = signal.getsignal(signal.SIGTERM)
     if address == "local":
-        _start(num_cpus)
+        with _in_own_session() if in_own_session else nullcontext():
+            _start(num_cpus)
     else:
         _join(address, allow_open_cluster=allow_open_cluster)
     # NOTE: ray.init replaces the SIGTERM handler with one that exits with 15.
@@ -190,6 +197,20 @@ def _start(num_cpus: int | None) -> None:
         raise
     finally:
         del os.environ[MARKER]
+
+
+@contextmanager
+def _in_own_session() -> Iterator[None]:
+    """Inside, Ray starts its processes in sessions of their own."""
+    import ray._private.services
+
+    services: Any = ray._private.services  # NOTE: Ray has no setting for it
+    usual = services.ConsolePopen
+    services.ConsolePopen = partial(subprocess.Popen, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = usual
 
 
 def _join(address: str, *, allow_open_cluster: bool) -> None:

@@ -40,6 +40,7 @@ class Server:
                 env={**clean, MARKER: mark, "RAY_ADDRESS": "local", **environment},
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                process_group=0,  # so that a test may send it a signal
             )
         return cls(process, port, output, mark)
 

@@ -1,5 +1,6 @@
 """HAProxy itself with the config that we make of Ray's."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -8,8 +9,10 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,11 +46,15 @@ frontend http_frontend
     use_backend app if is_app
     acl is_gone path_beg /gone
     use_backend gone if is_gone
+    acl is_cut path_beg /cut
+    use_backend cut if is_cut
     default_backend default_backend
 backend default_backend
     http-request return status 404 content-type text/plain lf-string "Path not found."
 backend app
     server one 127.0.0.1:{upstream}
+backend cut
+    server one 127.0.0.1:{silent}
 backend gone
     server one 127.0.0.1:{nothing}
 listen stats
@@ -64,6 +71,11 @@ def upstream() -> Iterator[int]:
     async def answer() -> dict[str, str]:
         return {"answer": "yes"}
 
+    @app.post("/app/slow")
+    async def take_time() -> dict[str, str]:
+        await asyncio.sleep(2)
+        return {"answer": "yes"}
+
     with live.running(app) as url:
         yield int(url.rpartition(":")[2])
 
@@ -73,6 +85,9 @@ class Proxy:
 
     def __init__(self, folder: Path, upstream: int, **environment: str) -> None:
         self.port, self.metrics, self.stats, nothing = free_ports(4)
+        self.silent = socket.create_server(("127.0.0.1", 0))  # which ends without an answer
+        silent = self.silent.getsockname()[1]
+        threading.Thread(target=self._end_every_request).start()
         self.log = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.log.bind(str(folder / "log.sock"))
         self.log.settimeout(20)
@@ -85,6 +100,7 @@ class Proxy:
                 stats=self.stats,
                 upstream=upstream,
                 nothing=nothing,
+                silent=silent,
             )
         )
         command = [sys.executable, "-m", "serve.haproxy_launcher", "-db", "-f", str(config)]
@@ -94,6 +110,13 @@ class Proxy:
             assert self.process.poll() is None
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
+
+    def _end_every_request(self) -> None:
+        with suppress(OSError):  # until it is closed
+            while True:
+                connection, _ = self.silent.accept()
+                connection.recv(4096)
+                connection.close()
 
     def ask(self, path: str, method: str = "POST") -> tuple[int, http.client.HTTPMessage, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -107,6 +130,8 @@ class Proxy:
         self.process.kill()
         self.process.wait()
         self.log.close()
+        self.silent.shutdown(socket.SHUT_RDWR)
+        self.silent.close()
 
 
 @pytest.fixture
@@ -136,7 +161,8 @@ def test_requests_pass_and_errors_of_the_proxy_are_json_with_their_own_status(
 ) -> None:
     status, _, body = proxy.ask("/app")
     assert (status, json.loads(body)) == (200, {"answer": "yes"})
-    for path in ("/gone", "/elsewhere"):  # no replica; no application at all
+    # A replica that ends, none, no application at all.
+    for path in ("/cut", "/gone", "/elsewhere"):
         status, headers, body = proxy.ask(path)
         assert status == 503
         assert headers["Retry-After"] == str(haproxy_launcher.RETRY_AFTER_S)
@@ -201,12 +227,14 @@ def test_half_sent_requests_take_no_place_in_a_replica_and_are_ended(proxy: Prox
     assert time.monotonic() - began_s < 2 * haproxy_launcher.SLOW_REQUEST_S
 
 
-def test_it_ends_with_the_process_that_started_it(tmp_path: Path, upstream: int) -> None:
+def test_it_ends_with_the_process_that_started_it_but_for_requests_in_progress(
+    tmp_path: Path, upstream: int
+) -> None:
     code = (
         "import sys, pathlib\n"
         "from tests.serve.test_haproxy_launcher import Proxy\n"
         "proxy = Proxy(pathlib.Path(sys.argv[1]), int(sys.argv[2]))\n"
-        "print(proxy.process.pid, flush=True)\n"
+        "print(proxy.process.pid, proxy.port, flush=True)\n"
         "sys.stdin.read()\n"
     )
     starter = subprocess.Popen(
@@ -217,9 +245,14 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path, upstream: int)
     )
     with starter:
         assert starter.stdout is not None
-        pid = int(starter.stdout.readline())
+        pid, port = map(int, starter.stdout.readline().split())
         assert Path(f"/proc/{pid}/comm").read_text().strip() == "haproxy"
+        assert os.getsid(pid) == pid  # a Ctrl-C is not for it
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("POST", "/app/slow")
         starter.send_signal(signal.SIGKILL)
+    assert connection.getresponse().status == 200
+    connection.close()
     deadline_s = time.monotonic() + 10
     while Path(f"/proc/{pid}").exists() and "Z" not in _state(pid):
         assert time.monotonic() < deadline_s

@@ -1,0 +1,445 @@
+"""Processes of a live server are killed under load: what `docs/serving.md` says of it is true."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from ray.cluster_utils import Cluster
+
+from bert_core.bundle.format import load_bundle
+from bert_core.predictor import Predictor
+from bert_core.tasks.text_classification import TextClassification
+from tests import tiny
+from tests.serve import live
+from tests.serve.server import Server, end_and_kill
+from tests.serve.test_mixed_load import same
+from tracking.ports import free_ports
+
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "serving.md"
+TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
+QUIET_S = 3.0
+"""How long every answer must be right for service to count as full."""
+PER_REQUEST = 2
+"""Connections that send each of a load's requests."""
+
+
+def documented_s(fault: str) -> float:
+    """Within what time the documentation says that service is full again."""
+    (row,) = re.findall(rf"^\| {re.escape(fault)} \|.*$", DOCUMENT.read_text(), re.MULTILINE)
+    return float(re.search(r"(\d+) s", row.split("|")[3])[1])  # type: ignore[index]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request and its right answer."""
+
+    path: str
+    body: Mapping[str, Any]
+    wanted: Any
+
+    @property
+    def name(self) -> str:
+        return f"{self.path} {self.body.get('model', '')}".strip()
+
+
+@dataclass(frozen=True)
+class Answer:
+    question: str
+    sent_s: float
+    came_s: float
+    kind: str
+    """`right`; `told`, a 503 with `Retry-After`; `refused`, a connection; `cut`, one that was open;
+    or what else came."""
+
+
+class Load:
+    """Connections that ask all the time."""
+
+    def __init__(self, url: str, questions: Sequence[Question]) -> None:
+        self.answers: list[Answer] = []
+        self._url, self._done = url, threading.Event()
+        self._names = {question.name for question in questions}
+        self.connections = PER_REQUEST * len(questions)
+        self._threads = [
+            threading.Thread(target=self._ask, args=[question])
+            for question in questions
+            for _ in range(PER_REQUEST)
+        ]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, question: Question) -> None:
+        with httpx.Client(base_url=self._url, timeout=60) as client:
+            while not self._done.is_set():
+                sent_s = time.monotonic()
+                kind = kind_of(client, question)
+                self.answers.append(Answer(question.name, sent_s, time.monotonic(), kind))
+                if kind != "right":
+                    time.sleep(0.05)
+
+    def since(self, began_s: float) -> list[Answer]:
+        """What came since then, whenever it was asked."""
+        return [answer for answer in tuple(self.answers) if answer.came_s >= began_s]
+
+    def wait_until_full(self, killed_s: float, within_s: float) -> float:
+        """Wait until every question has been answered rightly for some time.
+
+        Returns: seconds from the fault to the last answer that was not right, 0 if there is none.
+        """
+        deadline_s = killed_s + within_s + QUIET_S
+        while True:
+            bad = [answer.came_s for answer in self.since(killed_s) if answer.kind != "right"]
+            last_s = max(bad, default=killed_s)
+            after = [answer for answer in self.since(last_s) if answer.sent_s > last_s]
+            if {
+                answer.question for answer in after
+            } == self._names and time.monotonic() > last_s + QUIET_S:
+                return last_s - killed_s
+            assert time.monotonic() < deadline_s, Counter(
+                each.kind for each in self.since(killed_s)
+            )
+            time.sleep(0.1)
+
+
+def kind_of(client: httpx.Client, question: Question) -> str:
+    try:
+        response = client.post(question.path, json=question.body)
+    except httpx.ConnectError:
+        return "refused"
+    except httpx.TimeoutException:
+        return "timed out"
+    except httpx.TransportError as error:
+        print(f"{question.name} was cut: {error!r} at {time.monotonic():.2f}")
+        return "cut"
+    if response.status_code == 503 and int(response.headers.get("Retry-After", 0)):
+        return "told"
+    if response.status_code != 200:
+        return f"{response.status_code}: {response.text}"
+    return "right" if same(response.json(), question.wanted) else "wrong"
+
+
+@pytest.fixture(scope="module")
+def bundles_of(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two models with different answers: one with two replicas, one with a single one."""
+    loaded, folder = load_bundle(bundle), tmp_path_factory.mktemp("alone") / "bundle"
+    task = TextClassification(["json", "numpy", "socket"])
+    alone = tiny.bundle(folder, loaded.tokenizer, loaded.encoder_config, task=task, seed=8)
+    return {"pair": bundle, "alone": alone}
+
+
+@pytest.fixture(scope="module")
+def questions(bundles_of: dict[str, Path]) -> list[Question]:
+    """Below each model's own path, and at the root, with and without the name of a model."""
+    wanted = {
+        name: Predictor(folder, device="cpu").predict(TEXTS) for name, folder in bundles_of.items()
+    }
+    body = {"inputs": TEXTS}
+    return [
+        *(Question(f"/v1/models/{name}", body, answer) for name, answer in wanted.items()),
+        *(Question("/", body | {"model": name}, answer) for name, answer in wanted.items()),
+        Question("/", body, wanted["pair"]),
+    ]
+
+
+def start(bundles: dict[str, Path], folder: Path, port: int | None = None) -> Server:
+    if port is None:
+        (port,) = free_ports(1)
+    models = "\n".join(
+        f'[models.{name}]\nmodel = "{bundle}"\nnum_replicas = {1 + (name == "pair")}'
+        for name, bundle in bundles.items()
+    )
+    common = f"port = {port}\nnum_cpus = 0.1\nmax_batch_tokens = 64"
+    (folder / "serve.toml").write_text(f"{common}\n{models}\n")
+    return Server.start(
+        ["pipelines.cli", "serve", "--config", str(folder / "serve.toml")], port, folder
+    )
+
+
+@pytest.fixture(scope="module")
+def server(
+    bundles_of: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    server = start(bundles_of, tmp_path_factory.mktemp("server"))
+    try:
+        server.wait_until_ready(say="curl")
+        yield server
+    finally:
+        end_and_kill(server)
+
+
+def processes_of(server: Server, title: str) -> list[int]:
+    """The processes of a server whose title or command line begins so."""
+    found = []
+    for pid in server.pids():
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if " ".join(process.cmdline()).startswith(title) or process.name() == title:
+                found.append(pid)
+    return sorted(found)
+
+
+@dataclass(frozen=True)
+class Fault:
+    title: str
+    """Of the processes that are killed."""
+    told: tuple[str, ...] = ()
+    """The questions that may be answered by a 503."""
+    cuts: bool = False
+    """Whether open connections are cut, and new ones refused until it is there again."""
+    loses: bool = False
+    """Whether requests in progress there may be cut."""
+    of_several: bool = False
+    """Whether one process is killed at a time: each in turn, so that the new ones must do."""
+
+
+EVERY = ("/v1/models/pair", "/v1/models/alone", "/ pair", "/ alone", "/")
+FAULTS = {
+    "a replica of several": Fault("ray::ServeReplica:model-pair:", of_several=True),
+    "the only replica of a model": Fault("ray::ServeReplica:model-alone:", loses=True),
+    "the front": Fault("ray::ServeReplica:front:", loses=True),
+    "HAProxy": Fault("haproxy", told=EVERY, cuts=True),
+    "the actor that starts HAProxy": Fault("ray::HAProxyManager", told=EVERY, cuts=True),
+    "Serve's controller": Fault("ray::ServeController"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_process_that_is_killed_is_replaced_and_every_answer_is_right(
+    server: Server, questions: Sequence[Question], name: str
+) -> None:
+    fault, within_s = FAULTS[name], documented_s(name)
+    with Load(server.url, questions) as load:
+        load.wait_until_full(time.monotonic(), within_s)
+        before = processes_of(server, fault.title)
+        assert before, [psutil.Process(pid).cmdline() for pid in server.pids()]
+        for killed in [[pid] for pid in before] if fault.of_several else [before]:
+            killed_s, killed_at = time.monotonic(), time.time()
+            print(f"killed at {killed_s:.2f}")
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+            def is_replaced() -> bool:
+                if fault.of_several:
+                    return newest(f"{server.url}/v1/models/pair") > killed_at  # noqa: B023
+                return bool(set(processes_of(server, fault.title)) - set(killed))  # noqa: B023
+
+            live.eventually(is_replaced, timeout_s=within_s)
+            replaced_s = time.monotonic() - killed_s
+            time.sleep(QUIET_S)  # until it does something
+            full_s = load.wait_until_full(killed_s, within_s)
+            assert full_s <= within_s
+            check(load.since(killed_s), fault, load.connections)
+            print(f"{name}: full {full_s:.1f} s, process {replaced_s:.1f} s")
+
+
+def newest(url: str) -> float:
+    """When the replica was loaded that answers for a model, to the second."""
+    return float(httpx.get(url, timeout=30).json()["created"] + 1)
+
+
+def check(answers: Sequence[Answer], fault: Fault, connections: int) -> None:
+    """Nothing fails but what the fault is documented to fail."""
+    kinds = Counter(answer.kind for answer in answers)
+    print(kinds, f"slowest {max(answer.came_s - answer.sent_s for answer in answers):.1f} s")
+    told = {answer.question for answer in answers if answer.kind == "told"}
+    assert told <= set(fault.told)
+    lost = ("cut",) if fault.loses else ()
+    assert set(kinds) <= {"right", "told", *(("refused", "cut") if fault.cuts else lost)}
+    assert kinds["cut"] <= connections  # what was in progress, once each
+    assert kinds["right"] > connections
+
+
+LONG = {"inputs": [" ".join(["array socket port"] * 20)] * 256}
+
+
+@contextmanager
+def in_progress(server: Server, bundles: Mapping[str, Path]) -> Iterator[list[bool]]:
+    """Requests that take seconds, under way: by whether each was answered rightly, at the end."""
+    answers: list[bool] = []
+    wanted = Predictor(bundles["alone"], device="cpu").predict(LONG["inputs"])
+    questions = [
+        Question(path, LONG | body, wanted)
+        for path, body in (("/v1/models/alone", {}), ("/", {"model": "alone"}))
+        for _ in range(4)
+    ]
+
+    def ask(question: Question) -> None:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            kind = kind_of(client, question)
+            print(kind, f"after {time.monotonic() - began_s:.1f} s")
+            answers.append(kind == "right")
+
+    threads = [threading.Thread(target=ask, args=[question]) for question in questions]
+    began_s = time.monotonic()
+    for thread in threads:
+        thread.start()
+    time.sleep(1)
+    assert len(answers) < len(questions)
+    try:
+        yield answers
+    finally:
+        for thread in threads:
+            thread.join()
+    assert len(answers) == len(questions)
+
+
+@pytest.mark.parametrize("whom", ["the command", "its process group"])
+def test_a_server_that_is_told_to_stop_answers_what_it_was_asked_and_leaves_nothing(
+    bundles_of: dict[str, Path], tmp_path: Path, whom: str
+) -> None:
+    server = start({"alone": bundles_of["alone"]}, tmp_path)
+    try:
+        server.wait_until_ready(say="curl")
+        with in_progress(server, bundles_of) as answers:
+            began_s = time.monotonic()
+            send = os.kill if whom == "the command" else os.killpg
+            send(server.process.pid, signal.SIGTERM)
+            assert server.process.wait(documented_s("SIGTERM, Ctrl-C")) == 0
+            print(f"SIGTERM to {whom}: {time.monotonic() - began_s:.1f} s")
+        assert all(answers)
+        live.eventually(lambda: server.pids() == [], timeout_s=10)
+    finally:
+        end_and_kill(server)
+
+
+def test_a_second_signal_does_not_wait(bundles_of: dict[str, Path], tmp_path: Path) -> None:
+    server = start({"alone": bundles_of["alone"]}, tmp_path)
+    try:
+        server.wait_until_ready(say="curl")
+        with in_progress(server, bundles_of) as answers:
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(1)
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(documented_s("SIGTERM, Ctrl-C")) == 0
+        assert not all(answers)
+        live.eventually(lambda: server.pids() == [], timeout_s=10)
+    finally:
+        end_and_kill(server)
+
+
+def test_a_server_that_was_killed_is_started_again_by_the_same_command(
+    bundles_of: dict[str, Path], questions: Sequence[Question], tmp_path: Path
+) -> None:
+    server = start({"alone": bundles_of["alone"]}, tmp_path)
+    try:
+        server.wait_until_ready(say="curl")
+        killed_s = time.monotonic()
+        server.end(signal.SIGKILL)
+        within_s = documented_s("the command itself")
+        live.eventually(lambda: is_free(server.port), timeout_s=within_s)
+        print(f"the port was free after {time.monotonic() - killed_s:.1f} s")
+        # Ray's own agents stay for a while.
+        names = ("haproxy", "raylet", "ray::ServeRepli", "ray::ServeContr", "ray::HAProxyMan")
+        live.eventually(lambda: not set(names) & set(server.processes()))
+        print(f"after {time.monotonic() - killed_s:.1f} s there is left: {server.processes()}")
+    finally:
+        end_and_kill(server)
+    again = start({"alone": bundles_of["alone"]}, tmp_path, server.port)
+    try:
+        again.wait_until_ready(say="curl")
+        with httpx.Client(base_url=again.url, timeout=60) as client:
+            asked = [question for question in questions if "alone" in question.name]
+            assert {kind_of(client, question) for question in asked} == {"right"}
+    finally:
+        end_and_kill(again)
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as mine:
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            mine.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+ONE_MACHINE = {"SERVE_SOCKET_REUSE_PORT_ENABLED": "1"}
+"""For nodes that share a machine: each one's HAProxy has metrics at the same port."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head that has room for one replica."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "env_vars": ONE_MACHINE})
+    yield made
+    made.shutdown()
+
+
+def test_a_node_that_is_lost_fails_no_request(
+    cluster: Cluster, bundles_of: dict[str, Path], questions: Sequence[Question], tmp_path: Path
+) -> None:
+    port, *others = free_ports(3)
+
+    def raybert(*arguments: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "pipelines.cli", "serve", *arguments, "--allow_open_cluster"],
+            env=os.environ | {"RAY_ADDRESS": cluster.address},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def apply(num_replicas: int) -> None:
+        (tmp_path / "serve.toml").write_text(
+            f"port = {port}\n[models.pair]\n"
+            f'model = "{bundles_of["pair"]}"\nnum_replicas = {num_replicas}\n'
+        )
+        raybert("--apply", str(tmp_path / "serve.toml"))
+
+    def add_node() -> Any:
+        variables = {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(others.pop())}
+        return cluster.add_node(num_cpus=1, env_vars=ONE_MACHINE | variables)
+
+    asked = [each for each in questions if "alone" not in each.name]
+    try:
+        apply(1)  # with the front, on the head
+        second = add_node()
+        apply(2)
+        within_s = documented_s("a node")
+        with Load(f"http://127.0.0.1:{port}", asked) as load:
+            load.wait_until_full(time.monotonic(), within_s)
+            (raylet,) = second.all_processes["raylet"]
+            lost = [psutil.Process(raylet.process.pid)]
+            lost += lost[0].children(recursive=True)
+            assert any("ServeReplica:model-pair" in " ".join(each.cmdline()) for each in lost)
+            killed_s, killed_at = time.monotonic(), time.time()
+            for process in lost:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            cluster.remove_node(second, allow_graceful=False)
+            add_node()
+
+            url = f"http://127.0.0.1:{port}/v1/models/pair"
+            live.eventually(lambda: newest(url) > killed_at, timeout_s=within_s)
+            print(f"two replicas again after {time.monotonic() - killed_s:.1f} s")
+            full_s = load.wait_until_full(killed_s, within_s)
+        print(f"a node: full {full_s:.1f} s")
+        check(load.since(killed_s), Fault("raylet"), load.connections)
+    finally:
+        raybert("--stop")
