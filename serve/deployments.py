@@ -288,7 +288,7 @@ class RemoteModel(ServedModel):
 
     def _request_router(self) -> Any:
         # NOTE: Serve has no public way to it, and waits for a replica for as long as it takes.
-        router = self._handle._router
+        router: Any = self._handle._router
         return None if router is None else router._asyncio_router.request_router
 
     def _not_ready(self) -> NotReadyError:

@@ -275,8 +275,8 @@ def test_readiness_runs_a_forward_pass(
     assert "got none from docs (RuntimeError)" in came["error"]
     assert ask("GET", "/healthz")[0] == 200
     status, came = ask("POST", "/", json={"inputs": "a"})
-    assert (status, came["error_type"]) == (500, "internal")
-    assert came["error"] == "POST / failed in the server: its log says why"
+    assert (status, came["error_type"]) == (503, "model_failed")
+    assert came["error"] == "docs failed at this request: try again, its log says why"
     monkeypatch.undo()
     assert ask("POST", "/", json={"inputs": "a"})[0] == 200
 

@@ -476,7 +476,7 @@ def test_equal_encoders_are_in_memory_once_and_a_new_version_has_its_own(
         del first, second, pooler
         gc.disable()
         try:
-            slots["topic"].switch(live.loaded("topic", heads["other"]))
+            slots["topic"].switch(live.loaded("topic", heads["other"])).retire()
             assert ask(client, {"models": ["topic"], "inputs": "a"}).status_code == 200
             live.eventually(lambda: old() is None, timeout_s=10)
         finally:
