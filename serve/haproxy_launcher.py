@@ -10,6 +10,7 @@ ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it
 - 503 and 504 reach clients as themselves, as JSON and with `Retry-After`, and 502 as 503 (Ray makes
   each of them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take
   for permanent);
+- where a model has no replica, a request waits for one for half a minute, and then gets 503;
 - the frontend speaks TLS if there is a certificate;
 - `OPTIONS *`, which asks about no path, is answered here, and HTTP/2 in clear is refused;
 - no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
@@ -24,7 +25,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 CERTIFICATE = "RAYBERT_TLS_CERTIFICATE"
@@ -34,6 +35,8 @@ PR_SET_PDEATHSIG = 1
 SLOW_REQUEST_S = 15
 """How long headers and the first 16 kB of a body may take to arrive."""
 RETRY_AFTER_S = 2
+WITHOUT_REPLICA_S = 30
+"""How long a request waits for a model of which no replica is there."""
 ERRORS = "raybert"
 """Name of the section with our error responses."""
 LOG_FORMAT = "%ci:%cp [%tr] %ft %b/%s %TR/%Tw/%Tc/%Tr/%Ta %ST %B %tsc %ac/%fc/%bc/%sc/%rc %HM"
@@ -99,7 +102,24 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
     section = [f"http-errors {ERRORS}"]
     section += [f"    errorfile {status} {_error_file(folder, status)}" for status in _MESSAGES]
     place = lines.index("defaults")
-    return "\n".join([*lines[:place], *section, *lines[place:]]) + "\n"
+    lines = [*lines[:place], *section, *lines[place:]]
+    return "\n".join(_without_replicas(lines, _error_file(folder, 503))) + "\n"
+
+
+def _without_replicas(lines: Sequence[str], told: Path) -> Iterator[str]:
+    """The lines, where a backend that has only Serve's own proxy, which waits for a replica for as
+    long as it takes, gives up."""
+    sections: list[list[str]] = [[]]
+    for line in lines:
+        if line and not line[0].isspace() and line[0] != "#":
+            sections.append([])
+        sections[-1].append(line)
+    for section in sections:
+        yield from section
+        servers = [line for line in section if line.split()[:1] == ["server"]]
+        if servers and all(line.split()[-1] == "backup" for line in servers):
+            yield f"    timeout server {WITHOUT_REPLICA_S}s"
+            yield f"    errorfile 504 {told}"
 
 
 def write_error_files(folder: Path) -> None:

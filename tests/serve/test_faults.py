@@ -276,6 +276,27 @@ def check(answers: Sequence[Answer], fault: Fault, connections: int) -> None:
 LONG = {"inputs": [" ".join(["array socket port"] * 20)] * 256}
 
 
+def test_a_request_is_told_where_no_process_can_come_back(
+    server: Server, bundles_of: dict[str, Path], questions: Sequence[Question]
+) -> None:
+    """Nobody waits for ever, and once the cause is mended the model answers by itself."""
+    (question,) = (each for each in questions if each.path == "/v1/models/alone")
+    hidden = bundles_of["alone"].rename(bundles_of["alone"].with_name("hidden"))
+    try:
+        for pid in processes_of(server, "ray::ServeReplica:model-alone:"):
+            os.kill(pid, signal.SIGKILL)
+        with httpx.Client(base_url=server.url, timeout=90) as client:
+            # It has gone to the process that was killed, or waits for the next one.
+            kinds = [kind_of(client, question) for _ in range(2)]
+            assert kinds[-1] == "told", kinds
+            (other,) = (each for each in questions if each.path == "/v1/models/pair")
+            assert kind_of(client, other) == "right"
+    finally:
+        hidden.rename(bundles_of["alone"])
+    with httpx.Client(base_url=server.url, timeout=90) as client:
+        live.eventually(lambda: kind_of(client, question) == "right", timeout_s=150)
+
+
 @contextmanager
 def in_progress(server: Server, bundles: Mapping[str, Path]) -> Iterator[list[bool]]:
     """Requests that take seconds, under way: by whether each was answered rightly, at the end."""

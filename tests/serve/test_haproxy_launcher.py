@@ -281,3 +281,13 @@ def test_it_speaks_tls_with_a_certificate(tmp_path: Path, upstream: int) -> None
             proxy.ask("/app")
     finally:
         proxy.end()
+
+
+def test_a_backend_gives_up_where_only_serves_own_proxy_is_left(tmp_path: Path) -> None:
+    waiting = "  server fallback 127.0.0.1:1 check backup"
+    some = f"backend some\n  server one 127.0.0.1:2 check\n{waiting}"
+    config = f"defaults\n{some}\nbackend none\n{waiting}\n"
+    *_, some, none = haproxy_launcher.rewritten(config, tmp_path).split("backend ")
+    assert "timeout server" not in some
+    assert f"timeout server {haproxy_launcher.WITHOUT_REPLICA_S}s" in none
+    assert f"errorfile 504 {tmp_path / '503.http'}" in none
