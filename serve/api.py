@@ -21,13 +21,13 @@ from serve.auth import Keys
 from serve.errors import Error, RequestError
 from serve.hosts import LocalHosts
 from serve.limits import Limits
-from serve.model import Card, ServedModel
-from serve.model import Response as Passed
 from serve.observing import NO_RECORDER, Observed, Recorder, seen
 from serve.routes.base import LIST, SurfaceRoute, json_response, place_of, told
 from serve.routes.front import Metrics, front_routes, list_routes, metrics_route
 from serve.routes.heads import heads_routes
 from serve.routes.model import model_routes
+from serve.served import Card, ServedModel
+from serve.served import Response as Passed
 from serve.slot import Slot
 from serve.surfaces import huggingface
 from serve.surfaces.base import error_content

@@ -24,12 +24,12 @@ from serve.comparison import Pairing, Tally
 from serve.errors import NotReadyError, OverloadedError
 from serve.hosting import Hosting
 from serve.limits import Limits
-from serve.model import Card, Response, ServedModel
 from serve.observing import Recorder
 from serve.plan import ACCESS, LIMITS
 from serve.recording import CandidateRuns
 from serve.routes.front import Listing, listing_of
 from serve.scaling import METRIC
+from serve.served import Card, Response, ServedModel
 from tracking.server import give_up_soon
 
 FRONT, COMPARISONS = "front", "comparisons"

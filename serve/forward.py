@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from serve.model import Response
+from serve.served import Response
 
 NOT_PASSED_ON = frozenset({"host", "connection", "content-length", "transfer-encoding"})
 """Headers of the connection rather than of the request."""

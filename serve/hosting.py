@@ -11,9 +11,9 @@ from serve.comparison import Report
 from serve.errors import NotReadyError
 from serve.following import LONGEST_WAIT_S, RETRY_S, reason_of
 from serve.hosted import HostedModel
-from serve.model import Card, Response, ServedModel
 from serve.observing import Recorder
 from serve.plan import PLAN, Plan
+from serve.served import Card, Response, ServedModel
 
 logger = logging.getLogger("ray.serve")
 

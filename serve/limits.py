@@ -1,8 +1,11 @@
 """How much a client may ask for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bert_core.checks import PositiveFloat, PositiveInt, check_fields
+from serve.errors import TooLargeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +38,30 @@ class Limits:
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="limits.")
+
+
+def check_count(inputs: Sequence[Any], limits: Limits) -> None:
+    """Raises: TooLargeError for more inputs than a request may have."""
+    if len(inputs) > limits.max_inputs:
+        raise TooLargeError(
+            f"inputs: wanted at most {limits.max_inputs} per request, got {len(inputs)}: send "
+            "several requests"
+        )
+
+
+def check_tokens(tokens: int, limits: Limits) -> None:
+    """Raises: TooLargeError for more tokens than a request may have."""
+    if tokens > limits.max_request_tokens:
+        raise TooLargeError(
+            f"inputs: wanted at most {limits.max_request_tokens} tokens per request, got {tokens}: "
+            "send several requests, or shorter texts"
+        )
+
+
+def check_numbers(numbers: int, limits: Limits) -> None:
+    """Raises: TooLargeError for more numbers than the vectors of an answer may have."""
+    if numbers > limits.max_numbers:
+        raise TooLargeError(
+            f"inputs: wanted an answer of at most {limits.max_numbers} numbers, their vectors have "
+            f"{numbers}: send several requests, or for sparse vectors set top_k"
+        )

@@ -4,13 +4,12 @@ import asyncio
 import logging
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -22,10 +21,8 @@ from bert_core.data.windows import Window
 from bert_core.errors import FormatError, InputError
 from bert_core.predictor import Predictor
 from bert_core.scores import TorchBackend
-from bert_core.tasks.base import Parameters, Task
-from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.base import Parameters
 from bert_core.tasks.shapes import Row
-from bert_core.tasks.sparse_embedding import SparseEmbedding, SparseEmbeddingParameters
 from serve.batching import Batcher
 from serve.cache import AnswerCache, Entry, keys_of, unpacked
 from serve.encoders import share
@@ -39,9 +36,10 @@ from serve.errors import (
     TooLargeError,
     WrongTaskError,
 )
-from serve.limits import Limits
-from serve.lineage import Ancestor, ancestors
+from serve.limits import Limits, check_count, check_numbers, check_tokens
+from serve.lineage import ancestors
 from serve.observing import NO_RECORDER, Recorder, trace_of
+from serve.served import Card
 from tracking.hub import origin
 
 logger = logging.getLogger("ray.serve")
@@ -77,67 +75,9 @@ RANGES_OF_BATCH = (
 
 Result = TypeVar("Result")
 
-State = Literal["ready", "loading", "problem"]
-"""`loading` while another version, which its alias points to, is loaded beside the one that
-answers; `problem` if that version is not served, and the card says why."""
 
 Verdict = Literal["untried", "sound", "failing"]
 """`untried` until the model has answered a request, `failing` while it fails at every one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CandidateCard:
-    """Information about what a model is compared with."""
-
-    version: str | None
-    digest: str
-    mode: Literal["shadow", "split"]
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """Information about a model for clients."""
-
-    id: str
-    """The model's name here."""
-    object: str = "model"
-    created: int
-    """When it was loaded, in seconds since 1970."""
-    owned_by: str = "raybert"
-    version: str | None
-    """Its version in the registry, if it comes from there."""
-    task: str
-    """Hugging Face's name for the task."""
-    also: list[str]
-    """Other tasks that the same weights answer."""
-    labels: list[str]
-    example: Any
-    """An input, as in a request."""
-    metrics: dict[str, float]
-    """Metrics stored in the bundle: its evaluation by the stage that made it."""
-    lineage: list[Ancestor]
-    """What it was made from, from the first ancestor to the model itself."""
-    digest: str
-    """sha256 of the bundle: servers with equal digests, backend and precision give equal
-    answers."""
-    encoder_digest: str | None
-    """sha256 of the encoder's config and weights, its pooler left out: models of one process with
-    equal ones share passes. None if the backend does not tell encoder and head apart."""
-    backend: str
-    """What computes: torch, or an engine for graphs."""
-    precision: str
-    """Of its matrix products."""
-    max_tokens: int
-    """Maximum tokens of a text, special ones included; longer texts are cut, or read in windows."""
-    limits: Limits
-    note: str | None = None
-    """What to know about its answers, if anything."""
-    state: State = "ready"
-    candidate: CandidateCard | None = None
-    problem: str | None = None
-    """Why the version that its alias points to is not the one that answers, or why that is not
-    known; None if it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,39 +118,6 @@ NOTHING = Computed(
     Answered(answers=[], tokens=0, cut=[], tokenize_s=0.0, queue_s=0.0, compute_s=0.0), [], [], []
 )
 """For a request that needs no pass."""
-
-
-@dataclass(frozen=True)
-class Response:
-    """An HTTP response as it is passed on to the client."""
-
-    status: int
-    headers: list[tuple[str, str]]
-    body: bytes
-
-
-class ServedModel(ABC):
-    """A model as the front sees it, in this or another process. Calls raise if it is down."""
-
-    is_local: ClassVar[bool] = False
-    """Whether it is in this process."""
-
-    @abstractmethod
-    async def tasks(self) -> Sequence[str]:
-        """The tasks that it does, its own first."""
-
-    @abstractmethod
-    async def card(self) -> Card: ...
-
-    @abstractmethod
-    async def check_ready(self) -> None:
-        """Run a real forward pass."""
-
-    @abstractmethod
-    async def request(
-        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
-    ) -> Response:
-        """What the model answers at one of its paths."""
 
 
 @dataclass(frozen=True)
@@ -537,15 +444,14 @@ class Model:
         self._check_candidates(
             sum(map(masks_of, windows)), parameters or predictor.task.parameters()
         )
-        dense = self._dense_numbers(predictor.task, windows)
-        check_numbers(sum(dense), self.limits)
+        hidden_size = predictor.bundle.encoder_config.hidden_size
+        check_numbers(sum(predictor.task.numbers(windows, hidden_size)), self.limits)
         self._check_queue(tokens)
         passes = await get_passes(self, windows)
         scores = [each.scores for each in passes]
 
         def decode() -> tuple[list[Any], list[Place], list[int]]:
-            is_sparse = isinstance(predictor.task, SparseEmbedding)
-            numbers = sparse_numbers(scores, parameters) if is_sparse else dense
+            numbers = predictor.task.numbers(windows, hidden_size, scores, parameters)
             check_numbers(sum(numbers), self.limits)  # before the answers take their memory
             answers = predictor.decode(rows, windows, scores, parameters)
             return answers, places_of(predictor.bundle.tokenizer, windows, MOST_CUT), numbers
@@ -592,12 +498,6 @@ class Model:
                 f"a request, got {candidates} for {masks} masks: lower top_k, or send several "
                 "requests"
             )
-
-    def _dense_numbers(self, task: Task, windows: Sequence[Window]) -> list[int]:
-        """Numbers in the vectors that each window gives."""
-        is_of_vectors = isinstance(task, FeatureExtraction)
-        size = self.predictor.bundle.encoder_config.hidden_size if is_of_vectors else 0
-        return [size * len(window.positions.get("vector_starts", ())) for window in windows]
 
     def _check_queue(self, tokens: int) -> None:
         """Raises: OverloadedError if these tokens do not fit the queue. An empty queue takes any
@@ -736,41 +636,6 @@ def is_small(value: Any, most: int = SMALL // 4) -> bool:
         elif isinstance(each, list | tuple):
             left.extend(each)
     return size <= most
-
-
-def check_count(inputs: Sequence[Any], limits: Limits) -> None:
-    """Raises: TooLargeError for more inputs than a request may have."""
-    if len(inputs) > limits.max_inputs:
-        raise TooLargeError(
-            f"inputs: wanted at most {limits.max_inputs} per request, got {len(inputs)}: send "
-            "several requests"
-        )
-
-
-def check_tokens(tokens: int, limits: Limits) -> None:
-    """Raises: TooLargeError for more tokens than a request may have."""
-    if tokens > limits.max_request_tokens:
-        raise TooLargeError(
-            f"inputs: wanted at most {limits.max_request_tokens} tokens per request, got {tokens}: "
-            "send several requests, or shorter texts"
-        )
-
-
-def check_numbers(numbers: int, limits: Limits) -> None:
-    """Raises: TooLargeError for more numbers than the vectors of an answer may have."""
-    if numbers > limits.max_numbers:
-        raise TooLargeError(
-            f"inputs: wanted an answer of at most {limits.max_numbers} numbers, their vectors have "
-            f"{numbers}: send several requests, or for sparse vectors set top_k"
-        )
-
-
-def sparse_numbers(scores: Sequence[np.ndarray], parameters: Parameters | None) -> list[int]:
-    """Numbers in the sparse vectors of windows with these scores: two per entry."""
-    assert parameters is None or isinstance(parameters, SparseEmbeddingParameters)
-    most = None if parameters is None else parameters.top_k
-    entries = [int(np.count_nonzero(each)) for each in scores]
-    return [2 * (each if most is None else min(each, most)) for each in entries]
 
 
 def padded_length(window: Window) -> int:

@@ -17,8 +17,9 @@ from typing import Any, Literal
 from bert_core.tasks.base import Parameters
 from serve.auth import presented_key
 from serve.comparison import Pairing, Report, Tally, compared
-from serve.model import Answered, CandidateCard, Card, Model, State
+from serve.model import Answered, Model
 from serve.observing import NO_RECORDER, Recorder, Snapshot
+from serve.served import CandidateCard, Card, State
 
 logger = logging.getLogger("ray.serve")
 

@@ -247,6 +247,20 @@ class Task(ABC):
             parameters: None for the defaults.
         """
 
+    def numbers(
+        self,
+        windows: Sequence[Window],
+        hidden_size: int,
+        scores: Sequence[np.ndarray] | None = None,
+        parameters: Any = None,
+    ) -> list[int]:
+        """How many numbers the vectors in the answer to each window have; 0 for other answers.
+
+        Args:
+            scores: those of the windows. Without them, what depends on them counts as 0.
+        """
+        return [0] * len(windows)
+
     @abstractmethod
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """What `metrics` needs from labelled rows and their answers (with default parameters)."""

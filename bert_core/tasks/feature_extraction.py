@@ -349,6 +349,15 @@ class FeatureExtraction(Task):
             answers.append(answer if several else answer[0])
         return answers
 
+    def numbers(
+        self,
+        windows: Sequence[Window],
+        hidden_size: int,
+        scores: Sequence[np.ndarray] | None = None,
+        parameters: FeatureExtractionParameters | None = None,
+    ) -> list[int]:
+        return [hidden_size * len(window.positions["vector_starts"]) for window in windows]
+
     def _cut(self, vectors: Float[np.ndarray, "_ size"], size: int | None) -> np.ndarray:
         """Raises: InputError if the model was not trained for vectors of this size."""
         if size is None or size == vectors.shape[-1]:

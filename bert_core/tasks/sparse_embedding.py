@@ -198,6 +198,20 @@ class SparseEmbedding(Task):
             answers.append(vectors if len(vectors) > 1 else vectors[0])
         return answers
 
+    def numbers(
+        self,
+        windows: Sequence[Window],
+        hidden_size: int,
+        scores: Sequence[np.ndarray] | None = None,
+        parameters: SparseEmbeddingParameters | None = None,
+    ) -> list[int]:
+        """Two per entry: its index and its weight."""
+        top_k = None if parameters is None else parameters.top_k
+        if scores is None:
+            return super().numbers(windows, hidden_size)
+        entries = [int(np.count_nonzero(each)) for each in scores]
+        return [2 * (each if top_k is None else min(each, top_k)) for each in entries]
+
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """The rank of `text_pair`, by dot product, among all texts that rows of the set are
         compared with."""

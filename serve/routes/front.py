@@ -17,8 +17,7 @@ from serve.auth import Keys
 from serve.disconnects import while_connected
 from serve.errors import NotReadyError, RequestError, UnknownModelError, WrongTaskError
 from serve.limits import Limits
-from serve.model import SMALL, Card, ServedModel, State
-from serve.model import Response as Passed
+from serve.model import SMALL
 from serve.observing import seen
 from serve.routes.base import (
     LIST,
@@ -33,6 +32,8 @@ from serve.routes.base import (
     json_response,
     refused,
 )
+from serve.served import Card, ServedModel, State
+from serve.served import Response as Passed
 from serve.surfaces.base import Endpoint, Probe, Surface, receive
 from serve.surfaces.catalog import SURFACES
 

@@ -18,11 +18,12 @@ from serve.disconnects import while_connected
 from serve.errors import NotAcceptableError, NotJSONError
 from serve.heads import SharedPasses
 from serve.limits import Limits
-from serve.model import SMALL, ServedModel
-from serve.model import Response as Passed
+from serve.model import SMALL
 from serve.observing import seen
 from serve.routes.base import SurfaceRoute, admit, json_response, refused
 from serve.routes.front import unknown_model
+from serve.served import Response as Passed
+from serve.served import ServedModel
 from serve.surfaces import huggingface
 from serve.surfaces.base import JSON, Body, read, receive
 

@@ -10,7 +10,6 @@ from bert_core.wording import shortened
 from serve.auth import Keys
 from serve.disconnects import while_connected
 from serve.errors import NotReadyError, UnknownModelError
-from serve.model import Card
 from serve.observing import seen
 from serve.routes.base import (
     Handler,
@@ -22,6 +21,7 @@ from serve.routes.base import (
     errors_of,
     refused,
 )
+from serve.served import Card
 from serve.slot import Challenger, Current, Slot
 from serve.surfaces.base import Call, Endpoint, Surface, deadline_of, receive
 from serve.surfaces.catalog import SURFACES

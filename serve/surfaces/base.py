@@ -36,8 +36,9 @@ from serve.errors import (
 )
 from serve.heads import passes_of_request
 from serve.limits import Limits
-from serve.model import SMALL, Answered, Card, Model
+from serve.model import SMALL, Answered, Model
 from serve.observing import Spent, seen
+from serve.served import Card
 from serve.tracing import add_spans
 
 Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here"]

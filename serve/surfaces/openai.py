@@ -12,7 +12,8 @@ import pydantic
 from fastapi import Response
 
 from serve.errors import RequestError
-from serve.model import Answered, Card
+from serve.model import Answered
+from serve.served import Card
 from serve.surfaces.base import (
     Body,
     Call,

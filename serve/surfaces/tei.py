@@ -13,7 +13,8 @@ from fastapi import Response
 
 from bert_core.tasks.text_classification import TextClassification
 from serve.errors import RequestError
-from serve.model import Answered, Model, check_count, check_tokens
+from serve.limits import check_count, check_tokens
+from serve.model import Answered, Model
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,

@@ -22,7 +22,8 @@ from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.text_classification import TextClassification, TextClassificationOptions
 from serve import api
 from serve.limits import Limits
-from serve.model import Card, Model, Response, ServedModel
+from serve.model import Model
+from serve.served import Card, Response, ServedModel
 from serve.slot import Slot
 from tests import tiny
 from tests.labelled_rows import EVERY_KIND, rows_of

@@ -28,8 +28,8 @@ from serve import api, auth
 from serve.auth import Keys
 from serve.hosting import AbsentModel
 from serve.limits import Limits
-from serve.model import Card, Response, ServedModel
 from serve.observing import Recorder
+from serve.served import Card, Response, ServedModel
 from serve.slot import Challenger, Slot
 from tests import tiny
 from tests.serve import live

@@ -14,9 +14,10 @@ import pytest
 
 from serve import api, auth, forward
 from serve.limits import Limits
-from serve.model import Card, Model, Response, ServedModel
+from serve.model import Model
 from serve.observing import NONE, Recorder, Seen, Snapshot
 from serve.routes.front import PROMETHEUS
+from serve.served import Card, Response, ServedModel
 from serve.slot import Slot
 from serve.surfaces.catalog import SURFACES
 from tests.serve import live
