@@ -20,12 +20,20 @@ from serve.heads import SharedPasses
 from serve.limits import Limits
 from serve.model import SMALL
 from serve.observing import seen
-from serve.routes.base import SurfaceRoute, admit, json_response, refused
+from serve.routes.base import (
+    ALWAYS,
+    BY_BODY,
+    SurfaceRoute,
+    admit,
+    errors_of,
+    json_response,
+    refused,
+)
 from serve.routes.front import unknown_model
 from serve.served import Response as Passed
 from serve.served import ServedModel
 from serve.surfaces import huggingface
-from serve.surfaces.base import JSON, Body, read, receive
+from serve.surfaces.base import JSON, Body, read, receive, request_body, responses, schema_of
 
 PATH = "/v1/predict"
 MOST_ENTRIES = 100
@@ -92,15 +100,15 @@ def heads_routes(
         except Exception as error:
             return refused(huggingface.SURFACE, request, error)
 
-    schema = HeadsRequest.model_json_schema()
     router.add_api_route(
         PATH,
         predict,
         methods=["POST"],
         summary="Several models",
-        response_model=dict[str, Any],
+        response_model=None,
         route_class_override=SurfaceRoute,
-        openapi_extra={"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}},
+        openapi_extra=request_body(schema_of(HeadsRequest)),
+        responses=responses((JSON,), dict[str, Any]) | errors_of(keys, *ALWAYS, *BY_BODY),
     )
     return router
 

@@ -58,7 +58,6 @@ FEW_TOKENS = 256
 
 GATEWAY = {
     408: "The body did not arrive in time.",
-    502: "The model's process ended while it answered.",
     503: "No process of the model is ready.",
     504: "The model's process did not answer in time.",
 }
