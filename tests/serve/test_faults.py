@@ -219,8 +219,10 @@ class Fault:
 EVERY = ("/v1/models/pair", "/v1/models/alone", "/ pair", "/ alone", "/")
 FAULTS = {
     "a replica of several": Fault("ray::ServeReplica:model-pair:", of_several=True),
-    "the only replica of a model": Fault("ray::ServeReplica:model-alone:", loses=True),
-    "the front": Fault("ray::ServeReplica:front:", loses=True),
+    "the only replica of a model": Fault(
+        "ray::ServeReplica:model-alone:", told=("/v1/models/alone", "/ alone"), loses=True
+    ),
+    "the front": Fault("ray::ServeReplica:front:", told=("/ pair", "/ alone", "/"), loses=True),
     "HAProxy": Fault("haproxy", told=EVERY, cuts=True),
     "the actor that starts HAProxy": Fault("ray::HAProxyManager", told=EVERY, cuts=True),
     "Serve's controller": Fault("ray::ServeController"),
