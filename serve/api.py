@@ -24,7 +24,7 @@ from serve.limits import Limits
 from serve.observing import NO_RECORDER, Observed, Recorder, seen
 from serve.routes.base import LIST, SurfaceRoute, json_response, place_of, told
 from serve.routes.front import Metrics, front_routes, list_routes, metrics_route
-from serve.routes.heads import heads_routes
+from serve.routes.joint import joint_routes
 from serve.routes.model import model_routes
 from serve.served import Card, ServedModel
 from serve.served import Response as Passed
@@ -105,7 +105,7 @@ def create_front_app(
         if isinstance(model, LocalModel)
     ]
     here += [] if metrics is None else [metrics_route(metrics, keys)]
-    here.append(heads_routes(models, limits or Limits(), keys))
+    here.append(joint_routes(models, limits or Limits(), keys))
     front = front_routes(models, limits or Limits(), keys)
     routers = [*here, list_routes(models, keys, limits), front]
     return _create_app("raybert", recorder, *routers, local_only=local_only)

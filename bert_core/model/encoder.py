@@ -46,7 +46,7 @@ class Encoded:
     shared: Any = None
     """What the attentions of all layers share; None for most."""
     unpooled: Float[Tensor, "batch hidden"] | None = None
-    """What the pooler read; None without a pooler."""
+    """What a pooler reads."""
 
 
 class Encoder(nn.Module):

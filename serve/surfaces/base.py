@@ -34,7 +34,7 @@ from serve.errors import (
     SlowRequestError,
     TooLargeError,
 )
-from serve.heads import passes_of_request
+from serve.joint import passes_of_request
 from serve.limits import Limits
 from serve.model import SMALL, Answered, Model
 from serve.observing import Spent, seen

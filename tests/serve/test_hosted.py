@@ -257,7 +257,7 @@ def test_a_bundle_that_was_downloaded_before_needs_no_registry(
     kept = tmp_path / "bundles" / digest_of(folders[0])
     shutil.copytree(folders[0], kept)
     assert source.fetch() == (kept, "1")
-    model = HostedModel(Plan(name=NAME, source=source))
+    model = HostedModel(Plan(name=NAME, source=source, follow_s=0.0))
     assert (model.slot.model.version, model.slot.problem) == ("1", None)
     model.close()
 

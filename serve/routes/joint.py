@@ -16,7 +16,7 @@ from serve.accept import chosen
 from serve.auth import Keys
 from serve.disconnects import while_connected
 from serve.errors import NotAcceptableError, NotJSONError
-from serve.heads import SharedPasses
+from serve.joint import SharedPasses
 from serve.limits import Limits
 from serve.model import SMALL
 from serve.observing import seen
@@ -40,7 +40,7 @@ MOST_ENTRIES = 100
 """Entries of a header: it must be short, however many models and cut texts there are."""
 
 
-class HeadsRequest(Body):
+class JointRequest(Body):
     """Inputs, and the models that are to answer them."""
 
     models: (
@@ -75,7 +75,7 @@ class _RefusedError(Exception):
         self.response = response
 
 
-def heads_routes(
+def joint_routes(
     models: Mapping[str, ServedModel], limits: Limits, keys: Keys | None = None
 ) -> APIRouter:
     """The route to several models at once."""
@@ -107,7 +107,7 @@ def heads_routes(
         summary="Several models",
         response_model=None,
         route_class_override=SurfaceRoute,
-        openapi_extra=request_body(schema_of(HeadsRequest)),
+        openapi_extra=request_body(schema_of(JointRequest)),
         responses=responses((JSON,), dict[str, Any]) | errors_of(keys, *ALWAYS, *BY_BODY),
     )
     return router
@@ -115,7 +115,7 @@ def heads_routes(
 
 def _parsed(content: bytes) -> dict[str, bytes]:
     """The request to each model. Raises: NotJSONError, RequestError."""
-    return read(HeadsRequest, content).bodies()
+    return read(JointRequest, content).bodies()
 
 
 def _check_form(request: Request) -> None:
