@@ -174,14 +174,12 @@ def make_fail_late(sound: Path, folder: Path) -> Path:
     ]
     with torch.no_grad():
         position[SOUND_TOKENS:] = 3e38
-    save_bundle(
-        folder,
-        predictor.model,
-        predictor.bundle.tokenizer,
-        task=predictor.task,
-        metrics={},
-        lineage={},
-    )
+    return saved(predictor, folder)
+
+
+def saved(predictor: Predictor, folder: Path) -> Path:
+    model, tokenizer = predictor.model, predictor.bundle.tokenizer
+    save_bundle(folder, model, tokenizer, task=predictor.task, metrics={}, lineage={})
     return folder
 
 
@@ -493,19 +491,12 @@ def test_a_version_with_nan_in_weights_that_no_example_uses_is_not_served(
         for name, parameter in predictor.model.named_parameters():
             if "position" in name:
                 parameter[SOUND_TOKENS:] = float("nan")
-    save_bundle(
-        tmp_path / "nan",
-        predictor.model,
-        predictor.bundle.tokenizer,
-        task=predictor.task,
-        metrics={},
-        lineage={},
-    )
+    damaged = saved(predictor, tmp_path / "nan")
     with (
         hosted(plan_of(folders["1"])) as (model, url),
         Clients(url, LONG, folders) as clients,
     ):
-        model.change(plan_of(tmp_path / "nan"))
+        model.change(plan_of(damaged))
         live.eventually(lambda: model.slot.problem is not None)
         assert "wanted numbers as weights, there is NaN in" in str(model.slot.problem)
         clients.wait_for_more()
