@@ -58,7 +58,7 @@ CPU_TOKENS, GPU_TOKENS = 4096, 65_536
 
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
-    texts = _texts()
+    texts = pretraining_texts()
     vocabulary = train_vocabulary(texts, vocab_size=VOCAB_SIZE, lowercase=True)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
     if torch.cuda.is_available():
@@ -66,10 +66,10 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
             ("mfu_base_512", "bert-base", 512, 256),
             ("mfu_large_128", "bert-large", 128, 512),
         ):
-            pair = _Pair(variant, tokenizer, _rows(texts, tokenizer, length), size, steps=20)
+            pair = _Pair(variant, tokenizer, pair_rows(texts, tokenizer, length), size, steps=20)
             yield _compare(name, pair, rounds)
         return
-    rows = _rows(texts, tokenizer, 128)
+    rows = pair_rows(texts, tokenizer, 128)
     pairs: list[tuple[str, str, int, int, Precision, int]] = [
         ("pretrain_4x256_vs_trainer", "bert-mini", 32, 6, "bf16", rounds),
         ("pretrain_base_vs_trainer", "bert-base", 32, 2, "bf16", min(rounds, 3)),
@@ -374,7 +374,7 @@ def _pretrained(config: Any) -> float:
     return tokens / (others[-1]["elapsed_s"] - first["elapsed_s"])
 
 
-def _texts() -> list[str]:
+def pretraining_texts() -> list[str]:
     """Documents: articles, or a module's docstrings."""
     folder = os.environ.get("RAYBERT_DATA")
     if folder:
@@ -390,7 +390,7 @@ def _texts() -> list[str]:
     return [text for text in texts if len(text) > 1000]
 
 
-def _rows(texts: list[str], tokenizer: Tokenizer, length: int) -> ShardRows:
+def pair_rows(texts: list[str], tokenizer: Tokenizer, length: int) -> ShardRows:
     """Next-sentence pairs with masks, enough for all steps."""
     split_up = [split_sentences(text) for text in texts]
     sentences = [sentence for document in split_up for sentence in document]

@@ -1,0 +1,102 @@
+"""Everything that only a GPU shows, in one call: `python -m benchmarks.gpu --json FILE`.
+
+Needs torch and transformers, no Ray and no network. Each step is a process of its own with a limit
+of time, so that one that fails or hangs does not stop the rest; the file is written after each.
+With `RAYBERT_DATA` rows are WikiText-2's, else docstrings'.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import made
+
+BUDGET_S = 540.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A step: a command that writes JSON to the file that is its last argument."""
+
+    module: str
+    arguments: Sequence[str]
+    limit_s: float
+
+
+PARTS = {
+    "parity": Part("benchmarks.gpu", ["--step", "parity"], 90),
+    "windows": Part("benchmarks.gpu", ["--step", "windows"], 60),
+    "mfu_base_512": Part("benchmarks.pretrain", ["--only", "mfu_base_512", "--quick"], 150),
+    "mfu_large_128": Part("benchmarks.pretrain", ["--only", "mfu_large_128", "--quick"], 150),
+    "encode": Part("benchmarks.gpu", ["--step", "encode"], 90),
+    "ways": Part("benchmarks.gpu", ["--step", "ways"], 120),
+    "curve": Part("benchmarks.gpu", ["--step", "curve"], 200),
+}
+
+
+def run(names: Sequence[str], file: Path | None, budget_s: float) -> list[dict[str, Any]]:
+    """The results of parts, in order; a part that does not fit the rest of the budget is left out,
+    and its result says so."""
+    began, results = time.monotonic(), []
+    for name in names:
+        part, left_s = PARTS[name], budget_s - (time.monotonic() - began)
+        result = {"name": name, **_result(part, min(part.limit_s, left_s))}
+        print(json.dumps(result, default=str)[:2000], flush=True)
+        results.append(result)
+        if file is not None:
+            file.write_text(json.dumps({"made": made(), "parts": results}, indent=2) + "\n")
+    return results
+
+
+def _result(part: Part, limit_s: float) -> dict[str, Any]:
+    if limit_s <= 0:
+        return {"passed": False, "error": "no time was left"}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        file, log = Path(scratch, "result.json"), Path(scratch, "log.txt")
+        command = [sys.executable, "-m", part.module, *part.arguments, "--json", str(file)]
+        with open(log, "wb") as stream:
+            try:
+                code = subprocess.run(
+                    command, stdout=stream, stderr=subprocess.STDOUT, timeout=limit_s
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+        seconds = round(time.monotonic() - began, 1)
+        result = json.loads(file.read_text()) if file.exists() else None
+        if code == 0:
+            return {"passed": True, "seconds": seconds, "result": result}
+        why = f"not within {limit_s:.0f} s" if code is None else f"exit code {code}"
+        ends = log.read_text(errors="replace")[-3000:]
+        return {"passed": False, "seconds": seconds, "result": result, "error": f"{why}: {ends}"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART")
+    parser.add_argument("--budget_s", type=float, default=BUDGET_S, help="seconds in all")
+    parser.add_argument("--step", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.step is None:
+        results = run(arguments.only, arguments.json, arguments.budget_s)
+        sys.exit(not all(result["passed"] for result in results))
+    import torch
+
+    from benchmarks.gpu_steps import STEPS
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    result = {"device": device.type, **STEPS[arguments.step](device)}
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
