@@ -33,8 +33,7 @@ class Part:
 PARTS = {
     "parity": Part("benchmarks.gpu", ["--step", "parity"], 90),
     "windows": Part("benchmarks.gpu", ["--step", "windows"], 60),
-    "mfu_base_512": Part("benchmarks.pretrain", ["--only", "mfu_base_512", "--quick"], 150),
-    "mfu_large_128": Part("benchmarks.pretrain", ["--only", "mfu_large_128", "--quick"], 150),
+    "mfu": Part("benchmarks.gpu", ["--step", "mfu"], 240),
     "encode": Part("benchmarks.gpu", ["--step", "encode"], 90),
     "ways": Part("benchmarks.gpu", ["--step", "ways"], 120),
     "curve": Part("benchmarks.gpu", ["--step", "curve"], 200),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pretrain import GPU_TOKENS, VOCAB_SIZE, pair_rows, pretraining_texts
+from benchmarks.pretrain import GPU_TOKENS, VOCAB_SIZE, Pair, pair_rows, pretraining_texts
 from bert_core.batches import RankBatches, ShardSource, pack, pad
 from bert_core.bundle.format import save_bundle
 from bert_core.data.order import GlobalOrder
@@ -74,6 +74,7 @@ def parity(device: torch.device) -> Result:
         for kind, error in kinds.items()
         if not error <= (FP32_BAR if kind.startswith("fp32") else BF16_BAR)
     }
+    print(errors)
     assert not too_far, too_far
     return {"largest": {k: max(e[k] for e in errors.values()) for k in errors["bert-base"]}}
 
@@ -98,7 +99,7 @@ def _encode(encoder: Encoder, batch: Batch, *, bf16: bool = False) -> Tensor:
 
 def _scaled(vector: Tensor, entries: int = 50_000) -> Tensor:
     """Evenly chosen entries of a vector, as a vector of norm 1."""
-    chosen = vector[torch.linspace(0, len(vector) - 1, entries).long()]
+    chosen = vector[torch.arange(entries) * (len(vector) - 1) // (entries - 1)]
     return chosen / chosen.norm()
 
 
@@ -206,6 +207,29 @@ def ways(device: torch.device) -> Result:
     return {"losses": losses, "peak_memory_gb": memory}
 
 
+def mfu(device: torch.device) -> Result:
+    """Share of the peak FLOP/s that training reaches, with and without compiling; and the Trainer's
+    without."""
+    on_gpu, texts = device.type == "cuda", pretraining_texts()
+    vocabulary = train_vocabulary(texts, vocab_size=VOCAB_SIZE, lowercase=True)
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
+    found: Result = {"unit": "share of peak" if on_gpu else "tokens/s"}
+    shapes = {"base_512": ("bert-base", 512, 256), "large_128": ("bert-large", 128, 512)}
+    for name, (variant, length, size) in shapes.items():
+        if not on_gpu:
+            variant, size = "bert-tiny", 4
+        rows = pair_rows(texts, tokenizer, length)
+        for compile in (False, True) if on_gpu else (False,):
+            pair = Pair(variant, tokenizer, rows, size, 30 if on_gpu else 1, compile=compile)
+            sides = {"ours": pair.ours} | ({} if compile else {"trainer": pair.trainer})
+            for side, rate in sides.items():
+                began = time.perf_counter()
+                key = f"{name}, {side}{', compiled' if compile else ''}"
+                found[key] = [rate() for _ in range(2)]
+                print(key, found[key], f"{time.perf_counter() - began:.1f} s", flush=True)
+    return found
+
+
 class _group:
     """A process group of this process alone."""
 
@@ -282,8 +306,9 @@ def encode(device: torch.device) -> Result:
         predictor = Predictor(
             Path(scratch, "bundle"), task="feature-extraction", device=device.type, precision="bf16"
         )
-        ours = [_rate(lambda: predictor.predict(texts), texts) for _ in range(3)]
-        windows = predictor.encode(predictor.rows(texts))
+        cut = predictor.task.parameters(truncate=True)
+        ours = [_rate(lambda: predictor.predict(texts, cut), texts) for _ in range(3)]
+        windows = predictor.encode(predictor.rows(texts), cut)
         forward = [_rate(lambda: predictor.forward(windows), texts) for _ in range(2)]
     return {
         "texts": len(texts),
@@ -303,6 +328,7 @@ STEPS: dict[str, Callable[[torch.device], Result]] = {
     "parity": parity,
     "windows": windows,
     "ways": ways,
+    "mfu": mfu,
     "encode": encode,
     "curve": curve,
 }

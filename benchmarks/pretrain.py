@@ -66,7 +66,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
             ("mfu_base_512", "bert-base", 512, 256),
             ("mfu_large_128", "bert-large", 128, 512),
         ):
-            pair = _Pair(variant, tokenizer, pair_rows(texts, tokenizer, length), size, steps=20)
+            pair = Pair(variant, tokenizer, pair_rows(texts, tokenizer, length), size, steps=20)
             yield _compare(name, pair, rounds)
         return
     rows = pair_rows(texts, tokenizer, 128)
@@ -82,13 +82,13 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
             ("pretrain_base_vs_trainer", "bert-base", 8, 2, "bf16", QUICK_ROUNDS_OF_LONG),
         ]
     for name, variant, size, steps, precision, pair_rounds in pairs:
-        pair = _Pair(variant, tokenizer, rows, size, steps, precision)
+        pair = Pair(variant, tokenizer, rows, size, steps, precision)
         yield _compare(name, pair, pair_rounds, warm_up=not quick)
     if importlib.util.find_spec("ray"):
         yield from _on_ray(texts, min(rounds, 3), quick)
 
 
-def _compare(name: str, pair: "_Pair", rounds: int, *, warm_up: bool = True) -> Planned:
+def _compare(name: str, pair: "Pair", rounds: int, *, warm_up: bool = True) -> Planned:
     return compare(
         name,
         pair.ours,
@@ -101,7 +101,7 @@ def _compare(name: str, pair: "_Pair", rounds: int, *, warm_up: bool = True) -> 
     )
 
 
-class _Pair:
+class Pair:
     """Our model and the Trainer's, and how fast each trains on the same rows."""
 
     def __init__(
@@ -112,11 +112,14 @@ class _Pair:
         size: int,
         steps: int,
         precision: Precision = "bf16",
+        compile: bool | None = None,
     ) -> None:
+        """`compile`: None means on a GPU."""
         self.variant, self.size, self._steps, self._rows = variant, size, steps, rows
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.peak = peak_flops(self._device)
         on_gpu = self._device.type == "cuda"
+        self._compile = on_gpu if compile is None else compile
         self._precision: Precision = precision
         # Attention runs on packed rows only without dropout.
         self._config = VARIANTS[variant].config.adapted(
@@ -136,8 +139,8 @@ class _Pair:
             "hidden_dropout": self._config.hidden_dropout_prob,
             "attention_dropout": self._config.attention.dropout,
             "micro_batch_tokens": self._tokens,
-            "compile": on_gpu,
-            "peer_settings": SETTINGS + (", torch_compile" if on_gpu else ""),
+            "compile": self._compile,
+            "peer_settings": SETTINGS + (", torch_compile" if self._compile else ""),
         }
 
     def ours(self) -> float:
@@ -149,9 +152,8 @@ class _Pair:
         )
         order = GlobalOrder([len(self._rows)], seed=0)
         batches = RankBatches(source, order, self.size, self._tokens)
-        on_gpu = self._device.type == "cuda"
         loop = LoopConfig(
-            max_steps=self._steps + WARM_UP, precision=self._precision, compile=on_gpu
+            max_steps=self._steps + WARM_UP, precision=self._precision, compile=self._compile
         )
         steps = training_steps(
             model,
@@ -187,7 +189,7 @@ class _Pair:
                     precision=self._precision,
                     learning_rate=1e-4,
                     warmup_steps=10,
-                    torch_compile=on_gpu,
+                    torch_compile=self._compile,
                     dataloader_num_workers=2 if on_gpu else 0,
                 ),
                 train_dataset=examples,
