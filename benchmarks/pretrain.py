@@ -140,7 +140,7 @@ class Pair:
             "attention_dropout": self._config.attention.dropout,
             "micro_batch_tokens": self._tokens,
             "compile": self._compile,
-            "peer_settings": SETTINGS + (", torch_compile" if self._compile else ""),
+            "peer_settings": SETTINGS,
         }
 
     def ours(self) -> float:
@@ -189,7 +189,6 @@ class Pair:
                     precision=self._precision,
                     learning_rate=1e-4,
                     warmup_steps=10,
-                    torch_compile=self._compile,
                     dataloader_num_workers=2 if on_gpu else 0,
                 ),
                 train_dataset=examples,

@@ -265,13 +265,19 @@ def packing(config: EncoderConfig, device: torch.device, precision: str) -> floa
     if device.type == "cpu":
         return PACKED_FROM
     fused = ATTENTION[type(config.attention)] in (SelfAttention, RotaryAttention)
-    undropped = not config.attention.dropout
-    return 0.0 if fused and undropped and device.type == "cuda" and precision == "bf16" else 1.0
+    fused &= not config.attention.dropout and config.head_size % HEAD_MULTIPLE == 0
+    return 0.0 if fused and device.type == "cuda" and precision == "bf16" else 1.0
 
 
-def _runs_unpadded(tensor: Tensor, dropout: float) -> bool:
-    """Whether the kernel for packed rows can be used: CUDA, half precision, no dropout."""
-    return tensor.is_cuda and tensor.element_size() == 2 and dropout == 0
+HEAD_MULTIPLE = 8
+"""What the size of a head has to be a multiple of in the GPU's kernel for packed rows."""
+
+
+def _runs_unpadded(qkv: Float[Tensor, "tokens 3 heads size"], dropout: float) -> bool:
+    """Whether the kernel for packed rows can be used: CUDA, half precision, no dropout, and a
+    head's size."""
+    fits = qkv.shape[-1] % HEAD_MULTIPLE == 0
+    return qkv.is_cuda and qkv.element_size() == 2 and dropout == 0 and fits
 
 
 def _mask_bias(mask: Tensor, like: Tensor) -> Float[Tensor, "batch 1 queries_1 seq"]:

@@ -1,5 +1,6 @@
 """Processes of a live server are killed under load: what `docs/serving.md` says of it is true."""
 
+import json
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
 from tests.serve import live
+from tests.serve.raw import first_read
 from tests.serve.server import Server, end_and_kill
 from tests.serve.test_mixed_load import same
 from tracking.ports import free_ports
@@ -273,6 +275,21 @@ def check(answers: Sequence[Answer], fault: Fault, connections: int) -> None:
     assert set(kinds) <= {"right", "told", *(("refused", "cut") if fault.cuts else lost)}
     assert kinds["cut"] <= connections  # what was in progress, once each
     assert kinds["right"] > connections
+
+
+def test_an_answer_comes_at_once_or_not_at_all(
+    server: Server, questions: Sequence[Question]
+) -> None:
+    """Otherwise a process that is killed in between leaves a head without a body."""
+    for question in questions:
+        body = json.dumps(question.body)
+        head = f"POST {question.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            for _ in range(100):
+                read, _, answer = first_read(connection, request).partition(b"\r\n\r\n")
+                assert read.startswith(b"HTTP/1.1 200 "), read
+                assert same(json.loads(answer), question.wanted)
 
 
 LONG = {"inputs": [" ".join(["array socket port"] * 20)] * 256}

@@ -1,0 +1,71 @@
+"""A response leaves its process whole: head and body in one write.
+
+uvicorn writes the head first. A client of a process that is killed between the two gets the head of
+an answer that never comes, and HAProxy can no longer send the request to another replica.
+"""
+
+from typing import Any
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+def middlewares() -> list[Middleware]:
+    """For Ray Serve, which calls this in each process that has an HTTP server, and puts them around
+    all of its own."""
+    return [Middleware(OneWrite)]
+
+
+class OneWrite:
+    """Has the head of a response wait for the first part of its body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = getattr(send, "__self__", None)  # uvicorn's, of this request and its response
+        if scope["type"] != "http" or not hasattr(exchange, "transport"):
+            await self._app(scope, receive, send)
+            return
+        head: Message | None = None
+
+        async def send_together(message: Message) -> None:
+            nonlocal head
+            if message["type"] == "http.response.start":
+                head = message
+                return
+            if head is None:
+                await send(message)
+                return
+            joined = exchange.transport = _Joined(exchange.transport)
+            try:
+                await send(head)
+                head = None
+                await send(message)
+            finally:
+                exchange.transport = joined.flushed()
+
+        await self._app(scope, receive, send_together)
+
+
+class _Joined:
+    """A transport that keeps what is written to it, to write it at once."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport, self._parts = transport, bytearray()
+
+    def write(self, data: bytes) -> None:
+        self._parts += data
+
+    def flushed(self) -> Any:
+        """The transport, with everything written to it."""
+        if self._parts:
+            self._transport.write(bytes(self._parts))
+            self._parts.clear()
+        return self._transport
+
+    def close(self) -> None:
+        self.flushed().close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

@@ -1,0 +1,47 @@
+"""What runs on a GPU also runs here, with less work; a part that fails stops no other."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.gpu import PARTS, Part, run
+
+WRITES = "import pathlib, sys; pathlib.Path(sys.argv[2]).write_text('{\"done\": 1}')"
+
+
+def test_a_part_that_fails_or_hangs_stops_no_other(tmp_path: Path) -> None:
+    parts = {
+        "fails": Part(["-c", "raise SystemExit('out of memory')"], 30),
+        "hangs": Part(["-c", "import time; time.sleep(60)"], 0.5),
+        "works": Part(["-c", WRITES], 30),
+    }
+    run(parts, tmp_path / "gpu.json", budget_s=60)
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    fails, hangs, works = written["parts"]
+    assert not fails["passed"]
+    assert "exit code 1: out of memory" in fails["error"]
+    assert not hangs["passed"]
+    assert "not within 0 s" in hangs["error"]
+    assert works["passed"]
+    assert works["result"] == {"done": 1}
+    assert "numpy" in written["made"]["versions"]
+
+
+def test_what_the_time_does_not_allow_is_left_out() -> None:
+    (result,) = run({"works": Part(["-c", WRITES], 30)}, None, budget_s=0)
+    assert not result["passed"]
+    assert result["error"] == "no time was left"
+
+
+def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "benchmarks.gpu", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    parts = json.loads(path.read_text())["parts"]
+    assert done.returncode == 0, [part.get("error") for part in parts]
+    assert [part["name"] for part in parts] == list(PARTS)
+    results = {part["name"]: part["result"] for part in parts}
+    assert {"bert-tiny", "electra-small", "deberta-tiny"} <= results["parity"]["errors"].keys()
+    assert results["curve"]["points"]
+    assert results["encode"]["texts_per_s"] > 0
