@@ -6,6 +6,7 @@ of the bytes is left to others.
 """
 
 import errno
+import fcntl
 import glob as local_glob
 import hashlib
 import io
@@ -24,6 +25,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
+from bert_core import storage
 from bert_core.errors import ConfigError, CorpusError, RaybertError, ResourceError
 
 CHUNK_BYTES = 1 << 20
@@ -359,6 +361,76 @@ def write_bytes(path: str, data: bytes | memoryview | pa.Buffer) -> None:
         return
     with writing(path) as file:
         file.write(data)
+
+
+def create(path: str, data: bytes) -> str | None:
+    """Write `path` only if nothing is there: its version tag, or None if it exists.
+
+    Of all processes that try at the same time, on any host, exactly one gets a tag.
+    Raises: ResourceError; ConfigError where the storage cannot tell (`http://`, `hdfs://`, …).
+    """
+    if storage.opens(path):
+        return storage.create(path, data)
+    with _locked(path) as (inner, part):
+        with _to_disk(path, part, len(data)), open(part, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            with _to_disk(path, part):
+                os.link(part, inner)
+        except ResourceError as error:
+            if isinstance(error.__cause__, FileExistsError):
+                return None
+            raise
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_tagged(path: str) -> tuple[bytes, str]:
+    """The whole file and its version tag. Raises: FileNotFoundError, ResourceError."""
+    if storage.opens(path):
+        return storage.read_tagged(path)
+    data = read_bytes(path)
+    return data, hashlib.sha256(data).hexdigest()
+
+
+def replace_if(path: str, data: bytes, tag: str) -> str | None:
+    """Replace `path` only if its version is still `tag`: the new tag, or None if it is not.
+
+    Raises: as `create` does.
+    """
+    if storage.opens(path):
+        return storage.replace_if(path, data, tag)
+    with _locked(path):
+        try:
+            if read_tagged(path)[1] != tag:
+                return None
+        except FileNotFoundError:
+            return None
+        write_bytes(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[tuple[str, str]]:
+    """Holds the lock of a local folder: path of the file, and of a temporary one next to it."""
+    local = local_path(path)
+    if local is None:
+        raise ConfigError(
+            f"{path}: wanted a local path, or storage with conditional writes "
+            f"({', '.join(storage.SCHEMES)}): give another path"
+        )
+    part = f"{local}.{uuid.uuid4().hex[:8]}.part"
+    with _to_disk(path, part):
+        local.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(local.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield str(local), part
+    finally:
+        os.close(folder)
+        with suppress(OSError):
+            os.unlink(part)
 
 
 def write_json(path: str, value: Any) -> None:
