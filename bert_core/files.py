@@ -1,4 +1,5 @@
-"""Files at a local path or a URI, through `pyarrow.fs` (`s3://`, `gs://`, …) or `fsspec`.
+"""Files at a local path or a URI, through `bert_core.storage` (`s3://`, `gs://`, `az://`),
+`pyarrow.fs` or `fsspec`.
 
 One module, so that every stage reads and writes anywhere by the same rules: a file appears whole
 or not at all, an error names the path, and compressed files are decompressed when read. The meaning
@@ -33,13 +34,12 @@ PIECE_BYTES = 1 << 16
 # Suffixes of compressed files → Arrow's names of the compressions.
 COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 _WEB = re.compile(r"^https?://", re.IGNORECASE)
-# Schemes that pyarrow opens itself; fsspec opens all others.
-_OF_PYARROW = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
-_WITH_BUCKETS = ("s3", "gs", "gcs")
+# Schemes that pyarrow opens itself; fsspec opens all others but those of object stores.
+_OF_PYARROW = ("file", "hdfs", "viewfs")
 _ABSENT = (404, 410)  # HTTP statuses of a missing file
 _URI = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*://")
+_SECRET = re.compile(r"//[^/@:]*:[^/@]*@")
 _HIDDEN = re.compile(r"/[._]")
-_IN_A_URI = "/!$&'()*+,;=:@"  # allowed in a path without an escape (RFC 3986)
 # What the wildcards of Python's glob mean: `**/` crosses folders, `*` does not.
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _WILDCARD = re.compile(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]")
@@ -63,19 +63,38 @@ def absolute(path: str) -> str:
 def _filesystem(path: str) -> tuple[fs.FileSystem, str]:
     if not is_uri(path):
         return fs.LocalFileSystem(), os.path.abspath(path)
-    with reading(path):  # some filesystems connect here
-        try:
-            if path.partition("://")[0].lower() in _OF_PYARROW:
-                return fs.FileSystem.from_uri(path)
-            return _of_fsspec(path)
-        # pyarrow rejects a URI with a ValueError, or with ArrowNotImplementedError.
-        except (ValueError, ImportError, pa.ArrowNotImplementedError) as error:
-            raise ConfigError(
-                f"{path}: wanted a path, or a URI that pyarrow opens (file, s3, gs, abfs, hdfs) "
-                "or fsspec (http, https, hf, ftp, sftp, …), with spaces written as %20, got one "
-                f"that neither can open ({error}): correct it, install the package that it needs, "
-                "or copy the files to a place that can be opened"
-            ) from error
+    with reading(path), _openable(path):  # some filesystems connect here
+        if storage.opens(path):
+            return storage.filesystem(path)
+        if path.partition("://")[0].lower() in _OF_PYARROW:
+            return fs.FileSystem.from_uri(path)
+        return _of_fsspec(path)
+
+
+@contextmanager
+def _openable(path: str) -> Iterator[None]:
+    """Wraps the opening of a URI. Raises: ConfigError if nothing can open it."""
+    try:
+        yield
+    # pyarrow rejects a URI with a ValueError, or with ArrowNotImplementedError.
+    except (ValueError, ImportError, pa.ArrowNotImplementedError) as error:
+        if isinstance(error, RaybertError):
+            raise
+        raise ConfigError(
+            f"{_SECRET.sub('//…@', path)}: wanted a path, or a URI that obstore opens (s3, gs, az, abfs), pyarrow "
+            "(file, hdfs) or fsspec (http, https, hf, ftp, sftp, …), with spaces written as %20, "
+            f"got one that none can open ({error}): correct it, install the package that it "
+            "needs, or copy the files to a place that can be opened"
+        ) from error
+
+
+def _object(path: str) -> tuple[storage.Bucket, str]:
+    """The bucket and the key of a file. Raises: ConfigError."""
+    with _openable(path):
+        bucket, key = storage.open_bucket(path)
+    if not key:
+        raise ConfigError(f"{path}: wanted a file in a bucket, got the bucket: give a path in it")
+    return bucket, key
 
 
 def _of_fsspec(path: str) -> tuple[fs.FileSystem, str]:
@@ -343,6 +362,10 @@ def _not_written(path: str, reason: str, way_out: str) -> ResourceError:
 
 def _send(path: str, data: bytes | memoryview | pa.Buffer) -> None:
     """Write a remote file. Raises: ResourceError."""
+    if storage.opens(path):
+        bucket, key = _object(path)
+        bucket.write(key, data)
+        return
     filesystem, inner = _filesystem(path)
     try:
         # NOTE: by default pyarrow would compress a file named .gz a second time.
@@ -370,7 +393,8 @@ def create(path: str, data: bytes) -> str | None:
     Raises: ResourceError; ConfigError where the storage cannot tell (`http://`, `hdfs://`, …).
     """
     if storage.opens(path):
-        return storage.create(path, data)
+        bucket, key = _object(path)
+        return bucket.create(key, data)
     with _locked(path) as (inner, part):
         with _to_disk(path, part, len(data)), open(part, "xb") as file:
             file.write(data)
@@ -389,7 +413,8 @@ def create(path: str, data: bytes) -> str | None:
 def read_tagged(path: str) -> tuple[bytes, str]:
     """The whole file and its version tag. Raises: FileNotFoundError, ResourceError."""
     if storage.opens(path):
-        return storage.read_tagged(path)
+        bucket, key = _object(path)
+        return bucket.read_tagged(key)
     data = read_bytes(path)
     return data, hashlib.sha256(data).hexdigest()
 
@@ -400,7 +425,8 @@ def replace_if(path: str, data: bytes, tag: str) -> str | None:
     Raises: as `create` does.
     """
     if storage.opens(path):
-        return storage.replace_if(path, data, tag)
+        bucket, key = _object(path)
+        return bucket.replace_if(key, data, tag)
     with _locked(path):
         try:
             if read_tagged(path)[1] != tag:
@@ -466,28 +492,11 @@ def find_files(pattern: str) -> list[str]:
     """
     paths = sorted(_find(pattern))
     if not paths:
-        check_bucket(pattern)
         raise CorpusError(
             f"{pattern}: wanted a file, a folder or a glob with at least one file, found none: "
             "check the spelling, or give another path"
         )
     return paths
-
-
-def check_bucket(path: str) -> None:
-    """Raises: CorpusError if `path` is in a bucket (`s3://`, `gs://`) that does not exist."""
-    if path.partition("://")[0].lower() not in _WITH_BUCKETS:
-        return
-    filesystem, inner = _filesystem(path)
-    bucket = inner.partition("/")[0]
-    with reading(path):
-        kind = filesystem.get_file_info(bucket).type
-    if kind == fs.FileType.NotFound:
-        raise CorpusError(
-            f"{path}: wanted a bucket {bucket!r}, there is none, or these credentials have no "
-            "access to it: check its name, the credentials and, unless it is on Amazon S3, "
-            "AWS_ENDPOINT_URL"
-        )
 
 
 def _find(pattern: str) -> Iterator[str]:
@@ -517,7 +526,7 @@ def _files_in(folder: str) -> Iterator[str]:
         for entry in entries:
             if entry.type == fs.FileType.File:
                 name = entry.path[len(inner.rstrip("/")) + 1 :]
-                yield join(folder, quote(name, safe=_IN_A_URI) if is_uri(folder) else name)
+                yield join(folder, quote(name, safe=storage.IN_A_URI) if is_uri(folder) else name)
 
 
 def _regex_of(glob: str) -> str:
