@@ -400,13 +400,11 @@ def create(path: str, data: bytes) -> str | None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        try:
-            with _to_disk(path, part):
+        with _to_disk(path, part):
+            try:
                 os.link(part, inner)
-        except ResourceError as error:
-            if isinstance(error.__cause__, FileExistsError):
+            except FileExistsError:
                 return None
-            raise
     return hashlib.sha256(data).hexdigest()
 
 

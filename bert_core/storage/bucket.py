@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 from urllib.parse import quote
 from xml.etree import ElementTree
@@ -23,6 +23,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 # How long a server that this process has never reached is waited for.
 FIRST_CONTACT_S = 10.0
 AT_ONCE = 4
+SMALL_BYTES = 1 << 20
 MOST_PARTS = 10_000  # of one upload
 REMOVED_AT_ONCE = 1000
 # Part of every signed address that lists or aborts uploads; servers ignore it.
@@ -64,6 +65,14 @@ class Bucket:
                 f"{self.path('')}: {str(error).splitlines()[0]}: correct the variables that say "
                 "how to reach it (docs/storage.md)"
             ) from None
+
+    @cached_property
+    def _sender(self) -> Any:
+        return self._open(sends=True)
+
+    @cached_property
+    def _uploader(self) -> Any:
+        return self._open(sends=True, retries=True)
 
     @property
     def name(self) -> str:
@@ -209,19 +218,18 @@ class Bucket:
 
         view = memoryview(data).cast("B")
         if view.nbytes <= PIECE_BYTES:
+            store = self._store if view.nbytes <= SMALL_BYTES else self._sender
             self._retried(
-                key, "written", lambda: obstore.put(self._store, key, view, use_multipart=False)
+                key, "written", lambda: obstore.put(store, key, view, use_multipart=False)
             )
             return
-        store = self._open(retries=True)
-        part_bytes = max(PIECE_BYTES, -(-view.nbytes // MOST_PARTS))
+        parts = {
+            "chunk_size": max(PIECE_BYTES, -(-view.nbytes // MOST_PARTS)),
+            "max_concurrency": AT_ONCE,
+        }
         try:
             self._retried(
-                key,
-                "written",
-                lambda: obstore.put(
-                    store, key, view, chunk_size=part_bytes, max_concurrency=AT_ONCE
-                ),
+                key, "written", lambda: obstore.put(self._uploader, key, view, **parts)
             )
         finally:
             self._abort_uploads(key)
@@ -247,7 +255,7 @@ class Bucket:
             try:
                 return self._tag_of(obstore.put(self._store, key, data, mode=mode))
             except (AlreadyExistsError, PreconditionError) as error:
-                if Failure.of(error).status == 409:  # another writer is at it at this moment
+                if Failure.of(error).is_conflict:
                     raise
                 return None
 
@@ -297,12 +305,12 @@ class Bucket:
                     continue
                 number = quote(upload.findtext("{*}UploadId") or "", safe="")
                 one = self._open(address=f"{address}/{quote(key)}?uploadId={number}&{_IGNORED}")
-                self._retried(
-                    key,
-                    "removed",
-                    lambda one=one: obstore.delete(one, "d"),
-                    longest_s=FIRST_CONTACT_S,
-                )
+
+                def abort(one: Any = one) -> None:
+                    with suppress(FileNotFoundError):
+                        obstore.delete(one, "d")
+
+                self._retried(key, "removed", abort, longest_s=FIRST_CONTACT_S)
 
     # ------------------------------------------------------------------ repeating
 

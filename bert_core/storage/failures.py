@@ -19,7 +19,15 @@ _RETRIES = re.compile(r"after (\d+) retries")
 _DETAIL = re.compile(r'(?:message|error): "([^"]+)"')
 _UNITS_S = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _DEBUG = "\n\nDebug source:"
-_METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+# Where obstore asks for credentials.
+_OF_CREDENTIALS = (
+    "/latest/api/token",
+    "/latest/meta-data/iam",
+    "//169.254.170.2/",
+    "//sts.",
+    "/computeMetadata/",
+    "/metadata/identity",
+)
 
 # A request that S3 gave up on, or that was damaged on its way: to be sent again as it is.
 _SEND_AGAIN = ("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch")
@@ -49,6 +57,8 @@ class Failure:
     """By obstore, before it gave up."""
     is_connecting: bool
     """Whether no connection came about."""
+    lacks_credentials: bool
+    """Whether it was the request for them that failed."""
     is_permanent: bool
 
     @classmethod
@@ -64,20 +74,27 @@ class Failure:
         phrase = number[2].strip() if number else ""
         message = " ".join(_first(_MESSAGE, text).split())
         words = [str(status or ""), code or phrase, f"({message})" if message else ""]
-        reason = " ".join(word for word in words if word)
+        reason = " ".join(word for word in words if word) or _transport(text, debug)
+        lacks_credentials = any(word in text for word in _OF_CREDENTIALS)
         elapsed = _ELAPSED.search(text)
         return cls(
             status=status,
             code=code,
-            reason=reason or _transport(text, debug),
+            reason=f"no credentials ({reason})" if lacks_credentials else reason,
             region=_first(_REGION, text),
             elapsed_s=float(elapsed[1]) * _UNITS_S[elapsed[2]] if elapsed else 0.0,
             retries=int(_first(_RETRIES, text) or 0),
-            is_connecting=status is None and "kind: Connect," in debug,
+            is_connecting=status is None and ("kind: Connect," in debug or lacks_credentials),
+            lacks_credentials=lacks_credentials,
             is_permanent=isinstance(error, ValueError | NotImplementedError)
             or type(error).__name__ in _MISUSES
             or _is_permanent(status, code, text, debug),
         )
+
+    @property
+    def is_conflict(self) -> bool:
+        """Whether another write of the same object was under way."""
+        return self.code in ("ConditionalRequestConflict", "OperationAborted")
 
     @property
     def lacks_bucket(self) -> bool:
@@ -93,13 +110,13 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
 def _transport(text: str, debug: str) -> str:
     """Why there was no answer."""
     details = _DETAIL.findall(debug)
-    if any(server in text for server in _METADATA_SERVERS):
-        return "found no credentials"
     if "kind: Connect," in debug:
         return f"no connection ({details[-1]})" if details else "no connection"
     if "TimedOut" in debug or "kind: Timeout" in debug:
         return "no answer in time"
-    return f"the connection broke ({details[-1]})" if details else text
+    if "HttpError" in debug:
+        return f"the connection broke ({details[-1] if details else text.rpartition(' - ')[2]})"
+    return " ".join(text.split())
 
 
 def _is_permanent(status: int | None, code: str, text: str, debug: str) -> bool:
@@ -140,6 +157,11 @@ def error_of(
 
 def _way_out(location: Location, config: StorageConfig, failure: Failure, verb: str) -> str:
     where = config.endpoint or {"s3": "Amazon S3", "gs": "Google", "az": "Azure"}[location.scheme]
+    if failure.lacks_credentials:
+        return (
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, run on a machine with "
+            f"a role, or set {PREFIX}ANONYMOUS=true for a public bucket (docs/storage.md)"
+        )
     if failure.lacks_bucket:
         return (
             f"there is no bucket {location.bucket!r} at {where}: check the address, create it, or "
@@ -156,11 +178,6 @@ def _way_out(location: Location, config: StorageConfig, failure: Failure, verb: 
         return (
             "the credentials are wrong or have expired: correct AWS_ACCESS_KEY_ID, "
             "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile in AWS_PROFILE"
-        )
-    if "credentials" in failure.reason and failure.status is None:
-        return (
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, run on a machine with "
-            f"a role, or set {PREFIX}ANONYMOUS=true for a public bucket"
         )
     if failure.status == 403:
         doing = {"written": "write to", "listed": "list", "removed": "delete from"}.get(verb, "read")

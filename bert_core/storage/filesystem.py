@@ -114,12 +114,12 @@ class _Reader(io.RawIOBase):
     fetched ahead. All pieces are of one version."""
 
     def __init__(self, bucket: Bucket, key: str) -> None:
+        self._ahead: tuple[int, Future[bytes]] | None = None  # first: `close` reads it
         meta, self._buffer = bucket.read_first(key, FIRST_BYTES)
         self._bucket, self._key = bucket, key
         self._size, self._tag = int(meta["size"]), meta["e_tag"]
         self._start = self._position = 0  # of the buffer, of the reader
         self._piece_bytes = FIRST_BYTES
-        self._ahead: tuple[int, Future[bytes]] | None = None
         self._lock = threading.RLock()
 
     def readable(self) -> bool:

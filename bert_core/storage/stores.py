@@ -34,12 +34,14 @@ def store_of(
     config: StorageConfig,
     environment: Mapping[str, str],
     *,
+    sends: bool = False,
     retries: bool = False,
     address: str | None = None,
 ) -> Any:
     """A client of the bucket.
 
     Args:
+        sends: whether requests have long bodies, so that an answer takes time.
         retries: whether obstore repeats requests by itself, as the parts of an upload need it.
         address: of all requests, instead of the bucket's (S3 only).
     Raises: ConfigError if obstore cannot be imported, or the credentials cannot be read.
@@ -57,7 +59,7 @@ def store_of(
         "connect_timeout": timedelta(seconds=config.connect_timeout_s),
         "timeout": timedelta(seconds=piece_s),
     }
-    if not retries:  # NOTE: it counts the time that a part takes to go out, too
+    if not sends:  # NOTE: it counts the time that a body takes to go out, too
         client["read_timeout"] = timedelta(seconds=config.timeout_s)
     options: dict[str, Any] = {
         "client_options": client,
