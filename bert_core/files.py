@@ -60,7 +60,8 @@ def absolute(path: str) -> str:
     return path if is_uri(path) else os.path.abspath(path)
 
 
-def _filesystem(path: str) -> tuple[fs.FileSystem, str]:
+def filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
+    """What opens `path`, and the path in it: for Ray, which reads and writes there by itself."""
     if not is_uri(path):
         return fs.LocalFileSystem(), os.path.abspath(path)
     with reading(path), _openable(path):  # some filesystems connect here
@@ -153,20 +154,22 @@ def reading(path: str) -> Iterator[None]:
 
 def local_path(path: str) -> Path | None:
     """The path on this machine, or None if `path` is remote."""
-    filesystem, inner = _filesystem(path)
+    if storage.opens(path):
+        return None
+    filesystem, inner = filesystem_of(path)
     return Path(inner) if isinstance(filesystem, fs.LocalFileSystem) else None
 
 
 def exists(path: str) -> bool:
     """Whether a file or folder exists."""
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     with reading(path):
         return filesystem.get_file_info(inner).type != fs.FileType.NotFound
 
 
 def is_file(path: str) -> bool:
     """Whether `path` is an existing file, not a folder."""
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     with reading(path):
         return filesystem.get_file_info(inner).type == fs.FileType.File
 
@@ -184,7 +187,7 @@ def _canonical(path: str) -> str:
 
 def size_bytes(path: str) -> int:
     """Size of one file. Raises: FileNotFoundError; ResourceError if a server does not report it."""
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     with reading(path):
         info = filesystem.get_file_info(inner)
     if info.type != fs.FileType.File:
@@ -202,7 +205,7 @@ def open_input(path: str) -> pa.NativeFile:
 
     Later reads of a remote file may fail too: wrap them in `reading`.
     """
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     with reading(path):
         return filesystem.open_input_file(inner)
 
@@ -293,7 +296,7 @@ def writing(path: str) -> Iterator[BinaryIO]:
     was before.
     Raises: ResourceError if a disk is full, or the destination rejects the file.
     """
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     here = isinstance(filesystem, fs.LocalFileSystem)
     whole = inner if here else os.path.join(tempfile.gettempdir(), "raybert")
     part = f"{whole}.{uuid.uuid4().hex[:8]}.part"
@@ -366,7 +369,7 @@ def _send(path: str, data: bytes | memoryview | pa.Buffer) -> None:
         bucket, key = _object(path)
         bucket.write(key, data)
         return
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     try:
         # NOTE: by default pyarrow would compress a file named .gz a second time.
         with filesystem.open_output_stream(inner, compression=None) as stream:
@@ -464,7 +467,7 @@ def write_json(path: str, value: Any) -> None:
 
 def remove(path: str) -> None:
     """Remove a file or a whole folder; a missing one is no error."""
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     kind = filesystem.get_file_info(inner).type
     if kind == fs.FileType.Directory:
         filesystem.delete_dir(inner)
@@ -474,7 +477,7 @@ def remove(path: str) -> None:
 
 def list_names(folder: str) -> list[str]:
     """Names of the entries directly in `folder`, sorted; empty if there is no such folder."""
-    filesystem, inner = _filesystem(folder)
+    filesystem, inner = filesystem_of(folder)
     selector = fs.FileSelector(inner, recursive=False, allow_not_found=True)
     with reading(folder):
         return sorted(Path(info.path).name for info in filesystem.get_file_info(selector))
@@ -513,7 +516,7 @@ def _find(pattern: str) -> Iterator[str]:
 
 def _files_in(folder: str) -> Iterator[str]:
     """The files in `folder`, recursively; `folder` itself if it is a file."""
-    filesystem, inner = _filesystem(folder)
+    filesystem, inner = filesystem_of(folder)
     with reading(folder):
         kind = filesystem.get_file_info(inner).type
     if kind == fs.FileType.File:

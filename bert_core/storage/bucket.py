@@ -223,6 +223,8 @@ class Bucket:
                 key, "written", lambda: obstore.put(store, key, view, use_multipart=False)
             )
             return
+        if not self._was_reached:
+            self.size(key)  # obstore would wait long for a server that is not there
         parts = {
             "chunk_size": max(PIECE_BYTES, -(-view.nbytes // MOST_PARTS)),
             "max_concurrency": AT_ONCE,

@@ -2,6 +2,7 @@
 
 import io
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,13 +26,16 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
 
 
 class _Handler(fs.FileSystemHandler):
-    """Reads, lists and removes. Files are written by `Bucket.write`, whole."""
+    """Folders are parts of keys: none is made, and one without objects is missing."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket, self._name = bucket, bucket.name
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self._bucket.path(""),)  # by the settings of that process
+
     def _key(self, path: str) -> str:
-        return path.strip("/").removeprefix(self._name).lstrip("/")
+        return path.strip("/").partition("/")[2]  # what follows the bucket
 
     def get_type_name(self) -> str:
         return "object-store"
@@ -58,18 +62,22 @@ class _Handler(fs.FileSystemHandler):
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
         folder = self._key(selector.base_dir)
         if selector.recursive:
-            folders, objects = [], self._bucket.list_all(folder)
+            objects = self._objects(folder, self._bucket.list_all(folder))
+            folders = sorted({above for each in objects for above in _above(each["path"], folder)})
         else:
-            folders, objects = self._bucket.list_folder(folder)
+            folders, listed = self._bucket.list_folder(folder)
+            objects = self._objects(folder, listed)
         infos = [
             fs.FileInfo(f"{self._name}/{each['path']}", fs.FileType.File, size=each["size"])
             for each in objects
-            if self._bucket.is_object(folder, each)
         ]
         infos += [fs.FileInfo(f"{self._name}/{each}", fs.FileType.Directory) for each in folders]
         if not infos and not selector.allow_not_found:
             raise FileNotFoundError(self._bucket.path(folder))
         return infos
+
+    def _objects(self, folder: str, listed: list[Any]) -> list[Any]:
+        return [each for each in listed if self._bucket.is_object(folder, each)]
 
     def delete_dir(self, path: str) -> None:
         self.delete_dir_contents(path)
@@ -93,8 +101,11 @@ class _Handler(fs.FileSystemHandler):
     def open_input_stream(self, path: str) -> pa.PythonFile:
         return self.open_input_file(path)
 
+    def open_output_stream(self, path: str, metadata: Any) -> pa.PythonFile:
+        return pa.PythonFile(_Writer(self._bucket, self._key(path)), mode="w")
+
     def create_dir(self, path: str, recursive: bool) -> None:
-        """Folders are parts of keys."""
+        pass
 
     def move(self, src: str, dest: str) -> None:
         raise NotImplementedError("objects are not moved")
@@ -102,11 +113,31 @@ class _Handler(fs.FileSystemHandler):
     def copy_file(self, src: str, dest: str) -> None:
         raise NotImplementedError("objects are not copied")
 
-    def open_output_stream(self, path: str, metadata: Any) -> pa.PythonFile:
-        raise NotImplementedError("objects are written whole")
-
     def open_append_stream(self, path: str, metadata: Any) -> pa.PythonFile:
         raise NotImplementedError("objects are written whole")
+
+
+def _above(key: str, folder: str) -> Iterator[str]:
+    """The folders between a folder and an object in it."""
+    while (key := key.rpartition("/")[0]) and key != folder:
+        yield key
+
+
+def _reopened(path: str) -> _Handler:
+    return _Handler(open_bucket(path)[0])
+
+
+class _Writer(io.BytesIO):
+    """A small object, which is written when it is closed."""
+
+    def __init__(self, bucket: Bucket, key: str) -> None:
+        super().__init__()
+        self._bucket, self._key = bucket, key
+
+    def close(self) -> None:
+        if not self.closed:
+            self._bucket.write(self._key, self.getvalue())
+        super().close()
 
 
 class _Reader(io.RawIOBase):

@@ -84,7 +84,7 @@ def store_of(
     profile = None if config.anonymous else _Profile.of(environment)
     region = config.region or (profile and profile.region) or _region_of(location, config)
     if profile is not None:
-        options["credential_provider"] = profile.provider()
+        options["credential_provider"] = profile.provider(environment)
     return obstore.store.S3Store(
         location.bucket,
         region=region,
@@ -148,10 +148,14 @@ class _Profile:
             )
         return None
 
-    def provider(self) -> Any:
+    @property
+    def has_keys(self) -> bool:
+        return all(self.settings.get(key) for key in _KEYS)
+
+    def provider(self, environment: Mapping[str, str]) -> Any:
         """What obstore calls for credentials, again when they are about to expire."""
-        if all(self.settings.get(key) for key in _KEYS):
-            return _FromFile(self.settings)
+        if self.has_keys:
+            return _Keys(self, environment)
         try:
             from obstore.auth.boto3 import Boto3CredentialProvider
         except ImportError as error:
@@ -169,15 +173,18 @@ class _Profile:
             return None
 
 
-class _FromFile:
-    """Keys that stand in a profile."""
+class _Keys:
+    """Keys that stand in a profile, which another program may renew."""
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
-        self._credentials = {
-            "access_key_id": settings["aws_access_key_id"],
-            "secret_access_key": settings["aws_secret_access_key"],
-            "token": settings.get("aws_session_token"),
-        }
+    def __init__(self, profile: _Profile, environment: Mapping[str, str]) -> None:
+        self._profile, self._environment = profile, environment
 
     def __call__(self) -> dict[str, Any]:
-        return self._credentials | {"expires_at": datetime.now(UTC) + _CREDENTIALS_LAST}
+        new = _Profile.of(self._environment)
+        self._profile = new if new is not None and new.has_keys else self._profile
+        return {
+            "access_key_id": self._profile.settings["aws_access_key_id"],
+            "secret_access_key": self._profile.settings["aws_secret_access_key"],
+            "token": self._profile.settings.get("aws_session_token"),
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_LAST,
+        }

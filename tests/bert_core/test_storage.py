@@ -2,12 +2,14 @@
 what was tried."""
 
 import json
+import pickle
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import copy_files
 
 from bert_core import files, storage
 from bert_core.errors import ConfigError, ResourceError
@@ -374,6 +377,8 @@ def test_a_server_that_nobody_has_reached_is_not_waited_for_as_long(
             ResourceError, match=r"no connection \(Connection refused\), .* check the network, and"
         ):
             read(f"{there.uri}/a.bin")
+    with pytest.raises(ResourceError, match=r"no connection \(Connection refused\)"):
+        files.write_bytes(f"{there.uri}/a.bin", LARGE)
 
 
 def test_a_bucket_that_may_only_be_read_is_told(store: Callable[..., Store]) -> None:
@@ -459,15 +464,22 @@ def test_a_profile_gives_the_keys_where_no_variable_does(
     assert there.proxy.seen.pop().signed_by == "anyone"
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    (tmp_path / "credentials").write_text(
+    credentials = tmp_path / "credentials"
+    credentials.write_text(
         "[default]\naws_access_key_id = first\naws_secret_access_key = hush\n"
         "[other]\naws_access_key_id = second\naws_secret_access_key = hush\n"
     )
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/credentials")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
     monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/config")
     for profile, key in ((None, "first"), ("other", "second")):
         if profile:
             monkeypatch.setenv("AWS_PROFILE", profile)
+        assert files.read_bytes(f"{there.uri}/a") == b"1"
+        assert there.proxy.seen.pop().signed_by == key
+    monkeypatch.setattr("bert_core.storage.stores._CREDENTIALS_LAST", timedelta(0))
+    monkeypatch.setenv("RAYBERT_STORAGE_RETRY_S", "59")  # another setting: opened anew
+    for key in ("third", "fourth"):  # a program renews them
+        credentials.write_text(credentials.read_text().replace("second", key).replace("third", key))
         assert files.read_bytes(f"{there.uri}/a") == b"1"
         assert there.proxy.seen.pop().signed_by == key
     monkeypatch.setenv("AWS_PROFILE", "nobody")
@@ -485,16 +497,16 @@ def test_a_profile_that_names_a_program_is_asked_again_in_time(
     there.put("a", b"1")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    answer = {
-        "Version": 1, "AccessKeyId": "third", "SecretAccessKey": "hush", "SessionToken": "t",
-        "Expiration": "2100-01-01T00:00:00Z",
-    }  # fmt: skip
-    (tmp_path / "answer.json").write_text(json.dumps(answer))
-    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path}/answer.json\n")
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path}/answer\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/credentials")
     monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/config")
-    assert files.read_bytes(f"{there.uri}/a") == b"1"
-    assert there.proxy.seen.pop().signed_by == "third"
+    monkeypatch.setattr("bert_core.storage.stores._CREDENTIALS_LAST", timedelta(0))
+    for key in ("first", "second"):
+        soon = datetime.now(UTC) + timedelta(minutes=1)
+        answer = {"Version": 1, "AccessKeyId": key, "SecretAccessKey": "hush", "SessionToken": "t"}
+        (tmp_path / "answer").write_text(json.dumps(answer | {"Expiration": soon.isoformat()}))
+        assert files.read_bytes(f"{there.uri}/a") == b"1"
+        assert there.proxy.seen.pop().signed_by == key
 
 
 def test_credentials_that_are_nowhere_are_told(
@@ -522,6 +534,26 @@ def test_folders_that_other_programs_made_are_no_files(store: Callable[..., Stor
     assert files.read_bytes(f"{there.uri}/a/e") == b""
     files.remove(f"{there.uri}/a")
     assert not files.exists(f"{there.uri}/a")
+
+
+def test_what_ray_does_with_a_filesystem_works_on_a_bucket(
+    store: Callable[..., Store], tmp_path: Path
+) -> None:
+    """It is sent to other processes, and folders are copied there and back."""
+    there = store()
+    here, path = files.filesystem_of(f"{there.uri}/a")
+    elsewhere = pickle.loads(pickle.dumps(here))  # noqa: S301
+    assert elsewhere == here
+    (tmp_path / "from" / "b").mkdir(parents=True)
+    (tmp_path / "from" / "b" / "c.txt").write_text("c")
+    copy_files(f"{tmp_path}/from", path, destination_filesystem=elsewhere)
+    with elsewhere.open_output_stream(f"{path}/d.txt") as sink:
+        sink.write(b"d")
+        sink.write(b"d")
+    assert there.keys() == ["a/b/c.txt", "a/d.txt"]
+    copy_files(path, f"{tmp_path}/to", source_filesystem=elsewhere)
+    assert (tmp_path / "to" / "b" / "c.txt").read_text() == "c"
+    assert (tmp_path / "to" / "d.txt").read_text() == "dd"
 
 
 def test_a_bucket_of_google_is_read_and_written_by_the_same_code(
