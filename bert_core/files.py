@@ -81,8 +81,9 @@ def _openable(path: str) -> Iterator[None]:
     except (ValueError, ImportError, pa.ArrowNotImplementedError) as error:
         if isinstance(error, RaybertError):
             raise
+        shown = _SECRET.sub("//…@", path)
         raise ConfigError(
-            f"{_SECRET.sub('//…@', path)}: wanted a path, or a URI that obstore opens (s3, gs, az, abfs), pyarrow "
+            f"{shown}: wanted a path, or a URI that obstore opens (s3, gs, az, abfs), pyarrow "
             "(file, hdfs) or fsspec (http, https, hf, ftp, sftp, …), with spaces written as %20, "
             f"got one that none can open ({error}): correct it, install the package that it "
             "needs, or copy the files to a place that can be opened"

@@ -110,7 +110,7 @@ def fault_proxy(
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, *arguments: object) -> None:
             pass
 
         def handle_one_request(self) -> None:

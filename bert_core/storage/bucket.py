@@ -9,9 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, TypeVar
 from urllib.parse import quote
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.storage.config import StorageConfig, environment
@@ -42,6 +43,13 @@ def open_bucket(path: str) -> tuple["Bucket", str]:
 
 @lru_cache(maxsize=32)
 def _bucket(location: Location, variables: tuple[tuple[str, str], ...], pid: int) -> "Bucket":
+    try:
+        import obstore  # noqa: F401  # here: local files need none of it
+    except ImportError as error:
+        raise ConfigError(
+            f"{location.scheme}://{location.bucket}: wanted the package obstore: install it with "
+            "`pip install obstore`, or give a local path"
+        ) from error
     return Bucket(location, dict(variables))
 
 
@@ -121,7 +129,7 @@ class Bucket:
             tag: what the object's version must be.
         """
         cuts = [*range(start, end, PIECE_BYTES), end]
-        pieces = list(zip(cuts, cuts[1:], strict=False))
+        pieces = list(pairwise(cuts))
         if len(pieces) == 1:
             return self._piece(key, *pieces[0], tag)
         futures = [self.later(self._piece, key, *piece, tag) for piece in pieces]
@@ -140,7 +148,7 @@ class Bucket:
     def _piece(self, key: str, start: int, end: int, tag: str | None) -> bytes:
         import obstore
 
-        options: dict[str, Any] = {"range": (start, end)}
+        options: Any = {"range": (start, end)}
         if tag:
             options["if_match"] = tag
 
@@ -225,13 +233,14 @@ class Bucket:
             return
         if not self._was_reached:
             self.size(key)  # obstore would wait long for a server that is not there
-        parts = {
-            "chunk_size": max(PIECE_BYTES, -(-view.nbytes // MOST_PARTS)),
-            "max_concurrency": AT_ONCE,
-        }
+        part_bytes = max(PIECE_BYTES, -(-view.nbytes // MOST_PARTS))
         try:
             self._retried(
-                key, "written", lambda: obstore.put(self._uploader, key, view, **parts)
+                key,
+                "written",
+                lambda: obstore.put(
+                    self._uploader, key, view, chunk_size=part_bytes, max_concurrency=AT_ONCE
+                ),
             )
         finally:
             self._abort_uploads(key)
@@ -293,7 +302,7 @@ class Bucket:
         if self._location.scheme != "s3":
             return  # Azure drops them after a week; on Google a lifecycle rule does
         address = self._store.config["endpoint"]
-        with suppress(RaybertError, obstore.exceptions.BaseError, OSError, ElementTree.ParseError):
+        with suppress(RaybertError, obstore.exceptions.BaseError, OSError, ET.ParseError):
             query = f"uploads=&prefix={quote(key, safe='')}&{_IGNORED}"
             uploads = self._open(address=f"{address}?{query}")
             answer = self._retried(
@@ -302,7 +311,7 @@ class Bucket:
                 lambda: obstore.get(uploads, "l").buffer(),
                 longest_s=FIRST_CONTACT_S,
             )
-            for upload in ElementTree.fromstring(answer.to_bytes()).iterfind("{*}Upload"):
+            for upload in ET.fromstring(answer.to_bytes()).iterfind("{*}Upload"):
                 if upload.findtext("{*}Key") != key:
                     continue
                 number = quote(upload.findtext("{*}UploadId") or "", safe="")

@@ -159,8 +159,8 @@ def _way_out(location: Location, config: StorageConfig, failure: Failure, verb: 
     where = config.endpoint or {"s3": "Amazon S3", "gs": "Google", "az": "Azure"}[location.scheme]
     if failure.lacks_credentials:
         return (
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, run on a machine with "
-            f"a role, or set {PREFIX}ANONYMOUS=true for a public bucket (docs/storage.md)"
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, run on a machine "
+            f"with a role, or set {PREFIX}ANONYMOUS=true for a public bucket (docs/storage.md)"
         )
     if failure.lacks_bucket:
         return (
@@ -180,7 +180,9 @@ def _way_out(location: Location, config: StorageConfig, failure: Failure, verb: 
             "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile in AWS_PROFILE"
         )
     if failure.status == 403:
-        doing = {"written": "write to", "listed": "list", "removed": "delete from"}.get(verb, "read")
+        doing = {"written": "write to", "listed": "list", "removed": "delete from"}.get(
+            verb, "read"
+        )
         return (
             f"these credentials may not {doing} it: grant them that, or give others, or another "
             "bucket"

@@ -44,15 +44,10 @@ def store_of(
         sends: whether requests have long bodies, so that an answer takes time.
         retries: whether obstore repeats requests by itself, as the parts of an upload need it.
         address: of all requests, instead of the bucket's (S3 only).
-    Raises: ConfigError if obstore cannot be imported, or the credentials cannot be read.
+    Raises: ConfigError if there is no such profile, or none that can be read.
     """
-    try:
-        import obstore.store
-    except ImportError as error:
-        raise ConfigError(
-            f"{location.scheme}://{location.bucket}: wanted the package obstore: install it with "
-            "`pip install obstore`, or give a local path"
-        ) from error
+    import obstore.store
+
     piece_s = config.timeout_s + PIECE_BYTES / _LEAST_BYTES_PER_S
     client: dict[str, Any] = {
         "allow_http": (config.endpoint or "").startswith("http://"),

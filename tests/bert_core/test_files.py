@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import pickle
-import re
 import resource
 import subprocess
 import tempfile
@@ -163,13 +162,13 @@ def test_a_file_is_created_only_where_there_is_none(place: str) -> None:
     assert files.read_bytes(path) == b"other"
 
 
-def test_of_many_who_create_a_file_one_succeeds(place: str) -> None:
-    path = files.join(place, "lease.json")
+def test_of_many_who_create_a_file_one_succeeds(tmp_path: Path) -> None:
+    path = f"{tmp_path}/lease.json"
     with ThreadPoolExecutor(8) as pool:
         tags = list(pool.map(lambda each: files.create(path, each), map(str.encode, "abcdefgh")))
     [number] = [number for number, tag in enumerate(tags) if tag is not None]
     assert files.read_bytes(path) == b"abcdefgh"[number : number + 1]
-    assert names_of(place) == ["lease.json"]
+    assert names_of(str(tmp_path)) == ["lease.json"]
 
 
 def test_a_file_is_replaced_only_in_the_version_that_was_read(place: str) -> None:
@@ -184,11 +183,11 @@ def test_a_file_is_replaced_only_in_the_version_that_was_read(place: str) -> Non
     assert files.read_tagged(path) == (b"2", second)
     files.remove(path)
     assert files.replace_if(path, b"3", str(second)) is None
-    assert names_of(place) == []
+    assert files.list_names(place) == []
 
 
-def test_of_many_who_replace_a_version_one_succeeds(place: str) -> None:
-    path = files.join(place, "lease.json")
+def test_of_many_who_replace_a_version_one_succeeds(tmp_path: Path) -> None:
+    path = f"{tmp_path}/lease.json"
     tag = str(files.create(path, b"0"))
     with ThreadPoolExecutor(8) as pool:
         tags = list(
