@@ -63,7 +63,7 @@ def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
                     "finetune", f"--model={object_store}/pretrain",
                     f"--train.source={object_store}/train.jsonl",
                     f"--held_out.source={object_store}/test.jsonl", "--max_length=32",
-                    "--epochs=1", "--batch_size=8", "--precision=fp32", "--seeds=0",
+                    "--epochs=1", "--batch_size=8", "--precision=fp32", "--seeds=[0]",
                     "--threads_per_worker=1",
                 ),
                 command(
