@@ -97,6 +97,7 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
     check_cpus(resources, config.least_workers, config.threads_per_worker)
     use_gpu = cluster.has_gpus(config.least_workers)
     storage = files.join(config.output, "ray")
+    filesystem, storage_path = files.filesystem_of(storage)
     callback = RecordingCallback(config.local_folder, tracking_uri(config.tracking_uri))
     trainer = Trainer(
         on_ray,
@@ -113,7 +114,8 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
         run_config=RunConfig(  # type: ignore[call-arg]  # the stub is outdated
             # Ray Train resumes a run of the same name; ours resumes from its own checkpoints.
             name=uuid.uuid4().hex[:8],
-            storage_path=storage,
+            storage_path=storage_path,
+            storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=config.max_failures),
             callbacks=[callback],  # type: ignore[list-item]
             worker_runtime_env={"env_vars": cluster.worker_environment()},
