@@ -32,7 +32,7 @@ from pipelines.runtime.stage import (
     tokenizer_input,
 )
 from pipelines.training.config import TrainingConfig
-from pipelines.training.driver import curves, fit, write_bundle
+from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.objectives import check_names, objectives_of
 from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_records
 from pipelines.training.shard_batches import batches, check_rows
@@ -301,7 +301,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
         f"(unigram baseline {counts[names.UNIGRAM_LOSS]:.3f}), "
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
-    return Result(outputs=outputs, counts=counts, artifacts=curves(config))
+    return finished(config, "pretrain", outputs, counts)
 
 
 def _data(config: PretrainConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
