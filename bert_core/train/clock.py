@@ -20,7 +20,7 @@ class Clock:
         """Seconds since 1970; which also tells a process's clock from another's."""
         self.taken = 0
         """How often its seconds were taken."""
-        self._spent_s: dict[Activity, float] = {}
+        self._spent_s: dict[str, float] = {}
         self._activity: Activity = "starting"
         self._since_s = time.perf_counter()
 
@@ -40,7 +40,7 @@ class Clock:
         finally:
             self.switch(before)
 
-    def take(self) -> dict[Activity, float]:
+    def take(self) -> dict[str, float]:
         """The seconds of each activity since the last call, which together are all that passed."""
         self.switch(self._activity)
         spent_s, self._spent_s = self._spent_s, {}

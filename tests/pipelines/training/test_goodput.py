@@ -230,12 +230,13 @@ def test_prices_change_no_digest_and_are_checked(small: Any) -> None:
     assert priced.prices_usd == {"default": 0.4, "H100": 3.5}
     assert replace(config, usd_per_hour=2.0).prices_usd == {"cluster": 2.0}
     assert config.prices_usd == {}
-    for change, message in [
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"usd_per_hour": -1.0}, "usd_per_hour: wanted at least 0, got -1.0"),
         ({"usd_per_node_hour": {"H100": 3.5}}, "wanted a price of `default` too, .* only H100"),
         ({"usd_per_node_hour": {"default": -1.0}}, "usd_per_node_hour.default: wanted at least 0"),
         ({"usd_per_node_hour": {"default": float("nan")}}, "wanted at least 0, got nan"),
-    ]:
+    ]
+    for change, message in changes:
         with pytest.raises(ConfigError, match=message):
             replace(config, **change)
     with pytest.raises(ConfigError, match="wanted none with usd_per_hour"):
