@@ -1,6 +1,7 @@
 """What runs in Ray Train's controller, and how the driver starts and stops it."""
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,13 @@ class RecordingCallback(UserCallback):
 
 
 class Trainer(TorchTrainer):
-    """Aborts a run that is interrupted, and re-raises the interrupt.
+    """Aborts a run that is interrupted, and re-raises the interrupt; a run that is to end (SIGTERM)
+    may do something before.
 
     Ray Train's own SIGINT handler stays in place after the run and exits the process with code 1.
     """
 
+    before_exit: Callable[[], None] | None = None
     _controller: Any = None
 
     def _register_sigint_handler(self, controller: Any) -> None:
@@ -71,8 +74,10 @@ class Trainer(TorchTrainer):
     def fit(self) -> Any:
         try:
             return super().fit()
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit) as interrupt:
             if self._controller is not None:
+                if self.before_exit is not None and isinstance(interrupt, SystemExit):
+                    self.before_exit()
                 with suppress(RayError):  # this is how its end is returned
                     ray.get(self._controller.abort.remote(), timeout=ABORT_TIMEOUT_S)
             raise
