@@ -6,6 +6,7 @@ Only that one is imported, so help and errors are instant.
 import importlib
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,6 +43,10 @@ def _run(word: str, arguments: list[str]) -> int:
 
         options, command = submit.split_arguments(arguments)
         return submit.run(parse(word, options), command)
+    if word == "jobs":
+        from pipelines.commands import jobs
+
+        return jobs.run(parse(word, _named(arguments, "--action", "--job")))
     if word == "list":
         arguments = _named(arguments, "--what")
     if word == "serve":
@@ -52,8 +57,16 @@ def _run(word: str, arguments: list[str]) -> int:
             config = _applied(config, arguments)
         _serve(config)
     else:
-        importlib.import_module(ALL[word].module).run(config)
+        with _as_job(config) if word in STAGES else nullcontext():
+            importlib.import_module(ALL[word].module).run(config)
     return 0
+
+
+def _as_job(config: Any) -> AbstractContextManager[None]:
+    """Whatever a stage does in addition where it runs as a job of a cluster."""
+    from pipelines.jobs.driver import as_job
+
+    return as_job(config)
 
 
 def _named(arguments: list[str], *names: str) -> list[str]:

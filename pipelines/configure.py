@@ -69,6 +69,7 @@ COMMANDS = {
     "submit": Command(
         "pipelines.commands.submit", "SubmitConfig", "run a stage as a job on a Ray cluster"
     ),
+    "jobs": Command("pipelines.commands.jobs", "JobsConfig", "list, follow or stop submitted jobs"),
     "ui": Command("pipelines.commands.ui", "UiConfig", "open the MLflow page"),
     "list": Command(
         "pipelines.commands.listing", "ListConfig", "list tasks, variants, configs or runs"

@@ -11,13 +11,14 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import httpx
+import psutil
 import pytest
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
@@ -88,7 +89,7 @@ HEAD_STARTS, HEAD_START_TIMEOUT_S = 3, 120
 
 # Session fixtures that take seconds → the group of the tests that use one, which share a process.
 # Two heads in two processes would give their clients' servers the same ports, from 23000.
-SHARED = {"local_ray": "local_ray", "head": "head", "open_head": "head"}
+SHARED = {"local_ray": "local_ray", "head": "head", "open_head": "head", "mortal_head": "head"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -139,13 +140,56 @@ def local_ray() -> Iterator[None]:
     cluster.disconnect()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Head:
     """A cluster that `ray start --head` made, with one CPU."""
 
     environment: dict[str, str]
     """Of its clients: its job server, and its token if it has one; no RAY_ADDRESS."""
     ports: dict[str, int]
+    folder: Path
+    mode: str
+    """Its RAY_AUTH_MODE, which clients are not told: they are to find out."""
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        """Start it and wait until it is up."""
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        command += ["--num-cpus=1", f"--temp-dir={self.folder}/ray", "--dashboard-host=127.0.0.1"]
+        command += ["--disable-usage-stats"]
+        command += [f"--{name}={port}" for name, port in self.ports.items()]
+        log = self.folder / "start.log"
+        # NOTE: `ray start` gives up when its own processes are not up within 30 s, which no setting
+        # changes and a busy machine exceeds.
+        for _ in range(HEAD_STARTS):
+            with log.open("w") as output:
+                self.process = subprocess.Popen(
+                    command,
+                    env=self.environment | {"RAY_AUTH_MODE": self.mode},
+                    cwd=self.folder,
+                    stdout=output,
+                    stderr=output,
+                )
+            if _is_up(self, self.process):
+                return
+            self.process.kill()
+            self.process.wait()
+        pytest.fail(f"ray start did not come up: {log.read_text()}")
+
+    def stop(self) -> None:
+        """End it in good order."""
+        assert self.process is not None
+        self.process.terminate()  # with --block it ends its own processes
+        self.process.wait(timeout=60)
+
+    def kill(self) -> None:
+        """Kill all of its processes at once, jobs included, as if its machine were gone."""
+        assert self.process is not None
+        top = psutil.Process(self.process.pid)
+        for process in (top, *top.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -171,19 +215,35 @@ class Head:
 @pytest.fixture(scope="session")
 def head() -> Iterator[Head]:
     """One that asks for a token."""
-    with _head({"RAY_AUTH_TOKEN": "0123456789abcdef" * 4}, mode="token") as head:
+    with running_head({"RAY_AUTH_TOKEN": "0123456789abcdef" * 4}, mode="token") as head:
         yield head
 
 
 @pytest.fixture(scope="session")
 def open_head() -> Iterator[Head]:
     """One that lets in everybody, as `ray start --head` makes it where there is no token."""
-    with _head({"HOME": "/nonexistent"}, mode="disabled") as head:
+    with running_head({"HOME": "/nonexistent"}, mode="disabled") as head:
+        yield head
+
+
+@pytest.fixture(scope="module")
+def mortal_head(lasting_server: "Server") -> Iterator[Head]:
+    """One that a test may kill and start again. Secrets are in the environment of its processes and
+    clients, a password of an MLflow server among them; all but the token have `planted` in them."""
+    lasting_server.start()
+    secrets = {
+        "AWS_SECRET_ACCESS_KEY": "planted-aws-secret",
+        "HF_TOKEN": "planted-hub-token",
+        "MLFLOW_TRACKING_URI": lasting_server.uri.replace("://", "://me:planted-password@"),
+        "RAY_AUTH_TOKEN": "fedcba9876543210" * 4,
+    }
+    with running_head(secrets, mode="token") as head:
         yield head
 
 
 @contextmanager
-def _head(variables: dict[str, str], *, mode: str) -> Iterator[Head]:
+def running_head(variables: dict[str, str], *, mode: str) -> Iterator[Head]:
+    """A cluster of its own, with variables in the environment of all of its processes."""
     from tracking.ports import free_ports
 
     ports = dict(zip(HEAD_PORTS, free_ports(len(HEAD_PORTS)), strict=True))
@@ -198,33 +258,12 @@ def _head(variables: dict[str, str], *, mode: str) -> Iterator[Head]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         **variables,
     }
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
-    command += ["--num-cpus=1", f"--temp-dir={folder}/ray", "--dashboard-host=127.0.0.1"]
-    command += ["--disable-usage-stats", *(f"--{name}={port}" for name, port in ports.items())]
-    log = Path(folder, "start.log")
-    head = Head(environment, ports)
-    # NOTE: `ray start` gives up when its own processes are not up within 30 s, which no setting
-    # changes and a busy machine exceeds.
-    for _ in range(HEAD_STARTS):
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command,
-                env=environment | {"RAY_AUTH_MODE": mode},  # not for clients: they are to find out
-                cwd=folder,
-                stdout=output,
-                stderr=output,
-            )
-        if _is_up(head, process):
-            break
-        process.kill()
-        process.wait()
-    else:
-        pytest.fail(f"ray start did not come up: {log.read_text()}")
+    head = Head(environment, ports, Path(folder), mode)
+    head.start()
     try:
         yield head
     finally:
-        process.terminate()  # with --block it ends its own processes
-        process.wait(timeout=60)
+        head.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -46,6 +46,11 @@ def run(config: ListConfig) -> None:
         "formats": _formats,
         "runs": lambda: _runs(Path(config.folder)),
     }[config.what]()
+    show_table(columns, rows)
+
+
+def show_table(columns: list[str], rows: list[list[str]]) -> None:
+    """Print a table whose last column is cut where the terminal ends."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         # Numbers and names stay whole; a narrow terminal cuts the last column.

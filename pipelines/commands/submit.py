@@ -1,29 +1,40 @@
 """`raybert submit prepare --config …`: run a stage as a job on a Ray cluster.
 
-What `ray job submit` does, with two differences: files that a job does not need are not sent, and
-the exit code is the job's (Ray's is 1 whatever the job's was).
+Submitting the same work again finds the job: it is shown if it runs, told if it has succeeded, and
+started again otherwise. The parts are in `pipelines/jobs`.
 """
 
-import asyncio
 import shlex
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_core.errors import ConfigError, ResourceError
+from bert_core.checks import NonNegativeInt, check_fields
+from bert_core.errors import ConfigError
+from bert_core.wording import one_of
 from pipelines.configure import ALL, config_class
-from pipelines.runtime import cluster
+from pipelines.jobs.following import follow
+from pipelines.jobs.packaging import check_versions, runtime_env, versions
+from pipelines.jobs.secret_values import refuse_secrets
+from pipelines.jobs.server import AlreadySubmittedError, JobServer, seconds_of
+from pipelines.jobs.submission import (
+    Ending,
+    Submission,
+    attempt_id,
+    attempts_of,
+    ending_of,
+    submission_of,
+)
 from pipelines.runtime.progress import say
 
 if TYPE_CHECKING:
-    from ray.job_submission import JobDetails, JobSubmissionClient
+    from ray.job_submission import JobDetails
 
-# NOTE: gitignore's rules: without the slash, `data` would exclude bert_core/data too.
-NOT_SENT = ["/.git", "/.venv", "/data", "/mlruns", "/runs", "/shared", "__pycache__", ".*_cache"]
 OPEN = "--allow_open_cluster"
-POLL_S = 0.5
+REASONS = ("lost", "preempted", "failed")
+BAD_USAGE = 2
+"""Exit code of a command line that is refused: it would be refused again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +47,28 @@ class SubmitConfig:
     allow_open_cluster: bool = False
     """Send the job even to a cluster that requires no token, where anyone who reaches its ports can
     run code, and let it join that cluster."""
-    working_dir: str = "."
-    """Folder with the code and configs, which the job runs in a copy of. What it writes there is
-    lost, so give the stage's output as a URI or an absolute path on the cluster."""
+    working_dir: str | None = None
+    """Folder with code of your own, which the job runs in a copy of, at most 512 MiB. raybert and
+    the files that --config names are sent without it. What a job writes into the copy is lost."""
+    patience: str = "5m"
+    """How long to wait for a job server that has answered and then does not: 90s, 10m, 2h."""
+    retries: NonNegativeInt = 0
+    """How often to start the job again when it ends for one of the reasons in retry_on."""
+    retry_on: str = "lost,preempted"
+    """Which of lost (the driver was killed, or went with its node or head), preempted (its node was
+    reclaimed) and failed, with commas between them."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        seconds_of("patience", self.patience)
+        for reason in self.reasons:
+            if reason not in REASONS:
+                raise ConfigError(f"retry_on: wanted {one_of(REASONS)}, got {reason}")
+
+    @property
+    def reasons(self) -> list[str]:
+        """The endings after which the job is started again."""
+        return self.retry_on.split(",") if self.retry_on else []
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -55,74 +85,140 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def run(config: SubmitConfig, command: Sequence[str]) -> int:
     """Submit, show the job's output until it ends, and return its exit code.
 
-    If interrupted, it leaves the job running and says how to stop it.
+    If interrupted, it leaves the job running and says how to see it again and how to stop it.
 
-    Raises: ConfigError if there is no command, or the folder cannot be sent; ResourceError if no
-        cluster answers.
+    Raises: ConfigError if there is no command, or the stage or the cluster would refuse it;
+        ResourceError if no cluster answers.
     """
     if not command:
         raise ConfigError(
             "wanted a stage to run on the cluster, got none: raybert submit prepare --config …"
         )
-    if "://" not in config.working_dir and not Path(config.working_dir).is_dir():
-        raise ConfigError(f"working_dir: wanted a folder, got {config.working_dir}")
-    client = cluster.job_client(config.address, allow_open_cluster=config.allow_open_cluster)
-    if config.allow_open_cluster and _takes_open(command[0]):
-        command = [*command, f"{OPEN}=true"]  # the job joins the same cluster
-    job = _submit(client, config, command)
-    say(f"job {job} at {client.get_address()}: {shlex.join(command)}")
+    folder = config.working_dir
+    if folder is not None and "://" not in folder and not Path(folder).is_dir():
+        raise ConfigError(f"working_dir: wanted a folder, got {folder}")
+    submission = submission_of(command, folder or ".")
+    refuse_secrets(command, submission.config)
+    server = JobServer.at(
+        config.address, patience=config.patience, allow_open_cluster=config.allow_open_cluster
+    )
+    check_versions(server)
+    number = _start_or_find(server, config, submission)
+    retried = 0
+    while number is not None:
+        job_id = attempt_id(submission.id, number)
+        job = show_until_end(server, job_id)
+        ending = ending_of(job)
+        refused = job is not None and job.driver_exit_code == BAD_USAGE
+        if ending not in config.reasons or retried == config.retries or refused:
+            return told(server, job_id, job)
+        retried += 1
+        say(f"job {job_id} {ending}: retry {retried} of {config.retries}")
+        number = _start(server, config, submission, number + 1, resumes=True)
+    return 0
+
+
+def _start_or_find(server: JobServer, config: SubmitConfig, submission: Submission) -> int | None:
+    """The attempt to follow; None if the work has been done."""
+    attempts = attempts_of(submission.id, server.jobs())
+    if not attempts:
+        return _start(server, config, submission, 1)
+    number, job = list(attempts.items())[-1]
+    if not job.status.is_terminal():
+        say(f"job {job.submission_id} is already {job.status.lower()}: here is what it prints")
+        return number
+    ending: Ending = ending_of(job)
+    if ending == "succeeded" and not getattr(submission.config, "force", False):
+        say(
+            f"job {job.submission_id} has already succeeded"
+            + (f", its output is in {submission.output}" if submission.output else "")
+            + ": to run it again, add --force to the stage's options"
+        )
+        return None
+    say(f"job {job.submission_id} {ending} before: this is attempt {number + 1}")
+    return _start(server, config, submission, number + 1)
+
+
+def _start(
+    server: JobServer,
+    config: SubmitConfig,
+    submission: Submission,
+    number: int,
+    *,
+    resumes: bool = False,
+) -> int:
+    """Start an attempt, or another one if somebody else has just started it; returns its number.
+
+    Args:
+        resumes: it goes on with what the attempt before it did, even if that one was to begin anew.
+    """
+    command = list(submission.command)
+    if resumes and getattr(submission.config, "force", False):
+        command.append("--force=false")
+    if resumes and _takes(command[0], "--wait"):
+        command.append("--wait=true")  # the one before may hold the output for a moment longer
+    if config.allow_open_cluster and _takes(command[0], OPEN):
+        command.append(f"{OPEN}=true")  # the job joins the same cluster
+    with runtime_env(server, command, config.working_dir) as (environment, sent):
+        # `python` is the cluster's: its image, or the environment that `ray start` was run in.
+        entrypoint = shlex.join(["python", "-m", "pipelines.cli", *sent])
+        metadata = {
+            "stage": command[0],
+            "output": submission.output,
+            "config": submission.digest,
+            "attempt": str(number),
+            "code": next(iter(environment.get("py_modules", [])), ""),
+            **{f"submitted_with_{name}": version for name, version in versions().items()},
+        }
+        try:
+            server.submit(
+                submission_id=attempt_id(submission.id, number),
+                entrypoint=entrypoint,
+                runtime_env=environment,
+                metadata=metadata,
+            )
+        except AlreadySubmittedError:  # by this command, whose answer was lost, or by another
+            return number
+    job_id = attempt_id(submission.id, number)
+    say(f"job {job_id} at {server.address}: {shlex.join(submission.command)}")
+    return number
+
+
+def _takes(word: str, option: str) -> bool:
+    if word not in ALL:  # the job will report it
+        return False
+    return any(f"--{field.name}" == option for field in fields(config_class(word)))
+
+
+def show_until_end(server: JobServer, job_id: str) -> "JobDetails | None":
+    """Print a job's output until it ends; if interrupted, leave it running and say how to go on."""
     try:
-        details = _follow(client, job)
+        return follow(server, job_id)
     except KeyboardInterrupt:
-        say(f"\njob {job} keeps running: stop it with `ray job stop {job}`")
+        say(
+            f"\njob {job_id} keeps running: `raybert jobs attach {job_id}` shows it again, "
+            f"`raybert jobs stop {job_id}` stops it"
+        )
         raise
-    code = _exit_code(details)
-    say(f"job {job} {details.status.lower()}, exit code {code}")
-    if code and details.driver_exit_code is None:
-        say(details.message or "")  # it never started, so there is no output that says why
+
+
+def told(server: JobServer, job_id: str, job: "JobDetails | None") -> int:
+    """Say how a job ended, and return its exit code."""
+    if job is None:
+        say(
+            f"job {job_id} lost: the cluster at {server.address} no longer knows it, so its head "
+            "was replaced; submit it again to go on, with --retries to have that done for you"
+        )
+        return 1
+    code = _exit_code(job)
+    say(f"job {job_id} {ending_of(job)}, exit code {code}")
+    if code and job.driver_exit_code is None:
+        say(job.message or "")  # it never started, so there is no output that says why
     return code
 
 
-def _takes_open(word: str) -> bool:
-    if word not in ALL:  # the job will report it
-        return False
-    return any(f"--{field.name}" == OPEN for field in fields(config_class(word)))
-
-
-def _submit(client: "JobSubmissionClient", config: SubmitConfig, command: Sequence[str]) -> str:
-    environment = {
-        "working_dir": config.working_dir,
-        "excludes": NOT_SENT,
-        "env_vars": {"PYTHONUNBUFFERED": "1"},
-    }
-    # `python` is the cluster's: its image, or the environment that `ray start` was run in.
-    entrypoint = shlex.join(["python", "-m", "pipelines.cli", *command])
-    try:
-        return client.submit_job(entrypoint=entrypoint, runtime_env=environment)
-    except ValueError as error:  # too large, by Ray's own limit of 512 MiB
-        raise ConfigError(f"working_dir {config.working_dir} cannot be sent: {error}") from error
-    except RuntimeError as error:
-        raise ResourceError(f"the cluster did not accept the job: {error}") from error
-
-
-def _follow(client: "JobSubmissionClient", job: str) -> "JobDetails":
-    """Print the output as it comes, and wait for the job to end, even if the connection drops."""
-
-    async def show() -> None:
-        async for lines in client.tail_job_logs(job):
-            print(lines, end="", flush=True)
-
-    try:
-        asyncio.run(show())
-    except RuntimeError as error:
-        say(f"lost the output of job {job} ({error}): waiting for the job to end")
-    while not (details := client.get_job_info(job)).status.is_terminal():
-        time.sleep(POLL_S)
-    return details
-
-
-def _exit_code(details: "JobDetails") -> int:
-    code = details.driver_exit_code
+def _exit_code(job: "JobDetails") -> int:
+    code = job.driver_exit_code
     if code is None:
-        return 0 if details.status == "SUCCEEDED" else 1
+        return 0 if job.status == "SUCCEEDED" else 1
     return code if code >= 0 else 128 - code

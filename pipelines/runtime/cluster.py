@@ -6,6 +6,7 @@ before either happens, and never override what the user has set.
 """
 
 import atexit
+import json
 import logging
 import os
 import secrets
@@ -264,9 +265,17 @@ def job_client(
     from ray.job_submission import JobSubmissionClient
 
     try:
-        return JobSubmissionClient(url)
+        client = JobSubmissionClient(url)
     except (ConnectionError, RuntimeError, AuthenticationError) as error:
         raise _not_reached(url, error) from error
+    # NOTE: Ray's client waits forever for a server that is gone without closing the connection.
+    client._do_request = partial(client._do_request, timeout=ANSWER_TIMEOUT_S)  # type: ignore[method-assign]
+    return client
+
+
+def job_metadata() -> dict[str, str]:
+    """What the job that this process is part of was submitted with; empty outside of a job."""
+    return json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("metadata", {})
 
 
 def _running_cluster() -> str:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -81,11 +81,13 @@ def used_nodes(prices_usd: Mapping[str, float]) -> dict[str, int]:
 
 
 class Trainer(TorchTrainer):
-    """Aborts a run that is interrupted, and re-raises the interrupt.
+    """Aborts a run that is interrupted, and re-raises the interrupt; a run that is to end (SIGTERM)
+    may do something before.
 
     Ray Train's own SIGINT handler stays in place after the run and exits the process with code 1.
     """
 
+    before_exit: Callable[[], None] | None = None
     _controller: Any = None
 
     def _register_sigint_handler(self, controller: Any) -> None:
@@ -94,8 +96,10 @@ class Trainer(TorchTrainer):
     def fit(self) -> Any:
         try:
             return super().fit()
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit) as interrupt:
             if self._controller is not None:
+                if self.before_exit is not None and isinstance(interrupt, SystemExit):
+                    self.before_exit()
                 with suppress(RayError):  # this is how its end is returned
                     ray.get(self._controller.abort.remote(), timeout=ABORT_TIMEOUT_S)
             raise

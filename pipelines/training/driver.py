@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from pipelines.training.records import (
     CHECKPOINTS,
     DIVERGED,
     METRICS,
+    STOPPING,
     NewRecords,
     Records,
     Report,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from bert_core.tasks.base import Task
     from bert_core.train.checkpoint import Checkpoint
 
+CHECKPOINT_TIMEOUT_S = 20.0
+"""How long a run that is told to end waits for a last checkpoint, of the minute that a job has."""
 
 Worker = Callable[[Any, str, Report], None]
 """Trains as one rank: takes the stage's config, its digest, and where to report."""
@@ -136,8 +140,10 @@ def _fit_on_ray(
             worker_runtime_env={"env_vars": cluster.worker_environment()},
         ),
     )
+    trainer.before_exit = partial(_write_checkpoint, config.output)
     diverged = files.join(config.output, DIVERGED)
-    files.remove(diverged)  # from an earlier run
+    for left in (diverged, files.join(config.output, STOPPING)):  # by an earlier run
+        files.remove(left)
     try:
         trainer.fit()
     except TrainingFailedError as error:
@@ -147,6 +153,19 @@ def _fit_on_ray(
         from bert_core.train.loop import DivergedError
 
         raise DivergedError(files.read_bytes(diverged).decode())
+
+
+def _write_checkpoint(output: str) -> None:
+    """Have the workers write a checkpoint with their next report, and wait for it for a while."""
+    from bert_core.train.checkpoint import latest_checkpoint
+
+    folder, stopping = files.join(output, CHECKPOINTS), files.join(output, STOPPING)
+    before = latest_checkpoint(folder)
+    files.write_bytes(stopping, b"")
+    deadline_s = time.monotonic() + CHECKPOINT_TIMEOUT_S
+    while latest_checkpoint(folder) == before and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    files.remove(stopping)
 
 
 def check_cpus(resources: Mapping[str, float], workers: int, threads: int) -> None:

@@ -19,6 +19,9 @@ CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints."""
 DIVERGED = "diverged.txt"
 """Why training ended, if the loss diverged: written by a worker, raised in the driver."""
+STOPPING = "stopping"
+"""Exists while training is to stop as soon as it has written a checkpoint: made by the driver, read
+by the first worker."""
 
 Records = list[tuple[int, dict[str, float]]]
 """Points of curves: (global step, numbers)."""
@@ -26,7 +29,8 @@ Records = list[tuple[int, dict[str, float]]]
 Report = Callable[[Records, bool], bool]
 """Takes the points since the last report, and whether this report is the last. Collective.
 
-Returns whether a worker's node is about to be preempted, once per node: time for a checkpoint.
+Returns whether a worker's node is about to be preempted, once per node, or training is to stop:
+time for a checkpoint.
 """
 
 

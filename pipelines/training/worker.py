@@ -48,7 +48,7 @@ from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
 from pipelines.runtime.stage import STARTED
 from pipelines.training.config import TrainingConfig
-from pipelines.training.records import CHECKPOINTS, DIVERGED, Records, Report
+from pipelines.training.records import CHECKPOINTS, DIVERGED, STOPPING, Records, Report
 from tracking import metric_names as names
 from tracking.goodput import told_by_clock
 from tracking.metric_names import LOSS
@@ -79,15 +79,25 @@ def on_ray(arguments: dict[str, Any]) -> None:
 
     flush_denormals()  # only here, not when the work is done in the user's own process
     noticed: set[str] = set()
+    stopping = False
 
     def report(records: Records, last: bool) -> bool:
         ray_train.report({"records": records, "last": last})
         notice = ray_train.get_preemption_info()
         new = set(notice.preempted_node_ids if notice else ()) - noticed
         noticed.update(new)
-        return bool(new)
+        stopped = stops()  # collective: on every rank, whatever comes of it
+        return bool(new) or stopped
+
+    def stops() -> bool:
+        """Whether to stop, as the first worker has it."""
+        nonlocal stopping
+        before = stopping
+        stopping |= from_rank_0(float(rank == 0 and files.exists(stop))) > 0
+        return stopping and not before
 
     config, rank = arguments["config"], ray_train.get_context().get_world_rank()
+    stop = files.join(config.output, STOPPING)
     check_storage(config.output, rank)
     try:
         arguments["worker"](config, arguments["digest"], report)

@@ -1,6 +1,13 @@
 """A stage runs as a job on a cluster, and the cluster's description is one that Ray takes."""
 
+import json
+import platform
+import re
 import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +26,17 @@ REFUSAL = "wanted a Ray cluster that asks for a token"
 
 @pytest.mark.ray
 def test_the_output_and_the_exit_code_are_those_of_the_job(head: Any, tmp_path: Path) -> None:
-    done = head.raybert("submit", "vocab", "--vocab_size", "3", "--output", f"{tmp_path}/vocab")
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "vocab_size: wanted at least 100, got 3" in done.stdout
-    assert "failed, exit code 2" in done.stdout
+    text = f"--corpus.source={tmp_path}/absent.txt"
+    done = head.raybert("submit", "vocab", text, "--output", f"{tmp_path}/vocab")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "absent.txt: wanted a file" in done.stdout
+    assert "failed, exit code 1" in done.stdout
 
 
 @pytest.mark.ray
 def test_without_the_token_the_cluster_is_closed(head: Any) -> None:
     stranger = {"RAY_AUTH_TOKEN": "", "HOME": "/nonexistent"}
-    done = head.raybert("submit", "vocab", **stranger)
+    done = head.raybert("submit", "vocab", "--output", "/shared/vocab", **stranger)
     assert done.returncode == 1
     assert "could not reach or join it" in done.stderr
 
@@ -56,7 +64,42 @@ def test_a_cluster_that_does_not_answer_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         address = f"http://127.0.0.1:{held.getsockname()[1]}"
     with pytest.raises(ResourceError, match=f"wanted a Ray cluster at {address}, could not reach"):
-        run(SubmitConfig(address=address), ["prepare"])
+        run(SubmitConfig(address=address), ["vocab", "--output", "/shared/vocab"])
+
+
+class OfAnotherVersion(BaseHTTPRequestHandler):
+    """A job server of a cluster with another Ray; it takes no job."""
+
+    def do_GET(self) -> None:
+        metadata = {"rayVersion": "2.61.0", "pythonVersion": platform.python_version()}
+        answers = {
+            "/api/version": {"version": "5", "ray_version": "2.61.0"},
+            "/api/v0/cluster_metadata": {"result": True, "msg": "", "data": metadata},
+        }
+        self.send_response(200 if self.path in answers else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(answers.get(self.path)).encode())
+
+
+def test_a_cluster_of_another_version_is_refused_before_anything_is_sent() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), OfAnotherVersion) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        command = [
+            "submit",
+            "--allow_open_cluster",
+            "--address",
+            address,
+            "vocab",
+            "--output",
+            "/x",
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "pipelines.cli", *command], capture_output=True, text=True
+        )
+        server.shutdown()
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(r"Ray: wanted 2\.60\.\d+ on the cluster at .*, got 2\.61\.0: ", done.stderr)
 
 
 def test_a_submission_without_a_stage_says_what_was_wanted() -> None:
@@ -66,7 +109,13 @@ def test_a_submission_without_a_stage_says_what_was_wanted() -> None:
 
 def test_a_folder_that_is_not_there_cannot_be_sent() -> None:
     with pytest.raises(ConfigError, match="working_dir: wanted a folder, got absent"):
-        run(SubmitConfig(working_dir="absent"), ["prepare"])
+        run(SubmitConfig(working_dir="absent"), ["vocab", "--output", "/shared/vocab"])
+
+
+def test_a_reason_to_retry_that_there_is_none_of_is_named() -> None:
+    assert SubmitConfig(retry_on="lost,failed").reasons == ["lost", "failed"]
+    with pytest.raises(ConfigError, match="retry_on: wanted one of lost, preempted, failed, got x"):
+        SubmitConfig(retry_on="lost,x")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +125,7 @@ def test_a_folder_that_is_not_there_cannot_be_sent() -> None:
         ("--address http://h vocab --address auto", "--address http://h", "vocab --address auto"),
         ("--address=http://h:1 -- prepare -x", "--address=http://h:1", "prepare -x"),
         ("--working_dir . --help", "--working_dir . --help", ""),
+        ("--retries 2 --patience=9m vocab -x", "--retries 2 --patience=9m", "vocab -x"),
         ("--allow_open_cluster vocab -x", "--allow_open_cluster", "vocab -x"),
         ("--allow_open_cluster false vocab", "--allow_open_cluster false", "vocab"),
     ],

@@ -1,0 +1,71 @@
+"""Shows what a job prints until it ends, whatever happens to the connection."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from bert_core.errors import ResourceError
+from pipelines.jobs.server import JobServer
+from pipelines.runtime.progress import say
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails
+
+POLL_S = 0.5
+SILENCE_S = 60.0
+"""A stream without a word for so long is opened anew: the connection may be gone unnoticed."""
+
+
+def follow(server: JobServer, job_id: str, *, shown: int = 0) -> "JobDetails | None":
+    """Print a job's output as it comes, every character once, until the job has ended.
+
+    Args:
+        shown: how many characters of it not to print.
+    Returns: the job; None if its cluster no longer knows it.
+    """
+    printed = _Printed(shown)
+    while True:
+        with suppress(RuntimeError, OSError, *_connection_errors()):
+            asyncio.run(_stream(server.tail(job_id), printed))
+        job = server.job(job_id)  # waits while the server is away
+        if job is None:
+            return None
+        if job.status.is_terminal():
+            try:
+                printed.take(
+                    server.log(job_id), begins_at=0
+                )  # a stream may end before the log does
+            except ResourceError as error:
+                say(f"the end of the log of job {job_id} cannot be read: {error}")
+            return job
+        time.sleep(POLL_S)
+
+
+class _Printed:
+    """How much of a log has been printed."""
+
+    def __init__(self, characters: int) -> None:
+        self._characters = characters
+
+    def take(self, text: str, *, begins_at: int) -> None:
+        """Print what is new of a part of the log."""
+        new = text[max(0, self._characters - begins_at) :]
+        if new:
+            print(new, end="", flush=True)
+            self._characters += len(new)
+
+
+async def _stream(parts: AsyncIterator[str], printed: _Printed) -> None:
+    """Print a stream, which begins where the log does."""
+    begins_at = 0
+    while (text := await asyncio.wait_for(anext(parts, None), SILENCE_S)) is not None:
+        printed.take(text, begins_at=begins_at)
+        begins_at += len(text)
+
+
+def _connection_errors() -> tuple[type[Exception], ...]:
+    from aiohttp import ClientError
+
+    return (ClientError,)

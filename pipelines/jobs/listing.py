@@ -1,0 +1,75 @@
+"""What there is to say about jobs: a row per submission, as `raybert jobs` shows it."""
+
+import re
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from bert_core.errors import ResourceError
+from pipelines.jobs.server import JobServer
+from pipelines.jobs.submission import PREFIX, attempts_of, ending_of, split_attempt
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails
+
+COLUMNS = [
+    "id", "stage", "state", "started", "duration", "attempts", "exit", "progress", "left", "output",
+]  # fmt: skip
+# A line of `runtime.progress.Meter`: `  pretraining: 40 of 240 steps, 8.1 steps/s, 25 s left, …`
+_PROGRESS = re.compile(
+    r"^  [^:\n]+: ([\d,]+ of [\d,]+ \w+)(?:, [\d,.]+ \w+/s, ([\d,]+ s) left)?", re.M
+)
+
+
+def rows(server: JobServer) -> list[list[str]]:
+    """The submissions of `raybert submit`, in the order of their first attempts."""
+    jobs = [job for job in server.jobs() if (job.submission_id or "").startswith(f"{PREFIX}-")]
+    found = {}
+    for job in sorted(jobs, key=lambda job: job.start_time or 0):
+        name, _ = split_attempt(job.submission_id or "")
+        found[name] = attempts_of(name, jobs)
+    return [_row(server, name, attempts) for name, attempts in found.items()]
+
+
+def _row(server: JobServer, name: str, attempts: dict[int, "JobDetails"]) -> list[str]:
+    number, job = list(attempts.items())[-1]
+    told = job.metadata or {}
+    running = not job.status.is_terminal()
+    # What a run cost and how its time was spent stand in the record in its output, which may
+    # be on a disk that only the cluster sees: here is what the job server alone can tell.
+    done, left = _progress(server, job) if running else ("", "")
+    return [
+        name,
+        told.get("stage", ""),
+        job.status.lower() if running else ending_of(job),
+        _moment(job.start_time),
+        _duration(job),
+        str(number),
+        "" if job.driver_exit_code is None else str(job.driver_exit_code),
+        done,
+        left,
+        told.get("output", ""),
+    ]
+
+
+def _progress(server: JobServer, job: "JobDetails") -> tuple[str, str]:
+    """How much is done and the time left, as the log says last."""
+    try:
+        log = server.log(job.submission_id or "", patience_s=0)
+    except ResourceError:
+        return "", ""
+    last = next(reversed(list(_PROGRESS.finditer(log))), None)
+    return ("", "") if last is None else (last[1], last[2] or "")
+
+
+def _moment(milliseconds: int | None) -> str:
+    if milliseconds is None:
+        return ""
+    return datetime.fromtimestamp(milliseconds / 1000).strftime("%Y-%m-%d %H:%M")
+
+
+def _duration(job: "JobDetails") -> str:
+    if job.start_time is None:
+        return ""
+    end_s = time.time() if job.end_time is None else job.end_time / 1000
+    return f"{max(0.0, end_s - job.start_time / 1000):,.0f} s"

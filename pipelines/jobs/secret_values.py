@@ -1,0 +1,55 @@
+"""Keeps secrets out of what a cluster records of a job: its command line and its configs."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from bert_core.errors import ConfigError
+
+_SECRET_NAME = re.compile(r"(?:^|[._-])(?:key|token|secret|password|passwd|credentials?)$", re.I)
+_PASSWORD_IN_URI = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+_NO_SECRET = re.compile(r"true|false|null|[\d.]*", re.I)
+
+
+def refuse_secrets(command: Sequence[str], config: Any) -> None:
+    """Raises: ConfigError, without the value, if a command line or a config holds a secret."""
+    for name, value in [*_options(command), *_values(config)]:
+        by_name = _SECRET_NAME.search(name) and not _NO_SECRET.fullmatch(value)
+        if by_name or _PASSWORD_IN_URI.search(value):
+            raise ConfigError(
+                f"{name or 'the command line'}: wanted no secret in a job, whose command line and "
+                "configs everyone who reaches the cluster can read; set it in the environment that "
+                "the cluster is started in, or mount a file there: MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD, AWS_SECRET_ACCESS_KEY and HF_TOKEN are read there"
+            )
+
+
+def _options(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Name and value of every option, and of every `NAME=value`."""
+    name = ""
+    for word in command:
+        before, equals, after = word.partition("=")
+        if equals and re.fullmatch(r"-*[\w.-]+", before):
+            yield before.lstrip("-"), after
+            name = ""
+        elif word.startswith("-"):
+            name = word.lstrip("-")
+        else:
+            yield name, word
+            name = ""
+
+
+def _values(config: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted name and value of every text in a config."""
+    if is_dataclass(config):
+        for field in fields(config):
+            yield from _values(getattr(config, field.name), f"{name}.{field.name}".lstrip("."))
+    elif isinstance(config, Mapping):
+        for key, value in config.items():
+            yield from _values(value, f"{name}.{key}")
+    elif isinstance(config, list | tuple):
+        for value in config:
+            yield from _values(value, name)
+    elif isinstance(config, str):
+        yield name, config

@@ -1,0 +1,175 @@
+"""Whatever happens to a pretraining job, it ends with the same bits and tells no secret."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import mlflow
+import numpy as np
+import psutil
+import pytest
+from safetensors.numpy import load_file
+
+from pipelines import pretrain
+from pipelines.pretrain import PretrainConfig
+from pipelines.training.records import read_records
+
+if TYPE_CHECKING:
+    from tests.conftest import Head, Server
+
+ROOT = Path(__file__).parents[3]
+STEPS = 1500  # more than are trained while a job is found again and stopped
+
+
+def words_of(config: PretrainConfig) -> list[str]:
+    return [
+        "pretrain", "--output", config.output, "--shards", config.shards,
+        "--tokenizer", config.tokenizer, "--variant", "bert-tiny",
+        "--global_batch_size", "16", "--micro_batch_tokens", "256", "--held_out_rows", "64",
+        "--log_every_steps", "1", "--checkpoint_every_steps", str(config.checkpoint_every_steps),
+        "--loop.max_steps", str(config.loop.max_steps), "--loop.precision", "fp32",
+        "--optimizer.lr", "1e-3", "--schedule.warmup_steps", "2",
+        "--num_workers", "1",
+    ]  # fmt: skip
+
+
+def run_of(config: PretrainConfig) -> tuple[Any, mlflow.MlflowClient]:
+    client = mlflow.MlflowClient(config.tracking_uri)
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    [run] = client.search_runs(experiments, f"tags.output = '{config.output}'")
+    return run, client
+
+
+def last_step(folder: Path) -> int:
+    return max(read_records(folder), default=-1) if folder.exists() else -1
+
+
+def checkpoints(folder: Path) -> list[int]:
+    whole = folder.glob("checkpoints/step-*/checkpoint.json")
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in whole)
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[bytes]", says: Path) -> None:
+    deadline_s = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < deadline_s, says.read_text()
+        assert process.poll() is None, says.read_text()
+        time.sleep(0.1)
+
+
+@pytest.mark.ray
+@pytest.mark.drill
+@pytest.mark.timeout(1800)
+def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_left_alone(
+    prepared: Any, tmp_path: Path, mortal_head: "Head", lasting_server: "Server"
+) -> None:
+    head, folder, says = mortal_head, tmp_path / "hurt", tmp_path / "says.txt"
+    # A checkpoint only where one is asked for, or a run goes on: otherwise none would be missed.
+    alone = replace(
+        prepared.pretrain(tmp_path / "alone", steps=STEPS), checkpoint_every_steps=10 * STEPS
+    )
+    pretrain.run(alone)
+    hurt = replace(alone, output=str(folder), tracking_uri=lasting_server.uri)
+    command = [sys.executable, "-m", "pipelines.cli", "submit", "--patience", "4m", "--retries",
+               "2", *words_of(hurt)]  # fmt: skip
+
+    def submit(says: Path = says) -> "subprocess.Popen[bytes]":
+        with says.open("wb") as output:
+            return subprocess.Popen(
+                command, env=head.environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    process = submit()
+    wait_for(lambda: last_step(folder) >= 5, process, says)
+    [job_id] = set(re.findall(r"raybert-pretrain-[0-9a-f]{12}", says.read_text()))
+
+    # Submitted again while it runs, it is found; leaving it leaves it running.
+    other = tmp_path / "other.txt"
+    second = submit(other)
+    wait_for(lambda: f"job {job_id} is already running" in other.read_text(), second, other)
+    wait_for(lambda: "pretraining: " in other.read_text(), second, other)
+    second.send_signal(signal.SIGINT)
+    assert second.wait(timeout=60) == 130
+    assert f"`raybert jobs attach {job_id}` shows it again" in other.read_text()
+
+    # It is stopped: it writes a checkpoint, and says so, here and in MLflow.
+    stopped = head.raybert("jobs", "stop", job_id)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    [step] = checkpoints(folder)
+    assert f"stopped: the same command goes on after step {step:,}" in stopped.stdout
+    assert re.search(f"job {job_id} stopped after \\d+ s", stopped.stdout)
+    assert process.wait(timeout=60) == 1, "it is not taken for a failure that is to be retried"
+    assert "retry" not in says.read_text()
+    assert run_of(hurt)[0].info.status == "KILLED"
+
+    # Submitted again it goes on from there. Its driver is killed, and then its head, with all that
+    # runs there: when there is one again it goes on by itself.
+    process = submit()
+    before = last_step(folder)
+    wait_for(lambda: last_step(folder) > before + 5, process, says)
+    assert "resuming the earlier run of" in says.read_text()
+    [driver] = drivers(head)
+    os.kill(driver, signal.SIGKILL)
+    wait_for(lambda: f"job {job_id}-2 lost: retry 1 of 2" in says.read_text(), process, says)
+    before = last_step(folder)
+    wait_for(lambda: last_step(folder) > before + 5, process, says)
+    head.kill()
+    began_s = time.monotonic()
+    wait_for(lambda: "does not answer" in says.read_text(), process, says)
+    head.start()
+    before = last_step(folder)
+    wait_for(lambda: last_step(folder) > before, process, says)
+    print(f"it trains again {time.monotonic() - began_s:.0f} s after its head was killed")
+    assert process.wait(timeout=600) == 0, says.read_text()
+    assert f"job {job_id}-3 lost: retry 2 of 2" in says.read_text()
+    assert f"job {job_id}-4 succeeded, exit code 0" in says.read_text()
+
+    trained, expected = (load_file(each / "bundle" / "model.safetensors")
+                         for each in (folder, Path(alone.output)))  # fmt: skip
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(trained[name], tensor, err_msg=name)
+    run, client = run_of(hurt)
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [point.step for point in history] == list(range(1, STEPS + 1)), "each once, in order"
+    # Those of the killed ones end when they were last copied.
+    logs = [path.parent.name.partition("-")[2] for path in folder.glob("logs/*/driver.log")]
+    assert {job_id, f"{job_id}-4"} <= set(logs)
+
+    assert_nothing_told(head, folder, run, says)
+
+
+def drivers(head: "Head") -> list[int]:
+    """The processes of jobs that run on a head."""
+    assert head.process is not None
+    found = []
+    for child in psutil.Process(head.process.pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            if {"pipelines.cli", "pretrain"} <= set(child.cmdline()):
+                found.append(child.pid)
+    return found
+
+
+def assert_nothing_told(head: "Head", folder: Path, run: Any, says: Path) -> None:
+    """No planted secret is in what the job server tells, MLflow has or the job wrote."""
+    url = head.environment["RAY_API_SERVER_ADDRESS"]
+    token = {"Authorization": f"Bearer {head.environment['RAY_AUTH_TOKEN']}"}
+    listed = httpx.get(f"{url}/api/jobs/", headers=token, timeout=60).text
+    assert "raybert-pretrain-" in listed
+    told = {"the job server": listed, "MLflow": str(run.to_dictionary()), "says": says.read_text()}
+    written = [path for path in folder.rglob("*") if path.is_file()]
+    assert written
+    for path in written:
+        told[str(path)] = path.read_bytes().decode("latin-1")
+    for place, text in told.items():
+        assert "planted" not in text, place
+        assert head.environment["RAY_AUTH_TOKEN"] not in text, place
