@@ -6,6 +6,7 @@ before either happens, and never override what the user has set.
 """
 
 import atexit
+import json
 import logging
 import os
 import secrets
@@ -142,6 +143,12 @@ def has_gpus(count: int) -> bool:
     import ray
 
     return ray.cluster_resources().get("GPU", 0) >= count
+
+
+def job_id() -> str | None:
+    """Submission id of the Ray job that this process drives; None outside one."""
+    described = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    return json.loads(described or "{}").get("metadata", {}).get("job_submission_id")
 
 
 def worker_environment() -> dict[str, str]:
@@ -426,6 +433,13 @@ def processes_of(marker: str) -> list[int]:
             if wanted in environment.read_bytes():
                 pids.append(int(environment.parent.name))
     return pids
+
+
+def exit_on_sigterm() -> None:
+    """Have SIGTERM exit normally, so that `finally` blocks run, unless it is handled already."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit_on_sigterm)
 
 
 def _exit_on_sigterm(signum: int, frame: object) -> None:

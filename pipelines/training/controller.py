@@ -12,7 +12,7 @@ from ray.train.torch import TorchTrainer
 
 from bert_core.errors import RaybertError
 from pipelines.runtime import cluster
-from pipelines.training.records import record_all
+from pipelines.training.records import Records, record_all
 from tracking.runs import RunRecorder
 
 logger = logging.getLogger(__name__)
@@ -27,18 +27,23 @@ class RecordingCallback(UserCallback):
     Ray Train never retries after a callback raises.
     """
 
-    def __init__(self, folder: Path, uri: str) -> None:
-        self._folder, self._uri = folder, uri
+    def __init__(self, folder: Path, uri: str, copy: str | None) -> None:
+        self._folder, self._uri, self._copy = folder, uri, copy
         self._recorder: RunRecorder | None = None
+        self._waiting: Records = []
 
     def after_report(self, run_context: Any, metrics: list[dict], checkpoint: Any) -> None:
+        self._waiting += metrics[0]["records"]
         # NOTE: an exception here would end the training; `record` never raises.
         try:
-            self._recorder = self._recorder or RunRecorder.open(self._folder, uri=self._uri)
+            self._recorder = self._recorder or RunRecorder.open(
+                self._folder, uri=self._uri, copy=self._copy
+            )
         except (OSError, RaybertError) as error:
-            logger.warning(f"cannot record the run in {self._folder}: {error}")
+            logger.warning(f"cannot record the run in {self._folder} yet: {error}")
             return
-        record_all(self._recorder, metrics[0]["records"])
+        record_all(self._recorder, self._waiting)
+        self._waiting = []
         if metrics[0]["last"]:
             self._hand_over()
 

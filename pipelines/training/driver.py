@@ -31,8 +31,10 @@ from pipelines.training.records import (
     record_all,
 )
 from tracking.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
+from tracking.mirror import fetch_newer
 from tracking.runs import RunRecorder
 from tracking.server import tracking_uri
+from tracking.spool import await_release
 
 if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
@@ -65,7 +67,11 @@ def fit(
     config = with_absolute_paths(config)
     with _progress(config.local_folder, loop, title):
         if config.num_workers == 0:
-            recorder = RunRecorder.open(config.local_folder, uri=tracking_uri(config.tracking_uri))
+            recorder = RunRecorder.open(
+                config.local_folder,
+                uri=tracking_uri(config.tracking_uri),
+                copy=config.record_copy,
+            )
 
             def report(records: Records, last: bool) -> bool:
                 record_all(recorder, records)
@@ -97,7 +103,9 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
     check_cpus(resources, config.least_workers, config.threads_per_worker)
     use_gpu = cluster.has_gpus(config.least_workers)
     storage = files.join(config.output, "ray")
-    callback = RecordingCallback(config.local_folder, tracking_uri(config.tracking_uri))
+    callback = RecordingCallback(
+        config.local_folder, tracking_uri(config.tracking_uri), config.record_copy
+    )
     trainer = Trainer(
         on_ray,
         train_loop_config={"worker": worker, "config": config, "digest": digest},
@@ -125,6 +133,9 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
         trainer.fit()
     except TrainingFailedError as error:
         raise cluster.users_mistake(error) or error from error
+    if config.record_copy is not None:  # the controller may have run on another host
+        await_release(config.local_folder)
+        fetch_newer(config.local_folder, config.record_copy)
     files.remove(storage)
     if files.exists(diverged):
         from bert_core.train.loop import DivergedError
