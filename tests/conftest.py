@@ -171,19 +171,19 @@ class Head:
 @pytest.fixture(scope="session")
 def head() -> Iterator[Head]:
     """One that asks for a token."""
-    with running_head({"RAY_AUTH_TOKEN": "0123456789abcdef" * 4}, mode="token") as head:
+    with _head({"RAY_AUTH_TOKEN": "0123456789abcdef" * 4}, mode="token") as head:
         yield head
 
 
 @pytest.fixture(scope="session")
 def open_head() -> Iterator[Head]:
     """One that lets in everybody, as `ray start --head` makes it where there is no token."""
-    with running_head({"HOME": "/nonexistent"}, mode="disabled") as head:
+    with _head({"HOME": "/nonexistent"}, mode="disabled") as head:
         yield head
 
 
 @contextmanager
-def running_head(variables: dict[str, str], *, mode: str) -> Iterator[Head]:
+def _head(variables: dict[str, str], *, mode: str) -> Iterator[Head]:
     from tracking.ports import free_ports
 
     ports = dict(zip(HEAD_PORTS, free_ports(len(HEAD_PORTS)), strict=True))
