@@ -92,7 +92,7 @@ class TuneConfig(LabelledTrainingConfig):
         """
         names = [field.name for field in fields(LabelledTrainingConfig)]
         shared = {name: getattr(self, name) for name in names}
-        shared |= {"held_out": None, "num_workers": 0, "force": False} | changes
+        shared |= {"held_out": None, "num_workers": 0, "force": False, "wait": True} | changes
         trials = []
         for number, varied in enumerate(self.search.trials()):
             output = files.join(self.output, "trials", f"{number:03d}")
@@ -234,6 +234,7 @@ def _score(config: TuneConfig, parent: str | None) -> dict[str, Any]:
         return {}
     shared = {field.name: getattr(config, field.name) for field in fields(StageConfig)}
     shared |= {"model": files.join(config.output, BUNDLE), "parent_run": parent, "force": False}
+    shared |= {"wait": True}  # for the lease of one that was killed
     evaluation = files.join(config.output, EVALUATION)
     scored = evaluate.run(
         evaluate.EvaluateConfig(**shared | {"output": evaluation, "held_out": config.held_out})

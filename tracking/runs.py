@@ -2,18 +2,21 @@
 
 Records go to the stage's folder first (`tracking.spool`); a thread copies them to MLflow, and what
 cannot be sent now is sent later, by this process or by the next start of the stage. The run's id is
-stored in the folder, so that a restart continues the same run.
+stored in the folder, so that a restart continues the same run; so does one on another host, if the
+folder has a copy at a URI (`tracking.mirror`).
 """
 
 import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from bert_core.errors import RaybertError
+from tracking.mirror import Mirror, fetch_newer, read_copy
 from tracking.sender import Sender
 from tracking.server import settle_environment, without_password
 from tracking.server import tracking_uri as tracking_uri
@@ -76,11 +79,16 @@ class RunRecorder:
     controller → driver) closes with RUNNING.
     """
 
-    def __init__(self, spool: Spool, uri: str) -> None:
+    def __init__(self, spool: Spool, uri: str, copy: str | None = None) -> None:
         """Use `open` instead."""
         self._spool = spool
         self._sender = Sender(spool, uri)
+        self._mirror: Mirror | None = None
         self._complaints: set[str] = set()
+        if copy is not None:
+            self._mirror = Mirror(spool.folder, copy, spool.run, self._superseded)
+            self._mirror.take()
+            self._mirror.start()
         self._sender.start()
 
     @classmethod
@@ -89,6 +97,7 @@ class RunRecorder:
         folder: str | Path,
         *,
         uri: str,
+        copy: str | None = None,
         experiment: str | None = None,
         run_name: str | None = None,
         params: Mapping[str, Any] | None = None,
@@ -103,12 +112,14 @@ class RunRecorder:
         Args:
             folder: a local folder, created if missing.
             uri: from `tracking_uri`.
+            copy: URI of a folder that gets a copy of the record; a newer record there replaces the
+                folder's first.
             experiment: None means the stored one, or `raybert`.
             run_name: None means the stored one, or the folder's name.
             params: the config, possibly nested. MLflow keeps the first value of a param: one that
                 differs after a restart becomes the tag `restart.<param>`.
         Raises: FormatError if `mlflow_run.json` is damaged; ResourceError if another process uses
-            the folder, or it is not writable; OSError.
+            the folder, or it or its copy is not writable; OSError.
         """
         settle_environment()
         folder = Path(folder)
@@ -118,13 +129,13 @@ class RunRecorder:
             experiment=experiment or "raybert",
             run_name=run_name or folder.absolute().name,
         )
-        spool = Spool(folder, new)
+        spool = Spool(folder, new, None if copy is None else partial(fetch_newer, place=copy))
         try:
             cls._describe(spool, new, experiment, run_name, params, inputs, tags)
+            return cls(spool, uri, copy)
         except BaseException:
             spool.close()
             raise
-        return cls(spool, uri)
 
     @staticmethod
     def _describe(
@@ -183,8 +194,11 @@ class RunRecorder:
 
         Like `record`, it never raises.
         """
+        path, folder = Path(local_path).absolute(), self._spool.folder.absolute()
+        if path.is_relative_to(folder):
+            path = path.relative_to(folder)  # which lies elsewhere on another host
         try:
-            self._spool.tell("artifact", [str(Path(local_path).absolute()), artifact_path])
+            self._spool.tell("artifact", [str(path), artifact_path])
         except Exception as error:
             self._complain("artifact", f"{local_path} will not be in MLflow: {error}")
 
@@ -212,6 +226,8 @@ class RunRecorder:
 
     def _end(self, timeout_s: float) -> str | None:
         reason = self._sender.finish(timeout_s)
+        if self._mirror is not None:
+            self._mirror.finish(timeout_s)
         self._spool.close()
         if reason is None:
             return None
@@ -245,6 +261,13 @@ class RunRecorder:
                 self._complain(name, f"metric {name} is left out: wanted a number, got {value!r}")
         return numbers
 
+    def _superseded(self) -> None:
+        """Another process has the record: what this one has yet to write would be repeated."""
+        self._sender.abandon()
+        self._complain(
+            "copy", f"another process records the run of {self._spool.folder}: this one ends"
+        )
+
     def _complain(self, about: str, line: str) -> None:
         """Log it once: an error in one record occurs in thousands."""
         if about not in self._complaints:
@@ -252,22 +275,28 @@ class RunRecorder:
             logger.warning(line)
 
 
-def finish_run(folder: str | Path, *, uri: str, timeout_s: float = 20.0) -> str | None:
+def finish_run(
+    folder: str | Path, *, uri: str, copy: str | None = None, timeout_s: float = 20.0
+) -> str | None:
     """End the run of a stage whose output is complete; for a stage that is skipped.
 
     The run is still open if the stage was killed between its manifest and the run's end, and
     incomplete if MLflow was unreachable.
 
+    Args:
+        copy: as of `RunRecorder.open`.
     Returns: None if MLflow has everything, otherwise the sentence that was logged.
     """
-    run = read_run(Path(folder))
+    run = read_run(Path(folder)) if copy is None else read_copy(copy)
     if run is None or run.tracking_uri != without_password(uri):
         return None
-    spool = Spool(Path(folder), run)
-    if run.status != "FINISHED":
+    if copy is not None and run.status == "FINISHED" and not run.untold:
+        return None  # how a run ended is sent last
+    spool = Spool(Path(folder), run, None if copy is None else partial(fetch_newer, place=copy))
+    if spool.run.status != "FINISHED":
         spool.tell("status", "FINISHED")
     if not spool.has_unsent():
         spool.close()
         return None
     settle_environment()
-    return RunRecorder(spool, uri).close("FINISHED", timeout_s)
+    return RunRecorder(spool, uri, copy).close("FINISHED", timeout_s)

@@ -14,6 +14,7 @@ from tracking.spool import Note, NoteKind, Spool
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run as StoredRun
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,9 @@ _SOURCE_TYPES = {
 class Sender(threading.Thread):
     """Sends the content of the spool every second, until `finish` is called.
 
-    A daemon: the process may end at any time, since the spool knows what has been sent. Sending
-    twice is harmless: MLflow stores equal metrics once.
+    A daemon: the process may end at any time, since the spool knows what has been sent. MLflow
+    knows it too, and is asked whenever a connection to it is opened: a process on another host,
+    which trained some steps again, may have sent more than this folder has.
     """
 
     def __init__(self, spool: Spool, uri: str) -> None:
@@ -52,6 +54,7 @@ class Sender(threading.Thread):
         self._finishing = False
         self._abandoned = False
         self._reason: str | None = None
+        self._stored_steps: dict[str, int] = {}
 
     def run(self) -> None:
         pause_s = 0.0
@@ -59,6 +62,8 @@ class Sender(threading.Thread):
         while tries and not self._abandoned:
             self._asked.wait(pause_s)
             self._asked.clear()
+            if self._abandoned:
+                return
             finishing = self._finishing
             try:
                 self._send()
@@ -99,6 +104,11 @@ class Sender(threading.Thread):
             return self._reason or f"it took longer than {timeout_s:g} s"
         return self._reason
 
+    def abandon(self) -> None:
+        """Send nothing more: the run is another process's now."""
+        self._abandoned = True
+        self._asked.set()
+
     def _send(self) -> None:
         if not self._spool.has_unsent():
             return
@@ -122,15 +132,15 @@ class Sender(threading.Thread):
         client = connect(self._uri)
         run = self._spool.run
         experiment = experiment_id(client, self._uri, run.experiment)
-        run_id = _find_run(client, experiment, run.run_id, run.key)
-        if run_id is None:
+        stored = _find_run(client, experiment, run.run_id, run.key)
+        if stored is None:
             if run.run_id is not None:
                 logger.warning("MLflow has lost the run of %s: it gets a new one", run.run_name)
                 self._spool.mark_all_unsent()
-            created = client.create_run(experiment, run_name=run.run_name, tags={KEY_TAG: run.key})
-            run_id = created.info.run_id
-        if run_id != run.run_id:
-            self._spool.belongs_to(run_id)
+            stored = client.create_run(experiment, run_name=run.run_name, tags={KEY_TAG: run.key})
+        self._stored_steps = {each.key: each.step for each in stored.to_proto().data.metrics}
+        if stored.info.run_id != run.run_id:
+            self._spool.belongs_to(stored.info.run_id)
         return client
 
     def _send_records(self, client: "MlflowClient", run_id: str) -> None:
@@ -141,6 +151,7 @@ class Sender(threading.Thread):
                 Metric(name, value, record.time_ms, record.step)
                 for record in batch.records
                 for name, value in record.metrics.items()
+                if record.step > self._stored_steps.get(name, -1)
             ]
             for start in range(0, len(metrics), BATCH_METRICS):
                 client.log_batch(run_id, metrics=metrics[start : start + BATCH_METRICS])
@@ -149,8 +160,11 @@ class Sender(threading.Thread):
     def _tell(self, client: "MlflowClient", run_id: str, note: Note) -> None:
         from mlflow.exceptions import MlflowException
 
+        value = note.value
+        if note.kind == "artifact":
+            value = [str(self._spool.folder / value[0]), value[1]]
         try:
-            _TELL[note.kind](client, run_id, note.value)
+            _TELL[note.kind](client, run_id, value)
         except MlflowException as error:
             if error.get_http_status_code() != 400:
                 raise
@@ -159,20 +173,22 @@ class Sender(threading.Thread):
         self._spool.told(note)
 
 
-def _find_run(client: "MlflowClient", experiment: str, run_id: str | None, key: str) -> str | None:
-    """The id of the run; None if it does not exist or was deleted."""
+def _find_run(
+    client: "MlflowClient", experiment: str, run_id: str | None, key: str
+) -> "StoredRun | None":
+    """The run with its newest metrics; None if it does not exist or was deleted."""
     from mlflow.exceptions import MlflowException
 
     if run_id is None:
         runs = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
-        return runs[0].info.run_id if runs else None
+        return runs[0] if runs else None
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
-    return run_id if run.info.lifecycle_stage == "active" else None
+    return run if run.info.lifecycle_stage == "active" else None
 
 
 def _tell_params(client: "MlflowClient", run_id: str, params: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from io import FileIO
 from pathlib import Path
@@ -74,20 +74,28 @@ class Run:
     run_id: str | None = None
     status: str | None = None
     """The status last noted."""
+    session: int = 0
+    """How many times the folder has been opened for writing."""
     untold: tuple[Note, ...] = ()
     format_version: int = FORMAT_VERSION
 
 
 def read_run(folder: Path) -> Run | None:
     """The content of `mlflow_run.json`; None if there is no such file. Raises: FormatError."""
-    path = folder / RUN
     try:
-        stored: dict[str, Any] = json.loads(path.read_bytes())
+        data = (folder / RUN).read_bytes()
+    except FileNotFoundError:
+        return None
+    return parse_run(data, str(folder / RUN))
+
+
+def parse_run(data: bytes, path: str) -> Run:
+    """The content of the `mlflow_run.json` at `path`. Raises: FormatError."""
+    try:
+        stored: dict[str, Any] = json.loads(data)
         version = stored["format_version"]
         notes = tuple(Note(**note) for note in stored["untold"])
         run = Run(**{**stored, "untold": notes}) if version <= FORMAT_VERSION else None
-    except FileNotFoundError:
-        return None
     except (ValueError, TypeError, KeyError) as error:
         raise FormatError(
             f"{path}: wanted the JSON that raybert writes there, got something else ({error}): "
@@ -104,11 +112,12 @@ def read_run(folder: Path) -> Run | None:
 class Spool:
     """The three files of a folder, open for writing. One thread may append while another sends."""
 
-    def __init__(self, folder: Path, new: Run) -> None:
+    def __init__(self, folder: Path, new: Run, fetch: Callable[[Path], None] | None = None) -> None:
         """Reopen the folder as it was left; a last line truncated by a kill is removed.
 
         Args:
             new: the run for a folder that has none.
+            fetch: brings the folder up to date before it is read, once no other process uses it.
         Raises: FormatError if `mlflow_run.json` is damaged; ResourceError if another process uses
             the folder and does not release it within LOCK_TIMEOUT_S; OSError.
         """
@@ -118,6 +127,8 @@ class Spool:
         self._path = folder / METRICS
         self._file = _locked(self._path)
         try:
+            if fetch is not None:
+                fetch(folder)
             run = read_run(folder) or new
         except BaseException:
             self._file.close()
@@ -129,8 +140,7 @@ class Spool:
         sent = folder / SENT
         self.sent = min(int(sent.read_text()), self.lines) if sent.exists() else 0
         self._sent_end = sum(map(len, lines[: self.sent]))
-        self._run = run
-        self._save(run)
+        self._save(replace(run, session=run.session + 1))
 
     def append(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Write one record; if `step` is not after the last one, write nothing and return False.
@@ -177,7 +187,7 @@ class Spool:
     def move(self, run: Run) -> None:
         """From now on the folder belongs to this run, which gets all records."""
         with self._lock:
-            self._save(run)
+            self._save(replace(run, session=self._run.session))
         self.mark_all_unsent()
 
     def mark_all_unsent(self) -> None:

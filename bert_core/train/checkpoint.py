@@ -3,12 +3,14 @@
 A checkpoint is a folder `step-00001000` with `model.safetensors`, `optimizer.safetensors` and,
 written last, `checkpoint.json`. If weights are sharded, each rank writes its own files,
 `model-00001-of-00004.safetensors`, with its rows of every tensor; any number of ranks can read
-them. Data position and randomness need no state: both follow from the step.
+them. Data position and randomness need no state: both follow from the step. `points.jsonl` has the
+curves so far, for a run whose record is lost with the machine that kept it.
 """
 
 import hashlib
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,6 +28,7 @@ from bert_core.train.words import table_of
 FORMAT_VERSION = 1
 LAST_FILE = "checkpoint.json"
 MODEL, OPTIMIZER, SUFFIX = "model", "optimizer", ".safetensors"
+POINTS = "points.jsonl"
 _NAME = re.compile(r"step-(\d{8})")
 
 
@@ -47,8 +50,6 @@ class Progress:
     """The cost at each measurement so far (`CheckpointWriter.save`)."""
     elapsed_s: float = 0.0
     """Seconds of training so far."""
-    records: Sequence[tuple[int, Mapping[str, float]]] = ()
-    """The last points of the curves, which may not have reached the run's record."""
 
 
 class CheckpointWriter:
@@ -73,6 +74,7 @@ class CheckpointWriter:
         optimizer: torch.optim.Optimizer,
         cost: float | None = None,
         progress: Progress | None = None,
+        points: bytes = b"",
     ) -> None:
         """Copy the state, then write `step-…` in the background.
 
@@ -83,6 +85,7 @@ class CheckpointWriter:
             cost: of these weights on rows that they were not trained on, if measured; the lowest
                 cost marks the best checkpoint.
             progress: the run's state so far.
+            points: of the curves so far, as lines of JSON: `[step, {name: number}]`.
         """
         self.wait()
         rank, world_size = rank_of_world()
@@ -104,7 +107,9 @@ class CheckpointWriter:
             **asdict(progress or Progress()),
         }
         group = self._group if sharded else None
-        self._writing = self._thread.submit(_write, self._folder, copies, about, self._keep, group)
+        self._writing = self._thread.submit(
+            _write, self._folder, copies, points, about, self._keep, group
+        )
 
     def wait(self) -> None:
         """Wait until everything is written. Raises: ResourceError if writing failed."""
@@ -123,6 +128,7 @@ class CheckpointWriter:
 def _write(
     folder: str,
     tensors: dict[str, dict[str, Tensor]],
+    points: bytes,
     about: dict[str, Any],
     keep: int,
     group: dist.ProcessGroup | None,
@@ -140,6 +146,9 @@ def _write(
         if group.rank():
             return
         digests = {name: digest for part in digests_of_ranks for name, digest in part.items()}
+    if points:
+        files.write_bytes(files.join(target, POINTS), points)
+        digests[POINTS] = hashlib.sha256(points).hexdigest()
     description = {"format_version": FORMAT_VERSION, **about, "sha256": digests}
     files.write_json(files.join(target, LAST_FILE), description)
     whole = _whole_checkpoints(folder)
@@ -179,9 +188,16 @@ def checkpoint_at(folder: str, step: int) -> Checkpoint:
 def read_progress(checkpoint: Checkpoint) -> Progress:
     """The progress stored in a checkpoint."""
     about = files.read_json(files.join(checkpoint.folder, LAST_FILE))
-    kept = {key: about[key] for key in Progress.__dataclass_fields__ if key in about}
-    kept["records"] = [(step, numbers) for step, numbers in kept.get("records", ())]
-    return Progress(**kept)
+    return Progress(**{key: about[key] for key in Progress.__dataclass_fields__ if key in about})
+
+
+def read_points(checkpoint: Checkpoint) -> list[tuple[int, dict[str, float]]]:
+    """The points of the curves up to a checkpoint. Raises: FormatError if the file has changed."""
+    digests = files.read_json(files.join(checkpoint.folder, LAST_FILE))["sha256"]
+    if POINTS not in digests:
+        return []
+    lines = _read(files.join(checkpoint.folder, POINTS), digests[POINTS]).splitlines()
+    return [(step, numbers) for step, numbers in map(json.loads, lines)]
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module, *, run_digest: str) -> None:

@@ -146,6 +146,12 @@ def has_gpus(count: int) -> bool:
     return ray.cluster_resources().get("GPU", 0) >= count
 
 
+def job_id() -> str | None:
+    """Submission id of the Ray job that this process drives; None outside one."""
+    described = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    return json.loads(described or "{}").get("metadata", {}).get("job_submission_id")
+
+
 def worker_environment() -> dict[str, str]:
     """Environment of a training worker; variables set in this process keep their values."""
     return {name: os.environ.get(name, value) for name, value in HUGE_PAGES.items()}
@@ -442,6 +448,13 @@ def processes_of(marker: str) -> list[int]:
             if wanted in environment.read_bytes():
                 pids.append(int(environment.parent.name))
     return pids
+
+
+def exit_on_sigterm() -> None:
+    """Have SIGTERM exit normally, so that `finally` blocks run, unless it is handled already."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit_on_sigterm)
 
 
 def _exit_on_sigterm(signum: int, frame: object) -> None:

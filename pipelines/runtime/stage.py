@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bert_core import files
 from bert_core.checks import PositiveInt, check_fields
-from bert_core.errors import ConfigError
+from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import (
     NAME,
     Manifest,
@@ -28,8 +28,11 @@ from bert_core.manifest import (
     stage_digest,
     write_manifest,
 )
+from pipelines.runtime import lease
 from pipelines.runtime.progress import say
-from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, finish_run
+from tracking.local_cache import cache_folder
+from tracking.mirror import RECORD
+from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, Status, finish_run
 from tracking.server import tracking_uri
 from tracking.spool import await_release
 
@@ -62,6 +65,8 @@ class StageConfig:
     """CPU threads per worker."""
     force: bool = False
     """Write the output again, replacing what is there."""
+    wait: bool = False
+    """If another run is writing the output, go on when that run has ended."""
     address: str | None = None
     """Ray cluster to use; by default the one in RAY_ADDRESS, or else a local one."""
     allow_open_cluster: bool = False
@@ -102,10 +107,15 @@ class StageConfig:
     @property
     def local_folder(self) -> Path:
         """The output folder; for a URI, the folder on this machine that records its run."""
-        local = files.local_path(self.output)
+        name = hashlib.sha256(self.output.encode()).hexdigest()[:12]
         # Absolute: Ray Train's controller, which records the run, works in another folder.
-        remote = Path("runs/remote").absolute()
-        return local or remote / hashlib.sha256(self.output.encode()).hexdigest()[:12]
+        return files.local_path(self.output) or cache_folder().absolute() / "runs" / name
+
+    @property
+    def record_copy(self) -> str | None:
+        """For a URI, the folder in the output that has a copy of the record."""
+        remote = files.local_path(self.output) is None
+        return files.join(self.output, RECORD) if remote else None
 
 
 def operational_fields(kind: type[StageConfig]) -> set[str]:
@@ -230,53 +240,76 @@ def run_stage(
             there has the same digest and may be reused. Meanwhile the folder's MLflow run exists
             and nothing else has it open.
     Raises: ConfigError if the folder holds something else, or an input (both are left untouched),
-        or if there is a file in its place.
+        or if there is a file in its place; ResourceError if another process writes the output, or
+        takes it over.
     """
     _check_output(config)
     determining = determining_fields(config)
     digests = {each.name: each.digest for each in inputs}
     digest = stage_digest(stage, determining, digests)
-    if not config.force and is_complete(config.output):
-        done = read_manifest(config.output)
-        if done.digest == digest:
-            say(f"{stage}: {config.output} already exists, made with the same settings: skipped")
-            finish_run(config.local_folder, uri=tracking_uri(config.tracking_uri))
+    if (done := _done(stage, config, determining, digests)) is not None:
+        return done
+    _check_ownership(config)
+    with lease.held(config.output, wait=config.wait) as held:
+        # Whoever had it until now may have finished it.
+        if (done := _done(stage, config, determining, digests)) is not None:
             return done
-        raise ConfigError(
-            f"{config.output} holds a finished `{done.stage}` "
-            f"{_difference(done, stage, determining, digests)}: "
-            "give another output, or --force to make it again"
+        from_hub = {each.asked: each.source for each in inputs if each.asked}
+        _clear_what_others_left(config, stage, digest, from_hub)
+        began = time.time()
+        # The run is opened, handed over and opened again: training's controller writes to it
+        # between.
+        if _open_run(stage, config, determining, inputs).close("RUNNING") is not None:
+            say(f"{stage}: MLflow has not answered yet, records are kept in {config.local_folder}")
+        try:
+            result = work(digest)
+        except BaseException as error:
+            if held.lost is None:
+                _end_run(stage, config, "FAILED" if isinstance(error, Exception) else "KILLED")
+            raise
+        manifest = Manifest(
+            stage=stage,
+            digest=digest,
+            config=determining,
+            inputs=digests,
+            hub={each.name: each.source for each in inputs if each.asked},
+            outputs=result.outputs,
+            counts={**result.counts, "seconds": round(time.time() - began, 3)},
+            code_version=code_version(),
         )
-    from_hub = {each.asked: each.source for each in inputs if each.asked}
-    _clear_what_others_left(config, stage, digest, from_hub)
-    began = time.time()
-    # The run is opened, handed over and opened again: training's controller writes to it between.
-    if _open_run(stage, config, determining, inputs).close("RUNNING") is not None:
-        say(f"{stage}: MLflow has not answered yet, records are kept in {config.local_folder}")
-    try:
-        result = work(digest)
-    except BaseException as error:
-        failed = isinstance(error, Exception)
-        _open_run(stage, config, determining).close("FAILED" if failed else "KILLED")
-        raise
-    manifest = Manifest(
-        stage=stage,
-        digest=digest,
-        config=determining,
-        inputs=digests,
-        hub={each.name: each.source for each in inputs if each.asked},
-        outputs=result.outputs,
-        counts={**result.counts, "seconds": round(time.time() - began, 3)},
-        code_version=code_version(),
-    )
-    with _open_run(stage, config, determining) as recorder:
-        numbers = {k: v for k, v in manifest.counts.items() if isinstance(v, int | float)}
-        recorder.record(recorder.last_step + 1, numbers)
-        for path in result.artifacts:
-            recorder.artifact(path)
-        # From here on the output is complete: if killed now, the next start only ends the run.
-        write_manifest(config.output, manifest)
+        held.check()  # in another's run nothing is recorded
+        with _open_run(stage, config, determining) as recorder:
+            numbers = {k: v for k, v in manifest.counts.items() if isinstance(v, int | float)}
+            recorder.record(recorder.last_step + 1, numbers)
+            for path in result.artifacts:
+                recorder.artifact(path)
+            held.check()
+            # From here on the output is complete: if killed now, the next start only ends the run.
+            write_manifest(config.output, manifest)
     return manifest
+
+
+def _done(
+    stage: str, config: StageConfig, determining: dict[str, Any], inputs: Mapping[str, str]
+) -> Manifest | None:
+    """The manifest of a finished output, whose run is ended; None if there is work to do.
+
+    Raises: ConfigError if it was made otherwise.
+    """
+    if config.force or not is_complete(config.output):
+        return None
+    done = read_manifest(config.output)
+    if done.digest == stage_digest(stage, determining, dict(inputs)):
+        say(f"{stage}: {config.output} already exists, made with the same settings: skipped")
+        finish_run(
+            config.local_folder, uri=tracking_uri(config.tracking_uri), copy=config.record_copy
+        )
+        return done
+    raise ConfigError(
+        f"{config.output} holds a finished `{done.stage}` "
+        f"{_difference(done, stage, determining, inputs)}: "
+        "give another output, or --force to make it again"
+    )
 
 
 def _check_output(config: StageConfig) -> None:
@@ -314,6 +347,7 @@ def _open_run(
     return RunRecorder.open(
         config.local_folder,
         uri=tracking_uri(config.tracking_uri),
+        copy=config.record_copy,
         experiment=config.experiment,
         run_name=f"{stage} {Path(config.output).name}",
         params=params,
@@ -325,6 +359,14 @@ def _open_run(
             **({PARENT_TAG: config.parent_run} if config.parent_run else {}),
         },
     )
+
+
+def _end_run(stage: str, config: StageConfig, status: Status) -> None:
+    """Record that the stage ends without a result. Never raises: another error did end it."""
+    try:
+        _open_run(stage, config, determining_fields(config)).close(status)
+    except (OSError, RaybertError) as error:
+        say(f"{stage}: how the run ended ({status}) is not recorded: {error}")
 
 
 def _difference(
@@ -341,24 +383,35 @@ def _difference(
     return f"made with another {', '.join(differs) or 'format'}"
 
 
+def _present(config: StageConfig) -> list[str]:
+    """Names in the output, but for that of its lease."""
+    return [name for name in files.list_names(config.output) if name != lease.NAME]
+
+
+def _check_ownership(config: StageConfig) -> None:
+    present = _present(config)
+    if present and STARTED not in present and NAME not in present:
+        raise ConfigError(
+            f"{config.output}: wanted an absent or empty folder, it holds files that raybert did "
+            f"not write ({', '.join(present[:3])}, …): give another output"
+        )
+
+
 def _clear_what_others_left(
     config: StageConfig, stage: str, digest: str, from_hub: dict[str, str]
 ) -> None:
     """Empty the output, unless it is from a killed run of the same digest, which can resume."""
     marker = files.join(config.output, STARTED)
-    present = files.list_names(config.output)
+    present = _present(config)
     started = files.read_json(marker) if STARTED in present else None
-    if present and started is None and NAME not in present:
-        raise ConfigError(
-            f"{config.output}: wanted an absent or empty folder, it holds files that raybert did "
-            f"not write ({', '.join(present[:3])}, …): give another output"
-        )
     if started is not None and started["digest"] == digest and not config.force:
         say(f"{stage}: resuming the earlier run of {config.output}")
         return
     await_release(config.local_folder)
-    files.remove(config.output)
-    files.remove(str(config.local_folder))
+    for name in present:
+        files.remove(files.join(config.output, name))
+    if config.record_copy is not None:
+        files.remove(str(config.local_folder))
     note = {"stage": stage, "digest": digest}
     files.write_json(marker, note | ({"hub": from_hub} if from_hub else {}))
 

@@ -30,19 +30,23 @@ class RecordingCallback(UserCallback):
     Ray Train never retries after a callback raises.
     """
 
-    def __init__(self, folder: Path, uri: str, goodput: Goodput) -> None:
-        self._folder, self._uri, self._goodput = folder, uri, goodput
+    def __init__(self, folder: Path, uri: str, copy: str | None, goodput: Goodput) -> None:
+        self._folder, self._uri, self._copy, self._goodput = folder, uri, copy, goodput
         self._recorder: RunRecorder | None = None
+        self._waiting: Records = []
 
     def after_report(self, run_context: Any, metrics: list[dict], checkpoint: Any) -> None:
         # NOTE: an exception here would end the training; `record` never raises.
-        records = self._counted(metrics[0]["records"])
+        self._waiting += self._counted(metrics[0]["records"])
         try:
-            self._recorder = self._recorder or RunRecorder.open(self._folder, uri=self._uri)
+            self._recorder = self._recorder or RunRecorder.open(
+                self._folder, uri=self._uri, copy=self._copy
+            )
         except (OSError, RaybertError) as error:
-            logger.warning(f"cannot record the run in {self._folder}: {error}")
+            logger.warning(f"cannot record the run in {self._folder} yet: {error}")
             return
-        record_all(self._recorder, records)
+        record_all(self._recorder, self._waiting)
+        self._waiting = []
         if metrics[0]["last"]:
             self._hand_over()
 

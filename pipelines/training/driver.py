@@ -35,8 +35,10 @@ from pipelines.training.records import (
 )
 from tracking import goodput
 from tracking.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
+from tracking.mirror import fetch_newer
 from tracking.runs import RunRecorder
 from tracking.server import tracking_uri
+from tracking.spool import await_release
 
 if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
@@ -79,7 +81,11 @@ def fit(
     spent.save(config.local_folder)
     with _progress(config.local_folder, loop, title):
         if config.num_workers == 0:
-            recorder = RunRecorder.open(config.local_folder, uri=tracking_uri(config.tracking_uri))
+            recorder = RunRecorder.open(
+                config.local_folder,
+                uri=tracking_uri(config.tracking_uri),
+                copy=config.record_copy,
+            )
             spent.nodes |= {goodput.DEFAULT: 1}
 
             def report(records: Records, last: bool) -> bool:
@@ -117,7 +123,9 @@ def _fit_on_ray(
     use_gpu = cluster.has_gpus(config.least_workers)
     storage = files.join(config.output, "ray")
     filesystem, storage_path = files.filesystem_of(storage)
-    callback = RecordingCallback(config.local_folder, tracking_uri(config.tracking_uri), spent)
+    callback = RecordingCallback(
+        config.local_folder, tracking_uri(config.tracking_uri), config.record_copy, spent
+    )
     trainer = Trainer(
         on_ray,
         train_loop_config={"worker": worker, "config": config, "digest": digest},
@@ -148,6 +156,9 @@ def _fit_on_ray(
         trainer.fit()
     except TrainingFailedError as error:
         raise cluster.users_mistake(error) or error from error
+    if config.record_copy is not None:  # the controller may have run on another host
+        await_release(config.local_folder)
+        fetch_newer(config.local_folder, config.record_copy)
     files.remove(storage)
     if files.exists(diverged):
         from bert_core.train.loop import DivergedError

@@ -29,13 +29,13 @@ from bert_core.train.hardware import flush_denormals
 from bert_core.train.loop import DivergedError
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import Meter, meter
-from pipelines.runtime.stage import STARTED
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.driver import check_cpus
 from pipelines.training.records import CHECKPOINTS, METRICS
 from pipelines.training.selection import Measurement
 from pipelines.training.sweep import SweepConfig
 from pipelines.training.worker import check_shared
+from tracking.mirror import read_copy
 from tracking.runs import RunRecorder
 from tracking.server import tracking_uri
 
@@ -125,8 +125,6 @@ def train_trial(
 
     A loss that diverges ends the trial, not the sweep.
     """
-    if files.exists(files.join(trial.output, STARTED)) and not trial.local_folder.exists():
-        files.remove(trial.output)  # its record is on another machine
 
     def keep(measurement: Measurement) -> None:
         # If a kill came after a measurement but before its checkpoint, the step is measured again.
@@ -152,10 +150,20 @@ def _clear_up(trial: LabelledTrainingConfig) -> None:
     files.remove(files.join(trial.output, CHECKPOINTS))
     state = state_of(trial)
     # A diverged trial has closed its run; a process that does not end must not block the sweep.
-    if state != "diverged" and (trial.local_folder / METRICS).exists():
+    if state != "diverged" and _is_recorded(trial):
         with suppress(errors.ResourceError):
-            recorder = RunRecorder.open(trial.local_folder, uri=tracking_uri(trial.tracking_uri))
+            recorder = RunRecorder.open(
+                trial.local_folder,
+                uri=tracking_uri(trial.tracking_uri),
+                copy=trial.record_copy,
+            )
             recorder.close("FINISHED" if state == "finished" else "KILLED")
+
+
+def _is_recorded(trial: LabelledTrainingConfig) -> bool:
+    if trial.record_copy is None:
+        return (trial.local_folder / METRICS).exists()
+    return read_copy(trial.record_copy) is not None  # written by another machine, maybe
 
 
 def _run_on_tune(

@@ -4,11 +4,12 @@ It reads in the order of the flow: place, data, model, then steps with their rep
 checkpoints.
 """
 
+import json
 import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -32,6 +33,7 @@ from bert_core.train.checkpoint import (
     latest_checkpoint,
     load_optimizer,
     load_weights,
+    read_points,
     read_progress,
 )
 from bert_core.train.clock import Clock
@@ -188,13 +190,14 @@ def train(training: Training, report: Report) -> None:
     if config.fsdp and place.world_size > 1:
         shard(model)
     optimizer = build_optimizer(model, training.optimizer)
-    before = Progress()
+    before, recorded = Progress(), list[tuple[int, dict[str, float]]]()
     if checkpoint is not None:
         load_optimizer(checkpoint, optimizer, run_digest=training.digest)
         before = read_progress(checkpoint)
+        recorded = [] if place.rank else read_points(checkpoint)  # only rank 0's are recorded
     rise = Rise(config.max_loss_rise, before.losses)
     measurements = Measurements(training, before.costs)
-    points = Points(report, training.first_record, before.records)
+    points = Points(report, training.first_record, recorded)
     if training.measure_before and not start:
         points.add(0, measurements.take(model))
     totals, since, told = Totals(model.weights), time.monotonic(), start
@@ -238,11 +241,11 @@ def train(training: Training, report: Report) -> None:
                 if checkpointing or from_rank_0(points.waited_s >= config.report_every_s):
                     checkpointing |= points.report(last=False)
             if checkpointing:
-                progress = Progress(
-                    rise.losses, measurements.costs, step.elapsed_s, points.unconfirmed()
-                )
+                progress = Progress(rise.losses, measurements.costs, step.elapsed_s)
                 with clock.during("checkpointing"):
-                    writer.save(step.index, model, optimizer, cost, progress)
+                    writer.save(
+                        step.index, model, optimizer, cost, progress, points.so_far()
+                    )
             if last:
                 break
         with clock.during("checkpointing"):
@@ -272,18 +275,16 @@ def due_after(step: Step, training: Training) -> Due:
 class Points:
     """Points of the curves on their way to the run's record.
 
-    NOTE: a report returns before it is recorded, and is lost if the controller dies in between. So
-    each checkpoint stores the points since the last but one, and a resumed run reports them again:
-    those that were recorded are dropped there.
+    NOTE: a report returns before it is recorded, and is lost if the controller dies in between; the
+    record is lost with its machine, as far as it was not copied. So each checkpoint stores all
+    points, and a resumed run reports them again: those that were recorded are dropped there.
     """
 
-    def __init__(
-        self, report: Report, first_record: int, before: Sequence[tuple[int, Mapping[str, float]]]
-    ) -> None:
+    def __init__(self, report: Report, first_record: int, before: Records) -> None:
         """`before` are those of the checkpoint that the run resumes from."""
         self._report, self._first_record = report, first_record
-        self._waiting: Records = [(record, dict(numbers)) for record, numbers in before]
-        self._earlier, self._recent = list(self._waiting), list[tuple[int, dict[str, float]]]()
+        self._waiting, self._new = list(before), list(before)
+        self._lines = bytearray()
         self._reported = time.monotonic()
 
     @property
@@ -295,7 +296,7 @@ class Points:
         """Take a point; its numbers may be completed until the next report."""
         point = self._first_record + step, numbers
         self._waiting.append(point)
-        self._recent.append(point)
+        self._new.append(point)
 
     def report(self, *, last: bool) -> bool:
         """Report the points since the last time. Collective; returns what `Report` returns."""
@@ -303,11 +304,12 @@ class Points:
         self._reported = time.monotonic()
         return self._report(waiting, last)
 
-    def unconfirmed(self) -> Records:
-        """The points to store with the checkpoint that is written now."""
-        points = [*self._earlier, *self._recent]
-        self._earlier, self._recent = self._recent, []
-        return points
+    def so_far(self) -> bytes:
+        """All points, to store with the checkpoint that is written now."""
+        for point in self._new:
+            self._lines += json.dumps(point).encode() + b"\n"
+        self._new = []
+        return bytes(self._lines)
 
 
 class Measurements:

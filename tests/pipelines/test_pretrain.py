@@ -241,6 +241,23 @@ def test_points_lost_on_their_way_are_recorded_by_the_run_that_goes_on(
     assert [step for step, numbers in records.items() if "loss" in numbers] == list(range(1, 13))
 
 
+def test_a_run_that_lost_its_record_has_the_whole_curve(prepared: Any, tmp_path: Path) -> None:
+    """Also if it had taken its last step: its newest checkpoint has all points."""
+    for step in (8, 12):
+        config = prepared.pretrain(tmp_path / f"{step}")
+        with pytest.raises(Killed), killed_after(step):
+            pretrain.run(config)
+        whole = read_records(config.local_folder)
+        for name in ("metrics.jsonl", "metrics.sent", "mlflow_run.json"):
+            (config.local_folder / name).unlink()
+        assert pretrain.run(config).counts["mlm_loss_before"] == whole[0]["held_out/mlm_loss"]
+        records = read_records(config.local_folder)
+        assert {each: records[each] for each in range(step)} == {
+            each: whole[each] for each in range(step)
+        }
+        assert len(losses(config.local_folder)) == 12
+
+
 class Killed(BaseException):
     pass
 

@@ -16,6 +16,7 @@ from bert_core.train.checkpoint import (
     LAST_FILE,
     MODEL,
     OPTIMIZER,
+    POINTS,
     SUFFIX,
     Checkpoint,
     CheckpointWriter,
@@ -23,6 +24,7 @@ from bert_core.train.checkpoint import (
     latest_checkpoint,
     load_optimizer,
     load_weights,
+    read_points,
 )
 from bert_core.train.config import OptimizerConfig
 from bert_core.train.optim import build_optimizer
@@ -88,6 +90,20 @@ def test_weights_and_optimizer_come_back_bit_for_bit(tmp_path: Path, object_stor
         for key, value in expected.state_dict().items():
             assert torch.equal(model.state_dict()[key], value)
         assert_equal_state(optimizer, its_optimizer)
+
+
+def test_points_of_the_curves_come_back_and_are_verified(tmp_path: Path) -> None:
+    points = [(0, {"loss": 0.1 + 0.2}), (7, {"loss": 1e-300})]
+    with CheckpointWriter(str(tmp_path), run_digest=RUN) as writer:
+        lines = "".join(f"{json.dumps(point)}\n" for point in points).encode()
+        writer.save(7, *trained(0), points=lines)
+    found = latest_checkpoint(str(tmp_path))
+    assert found is not None
+    assert read_points(found) == points
+    (tmp_path / "step-00000007" / POINTS).write_bytes(b"[]\n")
+    with pytest.raises(FormatError, match=r"points\.jsonl: wanted sha256 .* the file has changed"):
+        read_points(found)
+    assert read_points(save(tmp_path, 8)) == []
 
 
 def test_a_checkpoint_from_before_the_first_step_has_no_moments(tmp_path: Path) -> None:

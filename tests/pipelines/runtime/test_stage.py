@@ -1,5 +1,6 @@
 """What every stage shares: done work is skipped, other people's files are safe."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from mlflow.entities import Run
 
 from bert_core import files
 from bert_core.errors import ConfigError, ResourceError
-from bert_core.manifest import Output, read_manifest
+from bert_core.files import read_json
+from bert_core.manifest import Output, is_complete, read_manifest
 from pipelines.corpus.config import CorpusConfig
 from pipelines.distill import DistillConfig
 from pipelines.evaluate import EvaluateConfig
 from pipelines.glue import GlueConfig
 from pipelines.prepare import PrepareConfig
+from pipelines.runtime import lease
 from pipelines.runtime.stage import (
     INPUT,
     STARTED,
@@ -29,7 +32,8 @@ from pipelines.runtime.stage import (
     run_stage,
     with_absolute_paths,
 )
-from tracking.runs import DatasetInput
+from tests.pipelines.runtime.test_lease import taken_over
+from tracking.runs import DatasetInput, RunRecorder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +236,76 @@ def test_a_stage_killed_after_its_manifest_has_its_run_ended_by_the_next_start(
     run_stage("copy", config, [], lambda digest: pytest.fail("it is complete"))
     assert the_run().info.status == "FINISHED"
     assert the_run().data.metrics["rows"] == 3
+
+
+def test_a_run_in_a_bucket_goes_on_on_another_host(
+    config: CopyConfig, object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing but the bucket: the same MLflow run, and its record from the first point on."""
+    there = replace(config, output=f"{object_store}/out")
+    source = [DatasetInput("source", "d1", "a")]
+
+    def on_host(name: str) -> None:
+        monkeypatch.setenv("RAYBERT_CACHE", str(tmp_path / name))
+
+    def half(digest: str) -> Result:
+        recorder = RunRecorder.open(
+            there.local_folder, uri=str(there.tracking_uri), copy=there.record_copy
+        )
+        recorder.record(1, {"loss": 0.5})
+        recorder.close("RUNNING")
+        raise KeyboardInterrupt
+
+    on_host("first")
+    with pytest.raises(KeyboardInterrupt):
+        run_stage("copy", there, source, half)
+    assert read_json(f"{there.output}/{lease.NAME}")["released"]
+    assert there.local_folder.is_relative_to(tmp_path / "first")
+    on_host("second")
+    run_stage("copy", there, source, lambda digest: Result(outputs={}, counts={"rows": 3}))
+    lines = files.read_bytes(f"{there.output}/record/metrics.jsonl").splitlines()
+    assert [sorted(json.loads(line)["metrics"]) for line in lines] == [
+        ["loss"],
+        ["rows", "seconds"],
+    ]
+    client = mlflow.MlflowClient(str(config.tracking_uri))
+    experiment = client.get_experiment_by_name(config.experiment)
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id], f"tags.output = '{there.output}'")
+    assert (run.info.status, run.data.metrics["loss"]) == ("FINISHED", 0.5)
+    on_host("third")
+    run_stage("copy", there, source, lambda digest: pytest.fail("it is complete"))
+    assert not there.local_folder.exists()
+
+
+def test_a_run_whose_output_another_took_over_writes_no_manifest_and_records_nothing(
+    config: CopyConfig, object_store: str
+) -> None:
+    there = replace(config, output=f"{object_store}/out")
+
+    def work(digest: str) -> Result:
+        taken_over(there.output)
+        return Result(outputs={}, counts={"rows": 3})
+
+    with pytest.raises(ResourceError, match=r"it is now another run's \(\S+ on elsewhere"):
+        run_stage("copy", there, [], work)
+    assert not is_complete(there.output)
+    assert not (there.local_folder / "metrics.jsonl").read_bytes()
+
+
+def test_a_second_run_of_an_output_is_refused_and_removes_nothing(config: CopyConfig) -> None:
+    def work(digest: str) -> Result:
+        Path(config.output, "half").write_text("done")
+        with pytest.raises(
+            ResourceError, match=r"out: wanted to write it, .* has been writing it since"
+        ):
+            run(replace(config, force=True, times=2), [])
+        return Result(outputs={}, counts={})
+
+    run_stage("copy", config, [], work)
+    assert sorted(path.name for path in Path(config.output).iterdir()) == [
+        "half", "manifest.json", "metrics.jsonl", "metrics.sent", "mlflow_run.json", "started.json",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
