@@ -44,6 +44,8 @@ def _run(word: str, arguments: list[str]) -> int:
         return submit.run(parse(word, options), command)
     if word == "list":
         arguments = _named(arguments, "--what")
+    if word == "ui":
+        arguments = _named(arguments, "--run")
     if word == "serve":
         arguments = _joined(arguments, "--models")
     config = parse(word, arguments)
@@ -52,6 +54,10 @@ def _run(word: str, arguments: list[str]) -> int:
             config = _applied(config, arguments)
         _serve(config)
     else:
+        if word in STAGES:
+            from pipelines.runtime.preflight import preflight
+
+            preflight(word, config)
         importlib.import_module(ALL[word].module).run(config)
     return 0
 

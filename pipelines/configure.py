@@ -69,6 +69,9 @@ COMMANDS = {
     "submit": Command(
         "pipelines.commands.submit", "SubmitConfig", "run a stage as a job on a Ray cluster"
     ),
+    "doctor": Command(
+        "pipelines.commands.doctor", "DoctorConfig", "check machine, cluster, storage and MLflow"
+    ),
     "ui": Command("pipelines.commands.ui", "UiConfig", "open the MLflow page"),
     "list": Command(
         "pipelines.commands.listing", "ListConfig", "list tasks, variants, configs or runs"

@@ -29,6 +29,7 @@ from bert_core.manifest import (
     write_manifest,
 )
 from pipelines.runtime.progress import say
+from pipelines.runtime.storage_checks import PROBE
 from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, finish_run
 from tracking.server import tracking_uri
 from tracking.spool import await_release
@@ -346,7 +347,8 @@ def _clear_what_others_left(
 ) -> None:
     """Empty the output, unless it is from a killed run of the same digest, which can resume."""
     marker = files.join(config.output, STARTED)
-    present = files.list_names(config.output)
+    # Another run's probe is nothing to clear: it is gone in a moment.
+    present = [name for name in files.list_names(config.output) if not name.startswith(PROBE)]
     started = files.read_json(marker) if STARTED in present else None
     if present and started is None and NAME not in present:
         raise ConfigError(
