@@ -22,6 +22,9 @@ ELAPSED_S, TOKENS, TOKENS_PER_S = "elapsed_s", "tokens", "tokens_per_s"
 TFLOPS_PER_S, MFU = "tflops_per_s", "mfu"
 PADDING_SHARE, DATA_WAIT_SHARE, MEMORY_GB = "padding_share", "data_wait_share", "memory_gb"
 
+SYSTEM = "system/"
+"""Prefix of how busy the nodes were, by which MLflow's page shows it on a tab of its own."""
+
 WORDS_PER_S = "words_per_s"
 UNIGRAM_LOSS, UNIGRAM_ACCURACY = "unigram_loss", "unigram_accuracy"
 

@@ -152,7 +152,7 @@ def nodes_of_cluster(
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     alive = [node for node in ray.nodes() if node["Alive"]]
-    ask = ray.remote(num_cpus=0, max_retries=0)(facts)
+    ask: Any = ray.remote(num_cpus=0, max_retries=0)(facts)
     answers = []
     for place, node in enumerate(alive):
         others = (alive[place + 1 :] + alive[:place])[:NEIGHBOURS]

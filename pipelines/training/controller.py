@@ -12,7 +12,7 @@ from ray.train.torch import TorchTrainer
 
 from bert_core.errors import RaybertError
 from pipelines.runtime import cluster
-from pipelines.training.records import record_all
+from pipelines.training.records import record_all, with_readings
 from tracking.runs import RunRecorder
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,8 @@ class RecordingCallback(UserCallback):
         except (OSError, RaybertError) as error:
             logger.warning(f"cannot record the run in {self._folder}: {error}")
             return
-        record_all(self._recorder, metrics[0]["records"])
+        readings = [each["system"] for each in metrics]
+        record_all(self._recorder, with_readings(metrics[0]["records"], readings))
         if metrics[0]["last"]:
             self._hand_over()
 

@@ -29,10 +29,12 @@ from pipelines.training.records import (
     Records,
     Report,
     record_all,
+    with_readings,
 )
 from tracking.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
 from tracking.runs import RunRecorder
 from tracking.server import tracking_uri
+from tracking.system_metrics import SystemMetrics
 
 if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
@@ -66,9 +68,10 @@ def fit(
     with _progress(config.local_folder, loop, title):
         if config.num_workers == 0:
             recorder = RunRecorder.open(config.local_folder, uri=tracking_uri(config.tracking_uri))
+            metrics = SystemMetrics()
 
             def report(records: Records, last: bool) -> bool:
-                record_all(recorder, records)
+                record_all(recorder, with_readings(records, [metrics.read()]))
                 if watch is not None:
                     watch(records)
                 return False  # this process gets no notice of preemption

@@ -50,6 +50,7 @@ from pipelines.training.config import TrainingConfig
 from pipelines.training.records import CHECKPOINTS, DIVERGED, Records, Report
 from tracking import metric_names as names
 from tracking.metric_names import LOSS
+from tracking.system_metrics import SystemMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +79,12 @@ def on_ray(arguments: dict[str, Any]) -> None:
     flush_denormals()  # only here, not when the work is done in the user's own process
     noticed: set[str] = set()
 
+    # One worker per node reads them; rank 0's report is recorded, with the readings of all.
+    metrics = SystemMetrics() if ray_train.get_context().get_local_rank() == 0 else None
+
     def report(records: Records, last: bool) -> bool:
-        ray_train.report({"records": records, "last": last})
+        system = metrics.read() if metrics else {}
+        ray_train.report({"records": records, "last": last, "system": system})
         notice = ray_train.get_preemption_info()
         new = set(notice.preempted_node_ids if notice else ()) - noticed
         noticed.update(new)
