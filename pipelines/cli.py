@@ -49,6 +49,8 @@ def _run(word: str, arguments: list[str]) -> int:
         return jobs.run(parse(word, _named(arguments, "--action", "--job")))
     if word == "list":
         arguments = _named(arguments, "--what")
+    if word == "ui":
+        arguments = _named(arguments, "--run")
     if word == "serve":
         arguments = _joined(arguments, "--models")
     config = parse(word, arguments)
@@ -58,6 +60,10 @@ def _run(word: str, arguments: list[str]) -> int:
         _serve(config)
     else:
         with _as_job(config) if word in STAGES else nullcontext():
+            if word in STAGES:
+                from pipelines.runtime.preflight import preflight
+
+                preflight(word, config)
             importlib.import_module(ALL[word].module).run(config)
     return 0
 

@@ -70,6 +70,9 @@ COMMANDS = {
         "pipelines.commands.submit", "SubmitConfig", "run a stage as a job on a Ray cluster"
     ),
     "jobs": Command("pipelines.commands.jobs", "JobsConfig", "list, follow or stop submitted jobs"),
+    "doctor": Command(
+        "pipelines.commands.doctor", "DoctorConfig", "check machine, cluster, storage and MLflow"
+    ),
     "ui": Command("pipelines.commands.ui", "UiConfig", "open the MLflow page"),
     "list": Command(
         "pipelines.commands.listing", "ListConfig", "list tasks, variants, configs or runs"

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -327,10 +327,21 @@ def object_store(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
 class Server:
     """An `mlflow server` on a port of this machine that can be stopped and started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        store: str = "",
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Its store is in `folder` by default; of an option given twice, the last counts."""
         from tracking.ports import free_ports  # after the hook above
 
         self.folder = folder
+        self.store = store or f"sqlite:///{folder}/mlflow.db"
+        self.options = list(options)
+        self.environment = environment or {}
         (self.port,) = free_ports(1)
         self.uri = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -338,13 +349,16 @@ class Server:
     def start(self) -> None:
         from tracking.server import connect
 
-        connect(f"sqlite:///{self.folder}/mlflow.db")  # sooner than the server makes it
+        if self.store.startswith("sqlite"):
+            connect(self.store)  # sooner than the server makes it
         command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
-        command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
+        command += ["--backend-store-uri", self.store]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        command += self.options
         # Its runner of jobs would outlive it, and leave the process group.
         environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        environment |= self.environment
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 command,

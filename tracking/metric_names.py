@@ -43,6 +43,8 @@ GOODPUT, WALL_S, COST_USD = "goodput", "wall_s", "cost_usd"
 RECOMPUTED_STEPS = "recomputed_steps"
 CLOCK = "clock"
 """Prefix of what a point tells about time on its way to the record, which has it summed up."""
+SYSTEM = "system/"
+"""Prefix of how busy the nodes were, by which MLflow's page shows it on a tab of its own."""
 
 WORDS_PER_S = "words_per_s"
 UNIGRAM_LOSS, UNIGRAM_ACCURACY = "unigram_loss", "unigram_accuracy"

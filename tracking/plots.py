@@ -21,7 +21,7 @@ from bert_core.data.splits import TRAIN
 from bert_core.metrics.calibration import Reliability
 from bert_core.wording import shortened
 from tracking.goodput import Goodput
-from tracking.metric_names import ACTIVITIES, CURVES, is_of_training, on
+from tracking.metric_names import ACTIVITIES, CURVES, SYSTEM, is_of_training, on
 
 COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
 TIME_COLOURS = (*COLOURS, "#a8323e", "#7fa8d9", "#c9ced6")
@@ -49,6 +49,8 @@ def plot_curves(metrics: str | Path, folder: str | Path) -> list[Path]:
         for line in lines:
             record = json.loads(line)
             for name, value in record["metrics"].items():
+                if name.startswith(SYSTEM):  # a node's name may contain anything
+                    continue
                 kind = next((kind for kind, (_, part) in CURVES.items() if part in name), None)
                 if kind is not None and math.isfinite(value):
                     kinds[kind][name].append((record["step"], value))

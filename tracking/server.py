@@ -23,9 +23,19 @@ if TYPE_CHECKING:
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SQLITE = "sqlite:///"
-PROBE_TIMEOUT_S = 3.0
+PROBE_TIMEOUT_S = 5.0
+# NOTE: a call of the API: MLflow answers /health and /version whoever asks, in whatever state.
+PROBE = "/api/2.0/mlflow/experiments/search"
+JSON = "application/json"
+REFUSALS = (401, 403, 404, 405)
+OF_ALLOWED_HOSTS = "Invalid Host header"
+"""Begins MLflow's refusal of the name that it was called by."""
 CACHE = Path.home() / ".cache" / "raybert"
 _MAKING = threading.Lock()
+
+
+class RefusedError(ResourceError):
+    """MLflow answers, and refuses: it will do so until somebody changes a setting."""
 
 
 def tracking_uri(configured: str | None) -> str:
@@ -162,10 +172,25 @@ def as_default(uri: str) -> "Iterator[MlflowClient]":
             os.environ["MLFLOW_TRACKING_URI"] = before
 
 
+def require_consent(uri: str) -> None:
+    """Check within a few seconds that a server does not refuse us; one that is away may come back.
+
+    Raises: RefusedError.
+    """
+    settle_environment()
+    try:
+        require_answer(uri)
+    except RefusedError:
+        raise
+    except ResourceError:
+        return
+
+
 def require_answer(uri: str) -> None:
     """Check within a few seconds that a server answers; MLflow's own calls retry for minutes.
 
-    A database is not checked, since opening it shows. Raises: ResourceError.
+    A database is not checked, since opening it shows.
+    Raises: RefusedError if it refuses us, ResourceError if it does not answer.
     """
     if not uri.startswith(("http://", "https://")):
         return
@@ -175,8 +200,9 @@ def require_answer(uri: str) -> None:
     try:
         response = http_request(
             get_default_host_creds(uri),
-            "/health",
-            "GET",
+            PROBE,
+            "POST",
+            json={"max_results": 1},
             max_retries=0,
             timeout=PROBE_TIMEOUT_S,
             raise_on_status=False,
@@ -184,14 +210,33 @@ def require_answer(uri: str) -> None:
     except Exception as error:
         reason = str(error)
     else:
-        # Any status below 500 means that the server answers, even if it asks for credentials.
-        if response.status_code < 500:
+        if response.ok and response.headers.get("Content-Type", "").startswith(JSON):
             return
+        if response.ok or response.status_code in REFUSALS:
+            raise _refusal(uri, response.status_code, response.text)
         reason = f"it answered {response.status_code}"
     raise ResourceError(
         f"wanted MLflow at {without_password(uri)}, it does not answer: start it, or give another "
         f"tracking_uri ({reason})"
     )
+
+
+def _refusal(uri: str, status: int, text: str) -> RefusedError:
+    place = without_password(uri)
+    host = urlsplit(place).netloc
+    if status == 403 and text.startswith(OF_ALLOWED_HOSTS):
+        refused = (
+            f"it refuses to be called {host}: start it with --allowed-hosts {host} (names of "
+            "hosts, with their ports, separated by commas)"
+        )
+    elif status in (401, 403):
+        refused = (
+            f"it refuses these credentials ({status}): set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        )
+    else:
+        refused = f"what answers there is not MLflow ({status}): correct tracking_uri"
+    return RefusedError(f"wanted MLflow at {place}, {refused}")
 
 
 def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:

@@ -4,16 +4,22 @@ import os
 import sys
 from dataclasses import dataclass
 
+from bert_core import files
 from bert_core.checks import Port, check_fields
+from bert_core.errors import ConfigError
 from pipelines.runtime.progress import say
 from tracking import server
+from tracking.mirror import RECORD
 from tracking.ports import require_free
+from tracking.spool import RUN
 
 
 @dataclass(frozen=True, kw_only=True)
 class UiConfig:
     """Open the MLflow page, for this machine only."""
 
+    run: str | None = None
+    """Output of a stage: opens the store that its run was written to, at that run."""
     port: Port = 5000
     """Port to listen on."""
     tracking_uri: str | None = None
@@ -26,20 +32,40 @@ class UiConfig:
 def run(config: UiConfig) -> None:
     """Become MLflow's server, until Ctrl-C; if the store is already a server, print its address.
 
-    Raises: ResourceError if the port is in use, or the store's server does not answer.
+    Raises: ConfigError if `run` has no record; ResourceError if the port is in use, or the store's
+        server does not answer.
     """
-    uri = server.tracking_uri(config.tracking_uri)
+    uri, page = _store(config)
     shown = server.without_password(uri)
     if uri.startswith(("http://", "https://")):
         server.require_answer(uri)
-        say(f"MLflow is already at {shown}: open it in a browser")
+        say(f"MLflow is already at {shown.rstrip('/')}{page}: open it in a browser")
         return
     require_free("127.0.0.1", config.port)
     server.connect(uri)  # creates a new store, and sets MLflow's environment
-    say(f"MLflow on {shown}: http://127.0.0.1:{config.port} (Ctrl-C stops it)")
+    say(f"MLflow on {shown}: http://127.0.0.1:{config.port}{page} (Ctrl-C stops it)")
     sys.stdout.flush()
     # NOTE: MLflow's evaluation job runner, on by default, is eight processes that outlive it.
     command = ["env", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false", sys.executable, "-m", "mlflow"]
     command += ["server", "--backend-store-uri", uri, "--workers", "1"]
     command += ["--host", "127.0.0.1", "--port", str(config.port)]
     os.execvp(command[0], command)
+
+
+def _store(config: UiConfig) -> tuple[str, str]:
+    """URI of the store, and the page of the run on it."""
+    configured = server.tracking_uri(config.tracking_uri)
+    if config.run is None:
+        return configured, ""
+    places = [files.join(config.run, *folder, RUN) for folder in ([], [RECORD])]
+    record = next(filter(files.is_file, places), None)
+    if record is None:
+        raise ConfigError(
+            f"run: wanted the output of a stage, {config.run} has no {RUN}: give another folder or "
+            "URI, or leave run out to open the store in tracking_uri"
+        )
+    recorded = files.read_json(record)
+    uri, run_id = recorded["tracking_uri"], recorded["run_id"]
+    if uri == server.without_password(configured):
+        uri = configured  # with its password, which is not recorded
+    return uri, f"/#/runs/{run_id}" if run_id else ""

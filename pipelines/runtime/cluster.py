@@ -93,11 +93,10 @@ def connect(
     """
     if is_connected():
         return
-    if address is None or address == "auto":  # RAY_ADDRESS overrides `auto` in Ray too
-        address = os.environ.get("RAY_ADDRESS") or address or "local"
+    address = address_to_join(address)  # RAY_ADDRESS overrides `auto` in Ray too
     set_defaults(SETTINGS)
     previous = signal.getsignal(signal.SIGTERM)
-    if address == "local":
+    if address is None:
         with _in_own_session() if in_own_session else nullcontext():
             _start(num_cpus)
     else:
@@ -109,11 +108,18 @@ def connect(
 
 def require_address() -> None:
     """Raises: ConfigError if RAY_ADDRESS names no cluster, so that `connect` would start one."""
-    if os.environ.get("RAY_ADDRESS", "local") == "local":
+    if address_to_join(None) is None:
         raise ConfigError(
             "RAY_ADDRESS: wanted the address of a running Ray cluster, got none: set it, for "
             "example to auto on one of its nodes"
         )
+
+
+def address_to_join(address: str | None) -> str | None:
+    """The address of the running cluster that `connect` would join; None if it would start one."""
+    if address is None or address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or address
+    return None if address == "local" else address
 
 
 def started() -> str | None:
@@ -140,10 +146,20 @@ def disconnect() -> None:
 
 
 def has_gpus(count: int) -> bool:
-    """Whether the cluster that this process is connected to has at least `count` GPUs."""
+    """Whether the cluster that this process is connected to has at least `count` GPUs.
+
+    Raises: ResourceError if a running cluster was joined and has some, but fewer: the work would
+        go to its CPUs, unnoticed.
+    """
     import ray
 
-    return ray.cluster_resources().get("GPU", 0) >= count
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if started() is None and 0 < gpus < count:
+        raise ResourceError(
+            f"wanted {count} GPUs, one per worker, the cluster has {gpus:g}: lower num_workers to "
+            f"{gpus:g}, or add nodes"
+        )
+    return gpus >= count
 
 
 def job_id() -> str | None:
@@ -189,17 +205,30 @@ def _set_auth_mode(mode: str) -> None:
         Config.initialize("")  # Ray has already read it: it does the same after setting it
 
 
-def _has_token() -> bool:
-    """Whether Ray would find an authentication token, by its own rules."""
-    named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    return named or (Path.home() / ".ray" / "auth_token").is_file()
+def token_path() -> Path | None:
+    """The file that Ray reads the token from, by its own rules; None if a variable holds it."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return None
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return Path(named) if named else Path.home() / ".ray" / "auth_token"
+
+
+def token() -> str | None:
+    """The token that Ray would send; None if there is none, or it cannot be read."""
+    path = token_path()
+    if path is None:
+        return os.environ["RAY_AUTH_TOKEN"]
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
 
 
 def _start(num_cpus: int | None) -> None:
     """Start a cluster for this process alone; nobody can use it without its token."""
     global _started
     _set_auth_mode("token")
-    if not _has_token():
+    if token() is None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # else Ray writes one to ~/.ray
     _started = os.environ[MARKER] = secrets.token_hex(8)
     atexit.register(disconnect)
@@ -230,10 +259,13 @@ def _join(address: str, *, allow_open_cluster: bool) -> None:
     try:
         gcs = _running_cluster() if address == "auto" else address
         host = _knock(gcs, ("", "ray"), "host:6379, ray://host:10001, auto or local")
-        asks = _asks_for_token(host, is_client_server=gcs.startswith("ray://"))
+        refuses = partial(_refuses, host, is_client_server=gcs.startswith("ray://"))
+        asks = refuses(None)
+        _settle_token(address, asks=asks, allow_open_cluster=allow_open_cluster)
+        if asks and refuses(token()):
+            raise _wrong_token(address)
     except ConnectionError as error:
         raise _not_reached(address, error) from error
-    _settle_token(address, asks=asks, allow_open_cluster=allow_open_cluster)
     from ray.exceptions import AuthenticationError
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ["TOKENIZERS_PARALLELISM"]}
@@ -248,6 +280,13 @@ def _join(address: str, *, allow_open_cluster: bool) -> None:
                 raise _not_reached(address, error) from error
         except (ConnectionError, AuthenticationError) as error:
             raise _not_reached(address, error) from error
+        except RuntimeError as error:
+            if "ersion mismatch" not in str(error):
+                raise
+            raise ResourceError(
+                f"wanted a Ray cluster with the Ray and Python of this process at {address}: "
+                f"{' '.join(str(error).split())}: use the cluster's here, or restart it with these"
+            ) from error
 
 
 def job_client(
@@ -262,10 +301,12 @@ def job_client(
     url = address or next((url for url in variables if url.startswith("http")), JOB_SERVER)
     try:
         _knock(url, ("http", "https"), f"an http address such as {JOB_SERVER}")
-        asks = _job_server_asks_for_token(url)
+        asks = _job_server_refuses(url, None)
+        _settle_token(url, asks=asks, allow_open_cluster=allow_open_cluster)
+        if asks and _job_server_refuses(url, token()):
+            raise _wrong_token(url)
     except ConnectionError as error:
         raise _not_reached(url, error) from error
-    _settle_token(url, asks=asks, allow_open_cluster=allow_open_cluster)
     os.environ["RAY_API_SERVER_ADDRESS"] = url  # NOTE: Ray prefers it to the argument
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
@@ -307,10 +348,10 @@ def _settle_token(address: str, *, asks: bool, allow_open_cluster: bool) -> None
     _set_auth_mode("token" if asks else "disabled")
 
 
-def _asks_for_token(host: str, *, is_client_server: bool) -> bool:
-    """Whether Ray refuses a call without a token.
+def _refuses(host: str, token: str | None, *, is_client_server: bool) -> bool:
+    """Whether Ray refuses a call with this token, or without one.
 
-    Calls directly, not through Ray, which would send this process's token.
+    Calls directly, not through Ray, which would send this process's token, or try for minutes.
 
     Args:
         host: host and port of the cluster's GCS, or of its client server (`ray://`).
@@ -320,14 +361,19 @@ def _asks_for_token(host: str, *, is_client_server: bool) -> bool:
 
     service = "RayletDriver/ClusterInfo" if is_client_server else "NodeInfoGcsService/CheckAlive"
     with _channel(host) as channel:
+        call = channel.unary_unary(f"/ray.rpc.{service}")
         try:
-            channel.unary_unary(f"/ray.rpc.{service}")(b"", timeout=ANSWER_TIMEOUT_S)
+            call(b"", timeout=ANSWER_TIMEOUT_S, metadata=list(_authorization(token).items()))
         except grpc.RpcError as error:
             code = error.code()
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise ConnectionError(error.details()) from error
             return code is grpc.StatusCode.UNAUTHENTICATED
     return False
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"authorization": f"Bearer {token}"}
 
 
 def _channel(host: str) -> "Channel":
@@ -343,12 +389,16 @@ def _channel(host: str) -> "Channel":
     return grpc.secure_channel(host, grpc.ssl_channel_credentials(authority, key, chain), direct)
 
 
-def _job_server_asks_for_token(url: str) -> bool:
-    """Whether it refuses a call without a token. Raises: ConnectionError if nobody answers."""
+def _job_server_refuses(url: str, token: str | None) -> bool:
+    """Whether it refuses a call with this token, or without one.
+
+    Raises: ConnectionError if nobody answers.
+    """
     import httpx
 
+    version, headers = f"{url.rstrip('/')}/api/version", _authorization(token)
     try:
-        status = httpx.get(f"{url.rstrip('/')}/api/version", timeout=ANSWER_TIMEOUT_S).status_code
+        status = httpx.get(version, timeout=ANSWER_TIMEOUT_S, headers=headers).status_code
     except httpx.TransportError as error:
         raise ConnectionError(str(error)) from error
     return status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
@@ -415,6 +465,17 @@ def _not_reached(address: str, error: Exception) -> ResourceError:
     return ResourceError(
         f"wanted a Ray cluster at {address}, could not reach or join it ({reason}): start one "
         f"with {HOW_TO_START}, or correct the address"
+    )
+
+
+def _wrong_token(address: str) -> ResourceError:
+    path = token_path()
+    place = "RAY_AUTH_TOKEN" if path is None else str(path)
+    got = f"none in {place}" if token() is None else f"another one in {place}"
+    return ResourceError(
+        f"wanted the token of the Ray cluster at {address}, could not reach or join it with "
+        f"{got}: copy the cluster's, which `ray get-auth-token` prints on its head, to "
+        "~/.ray/auth_token or RAY_AUTH_TOKEN"
     )
 
 

@@ -30,7 +30,8 @@ from bert_core.manifest import (
 )
 from pipelines.runtime import lease
 from pipelines.runtime.progress import say
-from tracking.local_cache import cache_folder
+from pipelines.runtime.storage_checks import PROBE
+from tracking.cache import cache_folder
 from tracking.mirror import RECORD
 from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, Status, finish_run
 from tracking.server import tracking_uri
@@ -384,8 +385,9 @@ def _difference(
 
 
 def _present(config: StageConfig) -> list[str]:
-    """Names in the output, but for that of its lease."""
-    return [name for name in files.list_names(config.output) if name != lease.NAME]
+    """Names in the output, but for those of its lease and of probes, which are gone in a moment."""
+    names = files.list_names(config.output)
+    return [name for name in names if name != lease.NAME and not name.startswith(PROBE)]
 
 
 def _check_ownership(config: StageConfig) -> None:

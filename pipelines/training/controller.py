@@ -14,7 +14,7 @@ from ray.train.torch import TorchTrainer
 
 from bert_core.errors import RaybertError
 from pipelines.runtime import cluster
-from pipelines.training.records import Records, record_all
+from pipelines.training.records import Records, record_all, with_readings
 from tracking.goodput import CLUSTER, DEFAULT, Goodput
 from tracking.runs import RunRecorder
 
@@ -37,7 +37,8 @@ class RecordingCallback(UserCallback):
 
     def after_report(self, run_context: Any, metrics: list[dict], checkpoint: Any) -> None:
         # NOTE: an exception here would end the training; `record` never raises.
-        self._waiting += self._counted(metrics[0]["records"])
+        records, readings = metrics[0]["records"], [each["system"] for each in metrics]
+        self._waiting += with_readings(self._counted(records), readings)
         try:
             self._recorder = self._recorder or RunRecorder.open(
                 self._folder, uri=self._uri, copy=self._copy

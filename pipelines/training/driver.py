@@ -32,6 +32,7 @@ from pipelines.training.records import (
     Records,
     Report,
     record_all,
+    with_readings,
 )
 from tracking import goodput
 from tracking.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
@@ -39,6 +40,7 @@ from tracking.mirror import fetch_newer
 from tracking.runs import RunRecorder
 from tracking.server import tracking_uri
 from tracking.spool import await_release
+from tracking.system_metrics import SystemMetrics
 
 if TYPE_CHECKING:
     from bert_core.objectives.base import ObjectiveModel
@@ -87,11 +89,12 @@ def fit(
                 copy=config.record_copy,
             )
             spent.nodes |= {goodput.DEFAULT: 1}
+            metrics = SystemMetrics()
 
             def report(records: Records, last: bool) -> bool:
                 records = spent.take(records)
                 spent.save(config.local_folder)
-                record_all(recorder, records)
+                record_all(recorder, with_readings(records, [metrics.read()]))
                 if watch is not None:
                     watch(records)
                 return False  # this process gets no notice of preemption

@@ -5,7 +5,7 @@ A worker reports them, the controller writes them (`RunRecorder`), the driver re
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,15 @@ def record_all(recorder: RunRecorder, records: Records) -> None:
     """Record all points."""
     for step, metrics in records:
         recorder.record(step, metrics)
+
+
+def with_readings(records: Records, readings: Sequence[Mapping[str, float]]) -> Records:
+    """The points, the last one with the readings of the nodes (`tracking.system_metrics`)."""
+    if not records:
+        return records
+    step, numbers = records[-1]
+    together = {name: value for each in readings for name, value in each.items()}
+    return [*records[:-1], (step, {**numbers, **together})]
 
 
 def read_records(folder: Path) -> dict[int, dict[str, float]]:

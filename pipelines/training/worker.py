@@ -54,6 +54,7 @@ from pipelines.training.records import CHECKPOINTS, DIVERGED, STOPPING, Records,
 from tracking import metric_names as names
 from tracking.goodput import told_by_clock
 from tracking.metric_names import LOSS
+from tracking.system_metrics import SystemMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +84,12 @@ def on_ray(arguments: dict[str, Any]) -> None:
     noticed: set[str] = set()
     stopping = False
 
+    # One worker per node reads them; rank 0's report is recorded, with the readings of all.
+    metrics = SystemMetrics() if ray_train.get_context().get_local_rank() == 0 else None
+
     def report(records: Records, last: bool) -> bool:
-        ray_train.report({"records": records, "last": last})
+        system = metrics.read() if metrics else {}
+        ray_train.report({"records": records, "last": last, "system": system})
         notice = ray_train.get_preemption_info()
         new = set(notice.preempted_node_ids if notice else ()) - noticed
         noticed.update(new)
@@ -243,9 +248,7 @@ def train(training: Training, report: Report) -> None:
             if checkpointing:
                 progress = Progress(rise.losses, measurements.costs, step.elapsed_s)
                 with clock.during("checkpointing"):
-                    writer.save(
-                        step.index, model, optimizer, cost, progress, points.so_far()
-                    )
+                    writer.save(step.index, model, optimizer, cost, progress, points.so_far())
             if last:
                 break
         with clock.during("checkpointing"):

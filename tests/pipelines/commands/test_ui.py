@@ -1,12 +1,21 @@
 """MLflow's page is opened on the store that the stages record to, and not over another server."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bert_core.errors import ConfigError, ResourceError
 from pipelines.commands.ui import UiConfig, run
+from tracking.ports import free_ports
+from tracking.runs import RunRecorder
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
@@ -22,3 +31,38 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 def test_a_port_out_of_range_is_refused() -> None:
     with pytest.raises(ConfigError, match="port: wanted 1 to 65535, got 0"):
         UiConfig(port=0)
+
+
+@pytest.mark.drill
+def test_the_store_of_a_run_is_opened_at_that_run(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/elsewhere.db"
+    with RunRecorder.open(tmp_path / "out", uri=uri) as recorder:
+        recorder.flush()
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "pipelines.cli", "ui", f"{tmp_path}/out", f"--port={port}"]
+    other = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/another.db"}
+    page = subprocess.Popen(
+        command, env=os.environ | other, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert page.stdout is not None
+        place = f"http://127.0.0.1:{port}"
+        told = f"MLflow on {uri}: {place}/#/runs/{recorder.run_id} (Ctrl-C stops it)\n"
+        assert page.stdout.readline() == told
+        run = f"{place}/api/2.0/mlflow/runs/get?run_id={recorder.run_id}"
+        deadline = time.monotonic() + 120
+        while True:
+            with suppress(httpx.TransportError):
+                if httpx.get(run, timeout=30).is_success:
+                    break
+            assert time.monotonic() < deadline
+            assert page.poll() is None
+            time.sleep(0.2)
+    finally:
+        os.killpg(page.pid, signal.SIGKILL)
+        page.communicate()
+
+
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"run: wanted the output of a stage, {tmp_path} has no"):
+        run(UiConfig(run=str(tmp_path)))

@@ -1,0 +1,139 @@
+"""What must be right on a machine before work is given to it.
+
+A check takes a machine and this one, and returns what there is. It raises ResourceError where
+something is wrong, with the command that mends it.
+"""
+
+from collections.abc import Callable
+
+from bert_core.errors import ResourceError
+from pipelines.runtime.nodes import Node
+
+NodeCheck = Callable[[Node, Node], str]
+
+DISK_SHARE = 0.05
+"""Ray stops writing to a disk with less than this share free."""
+OBJECT_STORE_SHARE = 0.3
+"""Share of the memory that Ray's object store takes by default, …"""
+OBJECT_STORE_BYTES = 10_000_000_000
+"""… of which shared memory must hold this much, or else the store is on disk."""
+
+
+def check_versions(node: Node, here: Node) -> str:
+    """Python, Ray, torch, MLflow and raybert, which must be the same everywhere."""
+    theirs = {name: _release(text) for name, text in node.versions.items()}
+    ours = {name: _release(text) for name, text in here.versions.items()}
+    if None in (theirs["raybert"], ours["raybert"]):  # a job brings its own
+        del theirs["raybert"]
+    differ = [name for name in theirs if theirs[name] != ours[name]]
+    if differ:
+        got = ", ".join(f"{name} {theirs[name] or 'missing'}, not {ours[name]}" for name in differ)
+        pip = " ".join(f"{name}=={ours[name]}" for name in differ if name != "python")
+        mend = [f"use Python {ours['python']}"] if "python" in differ else []
+        mend += [f"run `pip install {pip}`"] if pip else []
+        raise ResourceError(
+            f"wanted the versions of this machine, got {got}: {' and '.join(mend)} there, or use "
+            "the cluster's versions here"
+        )
+    return ", ".join(f"{name} {text}" for name, text in node.versions.items() if text)
+
+
+def _release(text: str | None) -> str | None:
+    """A version without its build: torch 2.13.0+cpu computes what 2.13.0+cu130 does."""
+    return None if text is None else text.partition("+")[0]
+
+
+def check_gpus(node: Node, here: Node) -> str:
+    """What the driver lists, torch can use and Ray gives out."""
+    if node.torch_gpus < node.gpus:
+        raise ResourceError(
+            f"wanted torch to use {node.gpus} NVIDIA GPUs, it can use {node.torch_gpus}: install "
+            "torch's build for CUDA there, see https://pytorch.org/get-started/locally, and check "
+            "`nvidia-smi` and CUDA_VISIBLE_DEVICES"
+        )
+    if node.ray_gpus is not None and node.ray_gpus < node.torch_gpus:
+        raise ResourceError(
+            f"wanted Ray to give out {node.torch_gpus} GPUs, it gives out {node.ray_gpus:g}: "
+            f"restart the node with `ray start --num-gpus {node.torch_gpus}`"
+        )
+    return f"{node.gpus} for torch" if node.gpus else "none, CPUs are used"
+
+
+def check_shared_memory(node: Node, here: Node) -> str:
+    """Room for Ray's object store, which is on disk otherwise, many times slower."""
+    store = node.object_store_bytes
+    if store is None:  # not started: what Ray would want
+        store = min(int(node.memory_bytes * OBJECT_STORE_SHARE), OBJECT_STORE_BYTES)
+    if node.shared_memory_bytes < store:
+        raise ResourceError(
+            f"wanted {_gb(store)} in /dev/shm for Ray's object store, got "
+            f"{_gb(node.shared_memory_bytes)}: start the container with "
+            f"--shm-size={store * 1.1 / 2**30:.1f}g (Kubernetes: an emptyDir with medium Memory), "
+            "or `mount -o remount,size=… /dev/shm`"
+        )
+    return f"{_gb(node.shared_memory_bytes)} for an object store of {_gb(store)}"
+
+
+def check_disk(node: Node, here: Node) -> str:
+    """Room for temporary files, which Ray keeps its own in too."""
+    if node.disk_free_bytes < DISK_SHARE * node.disk_bytes:
+        raise ResourceError(
+            f"wanted {DISK_SHARE:.0%} of the disk with {node.temporary} free, below which Ray "
+            f"stops writing, got {_gb(node.disk_free_bytes)} of {_gb(node.disk_bytes)}: free some "
+            "space, or set TMPDIR and `ray start --temp-dir` to another disk"
+        )
+    return f"{_gb(node.disk_free_bytes)} of {_gb(node.disk_bytes)} free in {node.temporary}"
+
+
+def check_connections(node: Node, here: Node) -> str:
+    """Connections to other nodes, and to MLflow."""
+    if node.unreachable:
+        raise ResourceError(
+            "wanted to reach the other nodes and MLflow, cannot connect to "
+            f"{', '.join(node.unreachable)}: start what should listen there, or open these ports "
+            "for the node (firewall, security group, network policy)"
+        )
+    return "all reached"
+
+
+NODE_CHECKS: dict[str, NodeCheck] = {
+    "versions": check_versions,
+    "gpus": check_gpus,
+    "shared memory": check_shared_memory,
+    "disk": check_disk,
+    "connections": check_connections,
+}
+
+
+def check_answered(node: Node) -> None:
+    """Raises: ResourceError if the node could not be asked."""
+    if node.problem:
+        raise ResourceError(
+            f"wanted an answer of {node.name}, got {node.problem}: install raybert there, the same "
+            "as here, or restart the node"
+        )
+
+
+def check_shared(node: Node, place: str) -> str:
+    """Whether the node sees what was written to `place` from here."""
+    if node.sees is False:
+        raise ResourceError(
+            f"{place}: wanted a place that all nodes share, {node.name}: {node.unseen}: give a "
+            "folder that is mounted on all nodes, or a URI that they have credentials for"
+        )
+    return f"{place} is seen" if node.sees else "not tried: raybert is not installed there"
+
+
+def check_cpus(nodes: list[Node], wanted: int, how: str) -> str:
+    """Whether a cluster has as many CPUs as a stage asks for."""
+    cpus = sum(node.cpus for node in nodes)
+    if cpus < wanted:
+        raise ResourceError(
+            f"wanted {wanted} CPUs ({how}), the cluster has {cpus:g}: lower num_workers or "
+            "threads_per_worker, or add nodes"
+        )
+    return f"{cpus:g} CPUs"
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:,.1f} GB"

@@ -1,0 +1,212 @@
+"""What a machine is, as it tells itself: this one, or every node of a cluster.
+
+A cluster's nodes may lack raybert, so this file also runs alone, as a job: it imports the standard
+library, Ray where a cluster is asked, and anything else only where it is known to be there.
+"""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("ray", "torch", "mlflow", "raybert")
+SHARED_MEMORY = "/dev/shm"
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+NEIGHBOURS = 4
+"""How many other nodes a node tries to reach."""
+KNOCK_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S = 60.0
+FACTS = "raybert-nodes: "
+"""Begins the line with the nodes in the output of a job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A machine; what only Ray knows is empty for one that is not part of a cluster."""
+
+    host: str = ""
+    versions: dict[str, str | None]
+    """Of Python and the packages; None for one that is not installed."""
+    gpus: int = 0
+    """NVIDIA GPUs, as the driver lists them."""
+    torch_gpus: int = 0
+    """GPUs that torch can use."""
+    memory_bytes: int = 0
+    shared_memory_bytes: int = 0
+    temporary: str = ""
+    disk_bytes: int = 0
+    """Size of the disk with temporary files."""
+    disk_free_bytes: int = 0
+    sees: bool | None = None
+    """Whether it sees the file that it was asked about; None if it was not, or cannot tell."""
+    unseen: str = ""
+    """Why it does not."""
+    unreachable: Sequence[str] = ()
+    """Ports of other nodes that it cannot connect to."""
+
+    address: str = ""
+    cpus: float = 0
+    ray_gpus: float | None = None
+    """GPUs that Ray gives out."""
+    object_store_bytes: int | None = None
+    problem: str = ""
+    """Why the node did not answer; all else is then unknown."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.host} ({self.address})" if self.host and self.address else self.address
+
+
+def facts(marker: str | None = None, neighbours: Sequence[tuple[str, int]] = ()) -> Node:
+    """This machine.
+
+    Args:
+        marker: path or URI of a file that it should see.
+        neighbours: host and port of servers that it should reach.
+    """
+    gpus = len(list(NVIDIA.glob("*")))
+    temporary = tempfile.gettempdir()
+    disk = shutil.disk_usage(temporary)
+    sees, unseen = (None, "") if marker is None else _look(marker)
+    return Node(
+        host=socket.gethostname(),
+        versions={"python": platform.python_version(), **{n: _version(n) for n in PACKAGES}},
+        gpus=gpus,
+        torch_gpus=_torch_gpus() if gpus else 0,
+        memory_bytes=_memory_bytes(),
+        shared_memory_bytes=shutil.disk_usage(SHARED_MEMORY).total,
+        temporary=temporary,
+        disk_bytes=disk.total,
+        disk_free_bytes=disk.free,
+        sees=sees,
+        unseen=unseen,
+        unreachable=[f"{host}:{port}" for host, port in neighbours if not _listens(host, port)],
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _torch_gpus() -> int:
+    with suppress(ImportError):
+        import torch
+
+        return torch.cuda.device_count()
+    return 0
+
+
+def _memory_bytes() -> int:
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no container, or one without a limit: "max"
+        return min(physical, int(MEMORY_LIMIT.read_text()))
+    return physical
+
+
+def _look(marker: str) -> tuple[bool | None, str]:
+    try:
+        if "://" in marker:
+            from bert_core import files
+
+            sees = files.exists(marker)
+        else:
+            sees = os.path.exists(marker)
+    except ModuleNotFoundError:
+        return None, ""  # in a job of this file alone
+    except Exception as error:  # whatever a library for storage raises
+        return False, str(error)
+    return sees, "" if sees else "it does not see what was written there"
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=KNOCK_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def nodes_of_cluster(
+    marker: str | None = None, servers: Sequence[tuple[str, int]] = ()
+) -> list[Node]:
+    """Every node of the cluster that this process is connected to, all asked at the same time.
+
+    Args:
+        marker: path or URI of a file that they should see.
+        servers: host and port of servers that they should reach, besides each other.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    ask: Any = ray.remote(num_cpus=0, max_retries=0)(facts)
+    answers = []
+    for place, node in enumerate(alive):
+        others = (alive[place + 1 :] + alive[:place])[:NEIGHBOURS]
+        ports = [
+            *servers,
+            *(
+                (other["NodeManagerAddress"], other[port])
+                for other in others
+                for port in ("NodeManagerPort", "ObjectManagerPort")
+            ),
+        ]
+        here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        answers.append(ask.options(scheduling_strategy=here).remote(marker, ports))
+    ray.wait(answers, num_returns=len(answers), timeout=ANSWER_TIMEOUT_S)
+    return [_node(node, answer) for node, answer in zip(alive, answers, strict=True)]
+
+
+def _node(told: dict[str, Any], answer: Any) -> Node:
+    import ray
+
+    resources = told["Resources"]
+    try:
+        node = ray.get(answer, timeout=1.0)  # it was waited for already
+    except ray.exceptions.GetTimeoutError:
+        node = Node(versions={}, problem=f"it did not answer within {ANSWER_TIMEOUT_S:g} s")
+    except Exception as error:  # raybert may be missing there, or be another one
+        cause = getattr(error, "cause", None) or error
+        node = Node(versions={}, problem=f"{type(cause).__name__}: {str(cause).strip()}")
+    return replace(
+        node,
+        address=told["NodeManagerAddress"],
+        cpus=resources.get("CPU", 0),
+        ray_gpus=resources.get("GPU", 0),
+        object_store_bytes=int(resources.get("object_store_memory", 0)),
+    )
+
+
+def read_nodes(output: str) -> list[Node]:
+    """The nodes in the output of a job that ran this file; none if it did not get so far."""
+    for line in output.splitlines():
+        if line.startswith(FACTS):
+            return [Node(**node) for node in json.loads(line.removeprefix(FACTS))]
+    return []
+
+
+def _main(marker: str | None, *servers: str) -> None:
+    """As a job: `python nodes.py MARKER HOST:PORT …`; no marker is an empty one."""
+    import ray
+
+    ray.init(log_to_driver=False)
+    asked = [(host, int(port)) for host, _, port in (each.rpartition(":") for each in servers)]
+    found = nodes_of_cluster(marker or None, asked)
+    print(FACTS + json.dumps([asdict(node) for node in found]))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

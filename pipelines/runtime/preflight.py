@@ -1,0 +1,45 @@
+"""What a stage checks before it reads or computes anything, so that it fails in seconds.
+
+Of an output that is complete nothing is checked: its stage is skipped.
+"""
+
+from bert_core import files
+from bert_core.manifest import is_complete
+from pipelines.runtime import cluster, node_checks, nodes
+from pipelines.runtime.stage import StageConfig
+from pipelines.runtime.storage_checks import marker
+from tracking import server
+
+WITHOUT_RAY = ("publish", "export")
+ONE_BY_ONE = ("tune",)
+"""Stages that need the CPUs of one worker: with more they do more at a time."""
+
+
+def preflight(stage: str, config: StageConfig) -> None:
+    """Check what `stage` needs: a writable output, MLflow, and the cluster that it is to join.
+
+    An MLflow that is away is no reason to stop: records are sent to it later. One that refuses is.
+    Raises: RaybertError with the way out.
+    """
+    if is_complete(config.output) and not config.force:
+        return
+    address = cluster.address_to_join(config.address)
+    joins = address is not None and config.num_workers != 0 and stage not in WITHOUT_RAY
+    if joins:  # before anything that imports Ray
+        cluster.connect(address=address, allow_open_cluster=config.allow_open_cluster)
+    with marker(config.output) as path:
+        server.require_consent(server.tracking_uri(config.tracking_uri))
+        if joins:
+            _check_cluster(stage, config, path)
+
+
+def _check_cluster(stage: str, config: StageConfig, marker: str) -> None:
+    here = nodes.facts()
+    found = [node for node in nodes.nodes_of_cluster(files.absolute(marker)) if node.cpus]
+    workers = 1 if stage in ONE_BY_ONE else config.least_workers
+    how = f"{workers} workers with {config.threads_per_worker} threads"
+    node_checks.check_cpus(found, workers * config.threads_per_worker, how)
+    for node in found:
+        node_checks.check_answered(node)
+        node_checks.check_versions(node, here)
+        node_checks.check_shared(node, config.output)

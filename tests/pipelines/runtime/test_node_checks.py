@@ -1,0 +1,118 @@
+"""What is wrong with a machine is found, and said with the command that mends it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_core.errors import ResourceError
+from pipelines.runtime import node_checks
+from pipelines.runtime.nodes import FACTS, Node, facts, read_nodes
+
+HERE = facts()
+GB = 10**9
+WELL = replace(
+    HERE,
+    address="10.0.0.7",
+    gpus=2,
+    torch_gpus=2,
+    ray_gpus=2.0,
+    memory_bytes=64 * GB,
+    shared_memory_bytes=20 * GB,
+    object_store_bytes=19 * GB,
+    disk_bytes=100 * GB,
+    disk_free_bytes=6 * GB,
+)
+
+
+def test_this_machine_tells_its_versions() -> None:
+    assert None not in [HERE.versions[name] for name in ("python", "ray", "torch", "mlflow")]
+    assert HERE.sees is None
+    assert not HERE.unreachable
+
+
+@pytest.mark.parametrize("check", node_checks.NODE_CHECKS.values(), ids=node_checks.NODE_CHECKS)
+def test_a_machine_that_is_well_passes(check: node_checks.NodeCheck) -> None:
+    assert check(WELL, HERE)
+
+
+WRONG = {
+    "versions": (
+        {"versions": {**HERE.versions, "torch": "2.0.1+cu118"}},
+        f"got torch 2.0.1, not {(HERE.versions['torch'] or '').partition('+')[0]}: run `pip install"
+        " torch==",
+    ),
+    "another python": (
+        {"versions": {**HERE.versions, "python": "3.8.1"}},
+        rf"use Python {HERE.versions['python']} there, or use the cluster's versions here",
+    ),
+    "no torch": (
+        {"versions": {**HERE.versions, "torch": None}},
+        "got torch missing, not",
+    ),
+    "gpus": (
+        {"torch_gpus": 0},
+        "wanted torch to use 2 NVIDIA GPUs, it can use 0: install torch's build for CUDA there",
+    ),
+    "ray's gpus": (
+        {"ray_gpus": 1.0},
+        "wanted Ray to give out 2 GPUs, it gives out 1: restart the node with `ray start --num-g",
+    ),
+    "shared memory": (
+        {"shared_memory_bytes": 64 << 20},
+        r"wanted 19.0 GB in /dev/shm .* got 0.1 GB: start the container with --shm-size=19.5g",
+    ),
+    "shared memory before Ray starts": (
+        {"shared_memory_bytes": 64 << 20, "object_store_bytes": None},
+        r"wanted 10.0 GB in /dev/shm .* got 0.1 GB",
+    ),
+    "disk": (
+        {"disk_free_bytes": 4 * GB},
+        r"wanted 5% of the disk with .* free, .* got 4.0 GB of 100.0 GB: free some space, or set T",
+    ),
+    "connections": (
+        {"unreachable": ["10.0.0.8:6379"]},
+        "cannot connect to 10.0.0.8:6379: start what should listen there, or open these ports",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "wanted"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_said_with_the_way_out(changes: dict[str, Any], wanted: str) -> None:
+    wrong = []
+    for check in node_checks.NODE_CHECKS.values():
+        try:
+            check(replace(WELL, **changes), HERE)
+        except ResourceError as error:
+            wrong.append(str(error))
+    [line] = wrong  # by one check alone
+    with pytest.raises(ResourceError, match=wanted):
+        raise ResourceError(line)
+
+
+def test_a_build_of_torch_is_no_other_version_and_a_job_brings_its_own_raybert() -> None:
+    torch = f"{(HERE.versions['torch'] or '').partition('+')[0]}+cu999"
+    versions = {**HERE.versions, "torch": torch, "raybert": None}
+    assert torch in node_checks.check_versions(replace(WELL, versions=versions), HERE)
+
+
+def test_a_file_that_is_not_seen_is_told(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("")
+    assert facts(f"{tmp_path}/there").sees is True
+    node = replace(facts(f"{tmp_path}/absent"), address="10.0.0.7")
+    with pytest.raises(
+        ResourceError, match=r"wanted a place that all nodes share, .* \(10\.0\.0\.7\)"
+    ):
+        node_checks.check_shared(node, "/data/out")
+
+
+def test_a_node_that_does_not_answer_is_named() -> None:
+    node = Node(versions={}, address="10.0.0.7", problem="ModuleNotFoundError: no 'pipelines'")
+    with pytest.raises(ResourceError, match=r"wanted an answer of 10\.0\.0\.7, got ModuleNotF"):
+        node_checks.check_answered(node)
+
+
+def test_a_job_that_says_nothing_of_nodes_has_none() -> None:
+    assert read_nodes("Traceback …\n") == []
+    assert read_nodes(f'noise\n{FACTS}[{{"versions": {{}}, "host": "a"}}]\n')[0].host == "a"

@@ -1,0 +1,150 @@
+"""A stage finds out in the first seconds that it cannot work, and what mends it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import cli
+
+
+def vocab(folder: Path, *more: str) -> list[str]:
+    """Of a corpus that does not exist: whatever is told, was found before it was looked for."""
+    return [
+        "vocab", "--corpus.source", f"{folder}/absent.txt", "--vocab_size", "100",
+        "--output", f"{folder}/vocab", "--tracking_uri", f"sqlite:///{folder}/mlflow.db", *more,
+    ]  # fmt: skip
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code in (1, 2)
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_output_that_cannot_be_written_is_found_before_the_input_is_read(
+    tmp_path: Path, object_store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(vocab(tmp_path, "--output", "s3://no-such-bucket-1/vocab"), capsys)
+    assert "s3://no-such-bucket-1/vocab" in told
+    assert "there is no bucket 'no-such-bucket-1'" in told
+
+
+def test_nothing_is_left_where_the_input_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "absent.txt: wanted a file" in refused(vocab(tmp_path, "--num_workers", "0"), capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.ray
+def test_too_few_cpus_are_found_before_the_input_is_read(head: Any, tmp_path: Path) -> None:
+    done = head.raybert(*vocab(tmp_path, "--num_workers", "3", "--address", "auto"))
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "raybert vocab: wanted 3 CPUs (3 workers with 1 threads), the cluster has 1: lower "
+        "num_workers or threads_per_worker, or add nodes"
+    )
+
+
+OTHER_RAY = """
+import sys
+import ray
+ray.__version__ = "2.1.0"
+from pipelines import cli
+cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kind", ["host:port", "ray://"])
+def test_another_version_of_ray_is_told(kind: str, head: Any, tmp_path: Path) -> None:
+    command = vocab(tmp_path, "--num_workers", "1", "--address", head.addresses[kind])
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_RAY, *command],
+        env=head.environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    told = done.stderr.splitlines()[-1]
+    assert "wanted a Ray cluster with the Ray and Python of this process" in told
+    assert "was started with: Ray: 2.1.0" in told
+    assert told.endswith("use the cluster's here, or restart it with these")
+
+
+MOUNT = 'mount -t tmpfs none "$0" && exec "$@"'
+JOINED = """
+import sys, time
+from pipelines.runtime import cluster
+cluster.connect(address=sys.argv[1])
+import ray
+deadline = time.monotonic() + 120
+while ray.cluster_resources().get("GPU", 0) < 1 and time.monotonic() < deadline:
+    time.sleep(0.2)
+try:
+    cluster.has_gpus(2)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture
+def blind_node(head: Any, tmp_path: Path) -> Iterator[Path]:
+    """A second node, with a GPU by its own account, which sees another folder in this place."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    able = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", MOUNT, folder, "true"], capture_output=True
+    )
+    if able.returncode:
+        pytest.skip(f"this process cannot mount, so no two nodes see different folders: {able}")
+    from tracking.ports import free_ports
+
+    names = ("node-manager-port", "object-manager-port", "dashboard-agent-listen-port",
+             "dashboard-agent-grpc-port", "metrics-export-port")  # fmt: skip
+    ports = zip(names, free_ports(len(names)), strict=True)
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
+    command += [f"--address={head.addresses['host:port']}", "--num-gpus=1"]
+    command += ["--disable-usage-stats", *(f"--{name}={port}" for name, port in ports)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", MOUNT, folder, *command],
+            env=head.environment | {"RAY_AUTH_MODE": "token"}, stdout=log, stderr=log,
+        )  # fmt: skip
+    yield folder
+    process.terminate()
+    process.wait(timeout=60)
+
+
+@pytest.mark.ray
+@pytest.mark.drill
+def test_an_output_that_not_all_nodes_see_and_too_few_gpus_are_told(
+    head: Any, blind_node: Path, tmp_path: Path
+) -> None:
+    joined = subprocess.run(
+        [sys.executable, "-c", JOINED, head.addresses["host:port"]],
+        env=head.environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert joined.stdout == (
+        "ResourceError wanted 2 GPUs, one per worker, the cluster has 1: lower num_workers to 1, or"
+        " add nodes\n"
+    ), joined.stderr + Path(tmp_path, "log").read_text()
+    began = time.monotonic()
+    command = vocab(tmp_path, "--address", "auto", "--output", f"{blind_node}/vocab")
+    done = head.raybert(*command)
+    assert done.returncode == 1, done.stderr
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith(
+        f"raybert vocab: {blind_node}/vocab: wanted a place that all nodes share, "
+        f"{os.uname().nodename} ("
+    )
+    assert told.endswith(
+        "it does not see what was written there: give a folder that is mounted on all nodes, or a "
+        "URI that they have credentials for"
+    )
+    assert time.monotonic() - began < 120
