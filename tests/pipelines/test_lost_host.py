@@ -132,3 +132,18 @@ def check_that_nothing_happened(config: PretrainConfig, alone: PretrainConfig) -
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [point.step for point in history] == list(range(1, STEPS + 1)), "each once, in order"
     assert [point.value for point in history] == curve
+
+
+@pytest.mark.ray
+def test_ray_trains_controller_keeps_the_record_in_the_bucket(
+    prepared: Any, object_store: str, start: Start
+) -> None:
+    output = f"{object_store}/ray"
+    config = replace(prepared.pretrain(Path("x"), steps=6), output=output, num_workers=1)
+    host = start(config)
+    assert host.process.wait(timeout=400) == 0, host.says
+    assert [step for step, each in record(output).items() if "loss" in each] == [*range(1, 7)]
+    run, client = run_of(config)
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [point.step for point in history] == [*range(1, 7)]
+    assert files.read_json(f"{output}/record/mlflow_run.json")["run_id"] == run.info.run_id
