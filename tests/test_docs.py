@@ -88,7 +88,9 @@ def test_operations_from_rolling_back_to_restoring_run_as_they_stand(tmp_path: P
     for seed in range(2):
         bundle = tiny.bundle(tmp_path / f"{seed}", tokenizer, task=task, seed=seed)
         publish(bundle, name="docstrings", uri=store, metrics={}, input_example=["abc"], force=True)
-    assert (before := champion("docstrings", uri=store)) and before.version == "2"
+    before = champion("docstrings", uri=store)
+    assert before is not None
+    assert before.version == "2"
     environment = {
         **{name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -103,7 +105,9 @@ def test_operations_from_rolling_back_to_restoring_run_as_they_stand(tmp_path: P
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
         shown += done.stdout
-    assert (after := champion("docstrings", uri=store)) and after.version == "1"  # and restored
+    after = champion("docstrings", uri=store)
+    assert after is not None
+    assert after.version == "1"  # rolled back, lost and restored
     assert "revoked the key of alice:" in shown
     assert (tmp_path / "runs/restored.html").stat().st_size > 1_000
 
