@@ -29,7 +29,10 @@ from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import Batch, ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
 from bert_core.predictor import Predictor
-from bert_core.tasks.feature_extraction import FeatureExtraction
+from bert_core.tasks.feature_extraction import (
+    FeatureExtraction,
+    FeatureExtractionParameters,
+)
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
 from bert_core.train.hardware import peak_flops, peak_memory_bytes
 from bert_core.train.loop import Step, training_steps
@@ -37,8 +40,8 @@ from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import shard
 
 Result = dict[str, Any]
-SMALL = 384
-"""Widest encoder that is compared on a CPU."""
+SMALL, FEW = 384, 20
+"""Widest encoder that is compared on a CPU, and documents there."""
 
 FP32_BAR, BF16_BAR = 1e-4, 3e-2
 """Most that vectors and gradients may differ from the CPU's in fp32, as a share of their norm."""
@@ -133,6 +136,10 @@ def windows(device: torch.device) -> Result:
     return {"relative_error": errors}
 
 
+def _texts(device: torch.device) -> list[str]:
+    return pretraining_texts()[: None if device.type == "cuda" else FEW]
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Rows to pretrain on."""
@@ -143,7 +150,7 @@ class Corpus:
 
 
 def _corpus(device: torch.device, length: int, size: int, tokens: int) -> Corpus:
-    texts = pretraining_texts()
+    texts = _texts(device)
     vocabulary = train_vocabulary(texts, vocab_size=VOCAB_SIZE, lowercase=True)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
     rows = pair_rows(texts, tokenizer, length)
@@ -211,7 +218,7 @@ def ways(device: torch.device) -> Result:
     with _group(device):
         run("sharded (FSDP2)", sharded=True)
         run("sharded and recomputed", sharded=True, activation_checkpointing=True)
-    for name, values in losses.items():
+    for values in losses.values():
         assert np.allclose(values, losses["plain"], rtol=2e-3), losses
     return {"losses": losses, "peak_memory_gb": memory}
 
@@ -219,7 +226,7 @@ def ways(device: torch.device) -> Result:
 def mfu(device: torch.device) -> Result:
     """Share of the peak FLOP/s that training reaches, with and without compiling; and the Trainer's
     without."""
-    on_gpu, texts = device.type == "cuda", pretraining_texts()
+    on_gpu, texts = device.type == "cuda", _texts(device)
     vocabulary = train_vocabulary(texts, vocab_size=VOCAB_SIZE, lowercase=True)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
     found: Result = {"unit": "share of peak" if on_gpu else "tokens/s"}
@@ -228,12 +235,12 @@ def mfu(device: torch.device) -> Result:
         if not on_gpu:
             variant, size = "bert-tiny", 4
         rows = pair_rows(texts, tokenizer, length)
-        for compile in (False, True) if on_gpu else (False,):
-            pair = Pair(variant, tokenizer, rows, size, 30 if on_gpu else 1, compile=compile)
-            sides = {"ours": pair.ours} | ({} if compile else {"trainer": pair.trainer})
+        for compiled in (False, True) if on_gpu else (False,):
+            pair = Pair(variant, tokenizer, rows, size, 30 if on_gpu else 1, compiled=compiled)
+            sides = {"ours": pair.ours} | ({} if compiled else {"trainer": pair.trainer})
             for side, rate in sides.items():
                 began = time.perf_counter()
-                key = f"{name}, {side}{', compiled' if compile else ''}"
+                key = f"{name}, {side}{', compiled' if compiled else ''}"
                 found[key] = [rate() for _ in range(2)]
                 print(key, found[key], f"{time.perf_counter() - began:.1f} s", flush=True)
     return found
@@ -261,9 +268,7 @@ def curve(device: torch.device) -> Result:
     corpus = _corpus(device, 128, 256 if on_gpu else 8, GPU_TOKENS if on_gpu else 512)
     model, peak = _model(variant, corpus.tokenizer, device), peak_flops(device)
     minutes = CURVE_MINUTES if on_gpu else 0.02
-    loop = LoopConfig(
-        max_steps=100_000, max_hours=minutes / 60, precision="bf16", compile=on_gpu
-    )
+    loop = LoopConfig(max_steps=100_000, max_hours=minutes / 60, precision="bf16", compile=on_gpu)
     points: list[Mapping[str, float]] = []
     every = 100 if on_gpu else 2
     tokens, flops, began = 0, 0, time.perf_counter()
@@ -290,7 +295,7 @@ def encode(device: torch.device) -> Result:
     """Texts to vectors, tokenizing included: `Predictor` against sentence-transformers on the same
     weights (MiniLM-L6's shape) in bfloat16, by its texts per second."""
     on_gpu = device.type == "cuda"
-    documents = pretraining_texts()
+    documents = _texts(device)
     vocabulary = train_vocabulary(documents, vocab_size=VOCAB_SIZE, lowercase=True)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
     texts = [line for text in documents for line in text.split("\n") if len(line) > 40]
@@ -305,13 +310,11 @@ def encode(device: torch.device) -> Result:
     with tempfile.TemporaryDirectory() as scratch:
         torch.manual_seed(0)
         model = ObjectiveModel(config, [task.build_objective(config)])
-        save_bundle(
-            Path(scratch, "bundle"), model, tokenizer, task=task, metrics={}, lineage={}
-        )
+        save_bundle(Path(scratch, "bundle"), model, tokenizer, task=task, metrics={}, lineage={})
         predictor = Predictor(
             Path(scratch, "bundle"), task="feature-extraction", device=device.type, precision="bf16"
         )
-        cut = predictor.task.parameters(truncate=True)
+        cut = FeatureExtractionParameters(truncate=True)
         ours = [_rate(lambda: predictor.predict(texts, cut), texts) for _ in range(3)]
         windows = predictor.encode(predictor.rows(texts), cut)
         forward = [_rate(lambda: predictor.forward(windows), texts) for _ in range(2)]

@@ -112,14 +112,14 @@ class Pair:
         size: int,
         steps: int,
         precision: Precision = "bf16",
-        compile: bool | None = None,
+        compiled: bool | None = None,
     ) -> None:
-        """`compile`: None means on a GPU."""
+        """`compiled`: whether ours is; None means on a GPU."""
         self.variant, self.size, self._steps, self._rows = variant, size, steps, rows
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.peak = peak_flops(self._device)
         on_gpu = self._device.type == "cuda"
-        self._compile = on_gpu if compile is None else compile
+        self._compiled = on_gpu if compiled is None else compiled
         self._precision: Precision = precision
         # Attention runs on packed rows only without dropout.
         self._config = VARIANTS[variant].config.adapted(
@@ -139,7 +139,7 @@ class Pair:
             "hidden_dropout": self._config.hidden_dropout_prob,
             "attention_dropout": self._config.attention.dropout,
             "micro_batch_tokens": self._tokens,
-            "compile": self._compile,
+            "compile": self._compiled,
             "peer_settings": SETTINGS,
         }
 
@@ -153,7 +153,7 @@ class Pair:
         order = GlobalOrder([len(self._rows)], seed=0)
         batches = RankBatches(source, order, self.size, self._tokens)
         loop = LoopConfig(
-            max_steps=self._steps + WARM_UP, precision=self._precision, compile=self._compile
+            max_steps=self._steps + WARM_UP, precision=self._precision, compile=self._compiled
         )
         steps = training_steps(
             model,

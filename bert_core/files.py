@@ -1,4 +1,5 @@
-"""Files at a local path or a URI, through `pyarrow.fs` (`s3://`, `gs://`, …) or `fsspec`.
+"""Files at a local path or a URI, through `bert_core.storage` (`s3://`, `gs://`, `az://`),
+`pyarrow.fs` or `fsspec`.
 
 One module, so that every stage reads and writes anywhere by the same rules: a file appears whole
 or not at all, an error names the path, and compressed files are decompressed when read. The meaning
@@ -6,6 +7,7 @@ of the bytes is left to others.
 """
 
 import errno
+import fcntl
 import glob as local_glob
 import hashlib
 import io
@@ -24,6 +26,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
+from bert_core import storage
 from bert_core.errors import ConfigError, CorpusError, RaybertError, ResourceError
 
 CHUNK_BYTES = 1 << 20
@@ -31,13 +34,12 @@ PIECE_BYTES = 1 << 16
 # Suffixes of compressed files → Arrow's names of the compressions.
 COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 _WEB = re.compile(r"^https?://", re.IGNORECASE)
-# Schemes that pyarrow opens itself; fsspec opens all others.
-_OF_PYARROW = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
-_WITH_BUCKETS = ("s3", "gs", "gcs")
+# Schemes that pyarrow opens itself; fsspec opens all others but those of object stores.
+_OF_PYARROW = ("file", "hdfs", "viewfs")
 _ABSENT = (404, 410)  # HTTP statuses of a missing file
 _URI = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*://")
+_SECRET = re.compile(r"//[^/@:]*:[^/@]*@")
 _HIDDEN = re.compile(r"/[._]")
-_IN_A_URI = "/!$&'()*+,;=:@"  # allowed in a path without an escape (RFC 3986)
 # What the wildcards of Python's glob mean: `**/` crosses folders, `*` does not.
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _WILDCARD = re.compile(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]")
@@ -58,22 +60,43 @@ def absolute(path: str) -> str:
     return path if is_uri(path) else os.path.abspath(path)
 
 
-def _filesystem(path: str) -> tuple[fs.FileSystem, str]:
+def filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
+    """What opens `path`, and the path in it: for Ray, which reads and writes there by itself."""
     if not is_uri(path):
         return fs.LocalFileSystem(), os.path.abspath(path)
-    with reading(path):  # some filesystems connect here
-        try:
-            if path.partition("://")[0].lower() in _OF_PYARROW:
-                return fs.FileSystem.from_uri(path)
-            return _of_fsspec(path)
-        # pyarrow rejects a URI with a ValueError, or with ArrowNotImplementedError.
-        except (ValueError, ImportError, pa.ArrowNotImplementedError) as error:
-            raise ConfigError(
-                f"{path}: wanted a path, or a URI that pyarrow opens (file, s3, gs, abfs, hdfs) "
-                "or fsspec (http, https, hf, ftp, sftp, …), with spaces written as %20, got one "
-                f"that neither can open ({error}): correct it, install the package that it needs, "
-                "or copy the files to a place that can be opened"
-            ) from error
+    with reading(path), _openable(path):  # some filesystems connect here
+        if storage.opens(path):
+            return storage.filesystem(path)
+        if path.partition("://")[0].lower() in _OF_PYARROW:
+            return fs.FileSystem.from_uri(path)
+        return _of_fsspec(path)
+
+
+@contextmanager
+def _openable(path: str) -> Iterator[None]:
+    """Wraps the opening of a URI. Raises: ConfigError if nothing can open it."""
+    try:
+        yield
+    # pyarrow rejects a URI with a ValueError, or with ArrowNotImplementedError.
+    except (ValueError, ImportError, pa.ArrowNotImplementedError) as error:
+        if isinstance(error, RaybertError):
+            raise
+        shown = _SECRET.sub("//…@", path)
+        raise ConfigError(
+            f"{shown}: wanted a path, or a URI that obstore opens (s3, gs, az, abfs), pyarrow "
+            "(file, hdfs) or fsspec (http, https, hf, ftp, sftp, …), with spaces written as %20, "
+            f"got one that none can open ({error}): correct it, install the package that it "
+            "needs, or copy the files to a place that can be opened"
+        ) from error
+
+
+def _object(path: str) -> tuple[storage.Bucket, str]:
+    """The bucket and the key of a file. Raises: ConfigError."""
+    with _openable(path):
+        bucket, key = storage.open_bucket(path)
+    if not key:
+        raise ConfigError(f"{path}: wanted a file in a bucket, got the bucket: give a path in it")
+    return bucket, key
 
 
 def _of_fsspec(path: str) -> tuple[fs.FileSystem, str]:
@@ -132,20 +155,22 @@ def reading(path: str) -> Iterator[None]:
 
 def local_path(path: str) -> Path | None:
     """The path on this machine, or None if `path` is remote."""
-    filesystem, inner = _filesystem(path)
+    if storage.opens(path):
+        return None
+    filesystem, inner = filesystem_of(path)
     return Path(inner) if isinstance(filesystem, fs.LocalFileSystem) else None
 
 
 def exists(path: str) -> bool:
     """Whether a file or folder exists."""
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     with reading(path):
         return filesystem.get_file_info(inner).type != fs.FileType.NotFound
 
 
 def is_file(path: str) -> bool:
     """Whether `path` is an existing file, not a folder."""
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     with reading(path):
         return filesystem.get_file_info(inner).type == fs.FileType.File
 
@@ -163,7 +188,7 @@ def _canonical(path: str) -> str:
 
 def size_bytes(path: str) -> int:
     """Size of one file. Raises: FileNotFoundError; ResourceError if a server does not report it."""
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     with reading(path):
         info = filesystem.get_file_info(inner)
     if info.type != fs.FileType.File:
@@ -181,7 +206,7 @@ def open_input(path: str) -> pa.NativeFile:
 
     Later reads of a remote file may fail too: wrap them in `reading`.
     """
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     with reading(path):
         return filesystem.open_input_file(inner)
 
@@ -272,7 +297,7 @@ def writing(path: str) -> Iterator[BinaryIO]:
     was before.
     Raises: ResourceError if a disk is full, or the destination rejects the file.
     """
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     here = isinstance(filesystem, fs.LocalFileSystem)
     whole = inner if here else os.path.join(tempfile.gettempdir(), "raybert")
     part = f"{whole}.{uuid.uuid4().hex[:8]}.part"
@@ -341,7 +366,11 @@ def _not_written(path: str, reason: str, way_out: str) -> ResourceError:
 
 def _send(path: str, data: bytes | memoryview | pa.Buffer) -> None:
     """Write a remote file. Raises: ResourceError."""
-    filesystem, inner = _filesystem(path)
+    if storage.opens(path):
+        bucket, key = _object(path)
+        bucket.write(key, data)
+        return
+    filesystem, inner = filesystem_of(path)
     try:
         # NOTE: by default pyarrow would compress a file named .gz a second time.
         with filesystem.open_output_stream(inner, compression=None) as stream:
@@ -361,6 +390,77 @@ def write_bytes(path: str, data: bytes | memoryview | pa.Buffer) -> None:
         file.write(data)
 
 
+def create(path: str, data: bytes) -> str | None:
+    """Write `path` only if nothing is there: its version tag, or None if it exists.
+
+    Of all processes that try at the same time, on any host, exactly one gets a tag.
+    Raises: ResourceError; ConfigError where the storage cannot tell (`http://`, `hdfs://`, …).
+    """
+    if storage.opens(path):
+        bucket, key = _object(path)
+        return bucket.create(key, data)
+    with _locked(path) as (inner, part):
+        with _to_disk(path, part, len(data)), open(part, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        with _to_disk(path, part):
+            try:
+                os.link(part, inner)
+            except FileExistsError:
+                return None
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_tagged(path: str) -> tuple[bytes, str]:
+    """The whole file and its version tag. Raises: FileNotFoundError, ResourceError."""
+    if storage.opens(path):
+        bucket, key = _object(path)
+        return bucket.read_tagged(key)
+    data = read_bytes(path)
+    return data, hashlib.sha256(data).hexdigest()
+
+
+def replace_if(path: str, data: bytes, tag: str) -> str | None:
+    """Replace `path` only if its version is still `tag`: the new tag, or None if it is not.
+
+    Raises: as `create` does.
+    """
+    if storage.opens(path):
+        bucket, key = _object(path)
+        return bucket.replace_if(key, data, tag)
+    with _locked(path):
+        try:
+            if read_tagged(path)[1] != tag:
+                return None
+        except FileNotFoundError:
+            return None
+        write_bytes(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[tuple[str, str]]:
+    """Holds the lock of a local folder: path of the file, and of a temporary one next to it."""
+    local = local_path(path)
+    if local is None:
+        raise ConfigError(
+            f"{path}: wanted a local path, or storage with conditional writes "
+            f"({', '.join(storage.SCHEMES)}): give another path"
+        )
+    part = f"{local}.{uuid.uuid4().hex[:8]}.part"
+    with _to_disk(path, part):
+        local.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(local.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield str(local), part
+    finally:
+        os.close(folder)
+        with suppress(OSError):
+            os.unlink(part)
+
+
 def write_json(path: str, value: Any) -> None:
     """Write one JSON value, indented, keys in the given order."""
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
@@ -368,7 +468,7 @@ def write_json(path: str, value: Any) -> None:
 
 def remove(path: str) -> None:
     """Remove a file or a whole folder; a missing one is no error."""
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     kind = filesystem.get_file_info(inner).type
     if kind == fs.FileType.Directory:
         filesystem.delete_dir(inner)
@@ -378,7 +478,7 @@ def remove(path: str) -> None:
 
 def list_names(folder: str) -> list[str]:
     """Names of the entries directly in `folder`, sorted; empty if there is no such folder."""
-    filesystem, inner = _filesystem(folder)
+    filesystem, inner = filesystem_of(folder)
     selector = fs.FileSelector(inner, recursive=False, allow_not_found=True)
     with reading(folder):
         return sorted(Path(info.path).name for info in filesystem.get_file_info(selector))
@@ -394,28 +494,11 @@ def find_files(pattern: str) -> list[str]:
     """
     paths = sorted(_find(pattern))
     if not paths:
-        check_bucket(pattern)
         raise CorpusError(
             f"{pattern}: wanted a file, a folder or a glob with at least one file, found none: "
             "check the spelling, or give another path"
         )
     return paths
-
-
-def check_bucket(path: str) -> None:
-    """Raises: CorpusError if `path` is in a bucket (`s3://`, `gs://`) that does not exist."""
-    if path.partition("://")[0].lower() not in _WITH_BUCKETS:
-        return
-    filesystem, inner = _filesystem(path)
-    bucket = inner.partition("/")[0]
-    with reading(path):
-        kind = filesystem.get_file_info(bucket).type
-    if kind == fs.FileType.NotFound:
-        raise CorpusError(
-            f"{path}: wanted a bucket {bucket!r}, there is none, or these credentials have no "
-            "access to it: check its name, the credentials and, unless it is on Amazon S3, "
-            "AWS_ENDPOINT_URL"
-        )
 
 
 def _find(pattern: str) -> Iterator[str]:
@@ -434,7 +517,7 @@ def _find(pattern: str) -> Iterator[str]:
 
 def _files_in(folder: str) -> Iterator[str]:
     """The files in `folder`, recursively; `folder` itself if it is a file."""
-    filesystem, inner = _filesystem(folder)
+    filesystem, inner = filesystem_of(folder)
     with reading(folder):
         kind = filesystem.get_file_info(inner).type
     if kind == fs.FileType.File:
@@ -445,7 +528,7 @@ def _files_in(folder: str) -> Iterator[str]:
         for entry in entries:
             if entry.type == fs.FileType.File:
                 name = entry.path[len(inner.rstrip("/")) + 1 :]
-                yield join(folder, quote(name, safe=_IN_A_URI) if is_uri(folder) else name)
+                yield join(folder, quote(name, safe=storage.IN_A_URI) if is_uri(folder) else name)
 
 
 def _regex_of(glob: str) -> str:

@@ -24,7 +24,7 @@ from pipelines.corpus.labelled import labelled_input
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT, Result, bundle_input, input_digest, run_stage
 from pipelines.training.config import LabelledTrainingConfig
-from pipelines.training.driver import curves, fit, write_bundle
+from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.labelled_sets import (
     LabelledSet,
     encoded,
@@ -349,7 +349,7 @@ def _on_shards(config: DistillConfig, folders: Mapping[str, Path], digest: str) 
         "steps": steps,
         names.TOKENS_PER_S: median_speed(records),
     }
-    return Result(outputs=outputs, counts=counts, artifacts=curves(config))
+    return finished(config, "distill", outputs, counts)
 
 
 def train_on_shards(

@@ -32,11 +32,12 @@ from pipelines.runtime.stage import (
     tokenizer_input,
 )
 from pipelines.training.config import TrainingConfig
-from pipelines.training.driver import curves, fit, write_bundle
+from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.objectives import check_names, objectives_of
 from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_records
-from pipelines.training.shard_batches import CACHE, batches, check_rows
+from pipelines.training.shard_batches import batches, check_rows
 from tracking import metric_names as names
+from tracking.cache import local_cache
 from tracking.metric_names import LOSS, MLM_LOSS
 from tracking.resolve import load_tokenizer
 from tracking.runs import DatasetInput
@@ -300,7 +301,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
         f"(unigram baseline {counts[names.UNIGRAM_LOSS]:.3f}), "
         f"bundle in {files.join(config.output, BUNDLE)}"
     )
-    return Result(outputs=outputs, counts=counts, artifacts=curves(config))
+    return finished(config, "pretrain", outputs, counts)
 
 
 def _data(config: PretrainConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -325,12 +326,14 @@ def _unigram(config: PretrainConfig, shards: ShardSet) -> dict[str, float]:
     If masks are drawn at training time, by how often the tokens occur.
     """
 
+    cache = local_cache()
+
     def labels(split: str) -> Iterator[np.ndarray]:
         rows = 0
         for info in shards.split(split):
             if rows < UNIGRAM_ROWS:
                 rows += info.rows
-                opened = shards.open(info, CACHE)
+                opened = shards.open(info, cache)
                 if shards.masker is None:
                     yield opened.masked_labels
                 else:

@@ -62,6 +62,11 @@ class TuneConfig(LabelledTrainingConfig):
                 "selection.share: wanted above 0, got 0: trials are compared on rows kept out of "
                 "training, 0.1 takes a tenth"
             )
+        if self.prices_usd:
+            raise ConfigError(
+                "usd_per_hour, usd_per_node_hour: wanted none for a sweep, whose trials share the "
+                "cluster: give a price to a run that has it to itself"
+            )
         if self.name is not None and self.held_out is None:
             raise ConfigError(
                 f"name: wanted held_out too, whose rows decide whether {self.name} is the "

@@ -1,8 +1,11 @@
 """A model in this process as its plan says, with the candidate that it is compared with."""
 
 import logging
+import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bert_core.errors import FormatError
@@ -12,7 +15,7 @@ from serve.model import Model
 from serve.observing import NO_RECORDER, Recorder
 from serve.plan import Candidate, Plan, Source
 from serve.slot import Challenger, Slot
-from tracking.resolve import Served, remember_served
+from tracking.resolve import Served, release, remember_served
 
 logger = logging.getLogger("ray.serve")
 
@@ -127,6 +130,14 @@ class HostedModel:
     def _load(self, aim: Aim) -> Model:
         """The model, which has answered its own examples. Raises: see `Model` and `resolve`."""
         folder, version = aim.source.fetch()
+        with ExitStack() as failed:
+            failed.callback(release, folder)
+            model = self._loaded(aim, folder, version)
+            failed.pop_all()
+        weakref.finalize(model, release, folder)
+        return model
+
+    def _loaded(self, aim: Aim, folder: Path, version: str | None) -> Model:
         model = Model(
             self.plan.name,
             folder,

@@ -23,7 +23,7 @@ class OneWrite:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = getattr(send, "__self__", None)  # uvicorn's, of this request and its response
+        exchange: Any = getattr(send, "__self__", None)  # uvicorn's, of a request and its response
         if scope["type"] != "http" or not hasattr(exchange, "transport"):
             await self._app(scope, receive, send)
             return

@@ -3,7 +3,8 @@ tables.
 
 A training metric has a bare name, or the prefix `train/` if it is for one part of the loss; a
 measured metric has the set of rows it was measured on as prefix: `held_out/mlm_loss`,
-`selection/task/accuracy`. Counts of a stage have no `/`: `mlm_loss_before`, `mlm_loss_after`.
+`selection/task/accuracy`. Counts of a stage have no `/`: `mlm_loss_before`, `mlm_loss_after`; but
+for the seconds of each activity, `time/computing_s`.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,27 @@ LEARNING_RATE, GRAD_NORM, WORKERS = "learning_rate", "grad_norm", "workers"
 ELAPSED_S, TOKENS, TOKENS_PER_S = "elapsed_s", "tokens", "tokens_per_s"
 TFLOPS_PER_S, MFU = "tflops_per_s", "mfu"
 PADDING_SHARE, DATA_WAIT_SHARE, MEMORY_GB = "padding_share", "data_wait_share", "memory_gb"
+
+COMPUTING, RECOMPUTING = "computing", "recomputing"
+WAITING_FOR_DATA, CHECKPOINTING, MEASURING = "waiting_for_data", "checkpointing", "measuring"
+STARTING, RESTARTING, FINISHING = "starting", "restarting", "finishing"
+STOPPED = "stopped"
+ACTIVITIES = {
+    COMPUTING: "steps that were kept",
+    RECOMPUTING: "steps that were lost, and done again",
+    WAITING_FOR_DATA: "waiting for batches, mean over the workers",
+    CHECKPOINTING: "copying weights, and waiting until a checkpoint is written",
+    MEASURING: "measuring the model on other rows",
+    STARTING: "until the first step",
+    RESTARTING: "from the last report before a loss until the next step",
+    FINISHING: "after the last step: the bundle",
+    STOPPED: "no driver ran",
+}
+"""What the wall time of a run is divided into, and what each part is."""
+GOODPUT, WALL_S, COST_USD = "goodput", "wall_s", "cost_usd"
+RECOMPUTED_STEPS = "recomputed_steps"
+CLOCK = "clock"
+"""Prefix of what a point tells about time on its way to the record, which has it summed up."""
 
 WORDS_PER_S = "words_per_s"
 UNIGRAM_LOSS, UNIGRAM_ACCURACY = "unigram_loss", "unigram_accuracy"
@@ -50,6 +72,11 @@ def measured_on(rows: str, record: Mapping[str, float]) -> dict[str, float]:
     """The metrics of a record that were measured on these rows, without the prefix."""
     prefix = on(rows, "")
     return {k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)}
+
+
+def time_of(activity: str) -> str:
+    """The seconds that an activity took."""
+    return on("time", f"{activity}_s")
 
 
 def is_of_training(name: str) -> bool:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from bert_core.errors import InputError
 from bert_core.manifest import Manifest
+from tracking import metric_names as names
+from tracking.goodput import duration
 from tracking.registry import Publication
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ def model_card(
         f"{publication.why[:1].upper()}{publication.why[1:]}.",
         "## What it was made from",
         _lineage(bundle),
+        *(["## Time and cost", time_table(bundle.spent)] if bundle.spent else []),
         "## Recipe",
         *_recipes(bundle.lineage),
     ]
@@ -262,6 +265,25 @@ def _lineage(bundle: "Bundle") -> str:
         name = "**this model**" if digest == bundle.digest else "model"
         lines.append(f"| {name} | `{digest}` | {how} |")
     return "\n".join(lines)
+
+
+def time_table(spent: Mapping[str, float]) -> str:
+    """Where the time of a run went, from `Goodput.numbers`."""
+    wall_s = spent[names.WALL_S]
+    lines = ["| what the time went into | time | share |", "|---|---|---|"]
+    for activity, what in names.ACTIVITIES.items():
+        if seconds := spent.get(names.time_of(activity)):
+            share = seconds / wall_s
+            lines.append(
+                f"| {activity.replace('_', ' ')}: {what} | {duration(seconds)} | {share:.1%} |"
+            )
+    lines.append(f"| **wall time** | {duration(wall_s)} | 100.0% |")
+    told = [f"Goodput, the share that went into steps that were kept: {spent[names.GOODPUT]:.1%}."]
+    if again := spent.get(names.RECOMPUTED_STEPS):
+        told.append(f"Steps that were done again: {again:,.0f}.")
+    if (cost := spent.get(names.COST_USD)) is not None:
+        told.append(f"Cost: {cost:,.2f} USD.")
+    return "\n".join([*lines, "", " ".join(told)])
 
 
 def chain(digest: str, lineage: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -20,9 +20,11 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from bert_core.data.splits import TRAIN
 from bert_core.metrics.calibration import Reliability
 from bert_core.wording import shortened
-from tracking.metric_names import CURVES, is_of_training, on
+from tracking.goodput import Goodput
+from tracking.metric_names import ACTIVITIES, CURVES, is_of_training, on
 
 COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
+TIME_COLOURS = (*COLOURS, "#a8323e", "#7fa8d9", "#c9ced6")
 # Above this many points a curve is drawn pale, with its running mean over 2 % of them on top.
 SMOOTH_BEYOND = 100
 # Up to this many points each is marked: a mere line between two of them says little.
@@ -88,6 +90,23 @@ def _plot_kind(kind: str, curves: dict[str, list[tuple[int, float]]], path: Path
     else:
         axes.set_title(next(iter(curves)), loc="left", fontsize=11)
     return _save(figure, path)
+
+
+def plot_time(spent: Goodput, path: str | Path) -> Path:
+    """Draw the wall time of a run as one bar, by activity."""
+    figure, axes = _figure(7.2, 2.2)
+    taken = {name: s for name in ACTIVITIES if (s := spent.seconds.get(name, 0.0)) > 0}
+    unit_s, unit = (3600, "hours") if spent.wall_s >= 7200 else (1, "seconds")
+    left = 0.0
+    for (name, seconds), colour in zip(taken.items(), TIME_COLOURS, strict=False):
+        label = f"{name.replace('_', ' ')} {seconds / spent.wall_s:.1%}"
+        axes.barh(0, seconds / unit_s, left=left, color=colour, label=label)
+        left += seconds / unit_s
+    axes.set_yticks([])
+    axes.set_xlabel(unit)
+    axes.set_title(f"goodput {spent.goodput:.0%}", loc="left", fontsize=11)
+    axes.legend(frameon=False, ncols=3, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.35))
+    return _save(figure, Path(path))
 
 
 def plot_confusion(

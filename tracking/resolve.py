@@ -10,14 +10,11 @@ A reference is, in this order:
   the hub has it. Nothing that begins with `.`, `/` or `~` or has more slashes is one.
 """
 
-import errno
 import hashlib
 import os
 import re
-import shutil
 import tempfile
-import time
-import uuid
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,10 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_core import files
+from bert_core.cache import BUNDLES, Cache, Entry
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.manifest import BUNDLE, folder_with
 from tracking import hub
+from tracking.cache import cache_folder, local_cache
 from tracking.registry import DIGEST_TAG, PATH_TAG
 from tracking.server import connect, tracking_uri
 
@@ -38,20 +37,20 @@ if TYPE_CHECKING:
     from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 CONFIG, RECORD = "config.json", "raybert.json"
-CACHE = "RAYBERT_CACHE"
-"""Environment variable: the folder of downloads, `~/.cache/raybert` by default."""
-PART, LONGEST_DOWNLOAD_S = ".part", 24 * 3600
-"""Suffix of what is being downloaded. What is older was left by a process that was killed."""
 _REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+_HELD: defaultdict[Path, list[Entry]] = defaultdict(list)
+"""What of the cache this process uses."""
 
 
-def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None = None) -> Path:
+def resolve(reference: str | Path, *, uri: str | None = None, cache: Cache | None = None) -> Path:
     """The local folder of a bundle, downloaded if necessary, and verified.
+
+    What was downloaded stays until this process ends, or says `release`.
 
     Args:
         reference: in the grammar of this module.
         uri: URI of the registry, for `models:/`; None as in `tracking.runs.tracking_uri`.
-        cache: where downloads are kept; None means `bundles` in the folder that `CACHE` names.
+        cache: where downloads are kept; None means `local_cache()`.
     Raises: ConfigError if the reference does not exist, with what does; FormatError if the
         bundle is damaged, or a model of the hub is not an encoder; ResourceError if the registry or
         the hub does not answer, or the disk is too full.
@@ -59,7 +58,7 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
     text = str(reference)
     if not text:
         raise ConfigError("wanted the folder of a bundle, got an empty string")
-    cache = cache or _default_cache()
+    cache = cache or local_cache()
     if text.startswith("models:"):
         return _resolve_registered(text, tracking_uri(uri), cache)
     if (model := hub_model(text)) is not None:
@@ -86,9 +85,15 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Path | None
     return folder
 
 
-def _default_cache() -> Path:
-    root = os.environ.get(CACHE)
-    return (Path(root) if root else Path.home() / ".cache" / "raybert") / "bundles"
+def release(folder: Path) -> None:
+    """This process no longer needs a folder that `resolve` gave it."""
+    if entries := _HELD.get(folder):
+        entries.pop().close()
+
+
+def _held(entry: Entry) -> Path:
+    _HELD[entry.path].append(entry)
+    return entry.path
 
 
 def hub_model(reference: str) -> hub.HubModel | None:
@@ -152,7 +157,7 @@ def _served_path(reference: str, deployed: str | None, uri: str) -> Path:
     # A digest, since the URI may hold a password.
     key = "\n".join([uri, reference, deployed or ""])
     name = f"{hashlib.sha256(key.encode()).hexdigest()}.json"
-    return _default_cache().parent / "served" / name
+    return cache_folder() / "served" / name
 
 
 def at_version(reference: str, version: str) -> str:
@@ -209,7 +214,7 @@ def _verify(folder: Path) -> str:
     return bundle_digest(folder)
 
 
-def fetch_remote(source: str, cache: Path) -> Path:
+def fetch_remote(source: str, cache: Cache) -> Path:
     """The bundle at a URI, in the cache; fetched again where the copy is damaged."""
     if not files.exists(source):
         raise ConfigError(f"{source}: wanted a bundle, got nothing there: check the URI")
@@ -217,10 +222,14 @@ def fetch_remote(source: str, cache: Path) -> Path:
     record = files.join(source, RECORD)
     # The record has the sha256 of every file: equal records mean equal bundles.
     key = files.sha256_of(record) if files.exists(record) else None
-    return cached(cache, key, lambda folder: files.fetch_folder(source, folder))
+
+    def size_bytes() -> int:
+        return sum(files.size_bytes(path) for path in files.find_files(source))
+
+    return cached(cache, key, size_bytes, lambda folder: files.fetch_folder(source, folder))
 
 
-def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
+def _resolve_registered(reference: str, uri: str, cache: Cache) -> Path:
     parts = _REGISTERED.fullmatch(reference)
     if parts is None:
         raise ConfigError(
@@ -238,7 +247,12 @@ def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
     source = files.join(stored, version.tags[PATH_TAG])
     # A registry in a SQLite file keeps bundles on this disk: no copy is needed.
     local = files.local_path(source) if source.startswith(("/", "file:")) else None
-    folder = local or cached(cache, digest, lambda arriving: download(source, uri, arriving))
+    folder = local or cached(
+        cache,
+        digest,
+        lambda: stored_bytes(source, uri),
+        lambda arriving: download(source, uri, arriving),
+    )
     if (actual := _verify(folder)) != digest:
         raise FormatError(
             f"{reference}: wanted the bundle with digest {digest[:12]} that was registered, "
@@ -247,56 +261,41 @@ def _resolve_registered(reference: str, uri: str, cache: Path) -> Path:
     return folder
 
 
-def downloaded(digest: str, *, cache: Path | None = None) -> Path | None:
+def downloaded(digest: str, *, cache: Cache | None = None) -> Path | None:
     """The folder of a registered bundle that was downloaded before; None if it was not."""
-    folder = (cache or _default_cache()) / digest
-    with suppress(FormatError):
-        if folder.is_dir() and _verify(folder) == digest:
-            return folder
+    entry = (cache or local_cache()).find(f"{BUNDLES}/{digest}")
+    if entry is not None:
+        with suppress(FormatError):
+            if _verify(entry.path) == digest:
+                return _held(entry)
     return None
 
 
 def download(source: str, uri: str, folder: Path) -> None:
     """Fetch a bundle that an MLflow server stores; a download that fails leaves nothing.
 
-    Raises: ResourceError if the disk has too little space; whatever MLflow raises.
+    Raises: whatever MLflow raises.
     """
     from mlflow.artifacts import download_artifacts
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    wanted_bytes = _size_bytes(get_artifact_repository(source, tracking_uri=uri))
-    free_bytes = shutil.disk_usage(folder.parent).free
-    if wanted_bytes > free_bytes:
-        raise _full(folder.parent, f"{wanted_bytes:,} bytes", f"{free_bytes:,}")
     # MLflow downloads into a subfolder of `dst_path`.
-    with tempfile.TemporaryDirectory(dir=folder.parent, suffix=PART) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         fetched = download_artifacts(artifact_uri=source, dst_path=scratch, tracking_uri=uri)
         os.rename(fetched, folder)
 
 
+def stored_bytes(source: str, uri: str) -> int:
+    """The size of what an MLflow server stores, as far as it says."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    return _size_bytes(get_artifact_repository(source, tracking_uri=uri))
+
+
 def _size_bytes(stored: "ArtifactRepository", path: str | None = None) -> int:
-    """Of all files, as far as the store says."""
     return sum(
         _size_bytes(stored, each.path) if each.is_dir else each.file_size or 0
         for each in stored.list_artifacts(path)
     )
-
-
-def _full(cache: Path, wanted: str, got: str) -> ResourceError:
-    return ResourceError(
-        f"{cache}: wanted {wanted} of free space for a download, got {got}: remove what no server "
-        f"uses from that folder or disk, or set {CACHE} to a folder with more space"
-    )
-
-
-def _is_full(error: BaseException | None) -> bool:
-    """Whether a full disk is the cause; MLflow has it in the message only."""
-    while error is not None:
-        number = error.errno if isinstance(error, OSError) else None
-        if number in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _find_version(
@@ -336,40 +335,28 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names) or "none; `raybert publish` registers one"
 
 
-def cached(cache: Path, key: str | None, fetch: Callable[[Path], object]) -> Path:
-    """The folder `key` of the cache, fetched if missing or damaged; None always fetches.
+def cached(
+    cache: Cache,
+    key: str | None,
+    size_bytes: Callable[[], int],
+    fetch: Callable[[Path], object],
+) -> Path:
+    """The bundle `key` of the cache, fetched if missing or damaged; None always fetches.
 
-    A fetch that fails leaves nothing. Raises: ResourceError if the disk is full; whatever `fetch`
-    raises.
+    Args:
+        size_bytes: the size of what is fetched.
+        fetch: writes it to the folder that it is given.
+    Raises: as `Cache.open` does.
     """
-    if key is not None and (kept := cache / key).is_dir():
+    if key is None:
+        return _held(cache.take_in(BUNDLES, size_bytes(), fetch, _verify))
+    name = f"{BUNDLES}/{key}"
+    if (entry := cache.find(name)) is not None:
         try:
-            _verify(kept)
-            return kept
+            _verify(entry.path)
+            return _held(entry)
         except FormatError:
-            # Damaged on this disk; the original may be intact.
-            shutil.rmtree(kept)
-    cache.mkdir(parents=True, exist_ok=True)
-    for left in cache.glob(f"*{PART}"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > LONGEST_DOWNLOAD_S:
-                shutil.rmtree(left)
-    arriving = cache / f"{uuid.uuid4().hex}{PART}"
-    try:
-        try:
-            fetch(arriving)
-        except Exception as error:
-            if _is_full(error):
-                raise _full(cache, "more", "too little") from error
-            raise
-        kept = cache / (key or _verify(arriving))
-        try:
-            os.rename(arriving, kept)
-        except OSError:
-            # Another process fetched the same bundle in the meantime.
-            if not kept.is_dir():
-                raise
-    finally:
-        shutil.rmtree(arriving, ignore_errors=True)
-    _verify(kept)
-    return kept
+            cache.drop(entry)  # the original may be intact
+    entry = cache.open(name, size_bytes(), fetch)
+    _verify(entry.path)
+    return _held(entry)

@@ -87,6 +87,9 @@ class Bundle:
     digest."""
     submodels: dict[str, Path] = field(default_factory=dict)
     """The bundles in its subfolders, by folder name."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """Where the time of the run that made it went, and what it cost; unlike the lineage, no two
+    runs have the same. Empty if it is unknown."""
     trained_rows: Digests = field(default_factory=lambda: NO_ROWS)
     """`Task.digests` of the labelled rows that its weights were trained on or selected by,
     including those of its parents and teachers."""
@@ -107,6 +110,7 @@ def save_bundle(
     trained_rows: Digests = NO_ROWS,
     graph: tuple[str, Callable[[Path], object]] | None = None,
     runs: Sequence[Run] = (),
+    spent: dict[str, float] | None = None,
 ) -> None:
     """Write a bundle atomically: the folder appears complete or not at all.
 
@@ -115,6 +119,7 @@ def save_bundle(
         graph: instead of weights, one of `GRAPHS` and the function that writes it to a path, with
             any data files next to it.
         runs: `Bundle.runs` of the graph.
+        spent: `Bundle.spent`.
     Raises: ConfigError if `folder` already exists, or the tokenizer has more tokens than the model.
     """
     folder = Path(folder)
@@ -171,6 +176,7 @@ def save_bundle(
             "metrics": metrics,
             "lineage": lineage,
             **({"runs": [run._asdict() for run in runs]} if runs else {}),
+            **({"spent": spent} if spent else {}),
             "files": sha256s_of(partial, names_in(partial)),
         }
         files.write_json(str(partial / RECORD), record)
@@ -246,6 +252,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         task=task,
         metrics=(record or {}).get("metrics", {}),
         lineage=(record or {}).get("lineage", {}),
+        spent=(record or {}).get("spent", {}),
         digest=digest_of(sha256s),
         submodels={path.parent.name: path.parent for path in folder.glob(f"*/{RECORD}")},
         trained_rows=np.load(folder / TRAINED_ROWS) if TRAINED_ROWS in sha256s else NO_ROWS,

@@ -5,6 +5,7 @@ dtypes are in docs/formats.md. The order in which rows are trained on is in `ord
 """
 
 import hashlib
+import weakref
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Integer, UInt8
 
 from bert_core import files
+from bert_core.cache import SHARDS, Cache, Entry
 from bert_core.data.masking import Masker, MaskingConfig
 from bert_core.data.pairs import LABELS
 from bert_core.errors import FormatError
@@ -264,18 +266,22 @@ class ShardSet:
         """Raises: FormatError naming a shard that is missing or of another size. Reads no data."""
         _check_size(files.join(self.folder, info.name), info)
 
-    def open(self, info: ShardInfo, cache: Path) -> ShardRows:
-        """Map a shard in place, or a verified copy of it in `cache` if it is remote."""
+    def open(self, info: ShardInfo, cache: Cache) -> ShardRows:
+        """Map a shard in place, or a verified copy of it in `cache` if it is remote, which stays
+        there as long as the rows are referenced."""
         path = files.join(self.folder, info.name)
         local = files.local_path(path)
         if local:
             return open_shard(local, info)
-        copy = _cached(path, info, cache)
+        copy = _kept(path, info, cache)
         try:
-            return open_shard(copy, info)
+            rows = open_shard(copy.path, info)
         except FormatError:  # the copy was damaged after it was fetched and verified
-            copy.unlink(missing_ok=True)
-            return open_shard(_cached(path, info, cache), info)
+            cache.drop(copy)
+            copy = _kept(path, info, cache)
+            rows = open_shard(copy.path, info)
+        weakref.finalize(rows, copy.close)
+        return rows
 
     def check_tokenizer(self, digest: str, source: str) -> None:
         """Raises: FormatError if these shards were made with another vocabulary."""
@@ -296,32 +302,16 @@ def _masker(counts: dict[str, Any]) -> Masker:
     )
 
 
-def _cached(path: str, info: ShardInfo, cache: Path) -> Path:
-    """A local copy of the shard at `path`; the cache keeps the most recently used shards.
+def _kept(path: str, info: ShardInfo, cache: Cache) -> Entry:
+    """A local copy of the shard at `path`.
 
-    Raises: FormatError naming `path` if the file is not the shard of the manifest.
+    Raises: FormatError naming `path` if the file is not the shard of the manifest; ResourceError.
     """
-    copy = cache / f"{info.sha256[:16]}-{info.name}"
-    if not copy.is_file():
+
+    def fetch(copy: Path) -> None:
         _check_size(path, info)
         data = files.read_bytes(path)
         _check_sha256(path, hashlib.sha256(data).hexdigest(), info)
-        cache.mkdir(parents=True, exist_ok=True)
-        _make_room(cache, info.size_bytes)
         files.write_bytes(str(copy), data)
-    copy.touch()
-    return copy
 
-
-CACHE_BYTES = 16 << 30
-
-
-def _make_room(cache: Path, size_bytes: int) -> None:
-    # A removed file that a process has mapped stays readable there until it is unmapped.
-    oldest_first = sorted(cache.glob("*.arrow"), key=lambda path: path.stat().st_mtime)
-    used = sum(path.stat().st_size for path in oldest_first)
-    for path in oldest_first:
-        if used + size_bytes <= CACHE_BYTES:
-            return
-        used -= path.stat().st_size
-        path.unlink(missing_ok=True)
+    return cache.open(f"{SHARDS}/{info.sha256[:16]}-{info.name}", info.size_bytes, fetch)

@@ -131,7 +131,6 @@ def read_unlabelled(config: LabelledConfig, shape: type) -> list[dict[str, Any]]
     """
     path = config.source
     if not files.exists(path):
-        files.check_bucket(path)
         raise CorpusError(f"{path}: wanted a file of rows, there is none: check the path")
     lines, columns = labelled_records(files.read_contents(path), path, config.format)
     records = [record for record in lines if record is not None]

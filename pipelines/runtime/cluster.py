@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bert_core.errors import ConfigError, RaybertError, ResourceError
+from bert_core.storage.config import PREFIX as STORAGE
 from bert_core.train.hardware import HUGE_PAGES
 from pipelines.runtime.progress import say
 
@@ -149,6 +150,11 @@ def worker_environment() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in HUGE_PAGES.items()}
 
 
+def storage_environment() -> dict[str, str]:
+    """The settings of object stores that go with a run to all its processes; no credentials."""
+    return {name: value for name, value in os.environ.items() if name.startswith(STORAGE)}
+
+
 def child_environment() -> dict[str, str]:
     """Environment of a child process that starts its own cluster, whichever this one uses."""
     return {**os.environ, "RAY_ADDRESS": "local"}
@@ -224,6 +230,7 @@ def _join(address: str, *, allow_open_cluster: bool) -> None:
     from ray.exceptions import AuthenticationError
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ["TOKENIZERS_PARALLELISM"]}
+    environment |= storage_environment()
     for attempt in range(1, CLIENT_STARTS + 1):
         try:
             _init(address=gcs, runtime_env={"env_vars": environment})

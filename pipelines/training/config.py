@@ -1,6 +1,7 @@
 """The configuration of training, shared by all processes of a run."""
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Annotated, Any, ClassVar
 
 from bert_core.checks import (
@@ -16,6 +17,7 @@ from bert_core.train.config import OptimizerConfig, Precision
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.runtime.stage import INPUT, StageConfig
 from pipelines.training.selection import SelectionConfig
+from tracking.goodput import CLUSTER, DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,36 @@ class TrainingConfig(StageConfig):
     resize_every_s: NonNegativeFloat = 60.0
     """If `num_workers` is a range: seconds between checks whether the cluster has room for more
     workers. After a change, training resumes from the newest checkpoint."""
+    usd_per_hour: NonNegativeFloat | None = None
+    """Price of the whole cluster, in USD per hour: the record then says what the run has cost."""
+    usd_per_node_hour: dict[str, float] = field(default_factory=dict)
+    """Prices of single nodes instead, in USD per hour, by a label of the node (such as its node
+    group), its accelerator, or `default`: `{default = 0.4, H100 = 3.5}`. All nodes of the cluster
+    count, while the run lasts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        prices = self.usd_per_node_hour
+        if prices and self.usd_per_hour is not None:
+            raise ConfigError(
+                "usd_per_node_hour: wanted none with usd_per_hour, which is the price of all nodes "
+                "together: leave one of the two out"
+            )
+        if prices and DEFAULT not in prices:
+            raise ConfigError(
+                f"usd_per_node_hour: wanted a price of `{DEFAULT}` too, for nodes of any other "
+                f"kind, got only {', '.join(prices)}"
+            )
+        for kind, price in prices.items():
+            if not 0 <= price < inf:
+                raise ConfigError(f"usd_per_node_hour.{kind}: wanted at least 0, got {price}")
+
+    @property
+    def prices_usd(self) -> dict[str, float]:
+        """USD per hour of what is paid for; empty without prices."""
+        if self.usd_per_hour is None:
+            return self.usd_per_node_hour
+        return {CLUSTER: self.usd_per_hour}
 
 
 @dataclass(frozen=True, kw_only=True)

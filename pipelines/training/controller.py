@@ -1,6 +1,8 @@
 """What runs in Ray Train's controller, and how the driver starts and stops it."""
 
 import logging
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from ray.train.torch import TorchTrainer
 
 from bert_core.errors import RaybertError
 from pipelines.runtime import cluster
-from pipelines.training.records import record_all
+from pipelines.training.records import Records, record_all
+from tracking.goodput import CLUSTER, DEFAULT, Goodput
 from tracking.runs import RunRecorder
 
 logger = logging.getLogger(__name__)
@@ -27,18 +30,19 @@ class RecordingCallback(UserCallback):
     Ray Train never retries after a callback raises.
     """
 
-    def __init__(self, folder: Path, uri: str) -> None:
-        self._folder, self._uri = folder, uri
+    def __init__(self, folder: Path, uri: str, goodput: Goodput) -> None:
+        self._folder, self._uri, self._goodput = folder, uri, goodput
         self._recorder: RunRecorder | None = None
 
     def after_report(self, run_context: Any, metrics: list[dict], checkpoint: Any) -> None:
         # NOTE: an exception here would end the training; `record` never raises.
+        records = self._counted(metrics[0]["records"])
         try:
             self._recorder = self._recorder or RunRecorder.open(self._folder, uri=self._uri)
         except (OSError, RaybertError) as error:
             logger.warning(f"cannot record the run in {self._folder}: {error}")
             return
-        record_all(self._recorder, metrics[0]["records"])
+        record_all(self._recorder, records)
         if metrics[0]["last"]:
             self._hand_over()
 
@@ -51,10 +55,29 @@ class RecordingCallback(UserCallback):
                 raise mistake
         cluster.count_nodes_anew()
 
+    def _counted(self, records: Records) -> Records:
+        if DEFAULT in self._goodput.prices_usd:
+            with suppress(Exception):  # those of before are taken
+                self._goodput.nodes = used_nodes(self._goodput.prices_usd)
+        records = self._goodput.take(records)
+        self._goodput.save(self._folder)
+        return records
+
     def _hand_over(self) -> None:
         if self._recorder is not None:
             self._recorder.close("RUNNING", timeout_s=2.0)
             self._recorder = None
+
+
+def used_nodes(prices_usd: Mapping[str, float]) -> dict[str, int]:
+    """The cluster, and how many nodes it has, by the names of their prices."""
+    nodes = Counter({CLUSTER: 1})
+    for node in ray.nodes():
+        if node["Alive"]:
+            resources = (name.removeprefix("accelerator_type:") for name in node["Resources"])
+            kinds = [*(node["Labels"] or {}).values(), *resources]
+            nodes[next((kind for kind in kinds if kind in prices_usd), DEFAULT)] += 1
+    return dict(nodes)
 
 
 class Trainer(TorchTrainer):

@@ -5,6 +5,7 @@ What a worker does is in `worker`; the mathematics is in `bert_core.train`.
 
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +19,8 @@ from bert_core.manifest import BUNDLE, Output
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
 from pipelines.runtime import cluster
-from pipelines.runtime.progress import meter
-from pipelines.runtime.stage import StageConfig, local_outputs, recipe, with_absolute_paths
+from pipelines.runtime.progress import meter, say
+from pipelines.runtime.stage import Result, local_outputs, recipe, with_absolute_paths
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
     CHECKPOINTS,
@@ -30,6 +31,7 @@ from pipelines.training.records import (
     Report,
     record_all,
 )
+from tracking import goodput
 from tracking.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
 from tracking.runs import RunRecorder
 from tracking.server import tracking_uri
@@ -63,11 +65,22 @@ def fit(
     assert watch is None or config.num_workers == 0
     # Ray Train gives every worker its own folder.
     config = with_absolute_paths(config)
+    spent = goodput.begin(
+        config.local_folder,
+        time.time(),
+        prices_usd=config.prices_usd,
+        most_steps=loop.max_steps if loop.max_hours is None else None,
+        most_s=None if loop.max_hours is None else 3600 * loop.max_hours,
+    )
+    spent.save(config.local_folder)
     with _progress(config.local_folder, loop, title):
         if config.num_workers == 0:
             recorder = RunRecorder.open(config.local_folder, uri=tracking_uri(config.tracking_uri))
+            spent.nodes |= {goodput.DEFAULT: 1}
 
             def report(records: Records, last: bool) -> bool:
+                records = spent.take(records)
+                spent.save(config.local_folder)
                 record_all(recorder, records)
                 if watch is not None:
                     watch(records)
@@ -78,10 +91,12 @@ def fit(
             finally:
                 recorder.close("RUNNING")
         else:
-            _fit_on_ray(worker, config, digest)
+            _fit_on_ray(worker, config, digest, spent)
 
 
-def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
+def _fit_on_ray(
+    worker: Worker, config: TrainingConfig, digest: str, spent: goodput.Goodput
+) -> None:
     cluster.connect(
         address=config.address,
         num_cpus=config.cpus,
@@ -97,7 +112,8 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
     check_cpus(resources, config.least_workers, config.threads_per_worker)
     use_gpu = cluster.has_gpus(config.least_workers)
     storage = files.join(config.output, "ray")
-    callback = RecordingCallback(config.local_folder, tracking_uri(config.tracking_uri))
+    filesystem, storage_path = files.filesystem_of(storage)
+    callback = RecordingCallback(config.local_folder, tracking_uri(config.tracking_uri), spent)
     trainer = Trainer(
         on_ray,
         train_loop_config={"worker": worker, "config": config, "digest": digest},
@@ -113,7 +129,8 @@ def _fit_on_ray(worker: Worker, config: TrainingConfig, digest: str) -> None:
         run_config=RunConfig(  # type: ignore[call-arg]  # the stub is outdated
             # Ray Train resumes a run of the same name; ours resumes from its own checkpoints.
             name=uuid.uuid4().hex[:8],
-            storage_path=storage,
+            storage_path=storage_path,
+            storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=config.max_failures),
             callbacks=[callback],  # type: ignore[list-item]
             worker_runtime_env={"env_vars": cluster.worker_environment()},
@@ -143,11 +160,27 @@ def check_cpus(resources: Mapping[str, float], workers: int, threads: int) -> No
         )
 
 
-def curves(config: StageConfig) -> list[Path]:
-    """Plots of what the run has recorded."""
-    from tracking.plots import plot_curves
+def finished(
+    config: TrainingConfig, stage: str, outputs: dict[str, Output], counts: dict[str, Any]
+) -> Result:
+    """The result of a stage that has trained, with where its time went, and plots of what it has
+    recorded."""
+    from tracking.plots import plot_curves, plot_time
 
-    return plot_curves(config.local_folder / METRICS, config.local_folder / "plots")
+    spent = _spent(config)
+    spent.save(config.local_folder)
+    say(f"{stage}: {goodput.in_words(spent)}")
+    folder = config.local_folder / "plots"
+    plots = plot_curves(config.local_folder / METRICS, folder)
+    plots.append(plot_time(spent, folder / "time.png"))
+    return Result(outputs=outputs, counts=counts | spent.numbers(), artifacts=plots)
+
+
+def _spent(config: TrainingConfig) -> goodput.Goodput:
+    """Where the time of the run went until now."""
+    spent = goodput.read_or_new(config.local_folder, time.time())
+    spent.finish(time.time())
+    return spent
 
 
 @contextmanager
@@ -195,7 +228,7 @@ def _measure(loop: LoopConfig) -> tuple[int, str, float | None]:
 
 
 def write_bundle(
-    config: StageConfig,
+    config: TrainingConfig,
     digest: str,
     model: "ObjectiveModel",
     tokenizer: Tokenizer,
@@ -230,5 +263,6 @@ def write_bundle(
         metrics=metrics,
         lineage=lineage | recipe(config, digest),
         trained_rows=trained_rows,
+        spent=_spent(config).numbers(),
     )
     return local_outputs(config, [local / name for name in names_in(local)])

@@ -18,7 +18,7 @@ from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import Result
 from pipelines.training.config import LabelledTrainingConfig
-from pipelines.training.driver import curves, fit, write_bundle
+from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.labelled_sets import LabelledSet, remarks_of, trained_rows
 from pipelines.training.records import CHECKPOINTS, Records, Report, median_speed, read_records
 from pipelines.training.selection import Measurement
@@ -106,7 +106,7 @@ def learn(
         **_spread(values),
         **(_baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}),
     }
-    return Result(outputs=outputs, counts=counts, artifacts=curves(config))
+    return finished(config, stage, outputs, counts)
 
 
 def _show(
@@ -182,11 +182,12 @@ def train_seeds(
 ) -> None:
     """Train the seeds one after the other, as one rank."""
     from bert_core.train.checkpoint import load_weights
+    from bert_core.train.clock import Clock
     from bert_core.train.words import train_read_words
     from pipelines.training.labelled_batches import LabelledRank
-    from pipelines.training.worker import Place, Training, chosen_checkpoint, train
+    from pipelines.training.worker import Place, Training, chosen_checkpoint, time_spent, train
 
-    place, task = Place.here(config), trainable.task
+    place, task, clock = Place.here(config), trainable.task, Clock()
     rank = LabelledRank(
         config, place, trainable.encoder_config, trainable.tokenizer.pad_id, task, sets
     )
@@ -217,6 +218,7 @@ def train_seeds(
                 loop=loop,
                 digest=digest,
                 checkpoints=checkpoints,
+                clock=clock,
                 first_record=first_record,
             ),
             report,
@@ -225,6 +227,7 @@ def train_seeds(
         model = trainable.build(seed)
         load_weights(taken, model, run_digest=digest)
         model.to(place.device)
-        scored = rank.measure(HELD_OUT, loop, model) if HELD_OUT in sets else {}
-        result = names.on_all(HELD_OUT, scored)
-        report([(first_record + steps + 1, result | {SELECTED_STEP: float(taken.step)})], True)
+        with clock.during("measuring"):
+            scored = rank.measure(HELD_OUT, loop, model) if HELD_OUT in sets else {}
+        result = names.on_all(HELD_OUT, scored) | {SELECTED_STEP: float(taken.step)}
+        report([(first_record + steps + 1, result | time_spent(clock))], True)

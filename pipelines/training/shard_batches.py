@@ -1,21 +1,20 @@
 """Shards as training batches: checks that their rows fit, and builds the batches."""
 
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_core.data.shards import ShardRows, ShardSet
+from bert_core import files
+from bert_core.cache import LIMIT, Cache
+from bert_core.data.shards import ShardInfo, ShardRows, ShardSet
 from bert_core.data.splits import HELD_OUT, TRAIN
-from bert_core.errors import ConfigError
+from bert_core.errors import ConfigError, ResourceError
 from bert_core.model.config import EncoderConfig
 from bert_core.train.config import LoopConfig
+from tracking.cache import local_cache
 
 if TYPE_CHECKING:
     from bert_core.batches import RankBatches
     from pipelines.training.worker import Place
-
-CACHE = Path.home() / ".cache" / "raybert" / "shards"
-"""Folder of downloaded shards, shared by all runs and workers."""
 
 
 def check_rows(folder: str, shards: ShardSet, encoder: EncoderConfig, name: str) -> None:
@@ -56,11 +55,12 @@ def batches(
     from bert_core.data.order import GlobalOrder
     from bert_core.model.attention import packing
 
-    infos = shards.split(split)
+    infos, cache = shards.split(split), local_cache()
+    _check_room(shards, infos, cache, 2 * window_shards)
 
     @lru_cache(maxsize=2 * window_shards)
     def open_shard(number: int) -> ShardRows:
-        return shards.open(infos[number], CACHE)
+        return shards.open(infos[number], cache)
 
     return RankBatches(
         source=ShardSource(
@@ -76,3 +76,17 @@ def batches(
         rank=place.rank,
         world_size=place.world_size,
     )
+
+
+def _check_room(shards: ShardSet, infos: list[ShardInfo], cache: Cache, count: int) -> None:
+    """Raises: ResourceError if the cache cannot hold `count` shards that are fetched into it."""
+    if files.local_path(shards.folder) is not None:
+        return
+    wanted_bytes = sum(sorted((info.size_bytes for info in infos), reverse=True)[:count])
+    if wanted_bytes > cache.most_bytes:
+        raise ResourceError(
+            f"{cache.folder}: wanted room for {wanted_bytes:,} bytes, the {min(count, len(infos))} "
+            f"shards of {shards.folder} that are open at a time, the cache may take "
+            f"{cache.most_bytes:,}: set {LIMIT} to at least {wanted_bytes / 1e9:.3g} GB, or lower "
+            "window_shards"
+        )

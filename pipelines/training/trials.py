@@ -172,6 +172,7 @@ def _run_on_tune(
     use_gpu = cluster.has_gpus(1)
     storage = files.join(output, "ray")
     files.remove(storage)  # from a run that was killed
+    filesystem, storage_path = files.filesystem_of(storage)
     tuner = ray_tune.Tuner(
         ray_tune.with_resources(
             partial(_on_tune, train, dict(left), output, os.getcwd()),
@@ -184,7 +185,8 @@ def _run_on_tune(
         ),
         run_config=ray_tune.RunConfig(
             name=uuid.uuid4().hex[:8],
-            storage_path=storage,
+            storage_path=storage_path,
+            storage_filesystem=filesystem,
             stop=watcher,
             failure_config=ray_tune.FailureConfig(max_failures=shared.max_failures),
             verbose=0,

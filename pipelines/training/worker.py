@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -34,6 +34,7 @@ from bert_core.train.checkpoint import (
     load_weights,
     read_progress,
 )
+from bert_core.train.clock import Clock
 from bert_core.train.config import LoopConfig, OptimizerConfig
 from bert_core.train.hardware import (
     flush_denormals,
@@ -49,6 +50,7 @@ from pipelines.runtime.stage import STARTED
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import CHECKPOINTS, DIVERGED, Records, Report
 from tracking import metric_names as names
+from tracking.goodput import told_by_clock
 from tracking.metric_names import LOSS
 
 logger = logging.getLogger(__name__)
@@ -156,6 +158,8 @@ class Training:
     loop: LoopConfig
     digest: str
     checkpoints: str
+    clock: Clock = field(default_factory=Clock)
+    """This worker's; a stage that trains several models has one for all."""
     first_record: int = 0
     """Added to the step of every record, for a stage that trains several models in turn."""
 
@@ -163,7 +167,8 @@ class Training:
 def train(training: Training, report: Report) -> None:
     """Train to the end, from the newest checkpoint or from the beginning."""
     place, config, loop = training.place, training.config, training.loop
-    model = training.model
+    model, clock = training.model, training.clock
+    clock.switch("starting")
     checkpoint = latest_checkpoint(training.checkpoints)
     start = checkpoint.step if checkpoint else 0
     check_agreement(training.checkpoints, start)
@@ -182,7 +187,7 @@ def train(training: Training, report: Report) -> None:
     points = Points(report, training.first_record, before.records)
     if training.measure_before and not start:
         points.add(0, measurements.take(model))
-    totals, since = Totals(model.weights), time.monotonic()
+    totals, since, told = Totals(model.weights), time.monotonic(), start
     writer = CheckpointWriter(
         training.checkpoints, run_digest=training.digest, keep=config.keep_checkpoints
     )
@@ -198,12 +203,17 @@ def train(training: Training, report: Report) -> None:
     )
     # Exited in reverse: pending writes finish before `explained` names the newest checkpoint.
     with explained(training.checkpoints), writer, closing(steps):
+        clock.switch("computing")
         for step in () if measurements.enough else steps:
             totals.add_step(step)
             due = due_after(step, training)
             last, checkpointing, cost = step.last, due.checkpoint, None
             if due.point:
-                numbers = _numbers(step, totals.means(), time.monotonic() - since, place)
+                means = totals.means()
+                numbers = _numbers(step, means, time.monotonic() - since, place)
+                waited_s = means["waited_s"] / place.world_size
+                numbers |= time_spent(clock, step.index - told, waited_s)
+                told = step.index
                 points.add(step.index, numbers)
                 try:
                     rise.check(step.index, _unweighted(numbers))
@@ -216,16 +226,19 @@ def train(training: Training, report: Report) -> None:
                 totals, since = Totals(model.weights), time.monotonic()
                 # Before the checkpoint, so that a run resumed from it has all points of the curve.
                 if checkpointing or from_rank_0(points.waited_s >= config.report_every_s):
-                    checkpointing |= points.report(last=last)
+                    checkpointing |= points.report(last=False)
             if checkpointing:
                 progress = Progress(
                     rise.losses, measurements.costs, step.elapsed_s, points.unconfirmed()
                 )
-                writer.save(step.index, model, optimizer, cost, progress)
+                with clock.during("checkpointing"):
+                    writer.save(step.index, model, optimizer, cost, progress)
             if last:
                 break
-        writer.wait()
-    points.report_rest()
+        with clock.during("checkpointing"):
+            writer.wait()
+    points.add(told, time_spent(clock))
+    points.report(last=True)
 
 
 @dataclass(frozen=True)
@@ -280,11 +293,6 @@ class Points:
         self._reported = time.monotonic()
         return self._report(waiting, last)
 
-    def report_rest(self) -> None:
-        """Report what is left: of a run that was killed between its last checkpoint and report."""
-        if self._waiting:
-            self.report(last=True)
-
     def unconfirmed(self) -> Records:
         """The points to store with the checkpoint that is written now."""
         points = [*self._earlier, *self._recent]
@@ -302,7 +310,8 @@ class Measurements:
     def take(self, model: ObjectiveModel) -> dict[str, float]:
         """Measure the model; the metrics, named as in the record. Collective."""
         assert self._training.measure is not None
-        numbers = self._training.measure(model)
+        with self._training.clock.during("measuring"):
+            numbers = self._training.measure(model)
         self.costs.append(self._training.cost(numbers))
         return _named(self._training.measured_as, numbers)
 
@@ -345,6 +354,16 @@ def _numbers(
         names.DATA_WAIT_SHARE: means["waited_s"] / (elapsed_s * place.world_size),
         names.MEMORY_GB: peak_memory_bytes(place.device) / 1e9,
     }
+
+
+def time_spent(clock: Clock, steps: int = 0, waited_s: float = 0.0) -> dict[str, float]:
+    """What a point tells about the time since the last one, in which these steps were done and a
+    worker waited for data, in the mean."""
+    spent_s = clock.take()
+    computed_s = spent_s.get(names.COMPUTING, 0.0)
+    waited_s = min(waited_s, computed_s)
+    spent_s |= {names.COMPUTING: computed_s - waited_s, names.WAITING_FOR_DATA: waited_s}
+    return told_by_clock(clock.began_s, clock.taken, steps, spent_s)
 
 
 def _unweighted(numbers: dict[str, float]) -> float:

@@ -6,12 +6,12 @@ import gzip
 import hashlib
 import io
 import pickle
-import re
 import resource
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -142,9 +142,64 @@ def test_json_survives_a_round_trip(place: str) -> None:
 
 
 def test_a_missing_file_is_an_error_of_its_own_kind(place: str) -> None:
-    for read in (files.read_bytes, files.size_bytes, files.sha256_of, files.read_json):
+    for read in (
+        files.read_bytes, files.size_bytes, files.sha256_of, files.read_json, files.read_tagged,
+    ):  # fmt: skip
         with pytest.raises(FileNotFoundError):
             read(files.join(place, "nothing.bin"))
+
+
+def test_a_file_is_created_only_where_there_is_none(place: str) -> None:
+    path = files.join(place, "a", "lease.json")
+    tag = files.create(path, b"mine")
+    assert tag is not None
+    assert files.create(path, b"other") is None
+    assert files.create(path, b"mine") is None  # a second time is no success either
+    assert files.read_tagged(path) == (b"mine", tag)
+    assert names_of(place) == ["a/lease.json"]
+    files.remove(path)
+    assert files.create(path, b"other") is not None
+    assert files.read_bytes(path) == b"other"
+
+
+def test_of_many_who_create_a_file_one_succeeds(tmp_path: Path) -> None:
+    path = f"{tmp_path}/lease.json"
+    with ThreadPoolExecutor(8) as pool:
+        tags = list(pool.map(lambda each: files.create(path, each), map(str.encode, "abcdefgh")))
+    [number] = [number for number, tag in enumerate(tags) if tag is not None]
+    assert files.read_bytes(path) == b"abcdefgh"[number : number + 1]
+    assert names_of(str(tmp_path)) == ["lease.json"]
+
+
+def test_a_file_is_replaced_only_in_the_version_that_was_read(place: str) -> None:
+    path = files.join(place, "lease.json")
+    assert files.replace_if(path, b"0", "no such tag") is None
+    assert not files.exists(path)
+    first = files.create(path, b"1")
+    assert first is not None
+    second = files.replace_if(path, b"2", first)
+    assert second not in (None, first)
+    assert files.replace_if(path, b"3", first) is None
+    assert files.read_tagged(path) == (b"2", second)
+    files.remove(path)
+    assert files.replace_if(path, b"3", str(second)) is None
+    assert files.list_names(place) == []
+
+
+def test_of_many_who_replace_a_version_one_succeeds(tmp_path: Path) -> None:
+    path = f"{tmp_path}/lease.json"
+    tag = str(files.create(path, b"0"))
+    with ThreadPoolExecutor(8) as pool:
+        tags = list(
+            pool.map(lambda each: files.replace_if(path, each, tag), map(str.encode, "abcdefgh"))
+        )
+    [number] = [number for number, new in enumerate(tags) if new is not None]
+    assert files.read_tagged(path) == (b"abcdefgh"[number : number + 1], tags[number])
+
+
+def test_a_file_in_the_web_is_not_created(website: tuple[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="wanted a local path, or storage with conditional"):
+        files.create(f"{website[0]}/a.txt", b"a")
 
 
 def test_a_folder_is_searched_deep_and_hidden_names_are_passed_over(place: str) -> None:
@@ -338,7 +393,9 @@ def test_a_file_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
 
 def test_what_an_object_store_does_not_take_is_named(object_store: str) -> None:
     path = f"{object_store}-of-nobody/a.bin"
-    with pytest.raises(ResourceError, match=rf"^{path}: could not be written: .*: check the addr"):
+    with pytest.raises(
+        ResourceError, match=rf"^{path}: could not be written: 404 NoSuchBucket .*: check the addr"
+    ):
         files.write_bytes(path, b"a")
     with pytest.raises(ResourceError, match=path), files.writing(path) as file:
         file.write(b"a")
@@ -352,7 +409,7 @@ def test_what_no_pattern_finds_is_said_with_the_pattern(place: str) -> None:
 
 @pytest.mark.parametrize("uri", ["s3://bucket/a b.txt", "nonsense://x", "sftp://host/a.txt"])
 def test_a_uri_that_cannot_be_opened_is_refused_by_name(uri: str) -> None:
-    with pytest.raises(ConfigError, match=f"{uri}: wanted a path, or a URI that pyarrow opens"):
+    with pytest.raises(ConfigError, match=f"{uri}: wanted a path, or a URI that obstore opens"):
         files.read_bytes(uri)
 
 
@@ -575,8 +632,7 @@ def test_a_bucket_that_is_not_there_is_told_from_a_misspelt_path(
     object_store: str, pattern: str
 ) -> None:
     files.write_bytes(f"{object_store}/b.txt", b"x")
-    message = r"wanted a bucket 'nobody-s', there is none, or these credentials have no access"
-    with pytest.raises(CorpusError, match=rf"^s3://nobody-s{re.escape(pattern)}: {message}"):
+    with pytest.raises(ResourceError, match=r"^s3://nobody-s/.*: there is no bucket 'nobody-s' at"):
         files.find_files(f"s3://nobody-s{pattern}")
     with pytest.raises(
         CorpusError, match="wanted a file, a folder or a glob with at least one fil"

@@ -319,6 +319,7 @@ def test_a_version_carries_the_card_of_its_model(evaluated: Any, tmp_path: Path)
     version = connect(evaluated.tracking_uri).get_model_version("carded", "1")
     described = version.description or ""
     assert described.startswith("# carded, version 1\n")
+    assert "| computing: steps that were kept |" in described
     assert described[:4000] in text
     data = ModelCardData(**ModelCard(text).data.to_dict())
     counts = read_manifest(str(folder)).counts

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_core.cache import Cache
 from bert_core.data.documents import clean, split_sentences
 from bert_core.data.formats import text_documents
 from bert_core.data.masking import STRATEGIES
@@ -187,7 +188,7 @@ def test_a_row_unmasked_is_text_of_the_corpus_and_held_out_text_is_in_no_trainin
     texts = [" ".join(map(str, ids)) for ids in encoded]
     seen: dict[str, set[int]] = {TRAIN: set(), HELD_OUT: set()}
     for info in shards.shards:
-        rows = shards.open(info, prepared.folder / "cache")
+        rows = shards.open(info, Cache(prepared.folder / "cache"))
         assert len(rows) == info.rows > 0
         for index in range(0, len(rows), 7):
             row = rows.row(index)
@@ -222,7 +223,7 @@ def test_every_strategy_fills_shards_with_what_it_promises(
     assert 0.12 < counts["masked_tokens"] / counts["row_tokens"] < 0.16
     split_words = 0
     for info in shards.shards:
-        rows = shards.open(info, prepared.folder / "cache")
+        rows = shards.open(info, Cache(prepared.folder / "cache"))
         for index in range(len(rows)):
             row = rows.row(index)
             assert len(row.masked_positions) <= 20
@@ -257,7 +258,7 @@ def test_masks_drawn_later_are_in_no_shard_whatever_kind_of_rows(
     assert shards.label == LABELS[kind]
     assert shards.masker is not None
     for info in shards.shards:
-        rows = shards.open(info, prepared.folder / "cache")
+        rows = shards.open(info, Cache(prepared.folder / "cache"))
         assert tokenizer.mask_id not in rows.input_ids
         row = rows.row(len(rows) // 2)
         pieces = [tokenizer.vocabulary[index] for index in row.input_ids]
@@ -301,7 +302,7 @@ def test_equal_documents_count_once_where_that_is_asked_for(prepared: Any, tmp_p
     read = once["documents_read"]
     assert counts["dropped_exact_duplicate"] == once["dropped_exact_duplicate"] + 2 * read
     ids = [
-        [shards.open(info, tmp_path).input_ids.tolist() for info in shards.shards]
+        [shards.open(info, Cache(tmp_path)).input_ids.tolist() for info in shards.shards]
         for shards in (ShardSet.read(str(tmp_path / name)) for name in ("shards", "once"))
     ]
     assert ids[0] == ids[1]

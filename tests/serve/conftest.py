@@ -19,7 +19,7 @@ from bert_core.tasks.sparse_embedding import SparseEmbedding
 from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
 from tests.serve import live
-from tracking.resolve import CACHE
+from tracking.cache import CACHE
 
 TEXTS = [
     "Return the sorted values of an array along an axis.",

@@ -35,8 +35,8 @@ from serve.plan import PLAN, Candidate, Plan, Source
 from serve.recording import EXPERIMENT, CandidateRuns
 from tests import tiny
 from tests.serve import live
+from tracking.cache import CACHE
 from tracking.registry import publish
-from tracking.resolve import CACHE
 from tracking.server import connect
 
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]

@@ -6,12 +6,15 @@ import pytest
 from matplotlib.image import imread
 
 from bert_core.metrics.calibration import reliability
+from tracking.goodput import Goodput
+from tracking.metric_names import ACTIVITIES
 from tracking.plots import (
     plot_confusion,
     plot_curves,
     plot_lengths,
     plot_parallel_coordinates,
     plot_reliability,
+    plot_time,
     readable,
 )
 
@@ -45,6 +48,13 @@ def test_each_kind_of_metric_there_is_gets_a_picture(tmp_path: Path, rows: int) 
 
 def test_nothing_recorded_draws_nothing(tmp_path: Path) -> None:
     assert plot_curves(write_metrics(tmp_path, 0), tmp_path) == []
+
+
+@pytest.mark.parametrize("wall_s", [30.0, 90_000.0])
+def test_where_time_went_is_drawn(tmp_path: Path, wall_s: float) -> None:
+    seconds = {activity: wall_s / len(ACTIVITIES) for activity in ACTIVITIES}
+    spent = Goodput(began_s=0.0, until_s=wall_s, seconds=seconds)
+    assert is_drawn(plot_time(spent, tmp_path / "plots" / "time.png"))
 
 
 @pytest.mark.parametrize("classes", [2, 30, 150])

@@ -1,16 +1,17 @@
-import os
 import shutil
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from bert_core import cache as cache_module
 from bert_core import files
 from bert_core.bundle.format import bundle_digest
+from bert_core.cache import BUNDLES, Cache
 from bert_core.errors import ConfigError, FormatError, ResourceError
+from tracking.cache import local_cache
 from tracking.registry import publish
-from tracking.resolve import LONGEST_DOWNLOAD_S, cached, download, fetch_remote, resolve
+from tracking.resolve import cached, download, fetch_remote, release, resolve
 from tracking.server import connect
 
 if TYPE_CHECKING:
@@ -59,19 +60,19 @@ def test_the_output_of_a_stage_in_a_bucket_means_the_bundle_in_it(
         files.write_bytes(f"{object_store}/run/bundle/{path.name}", path.read_bytes())
     files.write_bytes(f"{object_store}/run/checkpoints/step", b"large")
     for reference in ("run", "run/", "run/bundle"):
-        kept = resolve(f"{object_store}/{reference}", cache=tmp_path)
-        assert kept == tmp_path / files.sha256_of(str(bundles[0] / "raybert.json"))
+        kept = resolve(f"{object_store}/{reference}", cache=Cache(tmp_path))
+        assert kept == tmp_path / BUNDLES / files.sha256_of(str(bundles[0] / "raybert.json"))
         assert bundle_digest(kept) == bundle_digest(bundles[0])
     with pytest.raises(ConfigError, match=r"checkpoints: .* neither config.json nor bundle/config"):
-        resolve(f"{object_store}/run/checkpoints", cache=tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+        resolve(f"{object_store}/run/checkpoints", cache=Cache(tmp_path))
+    assert list((tmp_path / BUNDLES).iterdir()) == [kept]
 
 
 def test_a_registered_version_is_the_bundle_that_was_published(
     tmp_path: Path, registry: str, bundles: list[Path]
 ) -> None:
     for reference, bundle in ((f"models:/{NAME}/1", 0), (f"models:/{NAME}@champion", 1)):
-        folder = resolve(reference, uri=registry, cache=tmp_path / "cache")
+        folder = resolve(reference, uri=registry, cache=Cache(tmp_path / "cache"))
         assert bundle_digest(folder) == bundle_digest(bundles[bundle])
     assert not (tmp_path / "cache").exists(), "it lies on this disk already"
 
@@ -125,7 +126,7 @@ def test_what_is_fetched_is_fetched_once_and_again_if_the_copy_is_damaged(
     tmp_path: Path, bundles: list[Path]
 ) -> None:
     # A folder stands for a bucket: the way there is pyarrow's, and the same for both.
-    source, cache = str(bundles[0]), tmp_path / "cache"
+    source, cache = str(bundles[0]), Cache(tmp_path)
     kept = fetch_remote(source, cache)
     assert bundle_digest(kept) == bundle_digest(bundles[0])
     inode = (kept / "config.json").stat().st_ino
@@ -134,19 +135,23 @@ def test_what_is_fetched_is_fetched_once_and_again_if_the_copy_is_damaged(
     (kept / "model.safetensors").write_bytes(b"")
     assert fetch_remote(source, cache) == kept
     assert bundle_digest(kept) == bundle_digest(bundles[0])
-    assert [path.name for path in cache.iterdir()] == [kept.name]
+    assert list((tmp_path / BUNDLES).iterdir()) == [kept]
 
 
 def test_a_download_that_fails_leaves_nothing_behind(
     tmp_path: Path, store: str, bundles: list[Path]
 ) -> None:
-    stored, cache = shutil.copytree(bundles[0], tmp_path / "stored"), tmp_path / "cache"
-    cached(cache, "whole", lambda arriving: download(str(stored), store, arriving))
-    assert bundle_digest(cache / "whole") == bundle_digest(bundles[0])
+    stored, cache = shutil.copytree(bundles[0], tmp_path / "stored"), Cache(tmp_path / "cache")
+
+    def fetch(arriving: Path) -> None:
+        download(str(stored), store, arriving)
+
+    whole = cached(cache, "whole", lambda: 1_000_000, fetch)
+    assert bundle_digest(whole) == bundle_digest(bundles[0])
     (stored / "gone.json").symlink_to(tmp_path / "nowhere")
     with pytest.raises(OSError, match=r"gone\.json"):
-        cached(cache, "part", lambda arriving: download(str(stored), store, arriving))
-    assert [path.name for path in cache.iterdir()] == ["whole"]
+        cached(cache, "part", lambda: 1_000_000, fetch)
+    assert list(whole.parent.iterdir()) == [whole]
 
 
 def test_a_folder_that_transformers_wrote_is_fetched_whenever_it_is_asked_for(
@@ -154,9 +159,10 @@ def test_a_folder_that_transformers_wrote_is_fetched_whenever_it_is_asked_for(
 ) -> None:
     foreign = shutil.copytree(bundles[0], tmp_path / "foreign")
     (foreign / "raybert.json").unlink()
-    first = fetch_remote(str(foreign), tmp_path / "cache")
+    first = fetch_remote(str(foreign), Cache(tmp_path / "cache"))
+    assert fetch_remote(str(foreign), Cache(tmp_path / "cache")) == first
     shutil.copy(bundles[1] / "model.safetensors", foreign)
-    assert fetch_remote(str(foreign), tmp_path / "cache") != first
+    assert fetch_remote(str(foreign), Cache(tmp_path / "cache")) != first
 
 
 @pytest.mark.drill
@@ -165,14 +171,14 @@ def test_a_bundle_of_a_server_is_fetched_once_and_again_if_the_copy_is_cut(
 ) -> None:
     server.start()
     publish(bundles[0], name=NAME, uri=server.uri, metrics={}, input_example=["abc"])
-    kept = resolve(f"models:/{NAME}@champion", uri=server.uri, cache=tmp_path)
-    assert kept == tmp_path / bundle_digest(bundles[0])
+    kept = resolve(f"models:/{NAME}@champion", uri=server.uri, cache=Cache(tmp_path))
+    assert kept == tmp_path / BUNDLES / bundle_digest(bundles[0])
     assert bundle_digest(kept) == kept.name
     with open(kept / "model.safetensors", "r+b") as file:
         file.truncate(100)
-    assert resolve(f"models:/{NAME}@champion", uri=server.uri, cache=tmp_path) == kept
+    assert resolve(f"models:/{NAME}@champion", uri=server.uri, cache=Cache(tmp_path)) == kept
     assert bundle_digest(kept) == kept.name
-    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+    assert list((tmp_path / BUNDLES).iterdir()) == [kept]
 
 
 @pytest.mark.parametrize("is_in_message", [False, True])
@@ -189,17 +195,38 @@ def test_a_download_that_fills_the_disk_leaves_nothing(
                 raise
             raise RuntimeError(f"these failed: {error}") from None  # as MLflow puts it
 
-    message = rf"{tmp_path}: wanted more of free space for a download, got too little: remove what"
+    message = rf"{tmp_path}/bundles/key: wanted more of free space for a download, got too l"
     with pytest.raises(ResourceError, match=message):
-        cached(tmp_path, "key", fill)
-    assert list(tmp_path.iterdir()) == []
+        cached(Cache(tmp_path), "key", lambda: 9, fill)
+    assert list((tmp_path / BUNDLES).iterdir()) == []
 
 
-def test_what_killed_downloads_have_left_is_removed(tmp_path: Path, bundles: list[Path]) -> None:
-    old, new = tmp_path / "old.part", tmp_path / "new.part"
-    for folder in (old, new):
-        folder.mkdir()
-    before_s = time.time() - LONGEST_DOWNLOAD_S - 60
-    os.utime(old, (before_s, before_s))
-    kept = cached(tmp_path, None, lambda folder: shutil.copytree(bundles[0], folder))
-    assert sorted(tmp_path.iterdir()) == sorted([kept, new])
+def test_a_bundle_stays_in_the_cache_until_it_is_released(
+    tmp_path: Path, bundles: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size_bytes = sum(path.stat().st_size for path in bundles[0].rglob("*"))
+    cache = Cache(tmp_path, size_bytes * 3 // 2)
+    first = fetch_remote(str(bundles[0]), cache)
+    assert fetch_remote(str(bundles[0]), cache) == first
+    monkeypatch.setattr(cache_module, "PATIENCE_S", 0.2)
+    for _ in range(2):  # as often as it was fetched
+        with pytest.raises(ResourceError, match="are in use by this and other processes"):
+            fetch_remote(str(bundles[1]), cache)
+        release(first)
+    second = fetch_remote(str(bundles[1]), cache)
+    assert list((tmp_path / BUNDLES).iterdir()) == [second]
+    release(tmp_path)  # was not given by the cache
+
+
+def test_the_environment_says_where_downloads_are_kept_and_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYBERT_CACHE", str(tmp_path))
+    assert local_cache().folder == tmp_path
+    assert local_cache().most_bytes == pytest.approx(shutil.disk_usage(tmp_path).total / 4, abs=1)
+    monkeypatch.setenv("RAYBERT_CACHE_GB", "0.5")
+    assert local_cache().most_bytes == 500_000_000
+    for wrong in ("half", "0", "-1", "nan", "inf"):
+        monkeypatch.setenv("RAYBERT_CACHE_GB", wrong)
+        with pytest.raises(ConfigError, match=f"RAYBERT_CACHE_GB: wanted .*, got '{wrong}'"):
+            local_cache()

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from bert_core import cache as cache_module
 from bert_core import files
-from bert_core.data import shards as shards_module
+from bert_core.cache import SHARDS, Cache
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.shards import (
     FORMAT,
@@ -26,7 +27,7 @@ from bert_core.data.shards import (
     write_shard,
 )
 from bert_core.data.splits import HELD_OUT, TRAIN
-from bert_core.errors import FormatError
+from bert_core.errors import FormatError, ResourceError
 from bert_core.manifest import Manifest, write_manifest
 
 DIGEST = "3f2a91" + "0" * 58
@@ -203,7 +204,7 @@ def test_a_damaged_shard_is_refused_by_name(
     found = shard_set(str(tmp_path), [info])
     damage(tmp_path / info.name)
     with pytest.raises(FormatError, match=f"{info.name}: {message}"):
-        found.open(info, tmp_path / "cache")
+        found.open(info, Cache(tmp_path / "cache"))
     if damage is not change_a_byte:  # which a look at the size does not see
         with pytest.raises(FormatError, match=f"{info.name}: wanted"):
             found.check_size(info)
@@ -289,7 +290,7 @@ def test_what_another_stage_wrote_is_no_folder_of_shards(tmp_path: Path) -> None
 def test_shards_at_a_file_uri_are_mapped_where_they_lie(tmp_path: Path) -> None:
     info = write(tmp_path, rows_of())
     found = shard_set(f"file://{tmp_path}", [info])
-    assert len(found.open(info, tmp_path / "cache")) == 50
+    assert len(found.open(info, Cache(tmp_path / "cache"))) == 50
     assert not (tmp_path / "cache").exists()
 
 
@@ -305,22 +306,32 @@ def remote(object_store: str, count: int) -> tuple[ShardSet, list[ShardInfo]]:
 
 
 def test_shards_elsewhere_are_fetched_once_into_a_cache_of_limited_size(
+    tmp_path: Path, object_store: str
+) -> None:
+    found, infos = remote(object_store, 3)
+    cache = Cache(tmp_path, 2 * infos[0].size_bytes)
+    for number in [0, 1, 0, 2]:
+        assert int(found.open(infos[number], cache).segment_b_start[0]) == number
+    kept = sorted(path.name.split("-", 1)[1] for path in (tmp_path / SHARDS).iterdir())
+    assert kept == [infos[0].name, infos[2].name]  # those used last
+    files.remove(f"{object_store}/shards/{infos[2].name}")
+    assert len(found.open(infos[2], cache)) == 50
+
+
+def test_a_shard_stays_in_the_cache_while_its_rows_are_used(
     tmp_path: Path, object_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, infos = remote(object_store, 3)
-    monkeypatch.setattr(shards_module, "CACHE_BYTES", 2 * infos[0].size_bytes)
-    cache = tmp_path / "cache"
-    opened = []
-    for number in [0, 1, 0, 2]:
-        for path in cache.glob("*"):  # let a minute pass
-            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 60))
-        opened.append(found.open(infos[number], cache))
-    kept = sorted(path.name.split("-", 1)[1] for path in cache.iterdir())
-    assert kept == [infos[0].name, infos[2].name]  # those used last
-    # What was taken out of the cache stays readable where it is mapped.
-    assert [int(rows.segment_b_start[0]) for rows in opened] == [0, 1, 0, 2]
-    files.remove(f"{object_store}/shards/{infos[2].name}")
-    assert len(found.open(infos[2], cache)) == 50
+    cache = Cache(tmp_path, 2 * infos[0].size_bytes)
+    first, second = (found.open(info, cache) for info in infos[:2])
+    monkeypatch.setattr(cache_module, "PATIENCE_S", 0.2)
+    with pytest.raises(ResourceError, match="are in use by this and other processes: set RAYBERT_"):
+        found.open(infos[2], cache)
+    del first
+    third = found.open(infos[2], cache)
+    assert [int(rows.segment_b_start[0]) for rows in (second, third)] == [1, 2]
+    kept = sorted(path.name.split("-", 1)[1] for path in (tmp_path / SHARDS).iterdir())
+    assert kept == [infos[1].name, infos[2].name]
 
 
 @pytest.mark.parametrize("damage", [truncate, change_a_byte])
@@ -328,10 +339,10 @@ def test_a_copy_that_was_damaged_is_fetched_again(
     tmp_path: Path, object_store: str, damage: Callable[[Path], None]
 ) -> None:
     found, [info] = remote(object_store, 1)
-    found.open(info, tmp_path)
-    [copy] = tmp_path.iterdir()
+    found.open(info, Cache(tmp_path))
+    [copy] = (tmp_path / SHARDS).iterdir()
     damage(copy)
-    assert found.open(info, tmp_path).input_ids.tolist() == rows_of().input_ids.tolist()
+    assert found.open(info, Cache(tmp_path)).input_ids.tolist() == rows_of().input_ids.tolist()
 
 
 def test_a_damaged_shard_elsewhere_is_named_where_it_lies(
@@ -346,8 +357,8 @@ def test_a_damaged_shard_elsewhere_is_named_where_it_lies(
     ]:
         files.write_bytes(path, changed)
         with pytest.raises(FormatError, match=f"{path}: {message}"):
-            found.open(info, tmp_path)
+            found.open(info, Cache(tmp_path))
     files.remove(path)
     with pytest.raises(FormatError, match=f"{path}: wanted a shard, there is no such file"):
-        found.open(info, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+        found.open(info, Cache(tmp_path))
+    assert list((tmp_path / SHARDS).iterdir()) == []

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
+from bert_core.model.attention import packing
 from bert_core.model.encoder import Encoder
+from bert_core.model.variants import VARIANTS
 from tests import tiny
 
 CONFIG = tiny.encoder_config(200, max_position_embeddings=64, initializer_range=0.2)
@@ -95,3 +97,20 @@ def test_dropout_acts_in_training_only() -> None:
     encoder.eval()
     first, second = (encoder(rows, rows * 0, None).hidden for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "from_share"),
+    [
+        ("bert-base", "bf16", 0.0),
+        ("modernbert-base", "bf16", 0.0),
+        ("bert-base", "fp32", 1.0),  # its kernel is one of half precision
+        ("deberta-base", "bf16", 1.0),  # and takes no bias
+        ("tinybert-4", "bf16", 1.0),  # nor heads of 26
+    ],
+)
+def test_a_gpu_packs_rows_where_it_has_the_kernel(
+    name: str, precision: str, from_share: float
+) -> None:
+    config = VARIANTS[name].config.adapted(attention_dropout=0.0)
+    assert packing(config, torch.device("cuda"), precision) == from_share

@@ -13,6 +13,7 @@ import pytest
 from huggingface_hub import constants
 from matplotlib.image import imread
 
+from bert_core.cache import Cache
 from bert_core.data.documents import document_digest, document_fraction, split_sentences
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import PairsConfig
@@ -224,7 +225,7 @@ def test_rows_and_masks_are_those_of_the_shards(made: Made) -> None:
     tokenizer = Tokenizer.load(made.config.tokenizer)
     seen: Counter[str] = Counter()
     for info in shards.shards:
-        rows = shards.open(info, made.folder.parent / "copies")
+        rows = shards.open(info, Cache(made.folder.parent / "copies"))
         for row in map(rows.row, range(len(rows))):
             ids = row.input_ids[row.masked_positions]
             seen.update(

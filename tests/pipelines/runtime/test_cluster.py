@@ -188,13 +188,14 @@ def test_a_stage_joins_a_cluster_with_its_token(kind: str, head: Any, tmp_path: 
 
 
 JOIN = """
-import sys
+import os, sys
 from pipelines.runtime import cluster
 
 cluster.connect(address=sys.argv[1], allow_open_cluster=True)
 import ray
 
-print(ray.get(ray.remote(lambda: "worked").remote()))
+work = ray.remote(lambda: os.environ["RAYBERT_STORAGE_TIMEOUT_S"])
+print("timeout of storage:", ray.get(work.remote()))
 """
 
 
@@ -204,9 +205,11 @@ def test_a_driver_joins_through_rays_client(which: str, head: Any, open_head: An
     joined = {"head": head, "open_head": open_head}[which]
     done = subprocess.run(
         [sys.executable, "-c", JOIN, joined.addresses["ray://"]],
-        env=joined.environment, capture_output=True, text=True, timeout=240,
+        env=joined.environment | {"RAYBERT_STORAGE_TIMEOUT_S": "7"},
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
-    assert done.stdout.endswith("worked\n"), done.stdout + done.stderr
+    # The settings of object stores go along.
+    assert done.stdout.endswith("timeout of storage: 7\n"), done.stdout + done.stderr
     assert (DANGER in done.stdout) == (which == "open_head")
 
 

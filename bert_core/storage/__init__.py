@@ -1,0 +1,11 @@
+"""Object stores: `s3://`, `gs://`, `az://`. Opening, time-outs, retries, conditional writes.
+
+`bert_core.files` is what others use; this package is how it reaches a bucket. obstore makes the
+requests. It is imported when the first bucket is opened: local files do without it.
+"""
+
+from bert_core.storage.bucket import Bucket, open_bucket
+from bert_core.storage.filesystem import filesystem
+from bert_core.storage.location import IN_A_URI, SCHEMES, opens
+
+__all__ = ["IN_A_URI", "SCHEMES", "Bucket", "filesystem", "open_bucket", "opens"]

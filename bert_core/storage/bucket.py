@@ -1,0 +1,381 @@
+"""Requests to one bucket, repeated with backoff and jitter until they succeed or time is up."""
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Any, TypeVar
+from urllib.parse import quote
+from xml.etree import ElementTree as ET
+
+from bert_core.errors import ConfigError, RaybertError
+from bert_core.storage.config import StorageConfig, environment
+from bert_core.storage.failures import Failure, error_of
+from bert_core.storage.location import IN_A_URI, Location
+from bert_core.storage.stores import PIECE_BYTES, store_of
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+# How long a server that this process has never reached is waited for.
+FIRST_CONTACT_S = 10.0
+AT_ONCE = 4
+SMALL_BYTES = 1 << 20
+MOST_PARTS = 10_000  # of one upload
+REMOVED_AT_ONCE = 1000
+# Part of every signed address that lists or aborts uploads; servers ignore it.
+_IGNORED = "x-id="
+_JITTER = random.Random()
+
+T = TypeVar("T")
+
+
+def open_bucket(path: str) -> tuple["Bucket", str]:
+    """The bucket that a URI names, and the key in it. Raises: ConfigError, ValueError."""
+    location = Location.of(path)
+    bucket = _bucket(replace(location, key=""), environment(), os.getpid())
+    return bucket, location.key
+
+
+@lru_cache(maxsize=32)
+def _bucket(location: Location, variables: tuple[tuple[str, str], ...], pid: int) -> "Bucket":
+    try:
+        import obstore  # noqa: F401  # here: local files need none of it
+    except ImportError as error:
+        raise ConfigError(
+            f"{location.scheme}://{location.bucket}: wanted the package obstore: install it with "
+            "`pip install obstore`, or give a local path"
+        ) from error
+    return Bucket(location, dict(variables))
+
+
+class Bucket:
+    """One bucket. Every method raises a ResourceError that says what was tried."""
+
+    def __init__(self, location: Location, variables: Mapping[str, str]) -> None:
+        self._location, self._variables = location, variables
+        self._config = StorageConfig.of(variables)
+        self._store = self._open()
+        self._was_reached = False
+        self._pool: ThreadPoolExecutor | None = None
+
+    def _open(self, **options: Any) -> Any:
+        from obstore.exceptions import BaseError
+
+        try:
+            return store_of(self._location, self._config, self._variables, **options)
+        except BaseError as error:
+            raise ConfigError(
+                f"{self.path('')}: {str(error).splitlines()[0]}: correct the variables that say "
+                "how to reach it (docs/storage.md)"
+            ) from None
+
+    @cached_property
+    def _sender(self) -> Any:
+        return self._open(sends=True)
+
+    @cached_property
+    def _uploader(self) -> Any:
+        return self._open(sends=True, retries=True)
+
+    @property
+    def name(self) -> str:
+        return self._location.bucket
+
+    def path(self, key: str) -> str:
+        """The URI of an object."""
+        account = f"@{self._location.account}" if self._location.account else ""
+        name = quote(key, safe=IN_A_URI)
+        return f"{self._location.scheme}://{self._location.bucket}{account}/{name}"
+
+    # ------------------------------------------------------------------ reading
+
+    def read_first(self, key: str, count: int) -> tuple[Any, bytes]:
+        """What is known of an object (obstore's ObjectMeta), and up to `count` first bytes of it.
+
+        A GET, since the answer to a HEAD does not say why it is refused.
+        Raises: FileNotFoundError.
+        """
+        import obstore
+
+        def request() -> tuple[Any, bytes]:
+            try:
+                result = obstore.get(self._store, key, options={"range": (0, count)})
+            except obstore.exceptions.GenericError as error:
+                if Failure.of(error).status != 416:  # its range is empty, as it is itself
+                    raise
+                return obstore.head(self._store, key), b""
+            data = result.buffer().to_bytes()
+            _require(len(data), min(count, result.meta["size"]))
+            return result.meta, data
+
+        return self._retried(key, "read", request)
+
+    def size(self, key: str) -> int | None:
+        """Of an object; None if it is missing."""
+        try:
+            return int(self.read_first(key, 1)[0]["size"])
+        except FileNotFoundError:
+            return None
+
+    def read(self, key: str, start: int, end: int, tag: str | None) -> bytes:
+        """Bytes `start` to `end`, in several requests at once if they are many.
+
+        Args:
+            tag: what the object's version must be.
+        """
+        cuts = [*range(start, end, PIECE_BYTES), end]
+        pieces = list(pairwise(cuts))
+        if len(pieces) == 1:
+            return self._piece(key, *pieces[0], tag)
+        futures = [self.later(self._piece, key, *piece, tag) for piece in pieces]
+        try:
+            return b"".join(future.result() for future in futures)
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def later(self, task: Callable[..., T], *arguments: Any) -> "Future[T]":
+        """Run it in a thread of this bucket."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="raybert-storage")
+        return self._pool.submit(task, *arguments)
+
+    def _piece(self, key: str, start: int, end: int, tag: str | None) -> bytes:
+        import obstore
+
+        options: Any = {"range": (start, end)}
+        if tag:
+            options["if_match"] = tag
+
+        def request() -> bytes:
+            data = obstore.get(self._store, key, options=options).buffer().to_bytes()
+            _require(len(data), end - start)
+            return data
+
+        return self._retried(key, "read", request)
+
+    def read_tagged(self, key: str) -> tuple[bytes, str]:
+        """A small object and its version. Raises: FileNotFoundError."""
+        import obstore
+
+        def request() -> tuple[bytes, str]:
+            result = obstore.get(self._store, key)
+            data = result.buffer().to_bytes()
+            _require(len(data), result.meta["size"])
+            return data, self._tag_of(result.meta)
+
+        return self._retried(key, "read", request)
+
+    def _tag_of(self, meta: Any) -> str:
+        # Google replaces by generation, the others by ETag.
+        return str(meta["version" if self._location.scheme == "gs" else "e_tag"])
+
+    # ------------------------------------------------------------------ listing
+
+    def list_all(self, folder: str) -> list[Any]:
+        """All objects in a folder, at any depth."""
+        import obstore
+
+        found: list[Any] = []
+
+        def request() -> None:
+            last = found[-1]["path"] if found else None  # go on where the last answer broke off
+            for page in obstore.list(self._store, folder or None, offset=last, chunk_size=1000):
+                found.extend(page)
+
+        self._retried(folder, "listed", request)
+        return found
+
+    def list_folder(self, folder: str) -> tuple[list[str], list[Any]]:
+        """Paths of the folders directly in a folder, and the objects."""
+        import obstore
+
+        def request() -> tuple[list[str], list[Any]]:
+            result = obstore.list_with_delimiter(self._store, folder or None)
+            return list(result["common_prefixes"]), list(result["objects"])
+
+        return self._retried(folder, "listed", request)
+
+    def holds(self, folder: str) -> bool:
+        """Whether there is an object in a folder."""
+        import obstore
+
+        def request() -> bool:
+            pages = obstore.list(self._store, folder or None)
+            return any(self.is_object(folder, each) for page in pages for each in page)
+
+        return self._retried(folder, "listed", request)
+
+    def is_object(self, folder: str, listed: Any) -> bool:
+        """Whether what was listed in `folder` is not a folder that another program has made: an
+        empty object whose key ends in a slash, which obstore cuts off."""
+        if listed["path"] == folder:
+            return False
+        return bool(listed["size"]) or self.size(listed["path"]) is not None
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, key: str, data: Any) -> None:
+        """Write an object: it appears whole or not at all."""
+        import obstore
+
+        view = memoryview(data).cast("B")
+        if view.nbytes <= PIECE_BYTES:
+            store = self._store if view.nbytes <= SMALL_BYTES else self._sender
+            self._retried(
+                key, "written", lambda: obstore.put(store, key, view, use_multipart=False)
+            )
+            return
+        if not self._was_reached:
+            self.size(key)  # obstore would wait long for a server that is not there
+        part_bytes = max(PIECE_BYTES, -(-view.nbytes // MOST_PARTS))
+        try:
+            self._retried(
+                key,
+                "written",
+                lambda: obstore.put(
+                    self._uploader, key, view, chunk_size=part_bytes, max_concurrency=AT_ONCE
+                ),
+            )
+        finally:
+            self._abort_uploads(key)
+
+    def create(self, key: str, data: bytes) -> str | None:
+        """Write an object that does not exist yet: its version, or None if it does."""
+        return self._write_if(key, data, "create")
+
+    def replace_if(self, key: str, data: bytes, tag: str) -> str | None:
+        """Write an object whose version is `tag`: the new version, or None if it is not."""
+        by = "version" if self._location.scheme == "gs" else "e_tag"
+        return self._write_if(key, data, {by: tag})
+
+    def _write_if(self, key: str, data: bytes, mode: Any) -> str | None:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        attempts = 0
+
+        def request() -> str | None:
+            nonlocal attempts
+            attempts += 1
+            try:
+                return self._tag_of(obstore.put(self._store, key, data, mode=mode))
+            except (AlreadyExistsError, PreconditionError) as error:
+                if Failure.of(error).is_conflict:
+                    raise
+                return None
+
+        tag = self._retried(key, "written", request)
+        if tag is None and attempts > 1:
+            # Perhaps an earlier attempt has succeeded, and its answer was lost.
+            with suppress(FileNotFoundError):
+                present, version = self.read_tagged(key)
+                return version if present == data else None
+        return tag
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove objects; a missing one is no error."""
+        import obstore
+
+        for start in range(0, len(keys), REMOVED_AT_ONCE):
+            some = list(keys[start : start + REMOVED_AT_ONCE])
+
+            def request(some: list[str] = some) -> None:
+                with suppress(FileNotFoundError):
+                    obstore.delete(self._store, some)
+
+            self._retried(some[0], "removed", request)
+
+    def _abort_uploads(self, key: str) -> None:
+        """Abort the multipart uploads of `key` that nobody will complete, as far as possible.
+
+        obstore aborts an upload that fails. This is for one whose id was lost with the answer, or
+        which a killed process left. It has no call for it, but signs any address.
+        """
+        import obstore
+
+        if self._location.scheme != "s3":
+            return  # Azure drops them after a week; on Google a lifecycle rule does
+        address = self._store.config["endpoint"]
+        with suppress(RaybertError, obstore.exceptions.BaseError, OSError, ET.ParseError):
+            query = f"uploads=&prefix={quote(key, safe='')}&{_IGNORED}"
+            uploads = self._open(address=f"{address}?{query}")
+            answer = self._retried(
+                key,
+                "listed",
+                lambda: obstore.get(uploads, "l").buffer(),
+                longest_s=FIRST_CONTACT_S,
+            )
+            for upload in ET.fromstring(answer.to_bytes()).iterfind("{*}Upload"):
+                if upload.findtext("{*}Key") != key:
+                    continue
+                number = quote(upload.findtext("{*}UploadId") or "", safe="")
+                one = self._open(address=f"{address}/{quote(key)}?uploadId={number}&{_IGNORED}")
+
+                def abort(one: Any = one) -> None:
+                    with suppress(FileNotFoundError):
+                        obstore.delete(one, "d")
+
+                self._retried(key, "removed", abort, longest_s=FIRST_CONTACT_S)
+
+    # ------------------------------------------------------------------ repeating
+
+    def _retried(
+        self, key: str, verb: str, request: Callable[[], T], *, longest_s: float = math.inf
+    ) -> T:
+        """Make a request until it succeeds, fails for good or has failed for `retry_s`.
+
+        Args:
+            longest_s: instead of `retry_s`, if it is less.
+        Raises: FileNotFoundError, if the object is missing; ResourceError.
+        """
+        from obstore.exceptions import BaseError
+
+        start = time.monotonic()
+        failing_since: float | None = None
+        attempts, wait_s = 0, FIRST_WAIT_S
+        while True:
+            attempts += 1
+            try:
+                result = request()
+            except FileNotFoundError as error:
+                failure = Failure.of(error)
+                if failure.is_permanent and not failure.lacks_bucket:
+                    self._was_reached = True
+                    raise FileNotFoundError(self.path(key)) from None
+            except (BaseError, ValueError, OSError) as error:
+                failure = Failure.of(error)
+            else:
+                self._was_reached = True
+                return result
+            now = time.monotonic()
+            attempts += failure.retries
+            failing_since = failing_since or now - failure.elapsed_s
+            self._was_reached |= failure.status is not None
+            budget_s = min(self._config.retry_s, longest_s)
+            if failure.is_connecting and not self._was_reached:
+                budget_s = min(budget_s, FIRST_CONTACT_S)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            pause_s = wait_s * _JITTER.uniform(0.5, 1.0)
+            if failure.is_permanent or now + pause_s > failing_since + budget_s:
+                raise error_of(
+                    replace(self._location, key=key),
+                    self.path(key),
+                    self._config,
+                    failure,
+                    verb=verb,
+                    attempts=attempts,
+                    seconds=now - start,
+                )
+            time.sleep(pause_s)
+
+
+def _require(got: int, wanted: int) -> None:
+    """Raises: OSError if the answer was cut short."""
+    if got != wanted:
+        raise OSError(f"wanted {wanted:,} bytes, the answer ended after {got:,}")

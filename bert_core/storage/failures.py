@@ -1,0 +1,201 @@
+"""What went wrong with a request: whether to repeat it, what to tell, and the way out.
+
+obstore's errors are texts; the statuses, S3's error codes and times are read from them.
+"""
+
+import re
+from dataclasses import dataclass
+
+from bert_core.errors import ResourceError
+from bert_core.storage.config import PREFIX, StorageConfig
+from bert_core.storage.location import Location
+
+_STATUS = re.compile(r"status code: (\d{3})([\w ]*)")
+_REGION = re.compile(r"<Region>([\w-]+)</Region>")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+_ELAPSED = re.compile(r" in ([\d.]+)(ns|µs|ms|s)\b")
+_RETRIES = re.compile(r"after (\d+) retries")
+_DETAIL = re.compile(r'(?:message|error): "([^"]+)"')
+_UNITS_S = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_DEBUG = "\n\nDebug source:"
+# Where obstore asks for credentials.
+_OF_CREDENTIALS = (
+    "/latest/api/token",
+    "/latest/meta-data/iam",
+    "//169.254.170.2/",
+    "//sts.",
+    "/computeMetadata/",
+    "/metadata/identity",
+)
+
+# A request that S3 gave up on, or that was damaged on its way: to be sent again as it is.
+_SEND_AGAIN = ("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch")
+# The upload was completed or aborted while the answer was on its way: it is started anew.
+_UPLOAD_GONE = "NoSuchUpload"
+_OTHER_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraint")
+_CREDENTIALS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
+# An address that is none, a certificate that is not trusted, a server without ranges.
+_FINAL = ("kind: Builder", "certificate", "non-partial response")
+# obstore's errors about what was asked for, not about an answer.
+_MISUSES = ("InvalidPathError", "NotSupportedError", "UnknownConfigurationKeyError")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed request."""
+
+    status: int | None
+    """Of the answer; None if there was none."""
+    code: str
+    """S3's word for it, such as `SlowDown`; empty if the answer has none."""
+    reason: str
+    region: str
+    """The right one, if S3 says so."""
+    elapsed_s: float
+    retries: int
+    """By obstore, before it gave up."""
+    is_connecting: bool
+    """Whether no connection came about."""
+    lacks_credentials: bool
+    """Whether it was the request for them that failed."""
+    is_permanent: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """Read obstore's error."""
+        text, _, debug = str(error).partition(_DEBUG)
+        number = _STATUS.search(text)
+        status = int(number[1]) if number else None
+        code = _first(_CODE, text)
+        is_redirect = "Received redirect" in text or (status is not None and 300 <= status < 400)
+        if is_redirect:
+            status, code = status or 301, code or "PermanentRedirect"
+        phrase = number[2].strip() if number else ""
+        message = " ".join(_first(_MESSAGE, text).split())
+        words = [str(status or ""), code or phrase, f"({message})" if message else ""]
+        reason = " ".join(word for word in words if word) or _transport(text, debug)
+        lacks_credentials = any(word in text for word in _OF_CREDENTIALS)
+        elapsed = _ELAPSED.search(text)
+        return cls(
+            status=status,
+            code=code,
+            reason=f"no credentials ({reason})" if lacks_credentials else reason,
+            region=_first(_REGION, text),
+            elapsed_s=float(elapsed[1]) * _UNITS_S[elapsed[2]] if elapsed else 0.0,
+            retries=int(_first(_RETRIES, text) or 0),
+            is_connecting=status is None and ("kind: Connect," in debug or lacks_credentials),
+            lacks_credentials=lacks_credentials,
+            is_permanent=isinstance(error, ValueError | NotImplementedError)
+            or type(error).__name__ in _MISUSES
+            or _is_permanent(status, code, text, debug),
+        )
+
+    @property
+    def is_conflict(self) -> bool:
+        """Whether another write of the same object was under way."""
+        return self.code in ("ConditionalRequestConflict", "OperationAborted")
+
+    @property
+    def lacks_bucket(self) -> bool:
+        """Whether the bucket is missing, and not just the object."""
+        return self.code in ("NoSuchBucket", "ContainerNotFound")
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.search(text)
+    return match[1] if match else ""
+
+
+def _transport(text: str, debug: str) -> str:
+    """Why there was no answer."""
+    details = _DETAIL.findall(debug)
+    if "kind: Connect," in debug:
+        return f"no connection ({details[-1]})" if details else "no connection"
+    if "TimedOut" in debug or "kind: Timeout" in debug:
+        return "no answer in time"
+    if "HttpError" in debug:
+        return f"the connection broke ({details[-1] if details else text.rpartition(' - ')[2]})"
+    return " ".join(text.split())
+
+
+def _is_permanent(status: int | None, code: str, text: str, debug: str) -> bool:
+    if code in _OTHER_REGION:
+        return True
+    if status is None:
+        return any(word in text + debug for word in _FINAL)
+    if status == 501:  # not implemented
+        return True
+    if status >= 500 or status in (200, 206, 408, 409, 429):
+        return False
+    return code not in (*_SEND_AGAIN, _UPLOAD_GONE)
+
+
+def error_of(
+    location: Location,
+    path: str,
+    config: StorageConfig,
+    failure: Failure,
+    *,
+    verb: str,
+    attempts: int,
+    seconds: float,
+) -> ResourceError:
+    """The error for the user.
+
+    Args:
+        verb: what could not be done: `read`, `written`, `listed`, `removed`.
+    """
+    times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+    kept = "; finished work is kept: the same command continues from there"
+    return ResourceError(
+        f"{path}: could not be {verb}: {failure.reason}, {times} in {seconds:.1f} s, bucket "
+        f"{location.bucket!r}, key {location.key!r}: {_way_out(location, config, failure, verb)}"
+        f"{kept if verb == 'written' else ''}"
+    )
+
+
+def _way_out(location: Location, config: StorageConfig, failure: Failure, verb: str) -> str:
+    where = config.endpoint or {"s3": "Amazon S3", "gs": "Google", "az": "Azure"}[location.scheme]
+    if failure.lacks_credentials:
+        return (
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, run on a machine "
+            f"with a role, or set {PREFIX}ANONYMOUS=true for a public bucket (docs/storage.md)"
+        )
+    if failure.lacks_bucket:
+        return (
+            f"there is no bucket {location.bucket!r} at {where}: check the address, create it, or "
+            f"set AWS_ENDPOINT_URL or {PREFIX}ENDPOINT to another server"
+        )
+    if failure.code in _OTHER_REGION:
+        return (
+            f"the bucket is in another region than {config.region or 'us-east-1'}: set AWS_REGION "
+            f"or {PREFIX}REGION to {failure.region or 'its own'}"
+        )
+    if failure.code == "RequestTimeTooSkewed":
+        return "this machine's clock differs from the server's by minutes: set it"
+    if failure.code in _CREDENTIALS or failure.status == 401:
+        return (
+            "the credentials are wrong or have expired: correct AWS_ACCESS_KEY_ID, "
+            "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile in AWS_PROFILE"
+        )
+    if failure.status == 403:
+        doing = {"written": "write to", "listed": "list", "removed": "delete from"}.get(
+            verb, "read"
+        )
+        return (
+            f"these credentials may not {doing} it: grant them that, or give others, or another "
+            "bucket"
+        )
+    if failure.status == 501:
+        return f"the server at {where} lacks this operation: give a bucket on another one"
+    if failure.status == 412:
+        return "it was replaced while it was read: run the same command again"
+    if failure.is_connecting:
+        return f"nothing was reached at {where}: check the network, and AWS_ENDPOINT_URL"
+    if failure.is_permanent:
+        return "check the address and your permissions"
+    return (
+        "the server is overloaded or away: run the same command again later, or set "
+        f"{PREFIX}RETRY_S ({config.retry_s:g}) to wait for it longer"
+    )

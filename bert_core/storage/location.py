@@ -1,0 +1,50 @@
+"""What a URI of an object store names."""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+SCHEMES = ("s3", "gs", "gcs", "az", "abfs", "abfss")
+_URI = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<host>[^/\s]+)(?:/(?P<key>\S*))?", re.IGNORECASE)
+IN_A_URI = "/!$&'()*+,;=:@"  # allowed in a path without an escape (RFC 3986)
+_AZURE = ("az", "abfs", "abfss")
+
+
+def opens(path: str) -> bool:
+    """Whether `path` is a URI of an object store."""
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and scheme.lower() in SCHEMES
+
+
+@dataclass(frozen=True)
+class Location:
+    """An object, or all objects whose key begins with `key` and a slash."""
+
+    scheme: str
+    """`s3`, `gs` or `az`, whichever of its spellings the URI has."""
+    bucket: str
+    """A container on Azure."""
+    key: str
+    """Empty for the bucket itself."""
+    account: str | None = None
+    """Of Azure, if the URI names it."""
+
+    @classmethod
+    def of(cls, path: str) -> "Location":
+        """Raises: ValueError if it is not `scheme://bucket/key`."""
+        match = _URI.fullmatch(path)
+        if match is None:
+            raise ValueError("wanted scheme://bucket/key")
+        scheme, host, key = match["scheme"].lower(), match["host"], match["key"] or ""
+        if "?" in key:
+            raise ValueError(
+                "options stand in environment variables, not in the URI (docs/storage.md); a "
+                "question mark in a name is written %3F"
+            )
+        key = unquote(key).strip("/")
+        if scheme in _AZURE:
+            container, at, server = host.partition("@")
+            return cls("az", container, key, server.partition(".")[0] if at else None)
+        if "@" in host:
+            raise ValueError("credentials stand in environment variables, not in the URI")
+        return cls("gs" if scheme == "gcs" else scheme, host, key)

@@ -1,0 +1,48 @@
+"""Where the wall time of a training process goes.
+
+It is the host that is watched: a GPU computes while the host goes on, so a moment belongs to what
+the host does or waits for. Nothing here makes it wait.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+Activity = Literal["starting", "computing", "waiting_for_data", "checkpointing", "measuring"]
+
+
+class Clock:
+    """Adds up the seconds of each activity; at every moment it is one of them."""
+
+    def __init__(self) -> None:
+        self.began_s = time.time()
+        """Seconds since 1970; which also tells a process's clock from another's."""
+        self.taken = 0
+        """How often its seconds were taken."""
+        self._spent_s: dict[str, float] = {}
+        self._activity: Activity = "starting"
+        self._since_s = time.perf_counter()
+
+    def switch(self, activity: Activity) -> Activity:
+        """From now on it is another activity. Returns: what it was until now."""
+        now_s, before = time.perf_counter(), self._activity
+        self._spent_s[before] = self._spent_s.get(before, 0.0) + now_s - self._since_s
+        self._activity, self._since_s = activity, now_s
+        return before
+
+    @contextmanager
+    def during(self, activity: Activity) -> Iterator[None]:
+        """The activity of a block, after which it is again what it was before."""
+        before = self.switch(activity)
+        try:
+            yield
+        finally:
+            self.switch(before)
+
+    def take(self) -> dict[str, float]:
+        """The seconds of each activity since the last call, which together are all that passed."""
+        self.switch(self._activity)
+        spent_s, self._spent_s = self._spent_s, {}
+        self.taken += 1
+        return spent_s

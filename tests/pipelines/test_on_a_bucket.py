@@ -1,0 +1,104 @@
+"""The path from text to answers with everything on a bucket, on a cluster that the driver joins."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_core import files
+from bert_core.manifest import read_manifest
+from tests.fault_proxy import fault_proxy, seeded
+from tests.with_ray import run_with_ray
+
+PUBLIC = {"Effect": "Allow", "Principal": "*", "Action": "s3:*"}
+
+
+@pytest.mark.ray
+@pytest.mark.drill
+def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
+    prepared: Any,
+    head: Any,
+    object_store: str,
+    s3_endpoint: str,
+    tmp_path: Path,
+) -> None:
+    """The cluster knows nothing of the bucket: the driver's settings go with the run.
+
+    It is public, since credentials are a matter of each machine.
+    """
+    import boto3
+
+    bucket = object_store.removeprefix("s3://")
+    client = boto3.client("s3")
+    statement = PUBLIC | {"Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]}
+    client.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Statement": [statement]}))
+    rows = Path(prepared.rows.source).read_text().splitlines(keepends=True)
+    files.write_bytes(f"{object_store}/text.txt", prepared.text.read_bytes())
+    files.write_bytes(f"{object_store}/train.jsonl", "".join(rows[::2]).encode())
+    files.write_bytes(f"{object_store}/test.jsonl", "".join(rows[1::2]).encode())
+
+    def command(stage: str, *options: str) -> list[str]:
+        shared = ["--num_workers=1", f"--tracking_uri=sqlite:///{tmp_path}/mlflow.db"]
+        return [stage, f"--output={object_store}/{stage}", *shared, *options]
+
+    corpus = [f"--corpus.source={object_store}/text.txt", "--corpus.held_out_share=0.1"]
+    with fault_proxy(s3_endpoint, seeded(0, share=0.05), silence_s=4) as proxy:
+        run_with_ray(
+            [
+                command("vocab", *corpus, "--vocab_size=1000"),
+                command(
+                    "prepare", *corpus, f"--tokenizer={object_store}/vocab", "--shard_bytes=60000",
+                    "--block_bytes=40000", "--pairs.max_length=48", "--pairs.dupe_factor=2",
+                    "--masking.max_predictions_per_seq=8",
+                ),
+                command(
+                    "pretrain", f"--shards={object_store}/prepare",
+                    f"--tokenizer={object_store}/vocab", "--variant=bert-tiny",
+                    "--global_batch_size=16", "--micro_batch_tokens=256", "--held_out_rows=64",
+                    "--checkpoint_every_steps=4", "--loop.max_steps=8", "--loop.precision=fp32",
+                    "--schedule.warmup_steps=2", "--threads_per_worker=1",
+                ),
+                command(
+                    "finetune", f"--model={object_store}/pretrain",
+                    f"--train.source={object_store}/train.jsonl",
+                    f"--held_out.source={object_store}/test.jsonl", "--max_length=32",
+                    "--epochs=1", "--batch_size=8", "--precision=fp32", "--seeds=[0]",
+                    "--threads_per_worker=1",
+                ),
+                command(
+                    "tune", f"--model={object_store}/pretrain",
+                    f"--train.source={object_store}/train.jsonl",
+                    f"--held_out.source={object_store}/test.jsonl", "--selection.share=0.3",
+                    '--search.space={"lr": [1e-4, 1e-3]}', "--name=tuned-on-a-bucket",
+                    "--max_length=32", "--epochs=1", "--batch_size=8", "--precision=fp32",
+                    "--threads_per_worker=1",
+                ),
+                command(
+                    "evaluate", f"--model={object_store}/finetune",
+                    f"--held_out.source={object_store}/test.jsonl",
+                ),
+                command(
+                    "publish", f"--model={object_store}/finetune",
+                    f"--evaluation={object_store}/evaluate", "--name=on-a-bucket",
+                ),
+                command(
+                    "predict", f"--model={object_store}/finetune",
+                    f"--source={object_store}/test.jsonl",
+                ),
+            ],
+            tmp_path,
+            **head.environment,
+            RAY_ADDRESS=head.addresses["host:port"],
+            RAYBERT_STORAGE_ENDPOINT=proxy.address,
+            RAYBERT_STORAGE_ANONYMOUS="true",
+            RAYBERT_STORAGE_TIMEOUT_S="2",
+            AWS_ENDPOINT_URL="",
+        )  # fmt: skip
+        assert any(request.fault for request in proxy.seen)
+    assert read_manifest(f"{object_store}/predict").counts["rows"] == len(rows[1::2])
+    assert read_manifest(f"{object_store}/evaluate").counts["rows"] == len(rows[1::2])
+    for stage, made in (("vocab", "vocab"), ("prepare", "shards")):  # with no bucket and no Ray
+        outputs = read_manifest(f"{object_store}/{stage}").outputs
+        assert outputs == read_manifest(str(prepared.folder / made)).outputs
+    assert client.list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []

@@ -1,0 +1,33 @@
+"""The folder of this machine that holds copies of what lies elsewhere."""
+
+import os
+from pathlib import Path
+
+from bert_core.cache import LIMIT, Cache
+from bert_core.errors import ConfigError
+
+CACHE = "RAYBERT_CACHE"
+"""Environment variable: the folder, `~/.cache/raybert` by default."""
+
+
+def cache_folder() -> Path:
+    """The folder, whether or not it exists; absolute, since processes work in other folders."""
+    named = os.environ.get(CACHE)
+    return Path(named).absolute() if named else Path.home() / ".cache" / "raybert"
+
+
+def local_cache() -> Cache:
+    """The shards and bundles in it, all of which together have a limit.
+
+    Raises: ConfigError if `RAYBERT_CACHE_GB` is no size.
+    """
+    given = os.environ.get(LIMIT)
+    if not given:
+        return Cache(cache_folder())
+    try:
+        most_bytes = int(float(given) * 1e9)
+    except (ValueError, OverflowError):
+        most_bytes = 0
+    if most_bytes <= 0:
+        raise ConfigError(f"{LIMIT}: wanted a number of GB above 0, such as 50, got {given!r}")
+    return Cache(cache_folder(), most_bytes)
