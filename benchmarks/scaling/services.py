@@ -28,8 +28,7 @@ class PrepareRates:
     """The driver takes 1 s of CPU for the 20 blocks and shards of 80 MB, start included: at most
     50 ms each. `benchmarks.scaling.plan` does not measure it; 10 ms is assumed."""
     requests_per_batch: float = 4
-    """A shard reads its batch in every fragment: HEAD, the footer twice, the batch; counted at
-    moto's S3 server."""
+    """A shard reads its batch in every fragment; counted at moto's S3 server (the tests)."""
     requests_per_s: float = 5_500
     """GET and HEAD requests per second and prefix that S3 promises."""
 

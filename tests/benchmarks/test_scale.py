@@ -2,15 +2,18 @@
 measured."""
 
 import json
+import logging
 import math
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -19,7 +22,7 @@ from benchmarks.scaling.dials import batches, intervals
 from benchmarks.scaling.failures import Failures, best_interval_s, simulated_goodput
 from benchmarks.scaling.inputs import Values, drawn, inputs
 from benchmarks.scaling.plan import driver_plan, rank_plan
-from benchmarks.scaling.services import prepare, serve
+from benchmarks.scaling.services import PrepareRates, prepare, serve
 from benchmarks.scaling.training import (
     GPU_COUNTS,
     MEASURED,
@@ -33,6 +36,8 @@ from benchmarks.scaling.training import (
     training_s,
     weights,
 )
+from bert_core import files
+from bert_core.data.fragments import FragmentPart, read_shard, write_fragment
 from bert_core.model.variants import VARIANTS
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
@@ -188,6 +193,27 @@ def test_preparing_gets_no_slower_with_cores_and_no_faster_than_its_limits() -> 
         for size in (8, 64)
     )
     assert large.store_s < small.store_s / 50
+
+
+def test_a_shard_reads_a_fragment_of_an_object_store_with_as_many_requests_as_modelled(
+    object_store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fragment of a block of 8 MiB, with a part for each of the shards of Wikipedia and books."""
+    documents, shards = 15_000, 2_240
+    part = FragmentPart(
+        digests=[number.to_bytes(32, "big") for number in range(documents)],
+        copies=np.ones(documents, np.uint16),
+        shards=np.arange(documents) % shards,
+        sentences=pa.array([[list(range(200))]] * documents, pa.list_(pa.list_(pa.uint16()))),
+    )
+    path = f"{object_store}/block-000000.arrow"
+    with files.writing(path) as sink:
+        write_fragment(sink, [part], shards, Counter(), pa.uint16())
+    caplog.set_level(logging.INFO, "werkzeug")
+    caplog.clear()
+    read_shard([path], 3, shards)
+    requests = [each for each in caplog.messages if "block-000000.arrow" in each]
+    assert len(requests) == PrepareRates().requests_per_batch
 
 
 def test_twice_the_answers_take_at_most_a_core_more_than_twice_the_cores() -> None:
