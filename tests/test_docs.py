@@ -1,14 +1,28 @@
-"""The walk of docs/bert_from_scratch.md runs as it stands, but for fewer steps of training."""
+"""What documents show: the walk of docs/bert_from_scratch.md runs as it stands, but for fewer steps
+of training; what docs/operations.md and SECURITY.md tell people to do can be done."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+import yaml
+
+from bert_core.tasks.text_classification import TextClassification
+from pipelines.configure import ALL, parser_for
+from tests import tiny
+from tests.test_readme import PROLOGUE
+from tracking.registry import champion, publish
 
 ROOT = Path(__file__).parents[1]
+FENCE = re.compile(r"^```(bash|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:ray|raybert|make) [^`]+)`")
+LINK = re.compile(r"\]\(([^)#]*)(#[^)]*)?\)")
+OPERATIONS, SECURITY = (ROOT / name for name in ("docs/operations.md", "SECURITY.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STEPS = re.compile(r"^STEPS = \d+$", re.MULTILINE)
 
@@ -38,3 +52,105 @@ def test_the_walk_ends_with_an_answer_and_a_picture_without_ray_and_mlflow(tmp_p
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def fences(document: Path, *languages: str) -> list[tuple[str, str]]:
+    found = FENCE.findall(document.read_text(encoding="utf-8"))
+    return [(language, text) for language, text in found if language in languages]
+
+
+def commands(document: Path) -> list[list[str]]:
+    """The words of every command of ray, raybert and make that a document shows, but for blocks
+    that are run and `raybert <word>`."""
+    lines = [line for _, text in fences(document, "text") for line in text.splitlines()]
+    prose = FENCE.sub("", document.read_text(encoding="utf-8"))
+    lines += [" ".join(each.split()) for each in INLINE.findall(prose)]
+    found = [shlex.split(line, comments=True) for line in lines]
+    found = [[word for word in words if "=" not in word or word[0] == "-"] for words in found]
+    return [
+        [Path(words[0]).name, *words[1:]]
+        for words in found
+        if len(words) > 1
+        and Path(words[0]).name in ("ray", "raybert", "make")
+        and words[1][0] != "<"
+    ]
+
+
+def options_of(words: list[str]) -> list[str]:
+    return [word.partition("=")[0] for word in words if word.startswith("--")]
+
+
+@pytest.mark.drill
+def test_operations_from_rolling_back_to_restoring_run_as_they_stand(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/runs/mlflow.db"
+    tokenizer = tiny.tokenizer(tiny.pieces(tiny.ALPHABET))
+    task = TextClassification(["ham", "spam"])
+    for seed in range(2):
+        bundle = tiny.bundle(tmp_path / f"{seed}", tokenizer, task=task, seed=seed)
+        publish(bundle, name="docstrings", uri=store, metrics={}, input_example=["abc"], force=True)
+    before = champion("docstrings", uri=store)
+    assert before is not None
+    assert before.version == "2"
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "RAYBERT_CACHE": str(tmp_path / "cache"),  # so that the bundle is read from the registry
+    }
+    shown = ""
+    for language, text in fences(OPERATIONS, "bash", "python"):
+        program = ["bash", "-c", PROLOGUE + text] if language == "bash" else ["python", "-c", text]
+        done = subprocess.run(
+            program, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+        shown += done.stdout
+    after = champion("docstrings", uri=store)
+    assert after is not None
+    assert after.version == "1"  # rolled back, lost and restored
+    assert "revoked the key of alice:" in shown
+    assert (tmp_path / "runs/restored.html").stat().st_size > 1_000
+
+
+@pytest.mark.parametrize("document", [OPERATIONS, SECURITY], ids=lambda path: path.name)
+def test_every_command_that_is_not_run_exists_with_its_options(document: Path) -> None:
+    from ray.scripts.scripts import cli
+
+    targets = re.findall(r"^([^\s:=]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets.append(".venv/installed")
+    found = commands(document)
+    assert found
+    for program, word, *rest in found:
+        if program == "make":
+            assert word in targets
+        elif program == "raybert":
+            known = {name for each in parser_for(word)._actions for name in each.option_strings}
+            assert word in ALL
+            assert set(options_of(rest)) <= known, (word, rest)
+        else:
+            command = cli.commands[word]
+            if isinstance(command, click.Group):
+                command, rest = command.commands[rest[0]], rest[1:]
+            known = {name for each in command.params for name in each.opts}
+            assert set(options_of(rest)) <= known, (word, rest)
+
+
+@pytest.mark.parametrize("document", [OPERATIONS, SECURITY], ids=lambda path: path.name)
+def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
+    for path, anchor in LINK.findall(document.read_text(encoding="utf-8")):
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), path
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", each).lower().replace(" ", "-") for each in headings}
+            assert anchor.removeprefix("#") in slugs, f"{path}{anchor}"
+
+
+def test_every_alert_is_in_the_table_of_operations_with_its_severity() -> None:
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"][0]
+    table = re.findall(
+        r"^\| \[(\w+)\]\(runbook\.md#\w+\) \|.*\| (\w+) \|$",
+        OPERATIONS.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert table == [(rule["alert"], rule["labels"]["severity"]) for rule in rules["rules"]]

@@ -14,7 +14,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Not pinned, so that a machine's own torch serves.
-OPEN = re.compile(r"torch|triton|nvidia-.*|setuptools|raybert")
+OPEN = re.compile(r"torch|triton|nvidia-(?!ml-py).*|setuptools|raybert")
 
 
 def pins() -> dict[NormalizedName, str]:

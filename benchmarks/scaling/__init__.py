@@ -1,0 +1,1 @@
+"""The parts of `benchmarks.scale`: what a run costs on many machines, from measured inputs."""
