@@ -52,10 +52,11 @@ for word in sys.argv[1:]:
             raise
 """
 
+TEXT = "text.txt"
 ROWS = {"train": "rows.jsonl", "held_out": "rows.jsonl"}
 SMALL: dict[str, dict[str, Any]] = {
-    "vocab": {"vocab_size": 400, "corpus": {"source": "text.txt"}},
-    "prepare": {"shard_bytes": 65536, "corpus": {"source": "text.txt"}},
+    "vocab": {"vocab_size": 400, "corpus": {"source": TEXT}},
+    "prepare": {"shard_bytes": 65536, "corpus": {"source": TEXT}},
     "pretrain": {"global_batch_size": 8, "micro_batch_tokens": 512, "loop": {"max_steps": 2}}
     | {"schedule": {"warmup_steps": 1}, "held_out_rows": 8},
     "finetune": {"epochs": 1.0, "rows_per_class": 8, "seeds": [0]}
@@ -103,13 +104,15 @@ def small_checkout(folder: Path) -> None:
                 settings[name] = (
                     settings.get(name, {}) | value if isinstance(value, dict) else value
                 )
+            if "corpus" in changes:  # a job runs in another folder
+                settings["corpus"]["source"] = str(folder / settings["corpus"]["source"])
             path.write_text(toml.dumps({"num_workers": 0, **settings}))
     rows = [
         {"text": text, "label": library}
         for library in ("asyncio", "email", "unittest")
         for text in _docstrings(library)
     ]
-    (folder / "text.txt").write_text("\n\n".join(row["text"] for row in rows))
+    (folder / TEXT).write_text("\n\n".join(row["text"] for row in rows))
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
