@@ -5,15 +5,19 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from bert_core.errors import ResourceError
+from bert_core import files
+from bert_core.errors import RaybertError, ResourceError
 from pipelines.jobs.server import JobServer
 from pipelines.jobs.submission import PREFIX, attempts_of, ending_of, split_attempt
+from tracking.goodput import read
+from tracking.mirror import RECORD
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
 
 COLUMNS = [
-    "id", "stage", "state", "started", "duration", "attempts", "exit", "progress", "left", "output",
+    "id", "stage", "state", "started", "duration", "attempts", "exit", "progress", "left", "cost",
+    "output",
 ]  # fmt: skip
 # A line of `runtime.progress.Meter`: `  pretraining: 40 of 240 steps, 8.1 steps/s, 25 s left, …`
 _PROGRESS = re.compile(
@@ -35,9 +39,10 @@ def _row(server: JobServer, name: str, attempts: dict[int, "JobDetails"]) -> lis
     number, job = list(attempts.items())[-1]
     told = job.metadata or {}
     running = not job.status.is_terminal()
-    # What a run cost and how its time was spent stand in the record in its output, which may
-    # be on a disk that only the cluster sees: here is what the job server alone can tell.
     done, left = _progress(server, job) if running else ("", "")
+    cost, share, left_by_record = told_by_record(told.get("output", ""))
+    if running:
+        done, left = done or share, left or left_by_record
     return [
         name,
         told.get("stage", ""),
@@ -48,8 +53,27 @@ def _row(server: JobServer, name: str, attempts: dict[int, "JobDetails"]) -> lis
         "" if job.driver_exit_code is None else str(job.driver_exit_code),
         done,
         left,
+        cost,
         told.get("output", ""),
     ]
+
+
+def told_by_record(output: str) -> tuple[str, str, str]:
+    """Cost so far, share that is done and time left, as the record in an output tells; empty where
+    it does not, or cannot be read from here."""
+    place = files.join(output, RECORD) if files.is_uri(output) else output
+    try:
+        spent = read(place) if output else None
+    except (OSError, RaybertError):  # it is on a disk or in a bucket of the cluster's
+        spent = None
+    if spent is None:
+        return "", "", ""
+    cost_usd, progress, left_s = spent.cost_usd, spent.progress, spent.left_s
+    return (
+        "" if cost_usd is None else f"${cost_usd:,.2f}",
+        "" if progress is None else f"{progress:.0%}",
+        "" if left_s is None else f"{left_s:,.0f} s",
+    )
 
 
 def _progress(server: JobServer, job: "JobDetails") -> tuple[str, str]:

@@ -18,6 +18,7 @@ import pipelines
 from bert_core.errors import ConfigError
 from pipelines.jobs.server import JobServer
 from pipelines.jobs.submission import config_files
+from pipelines.runtime import cluster
 from pipelines.runtime.stage import code_version
 
 PACKAGES = ("bert_core", "pipelines", "serve", "tracking")
@@ -75,7 +76,11 @@ def runtime_env(
     command line names them there.
     """
     described: dict[str, Any] = {
-        "env_vars": {"PYTHONUNBUFFERED": "1", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}
+        "env_vars": {
+            "PYTHONUNBUFFERED": "1",
+            "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S),
+            **cluster.storage_environment(),
+        }
     }
     if working_dir is None or not (Path(working_dir) / "pipelines" / "cli.py").is_file():
         described["py_modules"] = [send_code(server)]
