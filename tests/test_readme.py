@@ -104,8 +104,9 @@ def small_checkout(folder: Path) -> None:
                 settings[name] = (
                     settings.get(name, {}) | value if isinstance(value, dict) else value
                 )
-            if "corpus" in changes:  # a job runs in another folder
-                settings["corpus"]["source"] = str(folder / settings["corpus"]["source"])
+            for name in changes.keys() & {"corpus", "train", "held_out"}:
+                # a job runs in another folder
+                settings[name]["source"] = str(folder / settings[name]["source"])
             path.write_text(toml.dumps({"num_workers": 0, **settings}))
     rows = [
         {"text": text, "label": library}

@@ -1,0 +1,45 @@
+"""The commands of docs/cluster.md run as they stand, from a bucket and a cluster to an answer."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import toml
+
+from bert_core import files
+from bert_core.manifest import read_manifest
+from tests.conftest import Server, running_head
+from tests.test_readme import FENCE, PROLOGUE, ROOT, run, small_checkout
+from tracking.ports import free_ports
+from tracking.registry import champion
+
+DOCUMENT = ROOT / "docs" / "cluster.md"
+SERVED = re.compile(r"\b8000\b")
+
+
+@pytest.mark.ray
+@pytest.mark.drill
+def test_the_walk_ends_with_a_model_that_answers(
+    object_store: str, lasting_server: Server, tmp_path: Path
+) -> None:
+    lasting_server.start()
+    small_checkout(tmp_path)
+    for path in (tmp_path / "configs" / "pretrain").glob("*.toml"):  # by Ray Train, not alone
+        path.write_text(toml.dumps(tomllib.loads(path.read_text()) | {"num_workers": 1}))
+    bucket, (port,) = f"{object_store}/docstrings", free_ports(1)
+    variables = {
+        "BUCKET": bucket,
+        "MLFLOW_TRACKING_URI": lasting_server.uri,
+        "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
+        "RAYBERT_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": str(ROOT),
+    }
+    found = FENCE.findall(DOCUMENT.read_text(encoding="utf-8"))
+    with running_head(variables, mode="token") as head:
+        for _, script in found:
+            script = SERVED.sub(str(port), script)
+            run(["bash", "-c", PROLOGUE + script], tmp_path, head.environment)
+    assert read_manifest(f"{bucket}/evaluate").counts["rows"]
+    assert "pretrain" in files.list_names(bucket)
+    assert champion("docstrings", uri=lasting_server.uri) is not None
