@@ -283,7 +283,7 @@ def test_an_answer_comes_at_once_or_not_at_all(
     """Otherwise a process that is killed in between leaves a head without a body."""
     for question in questions:
         body = json.dumps(question.body)
-        head = f"POST {question.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = f"POST {question.path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             for _ in range(100):
