@@ -28,7 +28,7 @@ from pipelines.runtime.stage import (
     Result,
     StageConfig,
     bundle_input,
-    local_outputs,
+    bundle_outputs,
     recipe,
     run_stage,
 )
@@ -143,7 +143,7 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
             "parent_lineage": bundle.lineage | origin(folder),
             **recipe(config, digest),
         }
-        written = _save(config, predictor, graph_path, precision, measured, lineage)
+        _save(config, predictor, graph_path, precision, measured, lineage)
     first = next(iter(measured.values()))
     for run, each in measured.items():
         if each.verdict is not None:
@@ -158,7 +158,7 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
         **({} if chosen is None else {"calibration_rows": len(chosen)}),
         **({} if config.held_out is None else {SEEN: seen}),
     }
-    return Result(outputs=local_outputs(config, written), counts=counts)
+    return Result(outputs=bundle_outputs(config), counts=counts)
 
 
 def _to_calibrate(
@@ -383,10 +383,10 @@ def _save(
     precision: str,
     measured: Mapping["Run", _Measured],
     lineage: dict[str, Any],
-) -> list[Path]:
-    """Write the bundle with the graph; returns its files."""
+) -> None:
+    """Write the bundle with the graph."""
     from bert_core.bundle.format import save_bundle
-    from bert_core.bundle.layout import GRAPHS, names_in
+    from bert_core.bundle.layout import GRAPHS
 
     def move(path: Path) -> None:
         for file in graph_path.parent.iterdir():  # the graph, and its external weights if any
@@ -405,4 +405,3 @@ def _save(
         graph=(GRAPHS[precision], move),
         runs=list(measured),
     )
-    return [local / name for name in names_in(local)]

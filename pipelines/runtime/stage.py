@@ -8,6 +8,7 @@ its digest.
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from bert_core import files
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import (
+    BUNDLE,
     NAME,
     Manifest,
     Output,
@@ -427,6 +429,18 @@ def local_outputs(config: StageConfig, paths: Sequence[Path]) -> dict[str, Outpu
         if files.local_path(target) != path.absolute():
             files.write_bytes(target, path.read_bytes())
         outputs[name] = Output.of(target)
+    return outputs
+
+
+def bundle_outputs(config: StageConfig) -> dict[str, Output]:
+    """The files of the bundle in the run's local folder as outputs; moved to `output` if that is
+    elsewhere."""
+    from bert_core.bundle.layout import names_in
+
+    folder = config.local_folder / BUNDLE
+    outputs = local_outputs(config, [folder / name for name in names_in(folder)])
+    if files.local_path(config.output) is None:
+        shutil.rmtree(folder)
     return outputs
 
 

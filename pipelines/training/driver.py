@@ -21,7 +21,7 @@ from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import meter, say
-from pipelines.runtime.stage import Result, local_outputs, recipe, with_absolute_paths
+from pipelines.runtime.stage import Result, bundle_outputs, recipe, with_absolute_paths
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
     CHECKPOINTS,
@@ -280,7 +280,6 @@ def write_bundle(
         checkpoint: None takes the newest.
     """
     from bert_core.bundle.format import save_bundle
-    from bert_core.bundle.layout import names_in
     from bert_core.train.checkpoint import latest_checkpoint, load_weights
 
     checkpoint = checkpoint or latest_checkpoint(files.join(config.output, CHECKPOINTS))
@@ -298,4 +297,4 @@ def write_bundle(
         trained_rows=trained_rows,
         spent=_spent(config).numbers(),
     )
-    return local_outputs(config, [local / name for name in names_in(local)])
+    return bundle_outputs(config)

@@ -136,7 +136,7 @@ def check_that_nothing_happened(config: PretrainConfig, alone: PretrainConfig) -
 
 @pytest.mark.ray
 def test_ray_trains_controller_keeps_the_record_in_the_bucket(
-    prepared: Any, object_store: str, start: Start
+    prepared: Any, object_store: str, tmp_path: Path, start: Start
 ) -> None:
     output = f"{object_store}/ray"
     config = replace(prepared.pretrain(Path("x"), steps=6), output=output, num_workers=1)
@@ -147,3 +147,6 @@ def test_ray_trains_controller_keeps_the_record_in_the_bucket(
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [point.step for point in history] == [*range(1, 7)]
     assert files.read_json(f"{output}/record/mlflow_run.json")["run_id"] == run.info.run_id
+    here = tmp_path / "host-0" / ".cache" / "raybert"
+    assert list(here.glob("runs/*/metrics.jsonl"))
+    assert not list(here.glob("runs/**/*.safetensors")), "the bundle is in the bucket"

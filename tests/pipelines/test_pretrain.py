@@ -29,6 +29,7 @@ from pipelines import prepare, pretrain, vocab
 from pipelines.pretrain import PhaseConfig, PretrainConfig
 from pipelines.training import driver
 from pipelines.training.records import read_records, record_all
+from tracking import metric_names as names
 
 pytestmark = pytest.mark.ray
 
@@ -252,10 +253,19 @@ def test_a_run_that_lost_its_record_has_the_whole_curve(prepared: Any, tmp_path:
             (config.local_folder / name).unlink()
         assert pretrain.run(config).counts["mlm_loss_before"] == whole[0]["held_out/mlm_loss"]
         records = read_records(config.local_folder)
-        assert {each: records[each] for each in range(step)} == {
-            each: whole[each] for each in range(step)
-        }
+        for each in range(step):
+            assert of_curves(records[each]) == of_curves(whole[each])
         assert len(losses(config.local_folder)) == 12
+
+
+def of_curves(numbers: dict[str, float]) -> dict[str, float]:
+    """A point without what a run tells of its time and its nodes with whatever point comes next."""
+    own = (names.GOODPUT, names.WALL_S, names.RECOMPUTED_STEPS)
+    return {
+        name: value
+        for name, value in numbers.items()
+        if name not in own and not name.startswith((names.SYSTEM, "time/"))
+    }
 
 
 class Killed(BaseException):

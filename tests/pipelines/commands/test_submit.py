@@ -27,7 +27,8 @@ REFUSAL = "wanted a Ray cluster that asks for a token"
 @pytest.mark.ray
 def test_the_output_and_the_exit_code_are_those_of_the_job(head: Any, tmp_path: Path) -> None:
     text = f"--corpus.source={tmp_path}/absent.txt"
-    done = head.raybert("submit", "vocab", text, "--output", f"{tmp_path}/vocab")
+    one = ["--num_workers", "1"]  # for which the cluster has the CPUs
+    done = head.raybert("submit", "vocab", text, "--output", f"{tmp_path}/vocab", *one)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "absent.txt: wanted a file" in done.stdout
     assert "failed, exit code 1" in done.stdout
