@@ -117,8 +117,19 @@ class Bucket:
 
     def size(self, key: str) -> int | None:
         """Of an object; None if it is missing."""
+        import obstore
+
+        def request() -> Any:
+            try:
+                return obstore.head(self._store, key)
+            except obstore.exceptions.BaseError as error:
+                if not Failure.of(error).is_permanent:
+                    raise
+            # The answer to a HEAD does not say why it is refused.
+            return obstore.get(self._store, key, options={"range": (0, 1)}).meta
+
         try:
-            return int(self.read_first(key, 1)[0]["size"])
+            return int(self._retried(key, "read", request)["size"])
         except FileNotFoundError:
             return None
 

@@ -322,7 +322,7 @@ def test_what_will_not_change_is_told_at_once(code: str, store: Callable[..., St
     path = f"{there.uri}/a/b.bin"
     tries: list[tuple[str, Callable[[], object]]] = [
         ("read", lambda: files.read_bytes(path)),
-        ("read", lambda: files.exists(path)),
+        ("(read|listed)", lambda: files.exists(path)),  # that it is missing is no reason yet
         ("listed", lambda: files.list_names(f"{there.uri}/a")),
         ("written", lambda: files.write_bytes(path, b"a")),
         ("written", lambda: files.create(path, b"a")),
