@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from ray import serve as ray_serve
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.serve._private.client import ServeControllerClient
 from ray.serve.config import BackpressureConfig
 from ray.serve.context import _get_global_client
@@ -217,8 +217,8 @@ def start(config: ServeConfig) -> None:
     environment = haproxy.settings(enabled=config.haproxy, certificate=certificate(config))
     environment |= tracing.environment(config.otlp_endpoint)
     # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
-    # and are waited for later.
-    with suppress(TimeoutError):
+    # and are waited for later. So is one that Serve replaces meanwhile, since it did not answer.
+    with suppress(TimeoutError, ActorDiedError):
         ray_serve.start(
             http_options={"host": config.host, "port": config.port},
             logging_config=log_settings(config),

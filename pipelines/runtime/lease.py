@@ -143,13 +143,14 @@ def held(output: str, *, wait: bool = False) -> Iterator[Lease]:
     else:
         lease = Lease()  # storage that cannot tell who was first
     try:
-        yield lease
+        try:
+            yield lease
+        finally:
+            lease.release()  # where an interrupt may arrive that was sent just before
     except BaseException as error:
         if lease.lost is not None and not isinstance(error, RaybertError):
             raise ResourceError(lease.lost) from error
         raise
-    finally:
-        lease.release()
 
 
 class _LocalLease(Lease):
