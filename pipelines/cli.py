@@ -6,7 +6,6 @@ Only that one is imported, so help and errors are instant.
 import importlib
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,21 +57,20 @@ def _run(word: str, arguments: list[str]) -> int:
         if config.apply is not None:
             config = _applied(config, arguments)
         _serve(config)
+    elif word in STAGES:
+        _run_stage(word, config)
     else:
-        with _as_job(config) if word in STAGES else nullcontext():
-            if word in STAGES:
-                from pipelines.runtime.preflight import preflight
-
-                preflight(word, config)
-            importlib.import_module(ALL[word].module).run(config)
+        importlib.import_module(ALL[word].module).run(config)
     return 0
 
 
-def _as_job(config: Any) -> AbstractContextManager[None]:
-    """Whatever a stage does in addition where it runs as a job of a cluster."""
+def _run_stage(word: str, config: Any) -> None:
     from pipelines.jobs.driver import as_job
+    from pipelines.runtime.preflight import preflight
 
-    return as_job(config)
+    with as_job(config):
+        preflight(word, config)
+        importlib.import_module(ALL[word].module).run(config)
 
 
 def _named(arguments: list[str], *names: str) -> list[str]:

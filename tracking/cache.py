@@ -3,16 +3,16 @@
 import os
 from pathlib import Path
 
-from bert_core.cache import LIMIT, Cache
+from bert_core.cache import FOLDER, LIMIT, Cache
 from bert_core.errors import ConfigError
-
-CACHE = "RAYBERT_CACHE"
-"""Environment variable: the folder, `~/.cache/raybert` by default."""
 
 
 def cache_folder() -> Path:
-    """The folder, whether or not it exists; absolute, since processes work in other folders."""
-    named = os.environ.get(CACHE)
+    """What `RAYBERT_CACHE` names, `~/.cache/raybert` by default; it may not exist yet.
+
+    Absolute, since processes work in other folders.
+    """
+    named = os.environ.get(FOLDER)
     return Path(named).absolute() if named else Path.home() / ".cache" / "raybert"
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bert_core.errors import ConfigError, ResourceError
+from tracking.cache import cache_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,7 +31,6 @@ JSON = "application/json"
 REFUSALS = (401, 403, 404, 405)
 OF_ALLOWED_HOSTS = "Invalid Host header"
 """Begins MLflow's refusal of the name that it was called by."""
-CACHE = Path.home() / ".cache" / "raybert"
 _MAKING = threading.Lock()
 
 
@@ -111,7 +111,7 @@ def _make_database(path: Path) -> None:
     """Create a SQLite file with MLflow's tables, atomically, unless it exists.
 
     MLflow runs about fifty migrations for this, which takes seconds. An empty store of this version
-    is kept in `CACHE`, if that is writable, and copied from then on.
+    is kept in the cache, if that is writable, and copied from then on.
 
     NOTE: MLflow creates the tables in place; killed during the migrations it leaves a file that it
     can neither use nor repair. The migrations rely on process-wide state: two threads at once, such
@@ -120,8 +120,8 @@ def _make_database(path: Path) -> None:
     with _MAKING:
         if path.exists():
             return
-        empty = CACHE / f"mlflow-{version('mlflow')}.db"
-        with suppress(OSError):  # home is not writable
+        empty = cache_folder() / f"mlflow-{version('mlflow')}.db"
+        with suppress(OSError):  # it is not writable
             _appear(empty, _make_tables)
         is_cached = empty.is_file()
         _appear(path, partial(shutil.copyfile, empty) if is_cached else _make_tables)

@@ -5,7 +5,6 @@ job is stopped; and it says where it runs on other versions than it was submitte
 """
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -35,7 +34,7 @@ def as_job(config: StageConfig) -> Iterator[None]:
     if log is None:
         yield
         return
-    signal.signal(signal.SIGTERM, _exit)
+    cluster.exit_on_sigterm()
     _tell_versions()
     with _copied(log, config.output):
         try:
@@ -52,10 +51,6 @@ def log_file() -> Path | None:
     except OSError:  # there is no such thing on this system
         return None
     return path if path.name.startswith(_OF_A_DRIVER) else None
-
-
-def _exit(signum: int, frame: object) -> None:
-    sys.exit(128 + signum)  # so that the work's `finally` blocks run
 
 
 def _tell_versions() -> None:

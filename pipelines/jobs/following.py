@@ -33,10 +33,8 @@ def follow(server: JobServer, job_id: str, *, shown: int = 0) -> "JobDetails | N
         if job is None:
             return None
         if job.status.is_terminal():
-            try:
-                printed.take(
-                    server.log(job_id), begins_at=0
-                )  # a stream may end before the log does
+            try:  # a stream may end before the log does
+                printed.take(server.log(job_id), begins_at=0)
             except ResourceError as error:
                 say(f"the end of the log of job {job_id} cannot be read: {error}")
             return job

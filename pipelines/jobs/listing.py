@@ -9,7 +9,7 @@ from bert_core import files
 from bert_core.errors import RaybertError, ResourceError
 from pipelines.jobs.server import JobServer
 from pipelines.jobs.submission import PREFIX, attempts_of, ending_of, split_attempt
-from tracking.goodput import read
+from tracking.goodput import duration, read
 from tracking.mirror import RECORD
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def told_by_record(output: str) -> tuple[str, str, str]:
     return (
         "" if cost_usd is None else f"${cost_usd:,.2f}",
         "" if progress is None else f"{progress:.0%}",
-        "" if left_s is None else f"{left_s:,.0f} s",
+        "" if left_s is None else duration(left_s),
     )
 
 
@@ -96,4 +96,4 @@ def _duration(job: "JobDetails") -> str:
     if job.start_time is None:
         return ""
     end_s = time.time() if job.end_time is None else job.end_time / 1000
-    return f"{max(0.0, end_s - job.start_time / 1000):,.0f} s"
+    return duration(max(0.0, end_s - job.start_time / 1000))

@@ -79,7 +79,7 @@ class JobServer:
     def log(self, job_id: str, *, patience_s: float = LOG_PATIENCE_S) -> str:
         """All that a job has printed; nothing if the cluster no longer knows it.
 
-        Raises: ResourceError if it cannot be had, as that of a node that is gone.
+        Raises: ResourceError if it cannot be read, because its node is gone for example.
         """
 
         def question() -> str | None:

@@ -31,9 +31,8 @@ Ending = Literal["succeeded", "stopped", "lost", "preempted", "failed"]
 _TOLD_TO_END, _KILLED = (143, -15), (137, -9)
 # What Ray says of a job whose driver went without a word.
 _GONE = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
-_NO_SUPERVISOR = (
-    "failed to get job supervisor"  # the node was replaced, and its job is still listed
-)
+# The same where the node was replaced, and its job is still listed.
+_NO_SUPERVISOR = "failed to get job supervisor"
 
 
 @dataclass(frozen=True)

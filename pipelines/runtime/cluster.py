@@ -162,10 +162,14 @@ def has_gpus(count: int) -> bool:
     return gpus >= count
 
 
+def job_metadata() -> dict[str, str]:
+    """What the job that this process is part of was submitted with; empty outside of a job."""
+    return json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("metadata", {})
+
+
 def job_id() -> str | None:
-    """Submission id of the Ray job that this process drives; None outside one."""
-    described = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
-    return json.loads(described or "{}").get("metadata", {}).get("job_submission_id")
+    """Submission id of the Ray job that this process drives; None outside of one."""
+    return job_metadata().get("job_submission_id")
 
 
 def worker_environment() -> dict[str, str]:
@@ -318,11 +322,6 @@ def job_client(
     # NOTE: Ray's client waits forever for a server that is gone without closing the connection.
     client._do_request = partial(client._do_request, timeout=ANSWER_TIMEOUT_S)  # type: ignore[method-assign]
     return client
-
-
-def job_metadata() -> dict[str, str]:
-    """What the job that this process is part of was submitted with; empty outside of a job."""
-    return json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("metadata", {})
 
 
 def _running_cluster() -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from bert_core.errors import ResourceError
 from pipelines.runtime.nodes import Node
+from pipelines.runtime.progress import counted
 
 NodeCheck = Callable[[Node, Node], str]
 
@@ -109,8 +110,8 @@ def check_answered(node: Node) -> None:
     """Raises: ResourceError if the node could not be asked."""
     if node.problem:
         raise ResourceError(
-            f"wanted an answer of {node.name}, got {node.problem}: install raybert there, the same "
-            "as here, or restart the node"
+            f"wanted an answer from {node.name}, got {node.problem}: install the same raybert "
+            "there as here, or restart the node"
         )
 
 
@@ -124,15 +125,14 @@ def check_shared(node: Node, place: str) -> str:
     return f"{place} is seen" if node.sees else "not tried: raybert is not installed there"
 
 
-def check_cpus(nodes: list[Node], wanted: int, how: str) -> str:
-    """Whether a cluster has as many CPUs as a stage asks for."""
-    cpus = sum(node.cpus for node in nodes)
-    if cpus < wanted:
+def check_cpus(cpus: float, workers: int, threads: int) -> None:
+    """Raises: ResourceError if a cluster with these CPUs lacks those for all workers."""
+    if cpus < workers * threads:
         raise ResourceError(
-            f"wanted {wanted} CPUs ({how}), the cluster has {cpus:g}: lower num_workers or "
+            f"wanted {workers * threads} CPUs ({counted(workers, 'worker')} with "
+            f"{counted(threads, 'thread')}), the cluster has {cpus:g}: lower num_workers or "
             "threads_per_worker, or add nodes"
         )
-    return f"{cpus:g} CPUs"
 
 
 def _gb(size_bytes: float) -> str:

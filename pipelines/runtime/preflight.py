@@ -37,8 +37,7 @@ def _check_cluster(stage: str, config: StageConfig, marker: str) -> None:
     here = nodes.facts()
     found = [node for node in nodes.nodes_of_cluster(files.absolute(marker)) if node.cpus]
     workers = 1 if stage in ONE_BY_ONE else config.least_workers
-    how = f"{workers} workers with {config.threads_per_worker} threads"
-    node_checks.check_cpus(found, workers * config.threads_per_worker, how)
+    node_checks.check_cpus(sum(node.cpus for node in found), workers, config.threads_per_worker)
     for node in found:
         node_checks.check_answered(node)
         node_checks.check_versions(node, here)

@@ -112,7 +112,7 @@ class StageConfig:
         """The output folder; for a URI, the folder on this machine that records its run."""
         name = hashlib.sha256(self.output.encode()).hexdigest()[:12]
         # Absolute: Ray Train's controller, which records the run, works in another folder.
-        return files.local_path(self.output) or cache_folder().absolute() / "runs" / name
+        return files.local_path(self.output) or cache_folder() / "runs" / name
 
     @property
     def record_copy(self) -> str | None:

@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from bert_core import files
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.errors import ResourceError
 from bert_core.manifest import BUNDLE, Output
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
 from pipelines.runtime import cluster
+from pipelines.runtime.node_checks import check_cpus
 from pipelines.runtime.progress import meter, say
 from pipelines.runtime.stage import Result, bundle_outputs, recipe, with_absolute_paths
 from pipelines.training.config import TrainingConfig
@@ -121,8 +121,8 @@ def _fit_on_ray(
     from pipelines.training.controller import RecordingCallback, Trainer
     from pipelines.training.worker import on_ray
 
-    resources = ray.cluster_resources()
-    check_cpus(resources, config.least_workers, config.threads_per_worker)
+    cpus = ray.cluster_resources().get("CPU", 0)
+    check_cpus(cpus, config.least_workers, config.threads_per_worker)
     use_gpu = cluster.has_gpus(config.least_workers)
     storage = files.join(config.output, "ray")
     filesystem, storage_path = files.filesystem_of(storage)
@@ -180,17 +180,6 @@ def _write_checkpoint(output: str) -> None:
     while latest_checkpoint(folder) == before and time.monotonic() < deadline_s:
         time.sleep(0.2)
     files.remove(stopping)
-
-
-def check_cpus(resources: Mapping[str, float], workers: int, threads: int) -> None:
-    """Raises: ResourceError if these resources of a cluster lack the CPUs for all workers."""
-    cpus = workers * threads
-    if resources.get("CPU", 0) < cpus:
-        raise ResourceError(
-            f"training: wanted {cpus} CPUs ({workers} workers with {threads} threads), the cluster "
-            f"has {resources.get('CPU', 0):g}: lower num_workers or threads_per_worker, or add "
-            "nodes"
-        )
 
 
 def finished(

@@ -28,9 +28,9 @@ from bert_core.manifest import is_complete
 from bert_core.train.hardware import flush_denormals
 from bert_core.train.loop import DivergedError
 from pipelines.runtime import cluster
+from pipelines.runtime.node_checks import check_cpus
 from pipelines.runtime.progress import Meter, meter
 from pipelines.training.config import LabelledTrainingConfig
-from pipelines.training.driver import check_cpus
 from pipelines.training.records import CHECKPOINTS, METRICS
 from pipelines.training.selection import Measurement
 from pipelines.training.sweep import SweepConfig
@@ -176,7 +176,7 @@ def _run_on_tune(
     watcher: "Watcher",
 ) -> None:
     shared = trials[0]  # trials differ only in the searched fields
-    check_cpus(ray.cluster_resources(), 1, shared.threads_per_worker)
+    check_cpus(ray.cluster_resources().get("CPU", 0), 1, shared.threads_per_worker)
     use_gpu = cluster.has_gpus(1)
     storage = files.join(output, "ray")
     files.remove(storage)  # from a run that was killed

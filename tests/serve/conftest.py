@@ -9,6 +9,7 @@ from jaxtyping import config as checks
 
 from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.layout import GRAPHS
+from bert_core.cache import FOLDER
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.export import export_graph
@@ -19,7 +20,6 @@ from bert_core.tasks.sparse_embedding import SparseEmbedding
 from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
 from tests.serve import live
-from tracking.cache import CACHE
 
 TEXTS = [
     "Return the sorted values of an array along an axis.",
@@ -33,7 +33,7 @@ TEXTS = [
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Downloads, and what servers remember, in a folder of the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
+        patch.setenv(FOLDER, str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -19,6 +19,7 @@ import torch
 
 from bert_core.bundle.format import load_bundle
 from bert_core.bundle.layout import WEIGHTS
+from bert_core.cache import FOLDER
 from bert_core.errors import FormatError, ResourceError
 from bert_core.predictor import Predictor
 from bert_core.tasks.catalog import TASKS
@@ -35,7 +36,6 @@ from serve.plan import PLAN, Candidate, Plan, Source
 from serve.recording import EXPERIMENT, CandidateRuns
 from tests import tiny
 from tests.serve import live
-from tracking.cache import CACHE
 from tracking.registry import publish
 from tracking.server import connect
 
@@ -245,7 +245,7 @@ def test_a_change_returns_at_once_and_the_old_version_answers_until_the_new_one_
 def test_a_bundle_that_was_downloaded_before_needs_no_registry(
     folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(CACHE, str(tmp_path))
+    monkeypatch.setenv(FOLDER, str(tmp_path))
     source = Source(
         reference=REFERENCE,
         tracking_uri="http://127.0.0.1:9",  # nobody answers there
@@ -428,7 +428,7 @@ def test_a_candidate_that_fails_is_counted_and_fails_nobody(folders: list[Path])
 def test_a_process_that_starts_without_its_registry_takes_what_last_answered_here(
     folders: list[Path], registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(CACHE, str(tmp_path))
+    monkeypatch.setenv(FOLDER, str(tmp_path))
     client, digests = connect(registry), list(map(digest_of, folders))
     client.set_registered_model_alias(NAME, "champion", "2")
     source = Source(reference=REFERENCE, tracking_uri=registry, version="1", digest=digests[0])

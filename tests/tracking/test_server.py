@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_core.cache import FOLDER
 from bert_core.errors import ConfigError, ResourceError
 from tracking import server
 from tracking.server import connect, experiment_id, require_answer, tracking_uri, without_password
@@ -79,7 +80,7 @@ def test_a_process_killed_while_it_makes_the_store_leaves_none_that_is_broken(
 def test_the_tables_of_a_store_are_made_once_and_copied_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv(FOLDER, str(tmp_path / "cache"))
     connect(f"sqlite:///{tmp_path}/first.db")
     monkeypatch.setattr(server, "_make_tables", lambda path: pytest.fail(f"made again: {path}"))
     uri = f"sqlite:///{tmp_path}/second.db"
@@ -93,6 +94,6 @@ def test_a_store_is_made_where_none_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(server, "CACHE", tmp_path / "file" / "cache")
+    monkeypatch.setenv(FOLDER, str(tmp_path / "file" / "cache"))
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert experiment_id(connect(uri), uri, "e")

@@ -146,7 +146,7 @@ def test_submitting_again_finds_the_job(head: Any, tmp_path: Path) -> None:
     # Both attempts are on record: at the job server, and with the output.
     listed = head.raybert("jobs", COLUMNS="300").stdout
     [row] = [line for line in listed.splitlines() if line.startswith(job_id)]
-    assert re.search(rf"^{job_id} +vocab +succeeded .* s +2 +0 +{output} *$", row), listed
+    assert re.search(rf"^{job_id} +vocab +succeeded .* +2 +0 +{output} *$", row), listed
     assert "wanted a file" in head.raybert("jobs", "logs", f"{job_id}-1").stdout
     assert "wanted a file" not in head.raybert("jobs", "logs", job_id).stdout
     [log] = output.glob(f"logs/*-{job_id}-2/driver.log")

@@ -20,11 +20,11 @@ def test_cost_and_progress_come_from_the_record(tmp_path: Path, object_store: st
         prices_usd={CLUSTER: 3.0},
         node_seconds={CLUSTER: 1800.0},
     ).save(tmp_path)
-    assert told_by_record(str(tmp_path)) == ("$1.50", "25%", "5,400 s")
+    assert told_by_record(str(tmp_path)) == ("$1.50", "25%", "90 min")
     output = f"{object_store}/pretrain"
     assert told_by_record(output) == ("", "", "")
     files.write_bytes(files.join(output, RECORD, FILE), (tmp_path / FILE).read_bytes())
-    assert told_by_record(output) == ("$1.50", "25%", "5,400 s")
+    assert told_by_record(output) == ("$1.50", "25%", "90 min")
 
 
 def test_a_record_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:

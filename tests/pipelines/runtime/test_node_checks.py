@@ -109,7 +109,7 @@ def test_a_file_that_is_not_seen_is_told(tmp_path: Path) -> None:
 
 def test_a_node_that_does_not_answer_is_named() -> None:
     node = Node(versions={}, address="10.0.0.7", problem="ModuleNotFoundError: no 'pipelines'")
-    with pytest.raises(ResourceError, match=r"wanted an answer of 10\.0\.0\.7, got ModuleNotF"):
+    with pytest.raises(ResourceError, match=r"wanted an answer from 10\.0\.0\.7, got ModuleNotF"):
         node_checks.check_answered(node)
 
 

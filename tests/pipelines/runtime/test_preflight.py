@@ -48,7 +48,7 @@ def test_too_few_cpus_are_found_before_the_input_is_read(head: Any, tmp_path: Pa
     done = head.raybert(*vocab(tmp_path, "--num_workers", "3", "--address", "auto"))
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1] == (
-        "raybert vocab: wanted 3 CPUs (3 workers with 1 threads), the cluster has 1: lower "
+        "raybert vocab: wanted 3 CPUs (3 workers with 1 thread), the cluster has 1: lower "
         "num_workers or threads_per_worker, or add nodes"
     )
 
