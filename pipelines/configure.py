@@ -73,6 +73,9 @@ COMMANDS = {
     "doctor": Command(
         "pipelines.commands.doctor", "DoctorConfig", "check machine, cluster, storage and MLflow"
     ),
+    "drain": Command(
+        "pipelines.commands.drain", "DrainConfig", "move work off a node before its host goes"
+    ),
     "ui": Command("pipelines.commands.ui", "UiConfig", "open the MLflow page"),
     "list": Command(
         "pipelines.commands.listing", "ListConfig", "list tasks, variants, configs or runs"

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -424,6 +424,27 @@ def count_nodes_anew() -> None:
 
     count()  # Ray Train's next decision depends on it
     threading.Thread(target=repeat, name="count-nodes", daemon=True).start()
+
+
+def drain(node_id: str, reason: str, seconds: float) -> Callable[[], bool]:
+    """Tell Ray that a node will go: it gets no new work, and its workers are told.
+
+    Args:
+        seconds: until it goes.
+    Returns: whether it has left the cluster; can be asked when this process is disconnected.
+    Raises: ResourceError if Ray refuses.
+    """
+    import ray
+    from ray._raylet import GcsClient, NodeID
+    from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
+
+    # NOTE: Ray has no public function for it; `ray drain-node`, which is hidden, does the same.
+    gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+    ends_ms = int((time.time() + seconds) * 1000)
+    accepted, why = gcs.drain_node(node_id, DRAIN_NODE_REASON_PREEMPTION, reason, ends_ms)
+    if not accepted:
+        raise ResourceError(f"wanted Ray to drain node {node_id}, it refuses: {why}")
+    return lambda: not gcs.check_alive([NodeID.from_hex(node_id)])[0]
 
 
 def users_mistake(error: BaseException) -> RaybertError | None:

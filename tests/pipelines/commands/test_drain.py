@@ -1,0 +1,193 @@
+"""`raybert drain`: a node is drained when the cloud or a file says that its host will go."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from bert_core.errors import ConfigError
+from pipelines.commands.drain import DrainConfig
+from pipelines.runtime import notices
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """The metadata services of three clouds, as they are specified."""
+
+    notice = False
+    soon = datetime.now(UTC) + timedelta(seconds=100)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def do_PUT(self) -> None:
+        wanted = self.path == "/latest/api/token"
+        lasts = "X-aws-ec2-metadata-token-ttl-seconds" in self.headers
+        self.answer(200 if wanted and lasts else 400, "a-token")
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        answers: dict[str, tuple[tuple[str, str], Callable[[str], str | None]]] = {
+            "/latest/meta-data/spot/instance-action": (
+                ("X-aws-ec2-metadata-token", "a-token"),
+                self.instance_action,
+            ),
+            "/computeMetadata/v1/instance/preempted": (
+                ("Metadata-Flavor", "Google"),
+                lambda _: "TRUE" if self.notice else "FALSE",
+            ),
+            "/metadata/scheduledevents": (("Metadata", "true"), self.scheduled_events),
+            "/metadata/instance/compute/name": (("Metadata", "true"), lambda _: "this-vm"),
+        }
+        (name, value), answer = answers[path]
+        if self.headers[name] != value:
+            self.answer(403, "")
+        elif (text := answer(query)) is None:
+            self.answer(404, "")
+        else:
+            self.answer(200, text)
+
+    def instance_action(self, query: str) -> str | None:
+        told = {"action": "terminate", "time": f"{self.soon:%Y-%m-%dT%H:%M:%SZ}"}
+        return json.dumps(told) if self.notice else None
+
+    def scheduled_events(self, query: str) -> str:
+        assert "api-version=" in query
+        at = format_datetime(self.soon, usegmt=True)
+        mine = {"EventType": "Preempt", "Resources": ["this-vm"], "NotBefore": at}
+        others = {"EventType": "Preempt", "Resources": ["another"], "NotBefore": at}
+        harmless = {"EventType": "Freeze", "Resources": ["this-vm"], "NotBefore": at}
+        return json.dumps({"Events": [harmless, others] + [mine] * self.notice})
+
+    def answer(self, status: int, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Metadata]]:
+    """The services, which have no notice yet."""
+
+    class Own(Metadata):
+        pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Own) as server:
+        threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
+        monkeypatch.setattr(notices, "METADATA", f"http://127.0.0.1:{server.server_port}")
+        yield Own
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("cloud", "least", "most"), [("aws", 60, 100), ("gcp", 30, 30),
+                                                      ("azure", 60, 100)])  # fmt: skip
+def test_each_cloud_tells_of_its_notice_and_when_the_host_goes(
+    metadata: type[Metadata], cloud: str, least: float, most: float
+) -> None:
+    look = notices.source(cloud)
+    assert look() is None
+    metadata.notice = True
+    notice = look()
+    assert notice is not None
+    assert notice.seconds is not None
+    assert least <= notice.seconds <= most
+
+
+def test_a_metadata_service_that_is_away_is_told_from_one_without_a_notice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(notices, "METADATA", "http://127.0.0.1:9")
+    for cloud in notices.CLOUDS:
+        with pytest.raises(OSError, match="refused"):
+            notices.source(cloud)()
+
+
+def test_who_gives_notice_is_a_cloud_or_a_path() -> None:
+    message = "on_notice: wanted one of aws, gcp, azure, or a path with a slash, .* got amazon"
+    with pytest.raises(ConfigError, match=message):
+        DrainConfig(on_notice="amazon")
+
+
+HOLD = """
+import sys, time
+import ray
+from pipelines.runtime import cluster
+
+
+@ray.remote(num_cpus=1, resources={"second": 1})
+def work():
+    time.sleep(5)
+    return "ended by itself"
+
+
+cluster.connect(address=sys.argv[1], allow_open_cluster=True)
+at_work = work.remote()
+ray.wait([at_work], timeout=3)
+print("at work", flush=True)
+print(ray.get(at_work), flush=True)
+"""
+
+
+@contextmanager
+def a_command(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.mark.ray
+@pytest.mark.drill
+def test_a_node_is_drained_at_the_notice_finishes_its_work_and_leaves(tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    notice = tmp_path / "preempted"
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        second = nodes.add_node(num_cpus=1, resources={"second": 1})
+        to = ["--address", nodes.address, "--allow_open_cluster"]
+        drain = ["-m", "pipelines.cli", "drain", *to]
+        head = subprocess.run(
+            [sys.executable, *drain, "--node_id", nodes.head_node.node_id],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert head.returncode == 1
+        assert "wanted a node besides the head, got the head" in head.stderr
+        watch = [*drain, "--node_id", second.node_id, "--poll_every_s=0.2", "--wait"]
+        with (
+            a_command(*watch, "--on_notice", str(notice)) as watcher,
+            a_command("-c", HOLD, nodes.address) as work,
+        ):
+            assert line(watcher) == f"waiting for a notice of preemption ({notice})\n"
+            while line(work) != "at work\n":
+                assert work.poll() is None
+            notice.touch()
+            told = [line(watcher) for _ in range(4)]
+            assert f"notice of preemption ({notice} was made): draining this node\n" in told
+            drained = rf"node {second.node_id} \(.*\) gets no new work and is .* to go in 120 s\n"
+            assert any(re.fullmatch(drained, each) for each in told)
+            assert line(work) == "ended by itself\n"
+            assert watcher.wait(timeout=60) == 0
+            assert told[-1] == "it has left the cluster\n"
+    finally:
+        nodes.shutdown()
