@@ -435,16 +435,17 @@ def drain(node_id: str, reason: str, seconds: float) -> Callable[[], bool]:
     Raises: ResourceError if Ray refuses.
     """
     import ray
-    from ray._raylet import GcsClient, NodeID
-    from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
+    from ray.core.generated import autoscaler_pb2
 
+    reasons: Any = autoscaler_pb2
     # NOTE: Ray has no public function for it; `ray drain-node`, which is hidden, does the same.
-    gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+    raylet: Any = ray._raylet  # compiled, and no stub
+    gcs = raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
     ends_ms = int((time.time() + seconds) * 1000)
-    accepted, why = gcs.drain_node(node_id, DRAIN_NODE_REASON_PREEMPTION, reason, ends_ms)
+    accepted, why = gcs.drain_node(node_id, reasons.DRAIN_NODE_REASON_PREEMPTION, reason, ends_ms)
     if not accepted:
         raise ResourceError(f"wanted Ray to drain node {node_id}, it refuses: {why}")
-    return lambda: not gcs.check_alive([NodeID.from_hex(node_id)])[0]
+    return lambda: not gcs.check_alive([ray.NodeID.from_hex(node_id)])[0]
 
 
 def users_mistake(error: BaseException) -> RaybertError | None:

@@ -163,6 +163,7 @@ def test_a_node_is_drained_at_the_notice_finishes_its_work_and_leaves(tmp_path: 
 
     notice = tmp_path / "preempted"
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    assert nodes.head_node is not None
     try:
         second = nodes.add_node(num_cpus=1, resources={"second": 1})
         to = ["--address", nodes.address, "--allow_open_cluster"]
