@@ -2,12 +2,13 @@
 `prepare` and `pretrain` run."""
 
 import os
+import pickle
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,17 +20,19 @@ from tests.prometheus import Page, Prometheus
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
 DASHBOARDS = ("raybert-train", "raybert-prepare", "raybert-cluster")
+ALERTS = prometheus.alerts("cluster_alerts.yml")
 ASKED = {
     f"{dashboard}: {where}": expression
     for dashboard in DASHBOARDS
     for where, expression in prometheus.panels(dashboard).items()
-} | prometheus.alerts("cluster_alerts.yml")
+} | ALERTS
 ONLY_WITH_GPUS = ("ray_node_gpus_utilization", "ray_node_gram_used", "ray_raybert_train_mfu")
 HERE = {
     where: expression
     for where, expression in ASKED.items()
     if not any(name in expression for name in ONLY_WITH_GPUS) and "GPU" not in expression
 }
+STEPS = 100
 STAGES = """
 import pickle, sys
 from pipelines import prepare, pretrain
@@ -52,9 +55,6 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    import pickle
-    from dataclasses import replace
-
     folder = tmp_path_factory.mktemp("watched")
     variables = {"HOME": "/nonexistent", "RAY_metrics_report_interval_ms": "500"}
     with running_head(variables, mode="disabled") as head:
@@ -63,9 +63,13 @@ def watched(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             began_s, page = time.time(), Page()
             joins = {"address": f"127.0.0.1:{head.ports['port']}", "allow_open_cluster": True}
             shards = replace(prepared.prepare(folder / "shards"), num_workers=1, **joins)
-            training = prepared.pretrain(folder / "pretrain", steps=300)
             training = replace(
-                training, num_workers=1, report_every_s=0.5, usd_per_hour=2.0, **joins
+                prepared.pretrain(folder / "pretrain", steps=STEPS),
+                num_workers=1,
+                checkpoint_every_steps=STEPS,
+                report_every_s=0.5,
+                usd_per_hour=2.0,
+                **joins,
             )
             with stages(head, pickle.dumps([shards, training])) as process:
                 while process.poll() is None:
@@ -114,15 +118,12 @@ def test_every_query_had_an_answer_and_every_rule_is_healthy(watched: Watched) -
     assert {rule["state"] for rule in watched.prometheus.rules()} == {"inactive"}
 
 
-ALERTS = prometheus.alerts("cluster_alerts.yml")
-
-
-def test_a_run_is_shown_as_its_record_has_it(watched: Watched, prepared: Any) -> None:
+def test_a_run_is_shown_as_its_record_has_it(watched: Watched) -> None:
     def last(name: str) -> float:
         (series,) = watched.prometheus.ask_of(f"ray_raybert_train_{name}", watched.began_s)
         return float(series["values"][-1][1])
 
-    assert last("step") == 300
+    assert last("step") == STEPS
     assert last("progress") == 1
     assert last("workers") == 1
     assert last("cost_usd") > 0
