@@ -70,7 +70,7 @@ def names_and_labels(expression: str) -> tuple[set[str], set[str]]:
 
 @dataclass
 class Prometheus:
-    """One that scrapes a page every second."""
+    """One that scrapes a page every two seconds."""
 
     url: str
 
@@ -115,7 +115,7 @@ def running(job: str, target: str, rules: str, folder: Path) -> Iterator[Prometh
         pytest.skip("Prometheus is missing: apt-get install prometheus")
     (port,) = free_ports(1)
     config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
         "rule_files": [str(DEPLOY / "prometheus" / rules)],
         "scrape_configs": [{"job_name": job, "static_configs": [{"targets": [target]}]}],
     }

@@ -56,7 +56,7 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
-    variables = {"HOME": "/nonexistent", "RAY_metrics_report_interval_ms": "500"}
+    variables = {"HOME": "/nonexistent", "RAY_metrics_report_interval_ms": "1000"}
     with running_head(variables, mode="disabled") as head:
         target = f"127.0.0.1:{head.ports['metrics-export-port']}"
         with prometheus.running("ray", target, "cluster_alerts.yml", folder) as asked:
@@ -74,7 +74,7 @@ def watched(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             with stages(head, pickle.dumps([shards, training])) as process:
                 while process.poll() is None:
                     page |= exported(target)
-                    time.sleep(0.5)
+                    time.sleep(3)  # a page of hundreds of kilobytes
                 assert process.returncode == 0
             page |= exported(target)
             yield Watched(page, asked, began_s)
