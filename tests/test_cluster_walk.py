@@ -1,5 +1,7 @@
-"""The commands of docs/cluster.md run as they stand, from a bucket and a cluster to an answer: every
-stage is a job with a worker of the cluster's."""
+"""The commands of docs/cluster.md run as they stand, from a bucket and a cluster to an answer.
+
+Every stage is a job, with a worker of the cluster.
+"""
 
 import re
 import shutil
