@@ -129,7 +129,8 @@ def test_submitting_again_finds_the_job(head: Any, tmp_path: Path) -> None:
         submit[1:1] = ["--address", proxy.url]
         failed = head.raybert(*submit)
         assert failed.returncode == 1, failed.stdout + failed.stderr
-        assert "wanted a file" in failed.stdout
+        assert "text.txt: wanted a file" in failed.stdout
+        assert "failed, exit code 1" in failed.stdout
         [job_id] = set(re.findall(r"job (raybert-vocab-[0-9a-f]{12}) at", failed.stdout))
         proxy.sent_bytes = 0
 

@@ -22,16 +22,6 @@ REFUSAL = "wanted a Ray cluster that asks for a token"
 
 
 @pytest.mark.ray
-def test_the_output_and_the_exit_code_are_those_of_the_job(head: Any, tmp_path: Path) -> None:
-    text = f"--corpus.source={tmp_path}/absent.txt"
-    one = ["--num_workers", "1"]  # for which the cluster has the CPUs
-    done = head.raybert("submit", "vocab", text, "--output", f"{tmp_path}/vocab", *one)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "absent.txt: wanted a file" in done.stdout
-    assert "failed, exit code 1" in done.stdout
-
-
-@pytest.mark.ray
 def test_without_the_token_the_cluster_is_closed(head: Any) -> None:
     stranger = {"RAY_AUTH_TOKEN": "", "HOME": "/nonexistent"}
     done = head.raybert("submit", "vocab", "--output", "/shared/vocab", **stranger)

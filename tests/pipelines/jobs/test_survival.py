@@ -79,7 +79,6 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
     alone = replace(
         prepared.pretrain(tmp_path / "alone", steps=STEPS), checkpoint_every_steps=10 * STEPS
     )
-    pretrain.run(alone)
     hurt = replace(alone, output=str(folder), tracking_uri=lasting_server.uri)
     command = [sys.executable, "-m", "pipelines.cli", "submit", "--patience", "4m", "--retries",
                "2", *words_of(hurt)]  # fmt: skip
@@ -91,6 +90,7 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
             )
 
     process = submit()
+    pretrain.run(alone)  # while the job starts
     wait_for(lambda: "pretraining: " in says.read_text(), process, says)
     [job_id] = set(re.findall(r"raybert-pretrain-[0-9a-f]{12}", says.read_text()))
 
