@@ -88,8 +88,9 @@ HEAD_STARTS, HEAD_START_TIMEOUT_S = 3, 120
 
 
 # Session fixtures that take seconds → the group of the tests that use one, which share a process.
-# Two heads in two processes would give their clients' servers the same ports, from 23000.
-SHARED = {"local_ray": "local_ray", "head": "head", "open_head": "head", "mortal_head": "head"}
+# Two heads in two processes would give their clients' servers the same ports, from 23000: nobody
+# joins the mortal one, or a head from tests/serve, through Ray's client.
+SHARED = {"local_ray": "local_ray", "head": "head", "open_head": "head", "mortal_head": "mortal"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,6 +116,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         group = next((SHARED[name] for name in SHARED if name in fixtures), item.path.stem)
+        if group == "head":
+            group = f"head-{item.path.relative_to(Path(__file__).parent).parts[0]}"
         item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -1,16 +1,18 @@
-"""The commands of docs/cluster.md run as they stand, from a bucket and a cluster to an answer."""
+"""The commands of docs/cluster.md run as they stand, from a bucket and a cluster to an answer.
+
+Every stage is a job, with a worker of the cluster.
+"""
 
 import re
-import tomllib
+import shutil
 from pathlib import Path
 
 import pytest
-import toml
 
 from bert_core import files
 from bert_core.manifest import read_manifest
 from tests.conftest import Server, running_head
-from tests.test_readme import FENCE, PROLOGUE, ROOT, run, small_checkout
+from tests.test_readme import FENCE, PROLOGUE, ROOT, ROWS, run, small_checkout
 from tracking.ports import free_ports
 from tracking.registry import champion
 
@@ -24,9 +26,7 @@ def test_the_walk_ends_with_a_model_that_answers(
     object_store: str, lasting_server: Server, tmp_path: Path
 ) -> None:
     lasting_server.start()
-    small_checkout(tmp_path)
-    for path in (tmp_path / "configs" / "pretrain").glob("*.toml"):  # by Ray Train, not alone
-        path.write_text(toml.dumps(tomllib.loads(path.read_text()) | {"num_workers": 1}))
+    small_checkout(tmp_path, num_workers=1)
     bucket, (port,) = f"{object_store}/docstrings", free_ports(1)
     variables = {
         "BUCKET": bucket,
@@ -40,6 +40,16 @@ def test_the_walk_ends_with_a_model_that_answers(
         for _, script in found:
             script = SERVED.sub(str(port), script)
             run(["bash", "-c", PROLOGUE + script], tmp_path, head.environment)
-    assert read_manifest(f"{bucket}/evaluate").counts["rows"]
+        # A name that a shell would cut in two, and the champion by its reference.
+        rows = shutil.copy(tmp_path / ROWS["held_out"], tmp_path / "two words.jsonl")
+        done = head.raybert(
+            "submit", "predict", f"--source={rows}", f"--output={bucket}/predict",
+            "--model=models:/docstrings@champion", "--num_workers=1",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "succeeded, exit code 0" in done.stdout
+    count = len(Path(rows).read_text().splitlines())
+    assert read_manifest(f"{bucket}/evaluate").counts["rows"] == count
+    assert read_manifest(f"{bucket}/predict").counts["rows"] == count
     assert "pretrain" in files.list_names(bucket)
     assert champion("docstrings", uri=lasting_server.uri) is not None

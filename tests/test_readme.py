@@ -1,9 +1,9 @@
 """Every command in the README runs.
 
-Fences marked ```bash run from top to bottom in a checkout of their own, and ```python fences with
-it. `make demo` stands for the stages that it runs, here on configs that are made small; the other
-targets are CI's to run. A line that ends in `&` is a server: the next line waits until it answers,
-and the end of the fence ends it. Ports are replaced by free ones.
+Fences marked ```bash run from top to bottom in a checkout of their own, on configs that are made
+small, and ```python fences with it. The targets of `make` are CI's to run. A line that ends in `&`
+is a server: the next line waits until it answers, and the end of the fence ends it. Ports are
+replaced by free ones.
 """
 
 import ast
@@ -27,7 +27,6 @@ FENCE = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAKE = re.compile(r"^make (demo|test|drill)\b.*\n", re.MULTILINE)
 # What a server listens on unless it is told, and where it says that it is up.
 SERVERS = {"raybert serve": (8000, "readyz"), "raybert ui": (5000, "health")}
-STAGES = ("vocab", "prepare", "pretrain", "finetune", "evaluate", "publish")
 
 PROLOGUE = """\
 set -euo pipefail
@@ -38,18 +37,6 @@ wait_for() {
         sleep 0.2
     done
 }
-"""
-
-# `make demo`, in one process so that torch and MLflow are imported once.
-DEMO = """\
-import sys
-from pipelines.cli import main
-for word in sys.argv[1:]:
-    try:
-        main([word, "--config", f"configs/{word}/docstrings.toml"])
-    except SystemExit as ended:
-        if ended.code:
-            raise
 """
 
 TEXT = "text.txt"
@@ -93,7 +80,7 @@ def _waiting(line: str, ports: dict[int, int]) -> str:
     return f"{start}\nwait_for http://127.0.0.1:{ports[usual]}/{path}"
 
 
-def small_checkout(folder: Path) -> None:
+def small_checkout(folder: Path, *, num_workers: int = 0) -> None:
     """A folder with what the commands need: `.venv`, configs made small, text and labelled rows."""
     (folder / ".venv").symlink_to(sys.prefix)
     shutil.copytree(ROOT / "configs", folder / "configs")
@@ -107,7 +94,7 @@ def small_checkout(folder: Path) -> None:
             for name in changes.keys() & {"corpus", "train", "held_out"}:
                 # a job runs in another folder
                 settings[name]["source"] = str(folder / settings[name]["source"])
-            path.write_text(toml.dumps({"num_workers": 0, **settings}))
+            path.write_text(toml.dumps(settings | {"num_workers": num_workers}))
     rows = [
         {"text": text, "label": library}
         for library in ("asyncio", "email", "unittest")
@@ -148,7 +135,6 @@ def test_every_command_in_the_readme_runs(tmp_path: Path, request: pytest.Fixtur
         environment = request.getfixturevalue("head").environment
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     small_checkout(tmp_path)
-    run([sys.executable, "-c", DEMO, *STAGES], tmp_path, environment)
     usual = [port for port, _ in SERVERS.values()]
     ports = dict(zip(usual, free_ports(len(usual)), strict=True))
     found = scripts(readme, ports)

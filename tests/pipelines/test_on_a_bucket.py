@@ -43,7 +43,7 @@ def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
         return [stage, f"--output={object_store}/{stage}", *shared, *options]
 
     corpus = [f"--corpus.source={object_store}/text.txt", "--corpus.held_out_share=0.1"]
-    with fault_proxy(s3_endpoint, seeded(0, share=0.05), silence_s=4) as proxy:
+    with fault_proxy(s3_endpoint, seeded(0, share=0.05), silence_s=2) as proxy:
         run_with_ray(
             [
                 command("vocab", *corpus, "--vocab_size=1000"),
@@ -60,13 +60,6 @@ def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
                     "--schedule.warmup_steps=2", "--threads_per_worker=1",
                 ),
                 command(
-                    "finetune", f"--model={object_store}/pretrain",
-                    f"--train.source={object_store}/train.jsonl",
-                    f"--held_out.source={object_store}/test.jsonl", "--max_length=32",
-                    "--epochs=1", "--batch_size=8", "--precision=fp32", "--seeds=[0]",
-                    "--threads_per_worker=1",
-                ),
-                command(
                     "tune", f"--model={object_store}/pretrain",
                     f"--train.source={object_store}/train.jsonl",
                     f"--held_out.source={object_store}/test.jsonl", "--selection.share=0.3",
@@ -75,15 +68,15 @@ def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
                     "--threads_per_worker=1",
                 ),
                 command(
-                    "evaluate", f"--model={object_store}/finetune",
+                    "evaluate", f"--model={object_store}/tune",
                     f"--held_out.source={object_store}/test.jsonl",
                 ),
                 command(
-                    "publish", f"--model={object_store}/finetune",
+                    "publish", f"--model={object_store}/tune",
                     f"--evaluation={object_store}/evaluate", "--name=on-a-bucket",
                 ),
                 command(
-                    "predict", f"--model={object_store}/finetune",
+                    "predict", f"--model={object_store}/tune",
                     f"--source={object_store}/test.jsonl",
                 ),
             ],
@@ -92,7 +85,7 @@ def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
             RAY_ADDRESS=head.addresses["host:port"],
             RAYBERT_STORAGE_ENDPOINT=proxy.address,
             RAYBERT_STORAGE_ANONYMOUS="true",
-            RAYBERT_STORAGE_TIMEOUT_S="2",
+            RAYBERT_STORAGE_TIMEOUT_S="1",
             AWS_ENDPOINT_URL="",
         )  # fmt: skip
         assert any(request.fault for request in proxy.seen)

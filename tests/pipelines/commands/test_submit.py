@@ -15,23 +15,10 @@ import pytest
 import yaml
 
 from bert_core.errors import ConfigError, ResourceError
-from bert_core.manifest import read_manifest
-from bert_core.tasks.text_classification import TextClassification
 from pipelines.commands.submit import SubmitConfig, run, split_arguments
-from tests.labelled_rows import rows_of, write
 
 ROOT = Path(__file__).parents[3]
 REFUSAL = "wanted a Ray cluster that asks for a token"
-
-
-@pytest.mark.ray
-def test_the_output_and_the_exit_code_are_those_of_the_job(head: Any, tmp_path: Path) -> None:
-    text = f"--corpus.source={tmp_path}/absent.txt"
-    one = ["--num_workers", "1"]  # for which the cluster has the CPUs
-    done = head.raybert("submit", "vocab", text, "--output", f"{tmp_path}/vocab", *one)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "absent.txt: wanted a file" in done.stdout
-    assert "failed, exit code 1" in done.stdout
 
 
 @pytest.mark.ray
@@ -149,36 +136,3 @@ def test_ray_takes_the_description_of_the_cluster() -> None:
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = next(line for line in constraints if line.startswith("ray=="))
     assert config["docker"]["image"].split(":")[1].startswith(f"{pinned[5:]}-")
-
-
-@pytest.mark.ray
-@pytest.mark.drill
-def test_the_whole_flow_runs_as_jobs(head: Any, tmp_path: Path) -> None:
-    """From text to answers on the cluster's own workers, each stage a job."""
-    [single, *_] = TextClassification.kinds
-    rows = write(tmp_path / "train.jsonl", rows_of(single, 32))
-    unseen = write(tmp_path / "dev.jsonl", rows_of(single, 8, start=32))
-    texts = (f"{row['text']} {row['text']}\nClose the file." for row in rows_of(single, 100))
-    corpus_file = tmp_path / "two words.txt"  # a name that a shell would cut in two
-    corpus_file.write_text("\n\n".join(texts))
-    tokenizer, corpus = f"--tokenizer={tmp_path}/vocab", f"--corpus.source={corpus_file}"
-    share = "--corpus.held_out_share=0.2"
-    jobs = {
-        "vocab": [corpus, "--vocab_size=200"],
-        "prepare": [corpus, share, tokenizer, "--pairs.max_length=32"],
-        "pretrain": [f"--shards={tmp_path}/prepare", tokenizer, "--variant=bert-tiny",
-                     "--loop.max_steps=2", "--global_batch_size=8", "--loop.precision=fp32"],
-        "finetune": [f"--model={tmp_path}/pretrain", f"--train.source={rows}", "--epochs=1",
-                     "--max_length=32", "--precision=fp32"],
-        "evaluate": [f"--model={tmp_path}/finetune", f"--held_out.source={unseen}"],
-        "publish": [f"--model={tmp_path}/finetune", f"--evaluation={tmp_path}/evaluate",
-                    "--name=from-jobs"],
-        "predict": ["--model=models:/from-jobs@champion", f"--source={unseen}"],
-    }  # fmt: skip
-    shared = ["--num_workers=1", f"--tracking_uri=sqlite:///{tmp_path}/mlflow.db"]
-    for word, arguments in jobs.items():
-        done = head.raybert("submit", word, f"--output={tmp_path}/{word}", *arguments, *shared)
-        assert done.returncode == 0, f"{word}: {done.stdout}{done.stderr}"
-        assert "succeeded, exit code 0" in done.stdout
-    assert read_manifest(f"{tmp_path}/evaluate").counts["rows"] == 8
-    assert read_manifest(f"{tmp_path}/predict").counts["rows"] == 8

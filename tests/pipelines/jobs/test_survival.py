@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.conftest import Head, Server
 
 ROOT = Path(__file__).parents[3]
-STEPS = 1500  # more than are trained while a job is found again and stopped
+STEPS = 60  # more than are trained until the head is killed, at two steps a second
 
 
 def words_of(config: PretrainConfig) -> list[str]:
@@ -36,6 +36,8 @@ def words_of(config: PretrainConfig) -> list[str]:
         "--tokenizer", config.tokenizer, "--variant", "bert-tiny",
         "--global_batch_size", "16", "--micro_batch_tokens", "256", "--held_out_rows", "64",
         "--log_every_steps", "1", "--checkpoint_every_steps", str(config.checkpoint_every_steps),
+        # The controller takes a report every half a second, so no machine trains faster than that.
+        "--report_every_s", "0",
         "--loop.max_steps", str(config.loop.max_steps), "--loop.precision", "fp32",
         "--optimizer.lr", "1e-3", "--schedule.warmup_steps", "2",
         "--num_workers", "1",
@@ -77,7 +79,6 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
     alone = replace(
         prepared.pretrain(tmp_path / "alone", steps=STEPS), checkpoint_every_steps=10 * STEPS
     )
-    pretrain.run(alone)
     hurt = replace(alone, output=str(folder), tracking_uri=lasting_server.uri)
     command = [sys.executable, "-m", "pipelines.cli", "submit", "--patience", "4m", "--retries",
                "2", *words_of(hurt)]  # fmt: skip
@@ -89,7 +90,8 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
             )
 
     process = submit()
-    wait_for(lambda: last_step(folder) >= 5, process, says)
+    pretrain.run(alone)  # while the job starts
+    wait_for(lambda: "pretraining: " in says.read_text(), process, says)
     [job_id] = set(re.findall(r"raybert-pretrain-[0-9a-f]{12}", says.read_text()))
 
     # Submitted again while it runs, it is found; leaving it leaves it running.
@@ -102,6 +104,7 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
     assert f"`raybert jobs attach {job_id}` shows it again" in other.read_text()
 
     # It is stopped: it writes a checkpoint, and says so, here and in MLflow.
+    wait_for(lambda: last_step(folder) >= 5, process, says)
     stopped = head.raybert("jobs", "stop", job_id)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     [step] = checkpoints(folder)

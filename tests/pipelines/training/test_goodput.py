@@ -138,12 +138,10 @@ def test_a_driver_that_is_killed_and_started_again_counts_every_step_once(
 def test_a_worker_that_is_killed_on_ray_counts_every_step_once(
     prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = replace(prepared.pretrain(tmp_path / "alone", steps=STEPS), num_workers=1)
+    alone = prepared.pretrain(tmp_path / "alone", steps=STEPS)
     pretrain.run(alone)
-    undisturbed = spent_by(Path(alone.output))
-    assert (undisturbed.steps, undisturbed.recomputed_steps) == (STEPS, 0)
     monkeypatch.setattr(pretrain, "worker", dying_after(7))
-    hurt = replace(alone, output=str(tmp_path / "hurt"), report_every_s=0.0)
+    hurt = replace(alone, output=str(tmp_path / "hurt"), num_workers=1, report_every_s=0.0)
     hurt = replace(hurt, usd_per_node_hour={"default": 2.0, "H100": 99.0})
     began_s = time.time()
     pretrain.run(hurt)
