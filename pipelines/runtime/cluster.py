@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from bert_core.errors import ConfigError, RaybertError, ResourceError
 from bert_core.storage.config import PREFIX as STORAGE
 from bert_core.train.hardware import HUGE_PAGES
-from pipelines.runtime.progress import say
+from pipelines.runtime.progress import counted, say
 
 if TYPE_CHECKING:
     from grpc import Channel
@@ -37,6 +37,7 @@ END_TIMEOUT_S = 5.0
 KNOCK_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 RECOUNTS = 20
+ROOM_POLL_S = 2.0
 CLIENT_STARTS = 3
 JOB_SERVER = "http://127.0.0.1:8265"  # where `ray start --head` puts it
 HOW_TO_START = "`ray get-auth-token --generate` and `RAY_AUTH_MODE=token ray start --head`"
@@ -145,21 +146,48 @@ def disconnect() -> None:
         _chose_auth_mode = False
 
 
-def has_gpus(count: int) -> bool:
-    """Whether the cluster that this process is connected to has at least `count` GPUs.
+def require_room(workers: int, threads: int, *, gpus: bool = True, wait: bool = False) -> bool:
+    """Check that the cluster that this process is connected to has room for all workers.
 
-    Raises: ResourceError if a running cluster was joined and has some, but fewer: the work would
-        go to its CPUs, unnoticed.
+    Args:
+        threads: CPUs of each.
+        gpus: whether they are to get a GPU each, if the cluster has any.
+        wait: for nodes to come, as long as it lacks room.
+    Returns: whether each gets a GPU.
+    Raises: ResourceError if it has too few CPUs; or if a running cluster was joined and has GPUs,
+        but fewer than workers: the work would go to its CPUs, unnoticed.
     """
     import ray
 
-    gpus = ray.cluster_resources().get("GPU", 0)
-    if started() is None and 0 < gpus < count:
-        raise ResourceError(
-            f"wanted {count} GPUs, one per worker, the cluster has {gpus:g}: lower num_workers to "
-            f"{gpus:g}, or add nodes"
+    told = False
+    while True:
+        has = ray.cluster_resources()
+        found = has.get("GPU", 0) if gpus else 0
+        lacks = _lacking(workers, threads, has.get("CPU", 0), found)
+        if lacks is None:
+            return found >= workers
+        if not wait:
+            raise ResourceError(f"{lacks}, add nodes, or wait for some with --wait")
+        if not told:
+            say(f"{lacks}, or add nodes; waiting for some")
+        told = True
+        time.sleep(ROOM_POLL_S)
+
+
+def _lacking(workers: int, threads: int, cpus: float, gpus: float) -> str | None:
+    """What a cluster with these CPUs and GPUs lacks, and what can be lowered; None for nothing."""
+    if cpus < workers * threads:
+        return (
+            f"wanted {workers * threads} CPUs ({counted(workers, 'worker')} with "
+            f"{counted(threads, 'thread')}), the cluster has {cpus:g}: lower num_workers or "
+            "threads_per_worker"
         )
-    return gpus >= count
+    if started() is None and 0 < gpus < workers:
+        return (
+            f"wanted {workers} GPUs, one per worker, the cluster has {gpus:g}: lower num_workers "
+            f"to {gpus:g}"
+        )
+    return None
 
 
 def job_metadata() -> dict[str, str]:

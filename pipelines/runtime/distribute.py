@@ -54,6 +54,10 @@ def run_tasks(
             "address: wanted host:6379 or auto, since Ray Data does not run through ray://: run it "
             "on a machine of the cluster, or submit it with `raybert submit`"
         )
+    least_workers = min(config.least_workers, len(items))
+    gets_gpus = cluster.require_room(
+        least_workers, config.threads_per_worker, gpus=use_gpu, wait=config.wait
+    )
     _silence_pool_warning()
     # NOTE: not `range`: reading it is a separate operator, which half the CPUs are reserved for.
     numbers = [{"id": index} for index in range(len(items))]
@@ -66,11 +70,11 @@ def run_tasks(
             _Answering,  # type: ignore[arg-type]  # a class is right, Ray's stub only has functions
             fn_constructor_args=(work, items),
             num_cpus=config.threads_per_worker,
-            num_gpus=1 if use_gpu and cluster.has_gpus(config.least_workers) else None,
+            num_gpus=1 if gets_gpus else None,
             allow_out_of_order_execution=False,
             # An actor has its next item ready: with tasks a CPU idles 0.2 s after each.
             compute=ray.data.ActorPoolStrategy(
-                min_size=min(config.least_workers, len(items)),
+                min_size=least_workers,
                 max_size=min(config.most_workers, len(items)),
                 max_tasks_in_flight_per_actor=IN_FLIGHT,
             ),

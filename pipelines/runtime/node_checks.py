@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from bert_core.errors import ResourceError
 from pipelines.runtime.nodes import Node
-from pipelines.runtime.progress import counted
 
 NodeCheck = Callable[[Node, Node], str]
 
@@ -123,16 +122,6 @@ def check_shared(node: Node, place: str) -> str:
             "folder that is mounted on all nodes, or a URI that they have credentials for"
         )
     return f"{place} is seen" if node.sees else "not tried: raybert is not installed there"
-
-
-def check_cpus(cpus: float, workers: int, threads: int) -> None:
-    """Raises: ResourceError if a cluster with these CPUs lacks those for all workers."""
-    if cpus < workers * threads:
-        raise ResourceError(
-            f"wanted {workers * threads} CPUs ({counted(workers, 'worker')} with "
-            f"{counted(threads, 'thread')}), the cluster has {cpus:g}: lower num_workers or "
-            "threads_per_worker, or add nodes"
-        )
 
 
 def _gb(size_bytes: float) -> str:

@@ -34,11 +34,12 @@ def preflight(stage: str, config: StageConfig) -> None:
 
 
 def _check_cluster(stage: str, config: StageConfig, marker: str) -> None:
-    here = nodes.facts()
-    found = [node for node in nodes.nodes_of_cluster(files.absolute(marker)) if node.cpus]
     workers = 1 if stage in ONE_BY_ONE else config.least_workers
-    node_checks.check_cpus(sum(node.cpus for node in found), workers, config.threads_per_worker)
-    for node in found:
+    cluster.require_room(workers, config.threads_per_worker, gpus=False, wait=config.wait)
+    here = nodes.facts()
+    for node in nodes.nodes_of_cluster(files.absolute(marker)):
+        if not node.cpus:
+            continue
         node_checks.check_answered(node)
         node_checks.check_versions(node, here)
         node_checks.check_shared(node, config.output)

@@ -69,7 +69,8 @@ class StageConfig:
     force: bool = False
     """Write the output again, replacing what is there."""
     wait: bool = False
-    """If another run is writing the output, go on when that run has ended."""
+    """Wait instead of failing: while another run writes the output, and while the cluster lacks
+    CPUs or GPUs."""
     address: str | None = None
     """Ray cluster to use; by default the one in RAY_ADDRESS, or else a local one."""
     allow_open_cluster: bool = False

@@ -1,6 +1,7 @@
 """What runs in Ray Train's controller, and how the driver starts and stops it."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from ray.train.torch import TorchTrainer
 
 from bert_core.errors import RaybertError
 from pipelines.runtime import cluster
+from pipelines.training.gauges import Gauges
 from pipelines.training.records import Records, record_all, with_readings
 from tracking.goodput import CLUSTER, DEFAULT, Goodput
 from tracking.runs import RunRecorder
@@ -30,8 +32,13 @@ class RecordingCallback(UserCallback):
     Ray Train never retries after a callback raises.
     """
 
-    def __init__(self, folder: Path, uri: str, copy: str | None, goodput: Goodput) -> None:
-        self._folder, self._uri, self._copy, self._goodput = folder, uri, copy, goodput
+    def __init__(
+        self, output: str, folder: Path, uri: str, copy: str | None, goodput: Goodput
+    ) -> None:
+        """`output` is the stage's; the rest is for its run's record."""
+        self._output, self._folder, self._uri, self._copy = output, folder, uri, copy
+        self._goodput = goodput
+        self._gauges: Gauges | None = None
         self._recorder: RunRecorder | None = None
         self._waiting: Records = []
 
@@ -66,6 +73,8 @@ class RecordingCallback(UserCallback):
                 self._goodput.nodes = used_nodes(self._goodput.prices_usd)
         records = self._goodput.take(records)
         self._goodput.save(self._folder)
+        self._gauges = self._gauges or Gauges(self._output)
+        self._gauges.show(records, self._goodput, time.time())
         return records
 
     def _hand_over(self) -> None:

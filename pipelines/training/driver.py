@@ -19,7 +19,6 @@ from bert_core.manifest import BUNDLE, Output
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
 from pipelines.runtime import cluster
-from pipelines.runtime.node_checks import check_cpus
 from pipelines.runtime.progress import meter, say
 from pipelines.runtime.stage import Result, bundle_outputs, recipe, with_absolute_paths
 from pipelines.training.config import TrainingConfig
@@ -115,19 +114,22 @@ def _fit_on_ray(
         num_cpus=config.cpus,
         allow_open_cluster=config.allow_open_cluster,
     )
-    import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
 
     from pipelines.training.controller import RecordingCallback, Trainer
     from pipelines.training.worker import on_ray
 
-    cpus = ray.cluster_resources().get("CPU", 0)
-    check_cpus(cpus, config.least_workers, config.threads_per_worker)
-    use_gpu = cluster.has_gpus(config.least_workers)
+    use_gpu = cluster.require_room(
+        config.least_workers, config.threads_per_worker, wait=config.wait
+    )
     storage = files.join(config.output, "ray")
     filesystem, storage_path = files.filesystem_of(storage)
     callback = RecordingCallback(
-        config.local_folder, tracking_uri(config.tracking_uri), config.record_copy, spent
+        config.output,
+        config.local_folder,
+        tracking_uri(config.tracking_uri),
+        config.record_copy,
+        spent,
     )
     trainer = Trainer(
         on_ray,

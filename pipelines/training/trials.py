@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
-import ray
 from ray import tune as ray_tune
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.stopper import Stopper
@@ -28,7 +27,6 @@ from bert_core.manifest import is_complete
 from bert_core.train.hardware import flush_denormals
 from bert_core.train.loop import DivergedError
 from pipelines.runtime import cluster
-from pipelines.runtime.node_checks import check_cpus
 from pipelines.runtime.progress import Meter, meter
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.records import CHECKPOINTS, METRICS
@@ -176,8 +174,7 @@ def _run_on_tune(
     watcher: "Watcher",
 ) -> None:
     shared = trials[0]  # trials differ only in the searched fields
-    check_cpus(ray.cluster_resources().get("CPU", 0), 1, shared.threads_per_worker)
-    use_gpu = cluster.has_gpus(1)
+    use_gpu = cluster.require_room(1, shared.threads_per_worker, wait=shared.wait)
     storage = files.join(output, "ray")
     files.remove(storage)  # from a run that was killed
     filesystem, storage_path = files.filesystem_of(storage)

@@ -1,5 +1,5 @@
-"""Alert rules, by Prometheus' own tool; the dashboard's queries are asked in
-`tests/serve/test_metrics_live.py`."""
+"""Alert rules, by Prometheus' own tool; what dashboards and alerts ask is asked in
+`tests/serve/test_metrics_live.py` and `tests/pipelines/training/test_gauges.py`."""
 
 import json
 import re
@@ -13,11 +13,21 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"
+FILES = ["alerts", "cluster_alerts"]
 RULES = [
     rule
-    for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    for file in FILES
+    for group in yaml.safe_load((PROMETHEUS / f"{file}.yml").read_text())["groups"]
     for rule in group["rules"]
 ]
+OF_THE_WHOLE_CLUSTER = (
+    "ray_raybert_nodes_missing",
+    "ray_serve_",
+    "ray_train_controller_state",
+    "ray_cluster_active_nodes",
+    "ray_running_jobs",
+)
+DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 
 
 @pytest.fixture
@@ -28,18 +38,26 @@ def promtool() -> str:
     return path
 
 
-@pytest.mark.parametrize("command", [["check", "alerts.yml"], ["test", "alerts_test.yml"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "config", "prometheus.yml"],
+        *(["test", "rules", f"{file}_test.yml"] for file in FILES),
+    ],
+    ids=" ".join,
+)
 def test_rules_are_valid_and_fire_when_they_should(promtool: str, command: list[str]) -> None:
-    verb, file = command
-    done = subprocess.run(
-        [promtool, verb, "rules", file], cwd=PROMETHEUS, capture_output=True, text=True
-    )
+    done = subprocess.run([promtool, *command], cwd=PROMETHEUS, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_is_tested_both_ways() -> None:
-    tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
-    cases = [case for test in tests for case in test["alert_rule_test"]]
+    cases = [
+        case
+        for file in FILES
+        for test in yaml.safe_load((PROMETHEUS / f"{file}_test.yml").read_text())["tests"]
+        for case in test["alert_rule_test"]
+    ]
     for rule in RULES:
         of_it = [
             bool(case.get("exp_alerts")) for case in cases if case["alertname"] == rule["alert"]
@@ -57,12 +75,15 @@ def test_every_alert_has_a_summary_and_a_section_of_the_runbook(rule: dict[str, 
     assert rule["labels"]["severity"] in ("page", "warn")
 
 
-def test_every_panel_says_what_it_shows_for_the_chosen_model() -> None:
-    dashboard = json.loads((ROOT / "deploy/grafana/raybert-serve.json").read_text())
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_panel_says_what_it_shows_of_what_was_chosen(path: Path) -> None:
+    dashboard = json.loads(path.read_text())
+    _, chosen = [variable["name"] for variable in dashboard["templating"]["list"]]
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert dashboard["uid"] == path.stem
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     for panel in panels:
         assert panel["description"], panel["title"]
         for target in panel["targets"]:
-            if "ray_raybert_nodes_missing" not in target["expr"]:
-                assert "$model" in target["expr"] or "ray_serve_" in target["expr"]
+            of_all = any(name in target["expr"] for name in OF_THE_WHOLE_CLUSTER)
+            assert f"${chosen}" in target["expr"] or of_all, panel["title"]

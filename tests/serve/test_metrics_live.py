@@ -5,27 +5,24 @@ those names and labels are looked for on the page.
 """
 
 import itertools
-import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bert_core.bundle.format import load_bundle
 from bert_core.tasks.base import Task
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification
-from tests import tiny
+from tests import prometheus, tiny
+from tests.prometheus import Page, eventually
 from tests.serve.test_app import Server, end_and_kill
 from tracking.ports import free_ports
 from tracking.registry import publish
@@ -33,25 +30,11 @@ from tracking.server import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-DASHBOARD = json.loads((DEPLOY / "grafana/raybert-serve.json").read_text())
-ALERTS = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
+PANELS = prometheus.panels("raybert-serve")
+ASKED = PANELS | prometheus.alerts("alerts.yml")
 NAME = "watched"
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
 NUMBERS = itertools.count()
-WITHIN_S = 90.0
-
-Page = dict[str, list[dict[str, str]]]
-"""Labels of the samples of each metric."""
-
-
-def eventually(what: Callable[[], Any]) -> Any:
-    """The first true value that comes."""
-    deadline_s = time.monotonic() + WITHIN_S
-    while not (value := what()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.5)
-    return value
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +90,7 @@ def ask(server: Server) -> None:
 def page_of(server: Server) -> Page:
     response = httpx.get(f"{server.url}/metrics", timeout=30)
     assert response.status_code == 200, response.text
-    page: Page = {}
-    for family in text_string_to_metric_families(response.text):
-        for sample in family.samples:
-            page.setdefault(sample.name, []).append(sample.labels)
-    return page
+    return prometheus.page_of(response.text)
 
 
 @pytest.fixture(scope="module")
@@ -142,29 +121,9 @@ def _version(server: Server) -> str | None:
     return response.headers.get("X-Model-Version")
 
 
-def expressions() -> dict[str, str]:
-    """What dashboard and alerts ask, by where."""
-    asked = {
-        f"{panel['title']} {place}": target["expr"]
-        for panel in DASHBOARD["panels"]
-        for place, target in enumerate(panel.get("targets", ()))
-    }
-    rules = [rule for group in ALERTS["groups"] for rule in group["rules"]]
-    return asked | {rule["alert"]: rule["expr"] for rule in rules}
-
-
-def names_and_labels(expression: str) -> tuple[set[str], set[str]]:
-    """The metrics in a query, and the labels that it selects and groups by."""
-    text = re.sub(r'"[^"]*"', '""', expression)
-    labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"\"", text))
-    for listed in re.findall(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)", text):
-        labels |= {label.strip() for label in listed.split(",")}
-    return set(re.findall(r"\bray_\w+", text)), labels
-
-
-@pytest.mark.parametrize("where", [name for name in expressions() if name != "RaybertDown"])
+@pytest.mark.parametrize("where", [name for name in ASKED if name != "RaybertDown"])
 def test_every_metric_and_label_that_is_asked_for_is_exported(where: str, page: Page) -> None:
-    names, labels = names_and_labels(expressions()[where])
+    names, labels = prometheus.names_and_labels(ASKED[where])
     assert names
     for name in names:
         assert name in page, f"{name} is not among {sorted(page)}"
@@ -227,48 +186,12 @@ def test_no_file_of_the_session_has_what_was_sent_to_front_or_model(server: Serv
 def test_every_query_of_the_dashboard_has_an_answer(
     page: Page, server: Server, tmp_path: Path
 ) -> None:
-    binary = shutil.which("prometheus")
-    if binary is None:
-        pytest.skip("Prometheus is missing: apt-get install prometheus")
-    (port,) = free_ports(1)
-    config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(DEPLOY / "prometheus/alerts.yml")],
-        "scrape_configs": [
-            {"job_name": "raybert", "static_configs": [{"targets": [server.url[7:]]}]}
-        ],
-    }
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-    process = subprocess.Popen(
-        [binary, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
-         f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"],
-    )  # fmt: skip
-    try:
-
-        def asked(expression: str) -> list[Any]:
-            expression = expression.replace("$__rate_interval", "10s").replace("$model", ".*")
-            response = httpx.get(
-                f"http://127.0.0.1:{port}/api/v1/query", params={"query": expression}, timeout=10
-            )
-            assert response.status_code == 200, response.text
-            return response.json()["data"]["result"]
-
-        def is_up() -> bool:
-            try:
-                return asked('up{job="raybert"} == 1') != []
-            except httpx.TransportError:
-                return False
-
-        eventually(is_up)
-        missing = {
-            where: expression
-            for where, expression in expressions().items()
-            if not where.startswith("Raybert")
-        }
+    with prometheus.running("raybert", server.url[7:], "alerts.yml", tmp_path) as asked:
+        missing = dict(PANELS)
 
         def none_is_missing() -> bool:
             ask(server)
-            for where in [where for where, query in missing.items() if asked(query)]:
+            for where in [where for where, query in missing.items() if asked.ask(query)]:
                 del missing[where]
             return not missing
 
@@ -276,15 +199,10 @@ def test_every_query_of_the_dashboard_has_an_answer(
             eventually(none_is_missing)
         except AssertionError:
             pytest.fail(f"no answer to {missing}")
-        rules = httpx.get(f"http://127.0.0.1:{port}/api/v1/rules", timeout=10).json()
-        (group,) = rules["data"]["groups"]
-        assert {rule["health"] for rule in group["rules"]} == {"ok"}
-        by_name = {rule["name"]: rule["state"] for rule in group["rules"]}
+        assert {rule["health"] for rule in asked.rules()} == {"ok"}
+        by_name = {rule["name"]: rule["state"] for rule in asked.rules()}
         assert by_name["RaybertRolloverFailed"] in ("pending", "firing")
         assert by_name["RaybertDown"] == by_name["RaybertModelGone"] == "inactive"
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def test_a_replica_that_dies_is_replaced_without_noise_on_the_console(server: Server) -> None:

@@ -177,6 +177,8 @@ def test_a_stage_that_ray_job_submit_starts_keeps_its_log_too(head: Any, tmp_pat
     log = log_of_success(head, "plain")
     [copy] = (tmp_path / "vocab" / "logs").glob("*-plain/driver.log")
     assert copy.read_text() in log
+    of_workers = copy.parent.glob("*.*.*.*/worker-*.err")
+    assert list(of_workers), "a folder for each node"
 
 
 def test_an_action_on_a_job_needs_its_id() -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_too_few_cpus_are_found_before_the_input_is_read(head: Any, tmp_path: Pa
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1] == (
         "raybert vocab: wanted 3 CPUs (3 workers with 1 thread), the cluster has 1: lower "
-        "num_workers or threads_per_worker, or add nodes"
+        "num_workers or threads_per_worker, add nodes, or wait for some with --wait"
     )
 
 
@@ -87,22 +88,19 @@ deadline = time.monotonic() + 120
 while ray.cluster_resources().get("GPU", 0) < 1 and time.monotonic() < deadline:
     time.sleep(0.2)
 try:
-    cluster.has_gpus(2)
+    cluster.require_room(2, 0)
 except Exception as error:
     print(type(error).__name__, error)
 """
 
 
-@pytest.fixture
-def blind_node(head: Any, tmp_path: Path) -> Iterator[Path]:
-    """A second node, with a GPU by its own account, which sees another folder in this place."""
-    folder = tmp_path / "own"
-    folder.mkdir()
-    able = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", MOUNT, folder, "true"], capture_output=True
-    )
-    if able.returncode:
-        pytest.skip(f"this process cannot mount, so no two nodes see different folders: {able}")
+@contextmanager
+def another_node(head: Any, log: Path, *before: str) -> Iterator[None]:
+    """A second node of one CPU and, by its own account, one GPU.
+
+    Args:
+        before: command that runs what follows it.
+    """
     from tracking.ports import free_ports
 
     names = ("node-manager-port", "object-manager-port", "dashboard-agent-listen-port",
@@ -111,14 +109,48 @@ def blind_node(head: Any, tmp_path: Path) -> Iterator[Path]:
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
     command += [f"--address={head.addresses['host:port']}", "--num-gpus=1"]
     command += ["--disable-usage-stats", *(f"--{name}={port}" for name, port in ports)]
-    with (tmp_path / "log").open("w") as log:
+    with log.open("w") as output:
         process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", MOUNT, folder, *command],
-            env=head.environment | {"RAY_AUTH_MODE": "token"}, stdout=log, stderr=log,
+            [*before, *command],
+            env=head.environment | {"RAY_AUTH_MODE": "token"}, stdout=output, stderr=output,
         )  # fmt: skip
-    yield folder
+    yield
     process.terminate()
     process.wait(timeout=60)
+
+
+@pytest.fixture
+def blind_node(head: Any, tmp_path: Path) -> Iterator[Path]:
+    """A second node which sees another folder in this place."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    alone = ["unshare", "--mount", "sh", "-c", MOUNT, str(folder)]
+    able = subprocess.run([*alone, "true"], capture_output=True)
+    if able.returncode:
+        pytest.skip(f"this process cannot mount, so no two nodes see different folders: {able}")
+    with another_node(head, tmp_path / "log", *alone):
+        yield folder
+
+
+@pytest.mark.ray
+@pytest.mark.drill
+def test_a_stage_that_is_told_to_wait_goes_on_when_the_cluster_has_room(
+    head: Any, tmp_path: Path
+) -> None:
+    command = vocab(tmp_path, "--num_workers", "2", "--address", "auto", "--wait")
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipelines.cli", *command],
+        env=head.environment | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == (
+            "wanted 2 CPUs (2 workers with 1 thread), the cluster has 1: lower num_workers or "
+            "threads_per_worker, or add nodes; waiting for some\n"
+        )
+        with another_node(head, tmp_path / "log"):
+            _, told = process.communicate(timeout=120)
+    assert "absent.txt: wanted a file" in told, Path(tmp_path, "log").read_text()
 
 
 @pytest.mark.ray
@@ -131,8 +163,8 @@ def test_an_output_that_not_all_nodes_see_and_too_few_gpus_are_told(
         env=head.environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert joined.stdout == (
-        "ResourceError wanted 2 GPUs, one per worker, the cluster has 1: lower num_workers to 1, or"
-        " add nodes\n"
+        "ResourceError wanted 2 GPUs, one per worker, the cluster has 1: lower num_workers to 1, "
+        "add nodes, or wait for some with --wait\n"
     ), joined.stderr + Path(tmp_path, "log").read_text()
     began = time.monotonic()
     command = vocab(tmp_path, "--address", "auto", "--output", f"{blind_node}/vocab")

@@ -1,0 +1,132 @@
+"""What Prometheus sees of stages and nodes: all that dashboards and alerts ask, on a cluster where
+`prepare` and `pretrain` run."""
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tests import prometheus
+from tests.conftest import Head, running_head
+from tests.prometheus import Page, Prometheus
+
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
+
+DASHBOARDS = ("raybert-train", "raybert-prepare", "raybert-cluster")
+ALERTS = prometheus.alerts("cluster_alerts.yml")
+ASKED = {
+    f"{dashboard}: {where}": expression
+    for dashboard in DASHBOARDS
+    for where, expression in prometheus.panels(dashboard).items()
+} | ALERTS
+ONLY_WITH_GPUS = ("ray_node_gpus_utilization", "ray_node_gram_used", "ray_raybert_train_mfu")
+HERE = {
+    where: expression
+    for where, expression in ASKED.items()
+    if not any(name in expression for name in ONLY_WITH_GPUS) and "GPU" not in expression
+}
+STEPS = 100
+STAGES = """
+import pickle, sys
+from pipelines import prepare, pretrain
+
+stages = pickle.load(sys.stdin.buffer)
+prepare.run(stages[0])
+pretrain.run(stages[1])
+"""
+
+
+@dataclass
+class Watched:
+    """What was seen while the stages ran."""
+
+    page: Page
+    """All that was exported at any time."""
+    prometheus: Prometheus
+    began_s: float
+
+
+@pytest.fixture(scope="module")
+def watched(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("watched")
+    variables = {"HOME": "/nonexistent", "RAY_metrics_report_interval_ms": "500"}
+    with running_head(variables, mode="disabled") as head:
+        target = f"127.0.0.1:{head.ports['metrics-export-port']}"
+        with prometheus.running("ray", target, "cluster_alerts.yml", folder) as asked:
+            began_s, page = time.time(), Page()
+            joins = {"address": f"127.0.0.1:{head.ports['port']}", "allow_open_cluster": True}
+            shards = replace(prepared.prepare(folder / "shards"), num_workers=1, **joins)
+            training = replace(
+                prepared.pretrain(folder / "pretrain", steps=STEPS),
+                num_workers=1,
+                checkpoint_every_steps=STEPS,
+                report_every_s=0.5,
+                usd_per_hour=2.0,
+                **joins,
+            )
+            with stages(head, pickle.dumps([shards, training])) as process:
+                while process.poll() is None:
+                    page |= exported(target)
+                    time.sleep(0.5)
+                assert process.returncode == 0
+            page |= exported(target)
+            yield Watched(page, asked, began_s)
+
+
+def stages(head: Head, pickled: bytes) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", STAGES],
+        stdin=subprocess.PIPE,
+        env=os.environ | head.environment,
+    )
+    assert process.stdin is not None
+    process.stdin.write(pickled)
+    process.stdin.close()
+    return process
+
+
+def exported(target: str) -> Page:
+    with urllib.request.urlopen(f"http://{target}/metrics", timeout=30) as answer:
+        return prometheus.page_of(answer.read().decode())
+
+
+@pytest.mark.parametrize("where", HERE)
+def test_every_metric_and_label_that_is_asked_for_is_exported(where: str, watched: Watched) -> None:
+    names, labels = prometheus.names_and_labels(HERE[where])
+    assert names or "up{" in HERE[where]
+    for name in names:
+        assert name in watched.page, f"{name} is not among {sorted(watched.page)}"
+        assert labels <= set().union(*watched.page[name])
+
+
+def test_every_query_had_an_answer_and_every_rule_is_healthy(watched: Watched) -> None:
+    panels = {where: query for where, query in HERE.items() if where not in ALERTS}
+    silent = [
+        where
+        for where, query in panels.items()
+        if not watched.prometheus.ask_of(query, watched.began_s)
+    ]
+    assert silent == []
+    assert {rule["health"] for rule in watched.prometheus.rules()} == {"ok"}
+    assert {rule["state"] for rule in watched.prometheus.rules()} == {"inactive"}
+
+
+def test_a_run_is_shown_as_its_record_has_it(watched: Watched) -> None:
+    def last(name: str) -> float:
+        (series,) = watched.prometheus.ask_of(f"ray_raybert_train_{name}", watched.began_s)
+        return float(series["values"][-1][1])
+
+    assert last("step") == STEPS
+    assert last("progress") == 1
+    assert last("workers") == 1
+    assert last("cost_usd") > 0
+    (series,) = watched.prometheus.ask_of("ray_raybert_train_loss", watched.began_s)
+    losses = [float(value) for _, value in series["values"]]
+    assert losses[-1] < losses[0]
