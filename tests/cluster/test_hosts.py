@@ -1,6 +1,7 @@
 """From `ray up deploy/onprem.yaml` to answers over the network, on hosts of their own."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -188,6 +189,7 @@ def small_files(cluster: Cluster, folder: Path) -> None:
         settings: dict[str, Any] = tomllib.loads(text.replace(f"{checkout}/", f"{BUCKET}/"))
         settings |= {name: f"{BUCKET}/{each}" for name, each in inputs.get(stage, {}).items()}
         settings["num_workers"] = 2
+        settings["threads_per_worker"] = os.cpu_count()  # one worker per host
         if stage == "prepare":
             settings["block_bytes"] = 4096  # enough blocks for two
         cluster[CLIENT].write(f"~/configs/{stage}.toml", toml.dumps(settings))
@@ -262,12 +264,18 @@ def test_the_whole_path(up: Cluster) -> None:
     with up.timed("raybert serve --apply"):
         up[CLIENT].write("~/serve.toml", SERVE)
         up.at_client("ray rsync-up ~/onprem.yaml ~/serve.toml '~/serve.toml'")
-        apply = "RAY_ADDRESS=auto ~/raybert-venv/bin/raybert serve --apply ~/serve.toml"
-        up.at_client(f"ray exec ~/onprem.yaml {shlex.quote(apply)}")
+        on_head(up, "raybert serve --apply ~/serve.toml")
     for host in WORKERS:
-        assert up[host].run("ps -eo args").count("ServeReplica:docstrings"), host
+        assert up[host].run("ps -eo args").count("ServeReplica:model-docstrings"), host
         assert query(up, host, key) == 200
         assert query(up, host, "not-a-key") == 401
+    on_head(up, "raybert serve --stop")
+
+
+def on_head(cluster: Cluster, command: str) -> str:
+    """Run it there as a user does."""
+    script = f"RAY_ADDRESS=auto ~/raybert-venv/bin/{command}"
+    return cluster.at_client(f"ray exec ~/onprem.yaml {shlex.quote(script)}")
 
 
 def query(cluster: Cluster, host: str, key: str) -> int:
