@@ -8,23 +8,23 @@ INSTALLED := .venv/installed
 # Where Python may not keep what it compiles, every process that a test starts compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo fast test drill endurance check matrix lint
+.PHONY: help demo fast test drill endurance check matrix test-cluster lint
 .DELETE_ON_ERROR:
 
 help:  ## this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile
 
 demo: $(INSTALLED)  ## the quickstart: from corpus to served answers, on this machine
 	$(BIN)/raybert quickstart
 
 fast: $(INSTALLED)  ## the tests that take under a second and start no Ray
-	$(BIN)/python -m pytest -m "not ray and not drill and not matrix"
+	$(BIN)/python -m pytest -m "not ray and not drill and not matrix and not cluster"
 
 test: $(INSTALLED)  ## all tests but the drills
-	$(BIN)/python -m pytest -m "not drill and not matrix"
+	$(BIN)/python -m pytest -m "not drill and not matrix and not cluster"
 
 check: $(INSTALLED)  ## test and drill in one go, as CI does
-	$(BIN)/python -m pytest -m "not matrix"
+	$(BIN)/python -m pytest -m "not matrix and not cluster"
 
 drill: $(INSTALLED)  ## the tests that kill processes and cut files
 	$(BIN)/python -m pytest -m drill
@@ -35,6 +35,9 @@ endurance: $(INSTALLED)  ## abuse and endurance at their whole size: 20,000 bodi
 
 matrix: $(INSTALLED)  ## every task and kind of rows through every command and source
 	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py tests/pipelines/test_glue.py
+
+test-cluster: $(INSTALLED)  ## the whole path on five hosts, which are namespaces of this machine; wants root
+	$(BIN)/python -m pytest -n0 -s -m cluster
 
 lint: $(INSTALLED)  ## format, style, types, and the import contracts
 	$(BIN)/ruff format --check

@@ -79,12 +79,13 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
             continue
         line = re.sub(r"^(\s*)option httplog$", rf'\1log-format "{LOG_FORMAT}"', line)
         line = line.replace("%HM", f"%[var({METHOD})]")
-        line = re.sub(r"^(\s*bind )(?:\*)?:(\d+)$", r"\g<1>127.0.0.1:\2", line)
-        if certificate and lines and lines[-1].strip() == "frontend http_frontend":
+        begins_frontend = bool(lines) and lines[-1].strip() == "frontend http_frontend"
+        if not begins_frontend:  # which is told where to listen: `*` means `host` = 0.0.0.0
+            line = re.sub(r"^(\s*bind )(?:\*)?:(\d+)$", r"\g<1>127.0.0.1:\2", line)
+        elif certificate:
             line = f"{line} ssl crt {certificate} alpn http/1.1"
         if "status 404" in line and lines and lines[-1].strip() == "backend default_backend":
             line = f"    errorfiles {ERRORS}\n    http-request deny deny_status 503"
-        begins_frontend = bool(lines) and lines[-1].strip() == "frontend http_frontend"
         lines.append(line)
         if begins_frontend:
             known = f"{{ method {METHODS} }}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_core.errors import ConfigError, FormatError, ResourceError
+from tracking.folders import FetchedFolder
 
 if TYPE_CHECKING:
     from bert_core.bundle.format import Bundle
@@ -118,11 +119,13 @@ def fetch(model: HubModel, *, tokenizer_only: bool = False) -> Path:
 
 
 def on_this_machine(folder: Path) -> Path:
-    """The folder of a model; on a machine whose hub cache lacks it, fetched there.
+    """The folder of a model; on a machine whose caches lack it, fetched there.
 
     A driver hands folders to its workers; those in the hub's cache say which commit they hold, so a
     worker on another machine fetches the same files for itself.
     """
+    if isinstance(folder, FetchedFolder):
+        return folder.here()
     if folder.is_dir() or (match := _SNAPSHOT.search(folder.as_posix())) is None:
         return folder
     return fetch(_of_snapshot(match))

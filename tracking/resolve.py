@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.manifest import BUNDLE, folder_with
 from tracking import hub
 from tracking.cache import cache_folder, local_cache
+from tracking.folders import FetchedFolder
 from tracking.registry import DIGEST_TAG, PATH_TAG
 from tracking.server import connect, tracking_uri
 
@@ -72,7 +74,7 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Cache | Non
             f"{text}: wanted a folder, or a URI that can be reached: {error}"
         ) from error
     if folder is None:
-        return fetch_remote(text, cache)
+        return FetchedFolder.of(fetch_remote(text, cache), partial(resolve, text, uri=uri))
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing there"
         raise ConfigError(
@@ -258,7 +260,10 @@ def _resolve_registered(reference: str, uri: str, cache: Cache) -> Path:
             f"{reference}: wanted the bundle with digest {digest[:12]} that was registered, "
             f"{folder} has {actual[:12]}: publish the bundle again"
         )
-    return folder
+    if local is not None:
+        return local
+    pinned = at_version(reference, str(version.version))
+    return FetchedFolder.of(folder, partial(resolve, pinned, uri=uri))
 
 
 def downloaded(digest: str, *, cache: Cache | None = None) -> Path | None:

@@ -41,7 +41,7 @@ frontend prometheus
     mode http
     http-request use-service prometheus-exporter if {{ path /metrics }}
 frontend http_frontend
-    bind 0.0.0.0:{port}
+    bind *:{port}
     acl is_app path_beg /app
     use_backend app if is_app
     acl is_gone path_beg /gone

@@ -1,3 +1,4 @@
+import pickle
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from bert_core.bundle.format import bundle_digest
 from bert_core.cache import BUNDLES, Cache
 from bert_core.errors import ConfigError, FormatError, ResourceError
 from tracking.cache import local_cache
+from tracking.hub import on_this_machine
 from tracking.registry import publish
 from tracking.resolve import cached, download, fetch_remote, release, resolve
 from tracking.server import connect
@@ -66,6 +68,31 @@ def test_the_output_of_a_stage_in_a_bucket_means_the_bundle_in_it(
     with pytest.raises(ConfigError, match=r"checkpoints: .* neither config.json nor bundle/config"):
         resolve(f"{object_store}/run/checkpoints", cache=Cache(tmp_path))
     assert list((tmp_path / BUNDLES).iterdir()) == [kept]
+
+
+def test_a_worker_on_another_machine_fetches_the_bundle_that_its_driver_has(
+    tmp_path: Path, object_store: str, bundles: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent to it is the folder of the driver's machine."""
+
+    def put(bundle: Path) -> None:
+        for path in bundle.iterdir():
+            files.write_bytes(f"{object_store}/run/{path.name}", path.read_bytes())
+
+    put(bundles[0])
+    monkeypatch.setenv("RAYBERT_CACHE", str(tmp_path / "driver"))
+    folder = resolve(f"{object_store}/run")
+    sent = pickle.dumps(folder)
+    assert on_this_machine(pickle.loads(sent)) == folder  # noqa: S301
+    release(folder)
+    (tmp_path / "driver").rename(tmp_path / "elsewhere")
+    monkeypatch.setenv("RAYBERT_CACHE", str(tmp_path / "worker"))
+    fetched = on_this_machine(pickle.loads(sent))  # noqa: S301
+    assert fetched.is_relative_to(tmp_path / "worker")
+    assert bundle_digest(fetched) == bundle_digest(bundles[0])
+    put(bundles[1])
+    with pytest.raises(FormatError, match=r"wanted the bundle .* that the run began with"):
+        on_this_machine(pickle.loads(sent))  # noqa: S301
 
 
 def test_a_registered_version_is_the_bundle_that_was_published(
