@@ -29,8 +29,8 @@ check: $(INSTALLED)  ## test and drill in one go, as CI does
 drill: $(INSTALLED)  ## the tests that kill processes and cut files
 	$(BIN)/python -m pytest -m drill
 
-endurance: $(INSTALLED)  ## abuse and endurance at their whole size: 20,000 bodies, 200,000 requests
-	$(BIN)/python -m pytest -n0 -m drill --whole \
+endurance: $(INSTALLED)  ## the long drills at their whole size: 20,000 bodies, 200,000 requests, …
+	$(BIN)/python -m pytest -n0 -m drill --whole tests/bert_core/data/test_wordpiece.py \
 		tests/serve/test_abuse.py tests/serve/test_schemas.py tests/serve/test_endurance.py
 
 matrix: $(INSTALLED)  ## every task and kind of rows through every command and source

@@ -238,12 +238,10 @@ def sharded_training(name: Algorithm, of_one: Path, own: Path) -> tuple[dict, di
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_the_number_of_workers_does_not_change_the_gradient(
-    world_size: int, tmp_path: Path
-) -> None:
+def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
     # 13 rows do not divide evenly: ranks have unlike numbers of micro-batches, each padded to
-    # another width than in one process.
+    # another width than in one process. Of NSP's two rows of weights, one rank has none.
+    world_size = 3
     for name in ALGORITHMS:
         model, optimizer = part_of_training(name, range(3), tmp_path)
         with CheckpointWriter(str(tmp_path / f"one {name}"), run_digest="run") as writer:
@@ -304,6 +302,7 @@ def test_the_micro_batch_does_not_change_the_gradient(
     assert relative_error(gradient_of(dtype, micro, objective=objective)[0], whole) < most
 
 
+@pytest.mark.drill
 def test_hours_end_training_where_they_are_shorter_and_the_schedule_runs_along_them() -> None:
     loop = LoopConfig(max_steps=10_000, max_hours=1.0, precision="fp32")
     assert [loop.place(5000, 0.0), loop.place(5000, 900.0), loop.place(10, 1800.0)] == [5000] * 3
