@@ -128,7 +128,8 @@ def running(job: str, target: str, rules: str, folder: Path) -> Iterator[Prometh
 
     def is_up() -> bool:
         try:
-            return prometheus.ask(f'up{{job="{job}"}} == 1') != []
+            ready = httpx.get(f"{prometheus.url}/-/ready", timeout=10)
+            return ready.is_success and prometheus.ask(f'up{{job="{job}"}} == 1') != []
         except httpx.TransportError:
             return False
 
