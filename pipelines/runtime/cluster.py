@@ -190,6 +190,22 @@ def _lacking(workers: int, threads: int, cpus: float, gpus: float) -> str | None
     return None
 
 
+@contextmanager
+def preemption_watch() -> Iterator[None]:
+    """Inside, Ray Train watches for notice of preemption only in a cluster that was joined: nobody
+    takes away the one node of a cluster that was started here. What the user has set holds.
+    """
+    name = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
+    if started() is None or name in os.environ:
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
 def job_metadata() -> dict[str, str]:
     """What the job that this process is part of was submitted with; empty outside of a job."""
     return json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("metadata", {})

@@ -12,6 +12,8 @@ import ray
 from ray.exceptions import RayError
 from ray.train import UserCallback
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 
 from bert_core.errors import RaybertError
 from pipelines.runtime import cluster
@@ -104,12 +106,22 @@ class Trainer(TorchTrainer):
     before_exit: Callable[[], None] | None = None
     _controller: Any = None
 
+    def _create_default_callbacks(self) -> list[Any]:
+        """Ray Train's own, but for those that start a process for nothing."""
+        idle: tuple[type, ...] = (DatasetsCallback,)  # workers read shards, not datasets of Ray's
+        if cluster.started() is not None:
+            # It asks the dashboard whether the controller lives: a cluster of our own has none.
+            idle += (PlacementGroupCleanerCallback,)
+        callbacks = super()._create_default_callbacks()
+        return [callback for callback in callbacks if not isinstance(callback, idle)]
+
     def _register_sigint_handler(self, controller: Any) -> None:
         self._controller = controller
 
     def fit(self) -> Any:
         try:
-            return super().fit()
+            with cluster.preemption_watch():
+                return super().fit()
         except (KeyboardInterrupt, SystemExit) as interrupt:
             if self._controller is not None:
                 if self.before_exit is not None and isinstance(interrupt, SystemExit):

@@ -39,6 +39,8 @@ from tracking.server import tracking_uri
 
 MEASUREMENTS = "measurements.json"
 STOPPED = "stopped.json"
+# How long a process that takes the next trial waits for one that was stopped to close its run.
+STOPPING = {"TUNE_FUNCTION_THREAD_TIMEOUT_S": "600"}
 Train = Callable[[Any, Callable[[Measurement], None]], Any]
 """Trains one trial as a stage, given its config, and reports every measurement."""
 State = Literal["finished", "stopped", "diverged"]
@@ -187,6 +189,7 @@ def _run_on_tune(
         tune_config=ray_tune.TuneConfig(
             scheduler=Halving(trials, search, watcher) if search.method == "asha" else None,
             max_concurrent_trials=max_concurrent,
+            reuse_actors=True,  # or each trial imports torch anew
         ),
         run_config=ray_tune.RunConfig(
             name=uuid.uuid4().hex[:8],
@@ -217,6 +220,7 @@ def _on_tune(
     """
     if Path(home).is_dir():
         os.chdir(home)  # Ray Tune gives every trial its own folder
+    cluster.set_defaults(STOPPING)
     flush_denormals()
     number, error = parameters["trial"], None
 
