@@ -101,7 +101,6 @@ def test_a_host_that_is_lost_is_replaced_by_one_that_waits(
     as in a run left alone, and one MLflow run with every step once, although the second host trains
     on Ray, whose controller keeps the record in the bucket."""
     alone = prepared.pretrain(tmp_path / "alone", steps=STEPS)
-    pretrain.run(replace(alone, checkpoint_every_steps=STEPS))
     server.start()
     output = f"{object_store}/out"
     config = replace(alone, output=output, tracking_uri=server.uri)
@@ -116,6 +115,7 @@ def test_a_host_that_is_lost_is_replaced_by_one_that_waits(
     assert first.process.poll() is None
     first.lose()
     assert not files.exists(f"{output}/manifest.json")
+    pretrain.run(replace(alone, checkpoint_every_steps=STEPS))  # while the third one waits
 
     assert third.process.wait(timeout=400) == 0, third.says
     assert "resuming the earlier run of" in third.says

@@ -105,11 +105,11 @@ def test_a_run_says_where_its_time_went_and_what_it_cost(prepared: Any, tmp_path
 def test_a_driver_that_is_killed_and_started_again_counts_every_step_once(
     prepared: Any, tmp_path: Path
 ) -> None:
-    alone = prepared.pretrain(tmp_path / "alone", steps=60)
+    alone = prepared.pretrain(tmp_path / "alone", steps=32)
     pretrain.run(alone)
     hurt = replace(alone, output=str(tmp_path / "hurt"), report_every_s=0.0, usd_per_hour=7.0)
     folder, began_s, again = Path(hurt.output), time.time(), 0
-    for furthest in (10, 30):
+    for furthest in (6, 16):
         process = started(hurt)
         kill_between_checkpoints(process, folder, furthest)
         killed_s = time.time()
@@ -123,7 +123,7 @@ def test_a_driver_that_is_killed_and_started_again_counts_every_step_once(
     assert process.wait(timeout=240) == 0
     spent = spent_by(folder)
     assert_adds_up(spent, began_s, time.time())
-    assert (spent.steps, spent.recomputed_steps) == (60, again)
+    assert (spent.steps, spent.recomputed_steps) == (32, again)
     assert again > 0
     assert (spent.seconds["recomputing"] > 0, spent.seconds["restarting"] > 0) == (True, True)
     # No driver ran: twice for half a second at least, and not longer than since it last reported.
