@@ -105,7 +105,7 @@ def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
 def test_stages_that_begin_with_bundles_work_on_a_bucket(
     prepared: Any, head: Any, object_store: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
-    """Distilling, exporting, vectors, search and extraction, on a cluster that has no credentials
+    """Fine-tuning, distilling, exporting, vectors, search and extraction, on a cluster that has no credentials
     of its own."""
     _open_to_all(object_store)
     tokenizer = Tokenizer.load(prepared.folder / "vocab")
@@ -129,6 +129,11 @@ def test_stages_that_begin_with_bundles_work_on_a_bucket(
     commands = [
         command(
             "distill", f"--teacher={object_store}/classifier", "--layers=[0]", on_ray,
+            f"--train.source={object_store}/rows.jsonl", "--max_length=32", "--epochs=1",
+            "--batch_size=8", "--precision=fp32", "--threads_per_worker=1",
+        ),
+        command(
+            "finetune", f"--model={object_store}/classifier", on_ray,
             f"--train.source={object_store}/rows.jsonl", "--max_length=32", "--epochs=1",
             "--batch_size=8", "--precision=fp32", "--threads_per_worker=1",
         ),
