@@ -10,10 +10,9 @@ from typing import Any
 
 import ray
 from ray import serve as ray_serve
-from ray.exceptions import RayError
-from ray.serve._private.api import _create_controller_and_proxy_refs
+from ray.exceptions import ActorDiedError, RayError
 from ray.serve._private.client import ServeControllerClient
-from ray.serve.config import BackpressureConfig, ControllerOptions
+from ray.serve.config import BackpressureConfig
 from ray.serve.context import _get_global_client
 
 from bert_core import files
@@ -214,18 +213,18 @@ def certificate(config: ServeConfig) -> str | None:
 
 
 def start(config: ServeConfig) -> None:
-    """Start Ray Serve's controller on the cluster; its proxies start while models are loaded."""
+    """Start Ray Serve's controller and proxies on the cluster."""
     environment = haproxy.settings(enabled=config.haproxy, certificate=certificate(config))
     environment |= tracing.environment(config.otlp_endpoint)
-    # NOTE: `serve.start` does the same, and waits for the proxies.
-    _create_controller_and_proxy_refs(
-        {"host": config.host, "port": config.port},
-        None,
-        log_settings(config),
-        tracing.settings(config.otlp_endpoint, config.trace_share),
-        ControllerOptions(runtime_env={"env_vars": environment}),
-        None,
-    )
+    # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
+    # and are waited for later. So is one that Serve replaces meanwhile, since it did not answer.
+    with suppress(TimeoutError, ActorDiedError):
+        ray_serve.start(
+            http_options={"host": config.host, "port": config.port},
+            logging_config=log_settings(config),
+            tracing_config=tracing.settings(config.otlp_endpoint, config.trace_share),
+            controller_options={"runtime_env": {"env_vars": environment}},
+        )
 
 
 def drain(limit_s: float) -> None:

@@ -145,6 +145,7 @@ def separate(
     uri = f"sqlite:///{folder}/mlflow.db"
     for name in FOLLOWING:
         loaded = load_bundle(bundles[name])
+        assert loaded.task is not None
         versions[name]["2"] = tiny.bundle(
             folder / name, loaded.tokenizer, loaded.encoder_config, task=loaded.task, seed=8
         )

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from bert_core.bundle.format import load_bundle
 from bert_core.predictor import Predictor
 from tests.serve import live
 from tests.serve.conftest import FOLLOWING, Separate
@@ -33,19 +32,21 @@ def test_mixed_load_while_aliases_move_ends_without_a_failed_request(
     separate: Separate, whole: bool
 ) -> None:
     server, folders = separate.server, separate.versions
+    predictors = {
+        name: {version: Predictor(folder, device="cpu") for version, folder in versions.items()}
+        for name, versions in folders.items()
+    }
     wanted = {
         name: {
-            version: (predictor := Predictor(folder, device="cpu")).predict(
-                list(predictor.task.examples)
-            )
-            for version, folder in versions.items()
+            version: predictor.predict(list(predictor.task.examples))
+            for version, predictor in versions.items()
         }
-        for name, versions in folders.items()
+        for name, versions in predictors.items()
     }
     done, problems, counts = threading.Event(), [], dict.fromkeys(folders, 0)
 
     def ask(name: str) -> None:
-        examples = list(load_bundle(folders[name]["1"]).task.examples)
+        examples = list(predictors[name]["1"].task.examples)
         with httpx.Client(base_url=server.url, timeout=60) as client:
             while not done.is_set():
                 response = client.post(f"/v1/models/{name}", json={"inputs": examples})
