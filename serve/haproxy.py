@@ -13,7 +13,7 @@ import sysconfig
 from pathlib import Path
 
 from bert_core.errors import ResourceError
-from serve import one_write
+from serve import middlewares
 from serve.haproxy_launcher import BINARY, CERTIFICATE
 from tracking.ports import free_ports
 
@@ -43,7 +43,8 @@ def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]
         # is safe for inference, but not for anything that writes.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         # What has begun to answer is not sent again: so the answer comes at once or not at all.
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{one_write.__name__}:middlewares",
+        # And nobody waits for ever for a replica.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{middlewares.__name__}:middlewares",
         # Enough to find out that the only replica has died: requests in progress then wait for the
         # next one. With Ray's 3, HAProxy closes their connections.
         "RAY_SERVE_HAPROXY_RETRIES": "5",

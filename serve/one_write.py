@@ -6,14 +6,7 @@ an answer that never comes, and HAProxy can no longer send the request to anothe
 
 from typing import Any
 
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-
-def middlewares() -> list[Middleware]:
-    """For Ray Serve, which calls this in each process that has an HTTP server, and puts them around
-    all of its own."""
-    return [Middleware(OneWrite)]
 
 
 class OneWrite:
