@@ -117,16 +117,20 @@ def _joined(arguments: list[str], name: str) -> list[str]:
 def _serve(config: Any) -> None:
     """`serve` may not import `pipelines`, so Ray is started and stopped here."""
     from pipelines.runtime import cluster
-    from serve import app
+
+    stays = config.apply is not None or config.status or config.stop
+    if stays and not config.dry_run:
+        cluster.require_address()
+    from serve import app  # takes seconds
 
     if config.dry_run:
         app.show_file(config)
         return
-    stays = config.apply is not None or config.status or config.stop
-    if stays:
-        cluster.require_address()
-    else:
+    if not stays:
         app.check_port(config)  # before the seconds that Ray takes
+    # Serve's processes have an environment of their own: those that Ray starts in advance, one per
+    # CPU, would stay unused.
+    cluster.set_defaults({"RAY_prestart_worker_first_driver": "0"})
     cluster.connect(allow_open_cluster=config.allow_open_cluster, in_own_session=True)
     try:
         app.perform(config)
