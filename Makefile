@@ -29,9 +29,10 @@ check: $(INSTALLED)  ## test and drill in one go, as CI does
 drill: $(INSTALLED)  ## the tests that kill processes and cut files
 	$(BIN)/python -m pytest -m drill
 
-endurance: $(INSTALLED)  ## abuse and endurance at their whole size: 20,000 bodies, 200,000 requests
+endurance: $(INSTALLED)  ## abuse and load at their whole size: 20,000 bodies, 200,000 requests
 	$(BIN)/python -m pytest -n0 -m drill --whole \
-		tests/serve/test_abuse.py tests/serve/test_schemas.py tests/serve/test_endurance.py
+		tests/serve/test_abuse.py tests/serve/test_schemas.py tests/serve/test_mixed_load.py \
+		tests/serve/test_endurance.py
 
 matrix: $(INSTALLED)  ## every task and kind of rows through every command and source
 	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py tests/pipelines/test_glue.py

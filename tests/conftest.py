@@ -89,7 +89,14 @@ HEAD_STARTS, HEAD_START_TIMEOUT_S = 3, 120
 
 # Session fixtures that take seconds → the group of the tests that use one, which share a process.
 # Two heads in two processes would give their clients' servers the same ports, from 23000.
-SHARED = {"local_ray": "local_ray", "head": "head", "open_head": "head", "mortal_head": "head"}
+SHARED = {
+    "local_ray": "local_ray",
+    "head": "head",
+    "open_head": "head",
+    "mortal_head": "head",
+    "together": "together",
+    "separate": "separate",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,6 +1,7 @@
 """A tiny bundle for the server's tests: real formats and code, weights drawn at random."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,10 @@ from bert_core.tasks.sparse_embedding import SparseEmbedding
 from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
 from tests.serve import live
+from tests.serve.server import Server, kill
+from tracking.ports import free_ports
+from tracking.registry import publish
+from tracking.server import connect
 
 TEXTS = [
     "Return the sorted values of an array along an axis.",
@@ -82,6 +87,85 @@ def front(bundles: dict[str, Path]) -> Iterator[str]:
     """URL of a live server of a model per task, named like its task."""
     with live.fronted(bundles) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def together(
+    bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A live server of a model per task, all in one process, which no test ends.
+
+    A pass has one text, so that answers are the same to the last bit, whoever else asks.
+    """
+    (port,) = free_ports(1)
+    models = ",".join(f"{name}={folder}" for name, folder in bundles.items())
+    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
+    command += ["--together", "--num_cpus", "0.5", "--max_batch_tokens", "8"]
+    command += ["--log_format", "json", "--limits.body_timeout_s", "10"]
+    folder = tmp_path_factory.mktemp("together")
+    server = Server.start(command, port, folder, RAY_metrics_report_interval_ms="1000")
+    try:
+        server.wait_until_ready(say="logs:")
+        yield server
+    finally:
+        kill(server)
+
+
+FOLLOWING = (
+    "text-classification",
+    "token-classification",
+    "question-answering",
+    "feature-extraction",
+    "fill-mask",
+)
+"""The tasks whose models are named by an alias in `separate`."""
+
+
+@dataclass(frozen=True)
+class Separate:
+    """A live server of a model per task, each in a process of its own behind a front."""
+
+    server: Server
+    versions: dict[str, dict[str, Path]]
+    """A model's bundles, by its name and their versions."""
+    tracking_uri: str
+
+    def point(self, name: str, version: str) -> None:
+        """Move the alias of a model of `FOLLOWING`."""
+        connect(self.tracking_uri).set_registered_model_alias(name, "champion", version)
+
+
+@pytest.fixture(scope="session")
+def separate(
+    bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Separate]:
+    """For tests that leave its processes as they were."""
+    folder = tmp_path_factory.mktemp("separate")
+    versions = {name: {"1": bundle} for name, bundle in bundles.items()}
+    uri = f"sqlite:///{folder}/mlflow.db"
+    for name in FOLLOWING:
+        loaded = load_bundle(bundles[name])
+        assert loaded.task is not None
+        versions[name]["2"] = tiny.bundle(
+            folder / name, loaded.tokenizer, loaded.encoder_config, task=loaded.task, seed=8
+        )
+        for bundle in versions[name].values():
+            example = list(loaded.task.examples)
+            publish(bundle, name=name, uri=uri, metrics={}, input_example=example)
+        connect(uri).set_registered_model_alias(name, "champion", "1")
+    (port,) = free_ports(1)
+    models = [
+        f"{name}={f'models:/{name}@champion' if name in FOLLOWING else bundle}"
+        for name, bundle in bundles.items()
+    ]
+    command = ["pipelines.cli", "serve", "--models", *models, "--port", str(port)]
+    command += ["--num_cpus", "0.1", "--follow_s", "1", "--tracking_uri", uri]
+    server = Server.start(command, port, folder)
+    try:
+        server.wait_until_ready(say="curl")
+        yield Separate(server, versions, uri)
+    finally:
+        kill(server)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,9 +16,8 @@ from serve.haproxy_launcher import SLOW_REQUEST_S
 from serve.limits import Limits
 from tests.serve import odd_requests
 from tests.serve.odd_requests import Sent, good_requests
-from tests.serve.server import Server, end_and_kill
+from tests.serve.server import Server
 from tests.serve.wire import Reply, Wire, in_chunks, request, wires
-from tracking.ports import free_ports
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
@@ -42,32 +40,16 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 """Keys of each surface's errors."""
 
 
-@pytest.fixture(scope="module")
-def server(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A model per task, all in one process."""
-    (port,) = free_ports(1)
-    models = ",".join(f"{name}={folder}" for name, folder in bundles.items())
-    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
-    # A pass has one text, so that answers are the same to the last bit, whoever else asks.
-    command += ["--together", "--num_cpus", "0.5", "--max_batch_tokens", "8"]
-    server = Server.start(command, port, tmp_path_factory.mktemp("server"))
-    try:
-        server.wait_until_ready(say="logs:")
-        yield server
-    finally:
-        end_and_kill(server)
-
-
 @pytest.fixture
-def answers(server: Server) -> Iterator[dict[bytes, bytes]]:
+def answers(together: Server) -> Iterator[dict[bytes, bytes]]:
     """Good requests, and what is answered to them; after the test the same is, by the same
     process."""
-    found = asyncio.run(answered(server.port))
-    loaded = {each["id"]: each["created"] for each in listed(server)}
+    found = asyncio.run(answered(together.port))
+    loaded = {each["id"]: each["created"] for each in listed(together)}
     yield found
-    assert asyncio.run(answered(server.port)) == found
-    assert {each["id"]: each["created"] for each in listed(server)} == loaded
-    assert httpx.get(f"{server.url}/readyz", timeout=30).status_code == 200
+    assert asyncio.run(answered(together.port)) == found
+    assert {each["id"]: each["created"] for each in listed(together)} == loaded
+    assert httpx.get(f"{together.url}/readyz", timeout=30).status_code == 200
 
 
 async def answered(port: int) -> dict[bytes, bytes]:
@@ -85,8 +67,10 @@ def content(reply: Reply) -> bytes:
     return NUMBER_OF_ANSWER.sub(b"", reply.body)
 
 
-def listed(server: Server) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = httpx.get(f"{server.url}/v1/models", timeout=30).json()["data"]
+def listed(together: Server) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = httpx.get(f"{together.url}/v1/models", timeout=30).json()[
+        "data"
+    ]
     return entries
 
 
@@ -140,7 +124,7 @@ def odd_error(sent: Sent, reply: Reply, value: Any) -> str | None:
 
 
 def test_after_every_odd_request_a_good_one_is_answered_as_before(
-    server: Server, answers: dict[bytes, bytes], whole: bool
+    together: Server, answers: dict[bytes, bytes], whole: bool
 ) -> None:
     odd = odd_requests.odd_requests(SEED, 20_000 if whole else 2_000)
     problems: list[str] = []
@@ -162,7 +146,7 @@ def test_after_every_odd_request_a_good_one_is_answered_as_before(
                 wire.close()
 
     async def all_of_them() -> None:
-        async with wires(server.port, CONNECTIONS) as opened:
+        async with wires(together.port, CONNECTIONS) as opened:
             await asyncio.gather(*(go_on(wire, place) for place, wire in enumerate(opened)))
 
     asyncio.run(all_of_them())
@@ -176,13 +160,13 @@ def test_equal_seeds_give_equal_requests() -> None:
     assert first != list(odd_requests.odd_requests(SEED + 1, 500))
 
 
-def test_a_text_of_megabytes_holds_up_nobody(server: Server, answers: dict[bytes, bytes]) -> None:
+def test_a_text_of_megabytes_holds_up_nobody(together: Server, answers: dict[bytes, bytes]) -> None:
     """The longest text that may be sent takes seconds; others are answered meanwhile."""
     path = "/v1/models/token-classification"
     good, wanted = next(item for item in answers.items() if f" {path} ".encode() in item[0])
 
     async def both() -> int:
-        async with wires(server.port, 2) as (one, other):
+        async with wires(together.port, 2) as (one, other):
             long = asyncio.create_task(
                 one.ask(
                     request("POST", path, b'{"inputs": "%s"}' % (b"- " * (2 << 20))[:4_194_000])
@@ -202,10 +186,11 @@ def test_a_text_of_megabytes_holds_up_nobody(server: Server, answers: dict[bytes
 
 HEAD = b"POST /v1/models/text-classification HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 TYPED = HEAD + b"Content-Type: application/json\r\n"
+BODY = b'{"inputs": "Open a socket."}'
 
 
-def test_hundreds_that_send_a_byte_per_second_hold_up_nobody_and_are_cut_off(
-    server: Server, answers: dict[bytes, bytes]
+def test_slow_and_short_requests_hold_up_nobody_and_are_cut_off(
+    together: Server, answers: dict[bytes, bytes]
 ) -> None:
     slow = [TYPED + b"Content-Length: 500\r\n\r\n" + b'{"inputs": "', HEAD + b"X-A: "] * 300
 
@@ -219,7 +204,13 @@ def test_hundreds_that_send_a_byte_per_second_hold_up_nobody_and_are_cut_off(
         return await cut_off
 
     async def scenario() -> None:
-        async with wires(server.port, len(slow)) as opened, wires(server.port, 1) as (quick,):
+        async with (
+            wires(together.port, len(slow)) as opened,
+            wires(together.port, 3) as (quick, short, ended),
+        ):
+            for wire in (short, ended):  # their bodies are shorter than they say
+                await wire.send(TYPED + b"Content-Length: 500\r\n\r\n" + BODY)
+            ended.end()  # no more will come
             began_s = time.monotonic()
             dripping = [
                 asyncio.create_task(drip(wire, beginning))
@@ -231,6 +222,8 @@ def test_hundreds_that_send_a_byte_per_second_hold_up_nobody_and_are_cut_off(
                     async with asyncio.timeout(AT_ONCE_S):
                         assert await is_answered(quick, good, wanted)
             ends = await asyncio.gather(*dripping)
+            assert (await short.until_closed()).startswith(b"HTTP/1.1 408 ")
+            assert await ended.until_closed() == b""
             assert time.monotonic() < began_s + 2 * SLOW_REQUEST_S
         for beginning, end in zip(slow, ends, strict=True):
             assert end.startswith(b"HTTP/1.1 408 ")
@@ -242,13 +235,13 @@ def test_hundreds_that_send_a_byte_per_second_hold_up_nobody_and_are_cut_off(
 
 
 def test_hundreds_that_stop_in_the_middle_of_a_long_body_hold_up_nobody(
-    server: Server, answers: dict[bytes, bytes]
+    together: Server, answers: dict[bytes, bytes]
 ) -> None:
     """HAProxy passes on a body of more than 16 kB before it has all of it."""
     beginning = TYPED + b"Content-Length: 50000\r\n\r\n" + b'{"inputs": "' + b"a" * 20_000
 
     async def scenario() -> None:
-        async with wires(server.port, 300) as opened, wires(server.port, 1) as (quick,):
+        async with wires(together.port, 300) as opened, wires(together.port, 1) as (quick,):
             for wire in opened:
                 await wire.send(beginning)
             replies = [asyncio.create_task(wire.reply()) for wire in opened]
@@ -262,7 +255,6 @@ def test_hundreds_that_stop_in_the_middle_of_a_long_body_hold_up_nobody(
     asyncio.run(scenario())
 
 
-BODY = b'{"inputs": "Open a socket."}'
 SMUGGLED = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 CHUNKS = b"".join(in_chunks(BODY, 7))
 REFUSED: dict[str, bytes] = {
@@ -293,10 +285,10 @@ REFUSED: dict[str, bytes] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_request_whose_end_is_in_doubt_is_refused_and_its_connection_closed(
-    server: Server, answers: dict[bytes, bytes], what: str
+    together: Server, answers: dict[bytes, bytes], what: str
 ) -> None:
     async def scenario() -> bytes:
-        async with wires(server.port, 1) as (wire,):
+        async with wires(together.port, 1) as (wire,):
             await wire.send(TYPED + REFUSED[what])
             return await wire.until_closed()
 
@@ -305,12 +297,12 @@ def test_a_request_whose_end_is_in_doubt_is_refused_and_its_connection_closed(
 
 
 def test_a_length_that_is_too_small_makes_no_second_request(
-    server: Server, answers: dict[bytes, bytes]
+    together: Server, answers: dict[bytes, bytes]
 ) -> None:
     """What is left over is a request of its own, of the same client, as HTTP says."""
 
     async def scenario(length: int) -> list[bytes]:
-        async with wires(server.port, 1) as (wire,):
+        async with wires(together.port, 1) as (wire,):
             await wire.send(TYPED + b"Content-Length: %d\r\n\r\n" % length + BODY)
             return re.findall(rb"HTTP/1.1 (\d+)", await wire.until_closed())
 
@@ -318,26 +310,11 @@ def test_a_length_that_is_too_small_makes_no_second_request(
     assert asyncio.run(scenario(len(BODY) - 1)) == [b"400", b"400"]
 
 
-def test_a_length_that_is_too_large_is_waited_for_no_longer_than_is_documented(
-    server: Server, answers: dict[bytes, bytes]
-) -> None:
-    async def scenario() -> tuple[bytes, bytes]:
-        async with wires(server.port, 2) as (one, other):
-            for wire in (one, other):
-                await wire.send(TYPED + b"Content-Length: 500\r\n\r\n" + BODY)
-            other.end()  # no more will come
-            return await one.until_closed(), await other.until_closed()
-
-    waited_for, ended = asyncio.run(scenario())
-    assert waited_for.startswith(b"HTTP/1.1 408 ")
-    assert ended == b""
-
-
 def test_chunks_win_over_a_length_and_end_the_connection(
-    server: Server, answers: dict[bytes, bytes]
+    together: Server, answers: dict[bytes, bytes]
 ) -> None:
     async def scenario() -> bytes:
-        async with wires(server.port, 1) as (wire,):
+        async with wires(together.port, 1) as (wire,):
             head = TYPED + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
             await wire.send(head + CHUNKS + SMUGGLED)
             return await wire.until_closed()
@@ -346,12 +323,12 @@ def test_chunks_win_over_a_length_and_end_the_connection(
 
 
 def test_requests_that_are_sent_at_once_are_answered_in_order(
-    server: Server, answers: dict[bytes, bytes]
+    together: Server, answers: dict[bytes, bytes]
 ) -> None:
     order = random.Random(SEED).choices(list(answers), k=20)
 
     async def scenario() -> list[bytes]:
-        async with wires(server.port, 1) as (wire,):
+        async with wires(together.port, 1) as (wire,):
             await wire.send(b"".join(order))
             return [content(await wire.reply()) for _ in order]
 
@@ -359,10 +336,10 @@ def test_requests_that_are_sent_at_once_are_answered_in_order(
 
 
 def test_a_hundred_headers_and_one_of_14_kb_are_no_flood(
-    server: Server, answers: dict[bytes, bytes]
+    together: Server, answers: dict[bytes, bytes]
 ) -> None:
     async def scenario() -> list[int]:
-        async with wires(server.port, 1) as (wire,):
+        async with wires(together.port, 1) as (wire,):
             path = "/v1/models/text-classification"
             many = {f"X-{number}": "a" for number in range(90)}
             return [

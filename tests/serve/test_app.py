@@ -27,7 +27,8 @@ from serve import auth
 from serve.config import ServeConfig
 from tests.hub import Hub, Repository, contents
 from tests.serve import live
-from tests.serve.server import START_S, Server, end_and_kill
+from tests.serve.server import START_S, Server, kill
+from tests.serve.test_faults import in_progress
 from tracking.ports import free_ports
 
 pytestmark = pytest.mark.ray
@@ -37,16 +38,20 @@ TEXTS = [" ".join(["array socket port string JSON object fox dog"] * (1 + n % 5)
 
 @pytest.fixture(scope="module")
 def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two models behind a front, for all tests of this module."""
+    """Two models behind a front, for all tests of this module. `other` is slow."""
     (port,) = free_ports(1)
-    models = f"docs={bundle},other={bundle}"
-    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
-    server = Server.start(command, port, tmp_path_factory.mktemp("server"))
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "serve.toml").write_text(
+        f'port = {port}\n[models]\ndocs = "{bundle}"\n'
+        f'[models.other]\nmodel = "{bundle}"\nmax_batch_tokens = 64\n'
+    )
+    command = ["pipelines.cli", "serve", "--config", str(folder / "serve.toml")]
+    server = Server.start(command, port, folder)
     try:
         server.wait_until_ready(say="curl")
         yield server
     finally:
-        end_and_kill(server)
+        kill(server)
 
 
 @pytest.fixture
@@ -238,39 +243,40 @@ def test_a_taken_port_is_an_error_that_names_who_holds_it(
     assert second.processes() == []
 
 
-def test_sigterm_ends_it_and_leaves_no_process_behind(server: Server) -> None:
-    # The last test of the module: the server does not outlive it.
+def test_a_second_signal_does_not_wait_and_leaves_no_process_behind(
+    server: Server, bundle: Path
+) -> None:
+    """The last test of the module's server. What one signal does is shown where it is killed."""
     output = server.output.read_text()
     assert f"serving docs, other at {server.url}" in output
     assert any("haproxy" in name for name in server.processes())
-    assert server.end(signal.SIGTERM) == 0
-    assert server.processes() == []
+    with in_progress(server, bundle, "other") as answers:
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert server.end(signal.SIGINT) == 0
+    assert "cut" in answers
+    live.eventually(lambda: server.processes() == [], timeout_s=10)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
 
 
-def test_a_cluster_that_asks_for_no_token_is_served_on_only_where_that_is_allowed(
-    open_head: Any, bundle: Path, tmp_path: Path
+def test_a_cluster_that_asks_for_no_token_is_used_only_where_that_is_allowed(
+    open_head: Any, bundle: Path
 ) -> None:
+    """That one is served on where it is allowed is shown where a node is lost."""
     (port,) = free_ports(1)
-    command = ["serve", "--models", f"docs={bundle}", "--port", str(port)]
     address = open_head.addresses["host:port"]
+    command = ["serve", "--models", f"docs={bundle}", "--port", str(port)]
     refused = open_head.raybert(*command, RAY_ADDRESS=address)
     assert refused.returncode == 1, refused.stderr
     assert refused.stderr.startswith(
         f"raybert serve: wanted a Ray cluster that asks for a token, the one at {address} asks for "
     )
     assert refused.stdout == ""
-    server = Server.start(
-        ["pipelines.cli", *command, "--allow_open_cluster"], port, tmp_path,
-        **open_head.environment, RAY_ADDRESS=address,
-    )  # fmt: skip
-    try:
-        server.wait_until_ready()
-        warning = f"warning: the Ray cluster at {address} asks for no token: anyone who reaches"
-        assert warning in server.output.read_text()
-    finally:
-        end_and_kill(server)
+    joined = open_head.raybert("serve", "--status", "--allow_open_cluster", RAY_ADDRESS=address)
+    warning = f"warning: the Ray cluster at {address} asks for no token: anyone who reaches"
+    assert warning in joined.stdout + joined.stderr
+    assert "this Ray cluster serves nothing" in joined.stderr
 
 
 @pytest.mark.parametrize(
@@ -358,7 +364,7 @@ def test_a_graph_is_not_served_on_a_gpu(exported: Path, tmp_path: Path) -> None:
             "with model.safetensors that it was exported from\n"
         )
     finally:
-        end_and_kill(server)
+        kill(server)
 
 
 @pytest.mark.drill
@@ -396,7 +402,7 @@ def test_models_in_one_process_ask_for_keys_by_https_and_leave_nothing_when_it_i
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind(("127.0.0.1", port))
     finally:
-        end_and_kill(server)
+        kill(server)
 
 
 def test_serve_run_deploys_one_model_at_the_same_paths(bundle: Path, tmp_path: Path) -> None:
@@ -420,6 +426,5 @@ def test_serve_run_deploys_one_model_at_the_same_paths(bundle: Path, tmp_path: P
             assert unknown.status_code == 404
             assert unknown.json()["error"].endswith("those served here are docs")
             assert "/predict" in client.get("/openapi.json").json()["paths"]
-        server.end(signal.SIGINT)
     finally:
-        end_and_kill(server)
+        kill(server)

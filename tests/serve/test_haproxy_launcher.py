@@ -210,23 +210,6 @@ def test_its_log_has_no_path_and_only_known_methods(
     assert line.split()[-1] == end
 
 
-@pytest.mark.drill
-def test_half_sent_requests_take_no_place_in_a_replica_and_are_ended(proxy: Proxy) -> None:
-    head = b"POST /app HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhello"
-    held = []
-    for _ in range(300):  # more than a replica's 256 places
-        connection = socket.create_connection(("127.0.0.1", proxy.port), timeout=40)
-        connection.sendall(head)
-        held.append(connection)
-    began_s = time.monotonic()
-    assert proxy.ask("/app")[0] == 200
-    assert time.monotonic() - began_s < 5
-    for connection in held:
-        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
-        connection.close()
-    assert time.monotonic() - began_s < 2 * haproxy_launcher.SLOW_REQUEST_S
-
-
 def test_it_ends_with_the_process_that_started_it_but_for_requests_in_progress(
     tmp_path: Path, upstream: int
 ) -> None:

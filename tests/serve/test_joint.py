@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import random
-import signal
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,8 +33,7 @@ from serve.slot import Challenger, Slot
 from tests import tiny
 from tests.serve import live
 from tests.serve.conftest import TEXTS
-from tests.serve.server import Server, end_and_kill
-from tracking.ports import free_ports
+from tests.serve.server import Server
 
 TAGS = ["B-place", "I-place", "O"]
 HEADS: Mapping[str, Task] = {
@@ -504,50 +502,46 @@ def test_damaged_weights_are_not_shared(heads: dict[str, Path]) -> None:
 @pytest.mark.ray
 @pytest.mark.drill
 def test_a_server_of_models_in_one_process_computes_a_common_encoder_once(
-    heads: dict[str, Path], tmp_path: Path
+    together: Server,
 ) -> None:
-    (port,) = free_ports(1)
-    names = ["names", "tone", "topic"]
-    models = ",".join(f"{name}={heads[name]}" for name in names)
-    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port), "--together"]
-    command += ["--num_cpus", "0.5"]
-    server = Server.start(command, port, tmp_path, RAY_metrics_report_interval_ms="1000")
-    try:
-        server.wait_until_ready(say="curl")
-        with httpx.Client(base_url=server.url, timeout=60) as client:
+    names = ["nli", "text-classification"]  # with equal encoders, drawn with the same seed
+    with httpx.Client(base_url=together.url, timeout=60) as client:
 
-            def counted(metric: str) -> dict[str, float]:
-                text = client.get("/metrics").text
-                return {
-                    sample.labels["model"]: sample.value
-                    for family in text_string_to_metric_families(text)
-                    for sample in family.samples
-                    if sample.name == f"ray_raybert_{metric}"
-                    and sample.labels.get("status", "200") == "200"
-                }
+        def counted(metric: str) -> dict[str, float]:
+            values = dict.fromkeys(names, 0.0)
+            for family in text_string_to_metric_families(client.get("/metrics").text):
+                for sample in family.samples:
+                    model, status = (sample.labels.get(name) for name in ("model", "status"))
+                    if (
+                        sample.name == f"ray_raybert_{metric}"
+                        and model in values
+                        and status in ("200", None)
+                    ):
+                        values[model] += sample.value
+            return values
 
-            def settled(metric: str) -> dict[str, float]:
-                """Its values once they have not changed for longer than Ray takes to tell."""
-                values, since_s = counted(metric), time.monotonic()
-                while time.monotonic() - since_s < 5:
-                    time.sleep(0.5)
-                    if (now := counted(metric)) != values:
-                        values, since_s = now, time.monotonic()
-                return values
+        def settled(metric: str) -> dict[str, float]:
+            """Its values once they have not changed for longer than Ray takes to tell."""
+            values, since_s = counted(metric), time.monotonic()
+            while time.monotonic() - since_s < 5:
+                time.sleep(0.5)
+                if (now := counted(metric)) != values:
+                    values, since_s = now, time.monotonic()
+            return values
 
-            before = settled("pass_tokens_total")  # of probes
-            requests = 20
-            for _ in range(requests):
-                response = ask(client, {"models": names, "inputs": TEXTS})
-                assert response.status_code == 200, response.text
-            assert response.json() == alone(client, names, TEXTS)
-            tokens = int(response.headers["x-tokens"].split(",")[0].removeprefix("names="))
-            after = settled("pass_tokens_total")
-            # Together, the first of them counts; alone, each has counted once.
-            assert {name: after[name] - before.get(name, 0) for name in names} == {
-                name: tokens * (requests * (name == "names") + 1) for name in names
-            }
-            assert settled("requests_total") == dict.fromkeys(names, requests + 1)
-        server.end(signal.SIGINT)
-    finally:
-        end_and_kill(server)
+        tokens_before, requests_before = settled("pass_tokens_total"), counted("requests_total")
+        requests = 20
+        for _ in range(requests):
+            response = ask(client, {"models": names, "inputs": TEXTS})
+            assert response.status_code == 200, response.text
+        assert response.json() == alone(client, names, TEXTS)
+        tokens = int(response.headers["x-tokens"].split(",")[0].removeprefix(f"{names[0]}="))
+        after = settled("pass_tokens_total")
+        # Together, the first of them counts; alone, each has counted once.
+        assert {name: after[name] - tokens_before[name] for name in names} == {
+            name: tokens * (requests * (name == names[0]) + 1) for name in names
+        }
+        after = counted("requests_total")
+        assert {name: after[name] - requests_before[name] for name in names} == dict.fromkeys(
+            names, requests + 1
+        )

@@ -13,7 +13,7 @@ import pytest
 
 from bert_core.tasks.catalog import TASKS
 from serve.surfaces.catalog import SURFACES
-from tests.serve.test_app import Server, end_and_kill
+from tests.serve.server import Server, kill
 from tests.serve.test_observing import MARKER
 from tracking.ports import free_ports
 
@@ -64,21 +64,25 @@ def marked(value: Any) -> Any:
 @pytest.fixture(scope="module", params=["HAProxy", "Ray's proxy"])
 def server(
     request: pytest.FixtureRequest,
+    together: Server,
     bundles: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Server]:
     """A model per task, all in one process."""
+    if request.param == "HAProxy":
+        yield together
+        return
     (port,) = free_ports(1)
     models = ",".join(f"{name}={folder}" for name, folder in bundles.items())
     command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
-    command += ["--together", "--num_cpus", "0.5", "--log_format", "json"]
-    command += ["--haproxy", str(request.param == "HAProxy").lower()]
-    server = Server.start(command, port, tmp_path_factory.mktemp("server"))
+    command += ["--together", "--num_cpus", "0.5", "--log_format", "json", "--haproxy", "false"]
+    folder = tmp_path_factory.mktemp("server")
+    server = Server.start(command, port, folder, RAY_metrics_report_interval_ms="1000")
     try:
         server.wait_until_ready(say="logs:")
         yield server
     finally:
-        end_and_kill(server)
+        kill(server)
 
 
 def logs_of(server: Server) -> Path:
@@ -182,7 +186,7 @@ def test_no_file_of_the_session_has_a_text_parameter_or_path_of_a_request(
     statuses.add(connection.getresponse().status)
     connection.close()
     assert {200, 400, 404, 405, 413, 415, 422} <= statuses
-    time.sleep(12)  # what is logged and exported from time to time
+    time.sleep(3)  # what is logged and exported from time to time
     session = logs_of(server).parent
     assert session.name == "logs"
     files = [file for file in session.rglob("*") if file.is_file()]

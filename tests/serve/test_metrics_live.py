@@ -4,6 +4,7 @@ Prometheus itself (Debian's package `prometheus`) asks what dashboard and alerts
 those names and labels are looked for on the page.
 """
 
+import http.server
 import itertools
 import json
 import os
@@ -11,22 +12,28 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
 from bert_core.bundle.format import load_bundle
+from bert_core.errors import ResourceError
 from bert_core.tasks.base import Task
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification
+from serve import tracing
 from tests import tiny
-from tests.serve.test_app import Server, end_and_kill
+from tests.serve.server import Server, kill
 from tracking.ports import free_ports
 from tracking.registry import publish
 from tracking.server import connect
@@ -40,6 +47,9 @@ NAME = "watched"
 TEXTS = ["Parse a string.", "Open a socket on a port.", "A fox."]
 NUMBERS = itertools.count()
 WITHIN_S = 90.0
+MARKER = "zyxmarker"
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+STAGES = {"tokenize", "queue", "compute"}
 
 Page = dict[str, list[dict[str, str]]]
 """Labels of the samples of each metric."""
@@ -72,9 +82,40 @@ def point(registry: str, version: str) -> None:
     connect(registry).set_registered_model_alias(NAME, "champion", version)
 
 
+class Collector(http.server.BaseHTTPRequestHandler):
+    """Takes OTLP over HTTP, as a collector does."""
+
+    spans: list[Span] = []  # noqa: RUF012 - a new handler per connection, one list
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        assert self.path == tracing.PATH
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            names = {each.key: each.value.string_value for each in resource.resource.attributes}
+            assert names["service.name"] == "raybert"
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
 @pytest.fixture(scope="module")
 def server(
-    bundle: Path, registry: str, tmp_path_factory: pytest.TempPathFactory
+    bundle: Path, registry: str, collector: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """A followed model and another, both asked things that are right and wrong."""
     point(registry, "1")
@@ -83,13 +124,19 @@ def server(
     command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
     command += ["--tracking_uri", registry, "--follow_s", "0.5", "--num_cpus", "0.5"]
     command += ["--cache_mib", "1"]
-    folder = tmp_path_factory.mktemp("server")
-    server = Server.start(command, port, folder, RAY_metrics_report_interval_ms="1000")
+    with suppress(ResourceError):  # without the exporter
+        tracing.check(collector)
+        command += ["--otlp_endpoint", collector]
+    environment = {
+        "RAY_metrics_report_interval_ms": "1000",
+        "OTEL_BSP_SCHEDULE_DELAY": "200",  # exporters send every 5 s by default
+    }
+    server = Server.start(command, port, tmp_path_factory.mktemp("server"), **environment)
     try:
         server.wait_until_ready(say="curl")
         yield server
     finally:
-        end_and_kill(server)
+        kill(server)
 
 
 def ask(server: Server) -> None:
@@ -210,18 +257,17 @@ def test_only_ours_and_ray_serves_are_shown_and_nothing_that_was_sent(page: Page
 
 
 def test_no_file_of_the_session_has_what_was_sent_to_front_or_model(server: Server) -> None:
-    marker = "zyxmarker"
-    paths = ("/", "/v1/models/docs", "/embed", f"/v1/models/docs/{marker}", f"/{marker}?{marker}=1")
-    bodies: tuple[Any, ...] = ([marker], {"inputs": 7, marker: marker}, {"inputs": [marker] * 9999})
+    paths = ("/", "/v1/models/docs", "/embed", f"/v1/models/docs/{MARKER}", f"/{MARKER}?{MARKER}=1")
+    bodies: tuple[Any, ...] = ([MARKER], {"inputs": 7, MARKER: MARKER}, {"inputs": [MARKER] * 9999})
     for path in paths:
-        for body in ({"inputs": marker}, *bodies):
+        for body in ({"inputs": MARKER}, *bodies):
             httpx.post(f"{server.url}{path}", json=body, timeout=30)
     (logs,) = re.findall(r"^logs: (.+)$", server.output.read_text(), flags=re.MULTILINE)
     lines = [file.read_text() for file in Path(logs).glob("replica_model-docs_*.log")]
     assert any("POST / 200 model=docs version=" in line for line in lines)
     files = [file for file in Path(logs).parent.rglob("*") if file.is_file()]
-    assert [file for file in files if marker.encode() in file.read_bytes()] == []
-    assert marker not in server.output.read_text()
+    assert [file for file in files if MARKER.encode() in file.read_bytes()] == []
+    assert MARKER not in server.output.read_text()
 
 
 def test_every_query_of_the_dashboard_has_an_answer(
@@ -255,7 +301,8 @@ def test_every_query_of_the_dashboard_has_an_answer(
 
         def is_up() -> bool:
             try:
-                return asked('up{job="raybert"} == 1') != []
+                ready = httpx.get(f"http://127.0.0.1:{port}/-/ready", timeout=10)
+                return ready.is_success and asked('up{job="raybert"} == 1') != []
             except httpx.TransportError:
                 return False
 
@@ -285,6 +332,50 @@ def test_every_query_of_the_dashboard_has_an_answer(
     finally:
         process.terminate()
         process.wait(20)
+
+
+def attributes(span: Span) -> dict[str, str]:
+    return {each.key: str(each.value) for each in span.attributes}
+
+
+def ancestors(span: Span, spans: dict[bytes, Span]) -> list[bytes]:
+    """The ids of those above a span, the nearest first, as far as they are known."""
+    above = [span.parent_span_id]
+    while above[-1] in spans:
+        above.append(spans[above[-1]].parent_span_id)
+    return above
+
+
+def of_caller(span: Span) -> bool:
+    return span.trace_id.hex() == TRACE
+
+
+def test_a_collector_gets_the_stages_of_a_request_below_the_callers_span(server: Server) -> None:
+    pytest.importorskip(tracing.PACKAGE, reason="no exporter: pip install 'raybert[otlp]'")
+    parent = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
+    Collector.spans.clear()
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        for path in ("/v1/models/docs", "/predict"):  # by itself, and through the front
+            body = {"inputs": [MARKER, f"{MARKER} a fox"]}
+            assert client.post(path, json=body, headers=parent).status_code == 200
+        client.post(f"/v1/models/docs/{MARKER}?{MARKER}", json={MARKER: 1}, headers=parent)
+        client.post("/", json={"inputs": 7, MARKER: MARKER}, headers=parent)
+    eventually(lambda: sum(span.name in STAGES for span in Collector.spans if of_caller(span)) >= 6)
+    spans = {span.span_id: span for span in Collector.spans if of_caller(span)}
+    stages = [span for span in spans.values() if span.name in STAGES]
+    assert {span.name for span in stages} == STAGES
+    for span in stages:
+        above = ancestors(span, spans)
+        assert above[-1].hex() == CALLER
+        request = spans[above[0]]
+        assert attributes(request)["raybert.model"].endswith('"docs"\n')
+        assert request.start_time_unix_nano <= span.start_time_unix_nano
+        assert span.end_time_unix_nano <= request.end_time_unix_nano
+    assert len({ancestors(span, spans)[0] for span in stages}) == 2
+    through_front = [span for span in stages if len(ancestors(span, spans)) > 2]
+    assert {span.name for span in through_front} == STAGES
+    holding = [span for span in Collector.spans if MARKER in str(span)]
+    assert not holding, str(holding[0])
 
 
 def test_a_replica_that_dies_is_replaced_without_noise_on_the_console(server: Server) -> None:

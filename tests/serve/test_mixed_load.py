@@ -3,32 +3,18 @@
 import itertools
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from bert_core.bundle.format import load_bundle
 from bert_core.predictor import Predictor
-from tests import tiny
 from tests.serve import live
-from tests.serve.server import Server, end_and_kill
-from tracking.ports import free_ports
-from tracking.registry import publish
-from tracking.server import connect
+from tests.serve.conftest import FOLLOWING, Separate
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
-LOAD_S, MOVES, FOLLOWED_WITHIN_S = 60.0, 10, 15.0
-FOLLOWING = (
-    "text-classification",
-    "token-classification",
-    "question-answering",
-    "feature-extraction",
-    "fill-mask",
-)
-"""The tasks whose models are named by an alias."""
+LOAD_S, WHOLE_LOAD_S, MOVES, FOLLOWED_WITHIN_S = 20.0, 60.0, 10, 15.0
 
 
 AT_THE_ROOT: dict[str, dict[str, Any]] = {
@@ -42,36 +28,14 @@ AT_THE_ROOT: dict[str, dict[str, Any]] = {
 """Requests of other surfaces and tasks, by the model that answers them: path and body."""
 
 
-@pytest.fixture(scope="module")
-def second(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Bundles that give other answers than `bundles`."""
-    folder = tmp_path_factory.mktemp("second")
-    return {
-        name: tiny.bundle(
-            folder / name,
-            (loaded := load_bundle(bundles[name])).tokenizer,
-            loaded.encoder_config,
-            task=loaded.task,
-            seed=8,
-        )
-        for name in FOLLOWING
-    }
-
-
-def test_sixty_seconds_of_mixed_load_while_aliases_move_end_without_a_failed_request(
-    bundles: dict[str, Path], second: dict[str, Path], tmp_path: Path
+def test_mixed_load_while_aliases_move_ends_without_a_failed_request(
+    separate: Separate, whole: bool
 ) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    server, folders = separate.server, separate.versions
     predictors = {
-        name: {"1": Predictor(folder, device="cpu")}
-        | ({"2": Predictor(second[name], device="cpu")} if name in FOLLOWING else {})
-        for name, folder in bundles.items()
+        name: {version: Predictor(folder, device="cpu") for version, folder in versions.items()}
+        for name, versions in folders.items()
     }
-    for name in FOLLOWING:
-        examples = list(predictors[name]["1"].task.examples)
-        for folder in (bundles[name], second[name]):
-            publish(folder, name=name, uri=uri, metrics={}, input_example=examples)
-        connect(uri).set_registered_model_alias(name, "champion", "1")
     wanted = {
         name: {
             version: predictor.predict(list(predictor.task.examples))
@@ -79,15 +43,7 @@ def test_sixty_seconds_of_mixed_load_while_aliases_move_end_without_a_failed_req
         }
         for name, versions in predictors.items()
     }
-    (port,) = free_ports(1)
-    models = [
-        f"{name}={f'models:/{name}@champion' if name in FOLLOWING else folder}"
-        for name, folder in bundles.items()
-    ]
-    command = ["pipelines.cli", "serve", "--models", *models, "--port", str(port)]
-    command += ["--num_cpus", "0.1", "--follow_s", "1", "--tracking_uri", uri]
-    server = Server.start(command, port, tmp_path)
-    done, problems, counts = threading.Event(), [], dict.fromkeys(bundles, 0)
+    done, problems, counts = threading.Event(), [], dict.fromkeys(folders, 0)
 
     def ask(name: str) -> None:
         examples = list(predictors[name]["1"].task.examples)
@@ -108,29 +64,25 @@ def test_sixty_seconds_of_mixed_load_while_aliases_move_end_without_a_failed_req
     def version_of(name: str) -> str:
         return str(httpx.get(f"{server.url}/v1/models/{name}", timeout=30).json()["version"])
 
+    threads = [threading.Thread(target=ask, args=[name]) for name in folders]
+    began_s = time.monotonic()
+    for thread in threads:
+        thread.start()
     try:
-        server.wait_until_ready(say="curl")
-        threads = [threading.Thread(target=ask, args=[name]) for name in bundles]
-        began_s = time.monotonic()
-        for thread in threads:
-            thread.start()
-        try:
-            versions = dict.fromkeys(FOLLOWING, "1")
-            for name in itertools.islice(itertools.cycle(FOLLOWING), MOVES):
-                versions[name] = "2" if versions[name] == "1" else "1"
-                connect(uri).set_registered_model_alias(name, "champion", versions[name])
-                live.eventually(
-                    lambda: version_of(name) == versions[name],  # noqa: B023
-                    timeout_s=FOLLOWED_WITHIN_S,
-                )
-            while time.monotonic() < began_s + LOAD_S:
-                time.sleep(0.2)
-        finally:
-            done.set()
-            for thread in threads:
-                thread.join()
+        versions = dict.fromkeys(FOLLOWING, "1")
+        for name in itertools.islice(itertools.cycle(versions), MOVES):
+            versions[name] = "2" if versions[name] == "1" else "1"
+            separate.point(name, versions[name])
+            live.eventually(
+                lambda: version_of(name) == versions[name],  # noqa: B023
+                timeout_s=FOLLOWED_WITHIN_S,
+            )
+        while time.monotonic() < began_s + (WHOLE_LOAD_S if whole else LOAD_S):
+            time.sleep(0.2)
     finally:
-        end_and_kill(server)
+        done.set()
+        for thread in threads:
+            thread.join()
     assert problems == []
     assert min(counts.values()) > 20
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pytest
 import tomlkit
 
-from tests.serve.server import Server, end_and_kill
-from tracking.ports import free_ports
+from tests.serve.server import Server
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
@@ -100,28 +98,13 @@ def settings(examples: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def server(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A model per task, all in one process."""
-    (port,) = free_ports(1)
-    models = ",".join(f"{name}={folder}" for name, folder in bundles.items())
-    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
-    command += ["--together", "--num_cpus", "0.5"]
-    server = Server.start(command, port, tmp_path_factory.mktemp("server"))
-    try:
-        server.wait_until_ready()
-        yield server
-    finally:
-        end_and_kill(server)
-
-
 def test_every_path_does_what_its_description_says(
-    server: Server, tmp_path: Path, whole: bool
+    together: Server, tmp_path: Path, whole: bool
 ) -> None:
     config = tmp_path / "schemathesis.toml"
     config.write_text(tomlkit.dumps(settings(WHOLE_EXAMPLES if whole else EXAMPLES)))
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)]
-    command += ["run", f"{server.url}/openapi.json", "--no-color"]
+    command += ["run", f"{together.url}/openapi.json", "--no-color"]
     command += [] if whole else ["--include-path-regex", SOME]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
