@@ -17,7 +17,7 @@ help:  ## this list
 demo: $(INSTALLED)  ## the quickstart: from corpus to served answers, on this machine
 	$(BIN)/raybert quickstart
 
-fast: $(INSTALLED)  ## the tests that take under a second and start no Ray
+fast: $(INSTALLED)  ## the tests that take under half a second and start no Ray
 	$(BIN)/python -m pytest -m "not ray and not drill and not matrix and not cluster"
 
 test: $(INSTALLED)  ## all tests but the drills

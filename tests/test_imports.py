@@ -158,6 +158,7 @@ def test_what_the_rule_allows_is_no_breach(path: str, source: str) -> None:
     assert breaches(path, source) == []
 
 
+@pytest.mark.drill
 def test_data_tasks_and_every_config_load_without_torch_or_ray() -> None:
     """Also through what they import: data workers start fast, help and errors are instant."""
     modules = [

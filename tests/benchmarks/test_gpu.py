@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu import PARTS, Part, run
 
 ALL_STEPS = """
@@ -43,6 +45,7 @@ def test_what_the_time_does_not_allow_is_left_out() -> None:
     assert result["error"] == "no time was left"
 
 
+@pytest.mark.drill
 def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     path = tmp_path / "steps.json"
     # In one process, so that torch and transformers are imported once.

@@ -157,6 +157,7 @@ def test_what_was_measured_elsewhere_is_reproduced_within_what_the_document_says
     assert {check.name: check.error for check in others if abs(check.error) > 0.20} == {}
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("variant", ["bert-tiny", "bert-mini"])
 def test_a_checkpoint_has_the_size_that_is_modelled(variant: str, tmp_path: Path) -> None:
     config = VARIANTS[variant].config
@@ -195,6 +196,7 @@ def test_preparing_gets_no_slower_with_cores_and_no_faster_than_its_limits() -> 
     assert large.store_s < small.store_s / 50
 
 
+@pytest.mark.drill
 def test_a_shard_reads_a_fragment_of_an_object_store_with_as_many_requests_as_modelled(
     object_store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,6 +225,7 @@ def test_twice_the_answers_take_at_most_a_core_more_than_twice_the_cores() -> No
         assert serve(rate, paragraphs=True).cores >= once.cores
 
 
+@pytest.mark.drill
 def test_the_plan_of_a_rank_grows_with_the_batch_and_not_with_the_ranks() -> None:
     few, many = (rank_plan(ranks, 4_096, steps=3) for ranks in (512, 4_096))
     assert few.rows == many.rows == 4_096
@@ -230,6 +233,7 @@ def test_the_plan_of_a_rank_grows_with_the_batch_and_not_with_the_ranks() -> Non
     assert many.first_step.peak_bytes == pytest.approx(few.first_step.peak_bytes, rel=0.2)
 
 
+@pytest.mark.drill
 def test_the_driver_keeps_every_block_once() -> None:
     small, large = (driver_plan(files, 3 << 20) for files in (300, 1_200))
     assert (small.files, small.blocks) == (300, 300)
@@ -237,6 +241,7 @@ def test_the_driver_keeps_every_block_once() -> None:
     assert large.sent_bytes < large.planning.peak_bytes
 
 
+@pytest.mark.drill
 def test_the_command_writes_all_of_it(tmp_path: Path) -> None:
     written, drawing = tmp_path / "scale.json", tmp_path / "scale.png"
     command = [sys.executable, "-m", "benchmarks.scale"]

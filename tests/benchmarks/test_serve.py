@@ -85,6 +85,7 @@ http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bi
 """
 
 
+@pytest.mark.drill
 def test_a_server_ends_with_what_it_has_started(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     command = [sys.executable, "-c", SERVER, str(port)]

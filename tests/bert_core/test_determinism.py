@@ -41,6 +41,7 @@ def probed(how: str) -> tuple[bool, int]:
     return fixed == "True", int(apart)
 
 
+@pytest.mark.drill
 def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it() -> None:
     fixed, apart = probed("fixed")
     if not fixed:

@@ -103,6 +103,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return saved(tmp_path_factory.mktemp(request.param), task)
 
 
+@pytest.mark.drill
 def test_a_graph_answers_as_torch_does_in_batches_of_any_size_and_length(exported: Path) -> None:
     torchs = Predictor(exported / "weights", device="cpu")
     graphs = Predictor(exported / "graph")
@@ -330,6 +331,7 @@ def test_scores_that_differ_are_measured_and_those_that_are_missing_refused() ->
         largest_difference([ones], [gap])
 
 
+@pytest.mark.drill
 def test_a_graph_answers_every_task_that_shares_its_head(tmp_path: Path) -> None:
     saved(tmp_path, TextClassification(["contradiction", "entailment", "neutral"]))
     torchs, graphs = Predictor(tmp_path / "weights", device="cpu"), Predictor(tmp_path / "graph")
@@ -345,6 +347,7 @@ def test_a_graph_answers_every_task_that_shares_its_head(tmp_path: Path) -> None
             assert ours["score"] == pytest.approx(theirs["score"], abs=TOLERANCE)
 
 
+@pytest.mark.drill
 def test_a_graph_for_words_is_not_one_for_sparse_vectors(tmp_path: Path) -> None:
     saved(tmp_path, FillMask())
     with pytest.raises(
@@ -372,6 +375,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(
     ("kind", "engine", "precision"),
     [
@@ -407,6 +411,7 @@ def predictor_of(bundle: Path, engine: str, precision: str) -> Predictor:
         pytest.skip(str(error))
 
 
+@pytest.mark.drill
 def test_every_run_of_a_bundle_gives_nearly_the_same_scores(both: dict[str, Path]) -> None:
     for folder in both.values():
         runs = load_bundle(folder).runs
@@ -421,6 +426,7 @@ def test_every_run_of_a_bundle_gives_nearly_the_same_scores(both: dict[str, Path
                 assert mine == pytest.approx(theirs, abs=0.05)
 
 
+@pytest.mark.drill
 def test_what_computes_is_chosen_among_what_the_bundle_may_run(both: dict[str, Path]) -> None:
     runs = load_bundle(both["int8"]).runs
     assert runs[0] == Run("onnxruntime", "int8") == Predictor(both["int8"]).run

@@ -56,6 +56,7 @@ def backends(variant: str, pooling: Pooling) -> list[TorchBackend]:
     return found
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("variant", FAMILIES.values())
 def test_heads_of_one_encoder_score_together_as_alone(variant: str, pooling: Pooling) -> None:

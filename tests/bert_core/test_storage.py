@@ -220,6 +220,7 @@ def test_a_store_that_is_silent_for_half_a_minute_costs_only_time(
 # ---------------------------------------------------------------------------- conditional writes
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("fault", ["lost_answer", "late_error", "silence_after"])
 def test_a_created_file_is_ours_even_if_the_answer_was_lost(
     fault: Fault, store: Callable[..., Store]

@@ -112,6 +112,7 @@ def test_the_server_of_the_compose_file_is_a_command_that_raybert_takes() -> Non
     assert config.drain_s + 15 <= float(seconds.removesuffix("s"))
 
 
+@pytest.mark.drill
 def test_mlflow_knows_the_settings_of_its_server() -> None:
     from mlflow.cli import server
 

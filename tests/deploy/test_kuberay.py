@@ -164,6 +164,7 @@ def test_a_wrong_field_type_or_rule_would_be_found() -> None:
     assert "managedBy" in messages[1]
 
 
+@pytest.mark.drill
 def test_everything_else_satisfies_kubernetes_schemas(documents: list[Document]) -> None:
     validate = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is missing: pip install '.[deploy]'"

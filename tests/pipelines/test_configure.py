@@ -96,6 +96,7 @@ def toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(
     ("word", "name"),
     [ANY_TABLES[0], *(pytest.param(*table, marks=pytest.mark.drill) for table in ANY_TABLES[1:])],

@@ -59,6 +59,7 @@ def lineage_of(output: str | Path) -> dict[str, Any]:
     return load_bundle(Path(output) / "bundle").lineage
 
 
+@pytest.mark.drill
 def test_a_bundle_that_started_from_the_hub_says_from_which_commit(
     encoder: Repository, pretrained: Any, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_bundle_that_started_from_the_hub_says_from_which_commit(
     )
 
 
+@pytest.mark.drill
 def test_a_run_that_goes_on_keeps_its_commit_when_the_branch_has_moved(
     encoder: Repository, pretrained: Any, finetuned: Any, tmp_path: Path
 ) -> None:
@@ -94,6 +96,7 @@ def test_a_run_that_goes_on_keeps_its_commit_when_the_branch_has_moved(
         finetune.run(other)
 
 
+@pytest.mark.drill
 def test_evaluate_and_predict_answer_with_a_model_of_the_hub_as_with_its_folder(
     hub: Hub, classifier: Repository, finetuned: Any, tmp_path: Path
 ) -> None:
@@ -121,6 +124,7 @@ def test_evaluate_and_predict_answer_with_a_model_of_the_hub_as_with_its_folder(
     assert rows["a"] == rows["b"]
 
 
+@pytest.mark.drill
 def test_a_sweep_hands_the_commit_to_its_trials(
     encoder: Repository, pretrained: Any, tmp_path: Path
 ) -> None:
@@ -141,6 +145,7 @@ def test_a_sweep_hands_the_commit_to_its_trials(
         assert read_manifest(f"{config.output}/trials/{number:03d}").hub == commit
 
 
+@pytest.mark.drill
 def test_shards_and_pretraining_take_vocabulary_and_weights_of_the_hub(
     hub: Hub, encoder: Repository, prepared: Any, tmp_path: Path
 ) -> None:
@@ -158,6 +163,7 @@ def test_shards_and_pretraining_take_vocabulary_and_weights_of_the_hub(
     assert lineage_of(config.output)["parent_lineage"] == {"hub": commit}
 
 
+@pytest.mark.drill
 def test_a_model_of_the_hub_is_registered_like_its_folder(
     classifier: Repository, finetuned: Any, tmp_path: Path
 ) -> None:
@@ -243,6 +249,7 @@ def ready(hub: Hub, made: PublishConfig, tmp_path: Path) -> Ready:
     return Ready(replace(made, output=str(tmp_path / "publish"), name=tmp_path.name))
 
 
+@pytest.mark.drill
 def test_what_is_published_to_the_hub_is_the_same_model_by_its_id(
     hub: Hub, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +296,7 @@ def test_the_card_on_the_hub_has_the_metadata_that_the_hub_reads(
     assert f"`{commit}` on the Hugging Face hub" in text
 
 
+@pytest.mark.drill
 def test_an_upload_that_failed_goes_on_and_removes_what_the_bundle_no_longer_has(
     hub: Hub, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +345,7 @@ def test_who_may_not_upload_is_told_before_anything_is_registered(
         publish.run(ready.config)
 
 
+@pytest.mark.drill
 def test_a_private_model_is_private_and_never_becomes_public_by_mistake(
     hub: Hub, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:

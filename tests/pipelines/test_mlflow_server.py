@@ -85,6 +85,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory, s3_endpoint: str) -> Iter
         database.remove()
 
 
+@pytest.mark.drill
 def test_a_name_that_the_server_does_not_allow_is_told_apart(
     tracking: Tracking, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +167,7 @@ def test_artifacts_go_through_the_server_or_directly_to_the_bucket(
     assert tracking.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() == b"# a card"
 
 
+@pytest.mark.drill
 def test_the_page_of_a_run_is_on_the_server_that_it_was_written_to(
     tracking: Tracking,
     object_store: str,

@@ -409,6 +409,7 @@ def test_a_vocabulary_made_again_in_one_process_is_read_again(
     assert len(digests) == 2
 
 
+@pytest.mark.drill
 def test_a_corpus_whose_documents_are_all_one_sentence_is_refused(
     prepared: Any, tmp_path: Path
 ) -> None:

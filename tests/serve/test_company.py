@@ -31,6 +31,7 @@ async def answers(url: str, batches: list[list[str]], at_once: int) -> list[list
         return await asyncio.gather(*map(ask, batches))
 
 
+@pytest.mark.drill
 @pytest.mark.skipif(not fix_products(), reason="this CPU's products depend on their shape")
 @pytest.mark.parametrize("model", ["text-classification", "feature-extraction"])
 def test_a_text_gets_the_same_answer_alone_and_in_any_company(front: str, model: str) -> None:

@@ -102,6 +102,7 @@ def test_a_plan_is_the_same_after_serve_has_kept_it(folders: list[Path]) -> None
     assert PLAN.validate_python(PLAN.dump_python(plan, mode="json")) == plan
 
 
+@pytest.mark.drill
 def test_another_bundle_takes_over_under_load_without_a_failed_or_mixed_answer(
     folders: list[Path],
 ) -> None:
@@ -146,6 +147,7 @@ def test_what_does_not_change_the_model_does_not_load_it_again(folders: list[Pat
         assert (response.status_code, response.json()["error_type"]) == (413, "too_large")
 
 
+@pytest.mark.drill
 def test_a_cache_is_begun_and_ended_while_it_answers_and_is_of_one_version(
     folders: list[Path],
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_cache_is_begun_and_ended_while_it_answers_and_is_of_one_version(
         assert "X-Cache" not in ask(url).headers
 
 
+@pytest.mark.drill
 def test_what_cannot_be_loaded_leaves_the_old_one_and_is_told(
     folders: list[Path], tmp_path: Path
 ) -> None:
@@ -187,6 +190,7 @@ def test_what_cannot_be_loaded_leaves_the_old_one_and_is_told(
         assert ask(url).headers["X-Model-Digest"] == digest_of(folders[1])
 
 
+@pytest.mark.drill
 def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_meant(
     folders: list[Path], registry: str
 ) -> None:
@@ -218,6 +222,7 @@ def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_me
         weights.write_bytes(sound)
 
 
+@pytest.mark.drill
 def test_a_change_returns_at_once_and_the_old_version_answers_until_the_new_one_is_loaded(
     folders: list[Path],
 ) -> None:
@@ -262,6 +267,7 @@ def test_a_bundle_that_was_downloaded_before_needs_no_registry(
     model.close()
 
 
+@pytest.mark.drill
 def test_a_version_of_the_same_number_of_another_model_is_not_taken_for_it(
     folders: list[Path], registry: str
 ) -> None:
@@ -282,6 +288,7 @@ def test_a_version_of_the_same_number_of_another_model_is_not_taken_for_it(
         assert card(url)["problem"] is None
 
 
+@pytest.mark.drill
 def test_a_registry_that_is_away_is_told_where_another_model_was_wanted(
     folders: list[Path], registry: str
 ) -> None:
@@ -310,6 +317,7 @@ def test_the_weights_of_a_version_that_answers_no_more_are_freed_without_garbage
             gc.enable()
 
 
+@pytest.mark.drill
 def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
     candidate = Candidate(source=plan_of(folders[1]).source, share=0.4, mode="split")
     digests = [digest_of(folder) for folder in folders]
@@ -334,6 +342,7 @@ def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
     assert 13 <= sum(digest == digests[1] for digest in chosen.values()) <= 35
 
 
+@pytest.mark.drill
 def test_a_shadow_answers_nobody_and_is_compared_in_a_run_of_mlflow(
     folders: list[Path], tmp_path: Path
 ) -> None:
@@ -425,6 +434,7 @@ def test_a_candidate_that_fails_is_counted_and_fails_nobody(folders: list[Path])
     assert (seen[0].failed, seen[0].inputs) == (1, 0)
 
 
+@pytest.mark.drill
 def test_a_process_that_starts_without_its_registry_takes_what_last_answered_here(
     folders: list[Path], registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def texts_of_all_lengths(count: int, begins: str = "") -> list[str]:
 LISTS = [[MASKED], TEXTS[:2], texts_of_all_lengths(60), texts_of_all_lengths(40, "[MASK] ")]
 
 
+@pytest.mark.drill
 @is_exact
 @pytest.mark.parametrize("inputs", [MASKED, *LISTS])
 def test_the_answers_are_those_of_each_model_alone_to_the_last_bit(
@@ -156,6 +157,7 @@ def test_the_answers_are_those_of_each_model_alone_to_the_last_bit(
     assert response.json() == alone(client, names, inputs)
 
 
+@pytest.mark.drill
 @is_exact
 def test_requests_for_several_models_and_for_one_do_not_change_each_other(
     server: tuple[httpx.Client, dict[str, Slot]],
@@ -217,6 +219,7 @@ def test_a_common_pass_counts_once(heads: dict[str, Path]) -> None:
         assert response.headers["x-tokens"] == f"topic={tokens}, tone={tokens}"
 
 
+@pytest.mark.drill
 def test_requests_for_several_models_are_batched_with_one_another(heads: dict[str, Path]) -> None:
     names = ["topic", "tone", "vectors"]
 
@@ -300,6 +303,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.drill
 def test_what_one_of_the_models_refuses_is_refused_with_its_name(heads: dict[str, Path]) -> None:
     with served(heads, limits=Limits(max_inputs=8)) as (client, _):
         for body, status, error_type, message in REFUSED:
@@ -314,6 +318,7 @@ def test_what_one_of_the_models_refuses_is_refused_with_its_name(heads: dict[str
         assert ask(client, body).status_code == 200
 
 
+@pytest.mark.drill
 def test_a_key_must_be_allowed_to_ask_every_one_of_the_models(heads: dict[str, Path]) -> None:
     key, stored = auth.create("alice", models=["topic", "tone"], requests_per_minute=5)
     with served(heads, Keys([stored])) as (client, _):
@@ -379,6 +384,7 @@ def test_models_in_other_processes_answer_too(heads: dict[str, Path]) -> None:
         assert int(down.headers["retry-after"]) > 0
 
 
+@pytest.mark.drill
 def test_a_whole_graph_answers_beside_an_encoder(
     server: tuple[httpx.Client, dict[str, Slot]], exported: Path, heads: dict[str, Path]
 ) -> None:
@@ -431,6 +437,7 @@ def test_candidates_take_their_part(heads: dict[str, Path], mode: Any) -> None:
             assert [tally.failed for _, tally in reported] == [0]
 
 
+@pytest.mark.drill
 def test_a_head_that_fails_fails_no_request_to_the_others(heads: dict[str, Path]) -> None:
     async def scenario(url: Any) -> list[int]:
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
@@ -452,6 +459,7 @@ def test_a_head_that_fails_fails_no_request_to_the_others(heads: dict[str, Path]
         assert ready == [200, 503]
 
 
+@pytest.mark.drill
 def test_equal_encoders_are_in_memory_once_and_a_new_version_has_its_own(
     heads: dict[str, Path],
 ) -> None:

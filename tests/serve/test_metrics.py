@@ -50,6 +50,7 @@ def test_a_page_without_any_node_is_still_one() -> None:
     assert family.samples[0].value == 2
 
 
+@pytest.mark.drill
 def test_nodes_that_are_gone_fail_or_hang_do_not_fail_the_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

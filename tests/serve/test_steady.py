@@ -48,6 +48,7 @@ def restless() -> Iterator[int]:
         thread.join()
 
 
+@pytest.mark.drill
 def test_a_server_is_steady_once_it_keeps_a_connection(
     restless: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def in_a_process(hub: Hub, stderr: int = subprocess.PIPE) -> "subprocess.Popen[s
     )
 
 
+@pytest.mark.drill
 def test_a_download_whose_connection_breaks_goes_on_where_it_stopped(
     hub: Hub, model: Repository, bundles: list[Path], tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_process_killed_while_it_makes_the_store_leaves_none_that_is_broken(
     subprocess.run(command, env=home, check=True, timeout=120)
 
 
+@pytest.mark.drill
 def test_the_tables_of_a_store_are_made_once_and_copied_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def test_the_tables_of_a_store_are_made_once_and_copied_from_then_on(
         assert database.execute("SELECT count(*) FROM experiments").fetchone() == (0,)
 
 
+@pytest.mark.drill
 def test_a_store_is_made_where_none_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

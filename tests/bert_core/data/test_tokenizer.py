@@ -68,6 +68,7 @@ print(hashlib.sha256("\\n".join(vocabulary).encode()).hexdigest())
 """
 
 
+@pytest.mark.drill
 def test_fresh_processes_make_the_same_vocabulary() -> None:
     running = [
         subprocess.Popen(

@@ -132,6 +132,7 @@ def test_other_kinds_of_tokenizers_are_not_cut_but_encoded_all_the_same() -> Non
     assert normalised.encode_column(pa.array(["UNKNOWN"])).to_pylist() == [[len(VOCABULARY)]]
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("lowercase", [True, False], ids=["uncased", "cased"])
 def test_articles_of_wikitext(data_dir: Path, lowercase: bool) -> None:
     texts = (data_dir / "wikitext2" / "valid.txt").read_text(encoding="utf-8").split("\n")

@@ -29,6 +29,7 @@ def test_an_interval_is_scipys_percentile_bootstrap() -> None:
     assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.05 * width)
 
 
+@pytest.mark.drill
 def test_the_interval_is_scipys_percentile_bootstrap() -> None:
     rng = np.random.default_rng(1)
     new, old = rng.random(300), rng.random(300)

@@ -37,6 +37,7 @@ def test_a_row_of_every_kind_and_every_option_with_its_meaning_are_shown_at_80_c
             assert any(name in line and meaning in line for line in shown.splitlines())
 
 
+@pytest.mark.drill
 def test_every_stage_that_is_told_options_explains_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -46,6 +47,7 @@ def test_every_stage_that_is_told_options_explains_them(
     assert sorted(explaining) == sorted(TRAINING)
 
 
+@pytest.mark.drill
 def test_the_page_on_tasks_is_what_the_tasks_say() -> None:
     """Writes `docs/tasks.md` again where it says something else."""
     path = Path(__file__).parents[3] / "docs" / "tasks.md"

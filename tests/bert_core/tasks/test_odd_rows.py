@@ -278,6 +278,7 @@ def test_rows_of_nothing_are_taken_and_counted(name: str, rows: list[dict]) -> N
 LONG = " ".join(random.Random(0).choices(tiny.WORDS, k=100_000))
 
 
+@pytest.mark.drill
 def test_of_a_hundred_thousand_words_every_one_is_tagged() -> None:
     row = {"tokens": LONG.split(), "tags": ["O"] * 99_999 + ["B-x"]}
     task = TokenClassification(["B-x", "O"])

@@ -130,6 +130,7 @@ def test_other_heads_are_no_ranking(
     assert task.name == name
 
 
+@pytest.mark.drill
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_that_gives_pairs_a_number_ranks_them_as_cross_encoder_does(
     tmp_path: Path,

@@ -299,6 +299,7 @@ def test_metrics_are_conllevals_in_every_scheme(scheme: Scheme, sentences: list[
     assert metrics["f1"] == pytest.approx(2 * correct / max(1, predicted + wanted_ones))
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_real_set_has_the_same_entities_in_every_scheme(scheme: Scheme, data_dir: Path) -> None:
     path = "wnut17/emerging.dev.conll"

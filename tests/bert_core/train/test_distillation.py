@@ -69,6 +69,7 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("budget", [1, 200])
 @pytest.mark.parametrize(("dtype", "most"), PRECISIONS)
 def test_the_micro_batch_does_not_change_the_gradient(

@@ -10,6 +10,7 @@ import torch
 from bert_core.train.hardware import peak_flops, peak_flops_of, peak_memory_bytes
 
 
+@pytest.mark.drill
 def test_memory_is_the_most_that_was_held_and_not_what_is_held_now() -> None:
     code = (
         "from bert_core.train.hardware import peak_memory_bytes\n"

@@ -373,6 +373,7 @@ def test_the_gradient_is_that_of_the_mean_losses_of_the_global_batch() -> None:
         assert int(step.correct[name]) == int(part.correct)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_resumed_run_ends_with_the_same_bits_with_dropout_on(
     precision: Precision, tmp_path: Path

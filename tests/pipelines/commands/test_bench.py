@@ -75,6 +75,7 @@ def config_of(url: str, folder: Path, **settings: Any) -> BenchConfig:
     return BenchConfig(url=url, source=str(source), **usual | settings)
 
 
+@pytest.mark.drill
 def test_a_closed_loop_asks_as_fast_as_it_is_answered() -> None:
     with serving() as (url, _):
         target = Target(url=url, bodies=[b'{"inputs": "a"}'])
@@ -87,6 +88,7 @@ def test_a_closed_loop_asks_as_fast_as_it_is_answered() -> None:
     assert one.client_cpu_s > 0
 
 
+@pytest.mark.drill
 def test_an_open_loop_charges_a_stall_to_all_who_would_have_asked() -> None:
     with serving() as (url, server):
         target = Target(url=url, bodies=[b'{"inputs": "a"}'])
@@ -100,6 +102,7 @@ def test_an_open_loop_charges_a_stall_to_all_who_would_have_asked() -> None:
     assert 300 < sum(waited) / len(waited) < 900
 
 
+@pytest.mark.drill
 def test_what_is_no_answer_is_counted_by_kind() -> None:
     with serving() as (url, server):
         server.status = 503
@@ -116,6 +119,7 @@ def test_what_is_no_answer_is_counted_by_kind() -> None:
     assert OK not in gone.outcomes
 
 
+@pytest.mark.drill
 def test_a_run_prints_a_table_and_leaves_figures_and_a_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +175,7 @@ def test_objects_are_sent_as_they_are(tmp_path: Path) -> None:
     assert [json.loads(body)["inputs"] for body in bodies] == inputs
 
 
+@pytest.mark.drill
 def test_a_bar_that_is_missed_fails(tmp_path: Path) -> None:
     with serving() as (url, _):
         run(config_of(url, tmp_path, max_p99_ms=10_000, min_per_s=1))

@@ -69,6 +69,7 @@ class OfAnotherVersion(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(answers.get(self.path)).encode())
 
 
+@pytest.mark.drill
 def test_a_cluster_of_another_version_is_refused_before_anything_is_sent() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), OfAnotherVersion) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -154,6 +154,7 @@ def test_sources_are_named_with_licence_weight_and_share(made: Made) -> None:
     assert f"Empty files: 1 (`{source[2]}`)." in made.text
 
 
+@pytest.mark.drill
 def test_licences_that_are_given_count(made: Made, tmp_path: Path) -> None:
     corpus = replace(made.config.corpus, licenses=("MIT", "CC0", "GFDL"), weights=())
     rows = [

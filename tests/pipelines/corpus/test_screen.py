@@ -121,6 +121,7 @@ def changed(text: str) -> str:
     return " ".join([*words[:30], "other", *words[31:]])
 
 
+@pytest.mark.drill
 def test_near_duplicates_are_the_same_whatever_the_blocks_are(tmp_path: Path) -> None:
     near = [changed(text) for text in DOCUMENTS[::4]]
     texts = [*DOCUMENTS, *near, *DOCUMENTS[::10], "Short."]

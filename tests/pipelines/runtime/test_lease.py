@@ -62,6 +62,7 @@ def test_a_second_writer_is_told_at_once_who_has_the_output(output: str) -> None
         pass
 
 
+@pytest.mark.drill
 def test_one_that_waits_goes_on_when_the_other_has_ended(
     output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +83,7 @@ def test_one_that_waits_goes_on_when_the_other_has_ended(
     assert told.count("waiting until that run has ended") == 1
 
 
+@pytest.mark.drill
 def test_a_lease_that_nobody_renews_is_taken_over_with_the_next_number(object_store: str) -> None:
     """Whoever takes it need not have said that it would wait: that is for writers that live."""
     output = f"{object_store}/out"
@@ -129,6 +131,7 @@ def test_a_process_that_is_told_to_end_lets_the_output_go(object_store: str) -> 
     assert holder(output).released
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("before", ["nobody", "a dead one"])
 def test_of_many_who_try_at_once_one_succeeds(object_store: str, before: str) -> None:
     output, together = f"{object_store}/out", threading.Barrier(6)

@@ -58,6 +58,7 @@ def run(config: CopyConfig, calls: list[str], digest: str = "d1") -> None:
     run_stage("copy", config, [DatasetInput("source", digest, config.source)], work)
 
 
+@pytest.mark.drill
 def test_a_finished_stage_is_skipped_and_its_manifest_says_what_it_made(config: CopyConfig) -> None:
     calls: list[str] = []
     run(config, calls)
