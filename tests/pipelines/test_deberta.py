@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForMaskedLM
 from bert_core.bundle.format import load_bundle
 from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
 from bert_core.predictor import Predictor
-from bert_core.train.config import LoopConfig
+from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines import distill, finetune, prepare, pretrain, vocab
 from pipelines.configure import CONFIGS, parse
 from pipelines.corpus.labelled import LabelledConfig
@@ -29,9 +29,9 @@ def recipe(word: str, name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def wikitext(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a vocabulary of the first megabyte, and each model's rows, by the recipes."""
+    """With a vocabulary of the first half megabyte, and each model's rows, by the recipes."""
     folder = tmp_path_factory.mktemp("wikitext")
-    text = (data_dir / "wikitext2" / "train.txt").read_bytes()[: 1 << 20].decode(errors="ignore")
+    text = (data_dir / "wikitext2" / "train.txt").read_bytes()[: 1 << 19].decode(errors="ignore")
     (folder / "train.txt").write_text(text)
     here = {"num_workers": 0, "tracking_uri": f"sqlite:///{folder}/mlflow.db"}
     made = recipe("vocab", "deberta_wikitext2")
@@ -52,9 +52,10 @@ def config_of(name: str, folder: Path, output: Path) -> PretrainConfig:
         shards=str(folder / f"shards-{name}"),
         tokenizer=str(folder / "vocab"),
         global_batch_size=16,
-        evaluate_every_steps=40,
+        evaluate_every_steps=20,
         held_out_rows=128,
-        loop=LoopConfig(max_steps=120, precision="fp32"),
+        loop=LoopConfig(max_steps=60, precision="fp32"),
+        schedule=ScheduleConfig(warmup_steps=10),
         num_workers=0,
         tracking_uri=f"sqlite:///{folder}/mlflow.db",
     )

@@ -182,7 +182,7 @@ def test_tinybert_goes_through_its_stages(on_shards: Distilling, on_rows: Distil
 
 @pytest.mark.drill
 def test_distilbert_learns_from_shards(on_shards: Distilling) -> None:
-    config = on_shards(epochs=0.3)
+    config = on_shards(epochs=0.15)
     counts = distill.run(config).counts
     assert {"mlm_loss", "soft_loss", "cosine_loss", "soft_accuracy"} <= {
         name.removesuffix("_after") for name in counts
@@ -197,8 +197,8 @@ def test_distilbert_learns_from_shards(on_shards: Distilling) -> None:
 @pytest.mark.drill
 @pytest.mark.usefixtures("local_ray")
 def test_one_worker_reads_shards_as_none_does(on_shards: Distilling) -> None:
-    none = distill.run(on_shards("none")).counts
-    one = distill.run(on_shards("one", num_workers=1)).counts
+    none = distill.run(on_shards("none", epochs=0.03)).counts
+    one = distill.run(on_shards("one", epochs=0.03, num_workers=1)).counts
     assert one["loss_after"] == none["loss_after"]
 
 

@@ -55,7 +55,7 @@ def test_block_size_changes_nothing(prepared: Any, tmp_path: Path, block_bytes: 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize("num_workers", [1, 4])
 def test_the_number_of_workers_changes_nothing(
     prepared: Any, tmp_path: Path, num_workers: int
 ) -> None:
@@ -83,7 +83,8 @@ def test_a_restart_makes_only_what_is_missing(prepared: Any, tmp_path: Path) -> 
 def test_a_run_that_everything_happens_to_ends_in_the_same_bytes(
     prepared: Any, tmp_path: Path
 ) -> None:
-    """In fresh processes: killed in the first pass; a worker killed, then all in the second."""
+    """In fresh processes: killed in the first pass; a worker killed, then all in the second. This
+    process goes on with what they left."""
     folder = tmp_path / "shards"
     config = replace(prepared.prepare(folder), num_workers=2, block_bytes=2_000)
     process = subprocess.Popen(command(config), start_new_session=True)
@@ -101,7 +102,7 @@ def test_a_run_that_everything_happens_to_ends_in_the_same_bytes(
     assert not (folder / "manifest.json").exists()
     with pytest.raises(FormatError, match=r"it has no manifest.json"):
         ShardSet.read(str(folder))
-    subprocess.run(command(config), check=True, timeout=240)
+    prepare.run(replace(config, num_workers=0))
     assert digests(folder) == digests(prepared.folder / "shards")
     assert not (folder / "fragments").exists()
 
@@ -139,7 +140,7 @@ def test_memory_is_bound_by_the_shard_not_by_the_corpus(
 ) -> None:
     books = sorted((data_dir / "classic_books").rglob("*.md"))
     peaks = []
-    for limit in (8 << 20, 80 << 20):
+    for limit in (8 << 20, 40 << 20):
         folder = tmp_path / str(limit)
         folder.mkdir()
         for number, book in enumerate(books):

@@ -3,7 +3,9 @@
 Encoders have the sizes of bert-tiny: `test_variants.py` has their own.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +36,44 @@ PATHS: dict[str, tuple[TokenizerKind, Kind]] = {
 }
 
 
+Inputs = Callable[[TokenizerKind, Kind], tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def inputs(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    """Gives a vocabulary and its shards, which several families may share."""
+
+    @cache
+    def words(kind: TokenizerKind) -> Path:
+        folder = tmp_path_factory.mktemp(kind) / "vocab"
+        lowercase = kind != "bpe"
+        vocab.run(replace(small.vocab(folder), kind=kind, lowercase=lowercase, vocab_size=1500))
+        return folder
+
+    @cache
+    def inputs(kind: TokenizerKind, rows: Kind) -> tuple[Path, Path]:
+        shards = tmp_path_factory.mktemp(f"{kind}-{rows}") / "shards"
+        prepare.run(
+            replace(
+                small.prepare(shards),
+                tokenizer=str(words(kind)),
+                pairs=PairsConfig(kind=rows, max_length=48, dupe_factor=1),
+                masking=MaskingConfig(strategy="whole_word", max_predictions_per_seq=8),
+            )
+        )
+        return words(kind), shards
+
+    return inputs
+
+
 @pytest.mark.drill
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("variant", PATHS)
-def test_a_family_goes_from_text_to_an_answer(small: Any, tmp_path: Path, variant: str) -> None:
+def test_a_family_goes_from_text_to_an_answer(
+    small: Any, inputs: Inputs, tmp_path: Path, variant: str
+) -> None:
     kind, rows = PATHS[variant]
-    words, shards, lowercase = tmp_path / "vocab", tmp_path / "shards", kind != "bpe"
-    vocab.run(replace(small.vocab(words), kind=kind, lowercase=lowercase, vocab_size=1500))
-    prepare.run(
-        replace(
-            small.prepare(shards),
-            tokenizer=str(words),
-            pairs=PairsConfig(kind=rows, max_length=48, dupe_factor=1),
-            masking=MaskingConfig(strategy="whole_word", max_predictions_per_seq=8),
-        )
-    )
+    words, shards = inputs(kind, rows)
     made = ShardSet.read(str(shards))
     unknown = made.manifest.counts["unknown_tokens"] / made.manifest.counts["tokens"]
     assert unknown < 0.01
@@ -81,12 +106,12 @@ def test_a_family_goes_from_text_to_an_answer(small: Any, tmp_path: Path, varian
     texts = ["Return the mean of two numbers.", "Open a socket, then close it.", "x"]
     answers = Predictor(folder).predict(texts)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    encoded = tokenizer(texts, padding=True, return_tensors="pt")
     if variant in ("distilbert", "modernbert-base"):
-        inputs.pop("token_type_ids", None)
+        encoded.pop("token_type_ids", None)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
-        scores = model(**inputs).logits.softmax(-1)
+        scores = model(**encoded).logits.softmax(-1)
     for row, answer in zip(scores, answers, strict=True):
         for label in answer:
             wanted = float(row[model.config.label2id[label["label"]]])

@@ -30,12 +30,20 @@ from pipelines import pretrain
 
 pretrain.run(pickle.load(sys.stdin.buffer))
 """
+# A node is lost after 3 checks that fail, not 5, of one a second, not one in 3 s.
+CHECKS_OF_NODES = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+NOTICED_SOON = {"RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head that has room for one worker."""
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    head = {"num_cpus": 1, "_system_config": CHECKS_OF_NODES}
+    made = Cluster(initialize_head=True, head_node_args=head)
     yield made
     made.shutdown()
 
@@ -52,14 +60,16 @@ def config_of(prepared: Any, folder: Path, cluster: Cluster) -> PretrainConfig:
         attention_probs_dropout_prob=0.0,
         checkpoint_every_steps=50,
         report_every_s=0.5,
-        resize_every_s=3.0,
+        resize_every_s=1.0,
     )
 
 
 @contextmanager
 def running(config: PretrainConfig) -> Iterator[subprocess.Popen]:
     """The run, in a process of its own; killed when enough was seen of it."""
-    process = subprocess.Popen([sys.executable, "-c", RUN], stdin=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN], stdin=subprocess.PIPE, env=os.environ | NOTICED_SOON
+    )
     assert process.stdin is not None
     process.stdin.write(pickle.dumps(config))
     process.stdin.close()
