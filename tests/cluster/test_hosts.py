@@ -53,7 +53,7 @@ import json, sys
 from bert_core import files
 files_of = sorted(files.list_names(sys.argv[1]))
 print(json.dumps({each: files.sha256_of(f"{sys.argv[1]}/{each}") for each in files_of
-                  if each.endswith(".parquet")}))
+                  if each.endswith(".arrow")}))
 """
 
 
