@@ -24,7 +24,7 @@ class FetchedFolder(PosixPath):
 
     def __reduce__(self) -> Any:
         if hasattr(self, "fetch"):
-            return FetchedFolder.of, (str(self), self.fetch)
+            return FetchedFolder.of, (Path(str(self)), self.fetch)
         return Path, (str(self),)  # something in it
 
     def here(self) -> Path:

@@ -84,6 +84,7 @@ ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/host_key
     -o MaxStartups=100 -o PermitRootLogin=yes -E /var/log/sshd
 echo up
 cat
+exit  # so that the first process stays bash, which waits for orphans
 """
 
 

@@ -53,7 +53,7 @@ import json, sys
 from bert_core import files
 files_of = sorted(files.list_names(sys.argv[1]))
 print(json.dumps({each: files.sha256_of(f"{sys.argv[1]}/{each}") for each in files_of
-                  if each.endswith(".parquet")}))
+                  if each.endswith(".arrow")}))
 """
 
 
@@ -288,91 +288,3 @@ def query(cluster: Cluster, host: str, key: str) -> int:
             f"http://{host}:{SERVE_PORT}/v1/models/docstrings"
         )
     )
-
-
-class Training:
-    """A run that goes on until it is stopped, on as many workers as there are."""
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self.cluster, self.output = cluster, f"{BUCKET}/{name}"
-        options = [
-            f"--output={self.output}", "--num_workers=[1, 2]", "--loop.max_steps=1000000",
-            "--schedule.decay=constant", "--resize_every_s=5", "--report_every_s=0.5",
-            "--checkpoint_every_steps=50",
-        ]  # fmt: skip
-        submission = cluster.submission("pretrain", *options, before="--retries 3")
-        self.says = cluster.start(CLIENT, f"cd {ROOT} && {submission}")
-        self.seen = cluster.start(CLIENT, f"python -u -c {shlex.quote(WATCH)} {self.output}")
-
-    @property
-    def last(self) -> tuple[int, int]:
-        """The last step in the record, and how many workers took it."""
-        lines = self.seen.read_text().splitlines()
-        return tuple(map(int, lines[-1].split())) if lines else (0, 0)  # type: ignore[return-value]
-
-    def wait_for_workers(self, count: int, *, timeout_s: float = 300) -> None:
-        """Until steps are taken by so many."""
-        before, _ = self.last
-        wait_until(
-            f"{count} train, of whom {self.says.read_text()[-3000:]} is told",
-            lambda: self.last[1] == count and self.last[0] != before,
-            timeout_s=timeout_s,
-        )
-
-    def wait_for_steps(self) -> None:
-        """Until it goes on."""
-        before, _ = self.last
-        wait_until("steps are taken", lambda: self.last[0] > before, timeout_s=300)
-
-    def stop(self) -> None:
-        listed = self.says.read_text()
-        job = re.search(r"job (raybert-pretrain-\S+) at", listed)
-        assert job is not None, listed
-        self.cluster.at_client(f"raybert jobs stop {job[1]}")
-
-
-WATCH = """
-import json, sys, time
-from bert_core import files
-from bert_core.errors import RaybertError
-last = None
-while True:
-    path = f"{sys.argv[1]}/record/metrics.jsonl"
-    try:
-        lines = files.read_bytes(path).splitlines() if files.exists(path) else []
-    except (OSError, RaybertError):
-        lines = []
-    points = [each for each in map(json.loads, lines) if "workers" in each["metrics"]]
-    if points and points[-1] != last:
-        last = points[-1]
-        print(last["step"], int(last["metrics"]["workers"]))
-    time.sleep(0.5)
-"""
-
-
-def test_training_goes_on_whatever_befalls_the_hosts(up: Cluster) -> None:
-    training = Training(up, "long")
-    with up.timed("training: from the command to steps of two workers"):
-        training.wait_for_workers(2)
-    victim = up[WORKERS[1]]
-    with up.timed("training: the link of a worker is cut, until another's next step"):
-        victim.unplug()
-        training.wait_for_workers(1)
-    with up.timed("training: the link is back, until both train"):
-        victim.plug()
-        training.wait_for_workers(2)
-    up[SERVICES].unplug()
-    time.sleep(30)
-    with up.timed("training: bucket and MLflow are back after 30 s, until the next step"):
-        up[SERVICES].plug()
-        training.wait_for_steps()
-    path = "export PATH=~/raybert-venv/bin:$PATH;"
-    drain = up.start(
-        WORKERS[1], f"{path} raybert drain --on_notice ~/preempted --poll_every_s 1 --grace_s 60"
-    )
-    wait_until("it waits for a notice", lambda: "waiting for a notice" in drain.read_text())
-    with up.timed("training: notice of preemption, until the next step without the worker"):
-        victim.run("touch ~/preempted")
-        training.wait_for_workers(1)
-    assert "is expected to go in 60 s" in drain.read_text()
-    training.stop()
