@@ -112,7 +112,7 @@ class Trainer(TorchTrainer):
         if cluster.started() is not None:
             # It asks the dashboard whether the controller lives: a cluster of our own has none.
             idle += (PlacementGroupCleanerCallback,)
-        callbacks = super()._create_default_callbacks()
+        callbacks = super()._create_default_callbacks()  # type: ignore[misc]  # Ray Train V2 has it
         return [callback for callback in callbacks if not isinstance(callback, idle)]
 
     def _register_sigint_handler(self, controller: Any) -> None:

@@ -105,8 +105,8 @@ def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
 def test_stages_that_begin_with_bundles_work_on_a_bucket(
     prepared: Any, head: Any, object_store: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
-    """Fine-tuning, distilling, exporting, vectors, search and extraction, on a cluster that has no credentials
-    of its own."""
+    """Fine-tuning, distilling, exporting, vectors, search and extraction, on a cluster that has no
+    credentials of its own."""
     _open_to_all(object_store)
     tokenizer = Tokenizer.load(prepared.folder / "vocab")
     encoder = tiny.encoder_config(tokenizer.vocab_size, max_position_embeddings=64)

@@ -151,18 +151,34 @@ def test_of_many_who_try_at_once_one_succeeds(object_store: str, before: str) ->
         assert sum(pool.map(attempt, range(6))) == 1
 
 
+LOSES = """
+import sys, time
+from pipelines.runtime import lease
+
+lease.RENEW_EVERY_S = 0.2
+with lease.held(sys.argv[1]):
+    print("has it", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.drill
 def test_a_writer_that_lost_its_lease_is_interrupted_and_told_who_has_it(object_store: str) -> None:
     output = f"{object_store}/out"
     message = r"out: wanted to go on writing it, it is now another run's \(\S+ on elsewhere \(proc"
-
-    def work() -> None:
-        with held(output):
-            taken_over(output)
-            time.sleep(60)
-
     began = time.monotonic()
-    with pytest.raises(ResourceError, match=message):
-        work()
+    with subprocess.Popen(
+        [sys.executable, "-c", LOSES, output],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        taken_over(output)
+        _, told = writer.communicate(timeout=50)
+    assert writer.returncode == 1
+    assert re.search(rf"ResourceError: .*{message}", told), told
     assert time.monotonic() - began < 50
     assert not holder(output).released, "it is the other's"
 
