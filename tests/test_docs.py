@@ -147,10 +147,12 @@ def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
 
 
 def test_every_alert_is_in_the_table_of_operations_with_its_severity() -> None:
-    rules = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"][0]
+    files = [ROOT / "deploy/prometheus" / name for name in ("alerts.yml", "cluster_alerts.yml")]
+    groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
+    rules = [rule for group in groups for rule in group["rules"]]
     table = re.findall(
         r"^\| \[(\w+)\]\(runbook\.md#\w+\) \|.*\| (\w+) \|$",
         OPERATIONS.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    assert table == [(rule["alert"], rule["labels"]["severity"]) for rule in rules["rules"]]
+    assert table == [(rule["alert"], rule["labels"]["severity"]) for rule in rules]

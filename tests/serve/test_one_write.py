@@ -64,7 +64,7 @@ def test_a_stream_begins_with_its_first_part(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port)) as connection:
         read = first_read(connection, "GET /parts HTTP/1.0\r\n\r\n")
         assert read.endswith(b"first\r\n")
-        assert connection.recv(100) == b"6\r\nsecond\r\n"
+        assert connection.recv(100).startswith(b"6\r\nsecond\r\n")
 
 
 @pytest.mark.parametrize("method", ["HEAD / ", "GET /failing "])

@@ -24,7 +24,10 @@ class Metadata(BaseHTTPRequestHandler):
     """The metadata services of three clouds, as they are specified."""
 
     notice = False
-    soon = datetime.now(UTC) + timedelta(seconds=100)
+
+    @property
+    def soon(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=100)
 
     def log_message(self, *arguments: object) -> None:
         pass
