@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from bert_core.train.config import LoopConfig
+from pipelines.training.records import read_records
 from tests import prometheus
 from tests.conftest import Head, running_head
 from tests.prometheus import Page, Prometheus
@@ -32,7 +34,7 @@ HERE = {
     for where, expression in ASKED.items()
     if not any(name in expression for name in ONLY_WITH_GPUS) and "GPU" not in expression
 }
-STEPS = 100
+TRAINS_S = 15  # several scrapes, however fast the machine is
 STAGES = """
 import pickle, sys
 from pipelines import prepare, pretrain
@@ -51,6 +53,8 @@ class Watched:
     """All that was exported at any time."""
     prometheus: Prometheus
     began_s: float
+    records: dict[int, dict[str, float]]
+    """Of the training, by step."""
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +68,10 @@ def watched(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             joins = {"address": f"127.0.0.1:{head.ports['port']}", "allow_open_cluster": True}
             shards = replace(prepared.prepare(folder / "shards"), num_workers=1, **joins)
             training = replace(
-                prepared.pretrain(folder / "pretrain", steps=STEPS),
+                prepared.pretrain(folder / "pretrain"),
+                loop=LoopConfig(max_steps=100_000, max_hours=TRAINS_S / 3600, precision="fp32"),
                 num_workers=1,
-                checkpoint_every_steps=STEPS,
+                checkpoint_every_steps=100_000,
                 report_every_s=0.5,
                 usd_per_hour=2.0,
                 **joins,
@@ -77,7 +82,7 @@ def watched(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                     time.sleep(3)  # a page of hundreds of kilobytes
                 assert process.returncode == 0
             page |= exported(target)
-            yield Watched(page, asked, began_s)
+            yield Watched(page, asked, began_s, read_records(folder / "pretrain"))
 
 
 def stages(head: Head, pickled: bytes) -> "subprocess.Popen[bytes]":
@@ -119,14 +124,15 @@ def test_every_query_had_an_answer_and_every_rule_is_healthy(watched: Watched) -
 
 
 def test_a_run_is_shown_as_its_record_has_it(watched: Watched) -> None:
-    def last(name: str) -> float:
+    def values(name: str) -> list[float]:
         (series,) = watched.prometheus.ask_of(f"ray_raybert_train_{name}", watched.began_s)
-        return float(series["values"][-1][1])
+        return [float(value) for _, value in series["values"]]
 
-    assert last("step") == STEPS
-    assert last("progress") == 1
-    assert last("workers") == 1
-    assert last("cost_usd") > 0
-    (series,) = watched.prometheus.ask_of("ray_raybert_train_loss", watched.began_s)
-    losses = [float(value) for _, value in series["values"]]
+    steps, losses = values("step"), values("loss")
+    assert set(steps) <= watched.records.keys()
+    assert set(losses) <= {each["loss"] for each in watched.records.values() if "loss" in each}
     assert losses[-1] < losses[0]
+    assert steps == sorted(steps)
+    assert 0 < values("progress")[-1] <= 1
+    assert values("workers")[-1] == 1
+    assert values("cost_usd")[-1] > 0
