@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -122,24 +123,27 @@ def test_who_gives_notice_is_a_cloud_or_a_path() -> None:
         DrainConfig(on_notice="amazon")
 
 
-HOLD = """
+WORK = """
 import sys, time
+from pathlib import Path
 import ray
 from pipelines.runtime import cluster
+
+folder = Path(sys.argv[2])
 
 
 @ray.remote(num_cpus=1, resources={"second": 1})
 def work():
-    time.sleep(5)
-    return "ended by itself"
+    (folder / "began").touch()
+    while not (folder / "may end").exists():
+        time.sleep(0.1)
+    (folder / "ended").touch()
 
 
 cluster.connect(address=sys.argv[1], allow_open_cluster=True)
-at_work = work.remote()
-ray.wait([at_work], timeout=3)
-print("at work", flush=True)
-print(ray.get(at_work), flush=True)
+ray.get(work.remote())
 """
+WITHIN_S = 120.0
 
 
 @contextmanager
@@ -154,9 +158,22 @@ def a_command(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
-def line(process: "subprocess.Popen[str]") -> str:
+def until(process: "subprocess.Popen[str]", pattern: str) -> str:
+    """The first line that it prints and that matches."""
     assert process.stdout is not None
-    return process.stdout.readline()
+    seen = []
+    for line in process.stdout:
+        if re.search(pattern, line):
+            return line
+        seen.append(line)
+    pytest.fail(f"wanted {pattern}, got {seen}")
+
+
+def wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + WITHIN_S
+    while not path.exists():
+        assert time.monotonic() < deadline_s, path
+        time.sleep(0.1)
 
 
 @pytest.mark.ray
@@ -180,18 +197,17 @@ def test_a_node_is_drained_at_the_notice_finishes_its_work_and_leaves(tmp_path: 
         watch = [*drain, "--node_id", second.node_id, "--poll_every_s=0.2", "--wait"]
         with (
             a_command(*watch, "--on_notice", str(notice)) as watcher,
-            a_command("-c", HOLD, nodes.address) as work,
+            a_command("-c", WORK, nodes.address, str(tmp_path)),
         ):
-            assert line(watcher) == f"waiting for a notice of preemption ({notice})\n"
-            while line(work) != "at work\n":
-                assert work.poll() is None
+            until(watcher, rf"^waiting for a notice of preemption \({notice}\)$")
+            wait_for(tmp_path / "began")
             notice.touch()
-            told = [line(watcher) for _ in range(4)]
-            assert f"notice of preemption ({notice} was made): draining this node\n" in told
-            drained = rf"node {second.node_id} \(.*\) gets no new work and is .* to go in 120 s\n"
-            assert any(re.fullmatch(drained, each) for each in told)
-            assert line(work) == "ended by itself\n"
-            assert watcher.wait(timeout=60) == 0
-            assert told[-1] == "it has left the cluster\n"
+            until(watcher, rf"^notice of preemption \({notice} was made\): draining this node$")
+            until(watcher, rf"^node {second.node_id} \(.*\) gets no new work .* to go in 120 s$")
+            assert watcher.poll() is None, "it waits for the work"
+            (tmp_path / "may end").touch()
+            until(watcher, "^it has left the cluster$")
+            assert watcher.wait(timeout=WITHIN_S) == 0
+            assert (tmp_path / "ended").exists()
     finally:
         nodes.shutdown()
