@@ -60,21 +60,21 @@ def test_a_process_killed_while_it_makes_the_store_leaves_none_that_is_broken(
     tmp_path: Path,
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    home = {**os.environ, "HOME": str(tmp_path / "home")}  # where no store was made before
+    cache = {**os.environ, FOLDER: str(tmp_path / "cache")}  # where no store was made before
     code = """if True:
         import sys
         from tracking.server import connect, experiment_id
         assert experiment_id(connect(sys.argv[1]), sys.argv[1], "e")
     """
     command = [sys.executable, "-c", code, uri]
-    with subprocess.Popen(command, env=home) as process:
+    with subprocess.Popen(command, env=cache) as process:
         while not list(tmp_path.rglob("*.part")):
             assert process.poll() is None
             time.sleep(0.01)
         time.sleep(0.4)  # of the second or more that the migrations take
         process.kill()
     assert not Path(tmp_path, "mlflow.db").exists()
-    subprocess.run(command, env=home, check=True, timeout=120)
+    subprocess.run(command, env=cache, check=True, timeout=120)
 
 
 @pytest.mark.drill
