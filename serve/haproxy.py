@@ -43,7 +43,7 @@ def settings(*, enabled: bool, certificate: str | None = None) -> dict[str, str]
         # is safe for inference, but not for anything that writes.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         # What has begun to answer is not sent again: so the answer comes at once or not at all.
-        # And nobody waits for ever for a replica.
+        # And nobody waits forever for a replica.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{middlewares.__name__}:middlewares",
         # Enough to find out that the only replica has died: requests in progress then wait for the
         # next one. With Ray's 3, HAProxy closes their connections.

@@ -23,7 +23,7 @@ MOST_BYTES = 64 << 20
 """Of a longer log the end is copied."""
 
 Sizes = dict[str, int]
-"""Of the logs that are copied, by name, when they were."""
+"""Log → its size in bytes when it was last copied."""
 
 
 @contextmanager
@@ -79,7 +79,7 @@ class _Copies:
             self._failed = True
 
     def _copy_on_nodes(self) -> None:
-        """Have every node copy the logs of its workers; one that does not is asked again later."""
+        """Have every node copy the logs of its workers; one that fails is asked again later."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -113,7 +113,7 @@ def copy_of_this_node(job: str, folder: str, sizes: Sizes) -> Sizes:
 
 
 def copy_changed(logs: Mapping[str, Path], folder: str, sizes: Sizes) -> Sizes:
-    """Copy the logs that have not the sizes they had; the sizes now."""
+    """Copy the logs whose sizes have changed; returns the sizes now."""
     now = dict(sizes)
     for name, path in logs.items():
         if (size := path.stat().st_size) != sizes.get(name, 0):

@@ -21,7 +21,7 @@ from bert_core.tasks.sparse_embedding import SparseEmbedding
 from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
 from tests.serve import live
-from tests.serve.server import Server, kill
+from tests.serve.server import Server, kill, running_together
 from tracking.ports import free_ports
 from tracking.registry import publish
 from tracking.server import connect
@@ -97,18 +97,9 @@ def together(
 
     A pass has one text, so that answers are the same to the last bit, whoever else asks.
     """
-    (port,) = free_ports(1)
-    models = ",".join(f"{name}={folder}" for name, folder in bundles.items())
-    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
-    command += ["--together", "--num_cpus", "0.5", "--max_batch_tokens", "8"]
-    command += ["--log_format", "json", "--limits.body_timeout_s", "10"]
-    folder = tmp_path_factory.mktemp("together")
-    server = Server.start(command, port, folder, RAY_metrics_report_interval_ms="1000")
-    try:
-        server.wait_until_ready(say="logs:")
+    options = ("--max_batch_tokens", "8", "--limits.body_timeout_s", "10")
+    with running_together(bundles, tmp_path_factory.mktemp("together"), *options) as server:
         yield server
-    finally:
-        kill(server)
 
 
 FOLLOWING = (

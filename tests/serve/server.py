@@ -7,12 +7,16 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+
+from tracking.ports import free_ports
 
 START_S = 120.0
 MARKER = "RAYBERT_TEST_SERVER"
@@ -89,3 +93,18 @@ def kill(server: Server) -> None:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         server.process.wait()
+
+
+@contextmanager
+def running_together(bundles: Mapping[str, Any], folder: Path, *options: str) -> Iterator[Server]:
+    """One with a model per bundle, all in one process, and a log in JSON."""
+    (port,) = free_ports(1)
+    models = ",".join(f"{name}={place}" for name, place in bundles.items())
+    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
+    command += ["--together", "--num_cpus", "0.5", "--log_format", "json", *options]
+    server = Server.start(command, port, folder, RAY_metrics_report_interval_ms="1000")
+    try:
+        server.wait_until_ready(say="logs:")
+        yield server
+    finally:
+        kill(server)

@@ -13,9 +13,8 @@ import pytest
 
 from bert_core.tasks.catalog import TASKS
 from serve.surfaces.catalog import SURFACES
-from tests.serve.server import Server, kill
+from tests.serve.server import Server, running_together
 from tests.serve.test_observing import MARKER
-from tracking.ports import free_ports
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
@@ -72,17 +71,9 @@ def server(
     if request.param == "HAProxy":
         yield together
         return
-    (port,) = free_ports(1)
-    models = ",".join(f"{name}={folder}" for name, folder in bundles.items())
-    command = ["pipelines.cli", "serve", "--models", models, "--port", str(port)]
-    command += ["--together", "--num_cpus", "0.5", "--log_format", "json", "--haproxy", "false"]
     folder = tmp_path_factory.mktemp("server")
-    server = Server.start(command, port, folder, RAY_metrics_report_interval_ms="1000")
-    try:
-        server.wait_until_ready(say="logs:")
+    with running_together(bundles, folder, "--haproxy", "false") as server:
         yield server
-    finally:
-        kill(server)
 
 
 def logs_of(server: Server) -> Path:
