@@ -1,6 +1,7 @@
 """What every test shares: checked types, Ray and MLflow on this machine, the real data sets."""
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture
+def recovered(
+    record_property: Callable[[str, object], None],
+) -> Callable[[str, float, float], None]:
+    """Takes what failed, when (by the monotonic clock), and within how many seconds all has to go
+    on, as it does now. `benchmarks.recovery` collects it."""
+
+    def recovered(what: str, began_s: float, within_s: float) -> None:
+        seconds = time.monotonic() - began_s
+        line = {"what": what, "seconds": round(seconds, 1), "within_s": within_s}
+        record_property("recovered", json.dumps(line))
+        assert seconds < within_s, what
+
+    return recovered
+
+
 @pytest.fixture(scope="session")
 def whole(request: pytest.FixtureRequest) -> bool:
     """Whether drills are to be as long as it takes."""
@@ -157,7 +174,7 @@ def local_ray() -> Iterator[None]:
 
 @dataclass
 class Head:
-    """A cluster that `ray start --head` made, with one CPU."""
+    """A cluster that `ray start --head` made."""
 
     environment: dict[str, str]
     """Of its clients: its job server, and its token if it has one; no RAY_ADDRESS."""
@@ -165,13 +182,14 @@ class Head:
     folder: Path
     mode: str
     """Its RAY_AUTH_MODE, which clients are not told: they are to find out."""
+    options: Sequence[str] = ("--num-cpus=1",)
     process: "subprocess.Popen[bytes] | None" = None
 
     def start(self) -> None:
         """Start it and wait until it is up."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
-        command += ["--num-cpus=1", f"--temp-dir={self.folder}/ray", "--dashboard-host=127.0.0.1"]
-        command += ["--disable-usage-stats"]
+        command += [f"--temp-dir={self.folder}/ray", "--dashboard-host=127.0.0.1"]
+        command += ["--disable-usage-stats", *self.options]
         command += [f"--{name}={port}" for name, port in self.ports.items()]
         log = self.folder / "start.log"
         # NOTE: `ray start` gives up when its own processes are not up within 30 s, which no setting
@@ -194,8 +212,12 @@ class Head:
     def stop(self) -> None:
         """End it in good order."""
         assert self.process is not None
+        of_all = psutil.Process(self.process.pid).children(recursive=True)
         self.process.terminate()  # with --block it ends its own processes
         self.process.wait(timeout=60)
+        for process in of_all:  # nodes that its autoscaler has started
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def kill(self) -> None:
         """Kill all of its processes at once, jobs included, as if its machine were gone."""
@@ -257,8 +279,16 @@ def mortal_head(lasting_server: "Server") -> Iterator[Head]:
 
 
 @contextmanager
-def running_head(variables: dict[str, str], *, mode: str) -> Iterator[Head]:
-    """A cluster of its own, with variables in the environment of all of its processes."""
+def running_head(
+    variables: dict[str, str], *, mode: str, grows_by: Mapping[str, Mapping[str, int]] | None = None
+) -> Iterator[Head]:
+    """A cluster of its own, with variables in the environment of all of its processes.
+
+    Args:
+        grows_by: resources of a kind of node, by its name: Ray's autoscaler starts up to one of
+            each where something waits for it, and ends those that are idle. The head then has no
+            CPU.
+    """
     from tracking.ports import free_ports
 
     ports = dict(zip(HEAD_PORTS, free_ports(len(HEAD_PORTS)), strict=True))
@@ -274,12 +304,49 @@ def running_head(variables: dict[str, str], *, mode: str) -> Iterator[Head]:
         **variables,
     }
     head = Head(environment, ports, Path(folder), mode)
+    if grows_by is not None:
+        config = Path(folder) / "autoscaling.json"
+        config.write_text(json.dumps(_growing(f"127.0.0.1:{ports['port']}", grows_by)))
+        head.options = ("--num-cpus=0", f"--autoscaling-config={config}")
+        environment |= {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
     head.start()
     try:
         yield head
     finally:
         head.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _growing(gcs_address: str, grows_by: Mapping[str, Mapping[str, int]]) -> dict[str, object]:
+    """A description of a cluster for Ray's autoscaler whose nodes are all on this machine."""
+    kinds = {
+        name: {"resources": dict(resources), "node_config": {}, "min_workers": 0, "max_workers": 1}
+        for name, resources in grows_by.items()
+    }
+    # Of Ray's own name for it.
+    head = {"ray.head.default": {"resources": {}, "node_config": {}, "max_workers": 0}}
+    lists = ("initialization_commands", "setup_commands", "head_setup_commands",
+             "worker_setup_commands", "head_start_ray_commands", "worker_start_ray_commands",
+             "cluster_synced_files", "rsync_exclude", "rsync_filter")  # fmt: skip
+    return {
+        "cluster_name": "growing",
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": gcs_address,
+            "disable_node_updaters": True,
+            "use_node_id_as_ip": True,  # of several nodes at one address
+        },
+        "available_node_types": kinds | head,
+        "head_node_type": "ray.head.default",
+        "max_workers": len(kinds),
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 0.25,
+        "docker": {},
+        "auth": {},
+        "file_mounts": {},
+        "file_mounts_sync_continuously": False,
+        **{name: [] for name in lists},
+    }
 
 
 def _is_up(head: Head, process: subprocess.Popen[bytes]) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from bert_core.errors import ConfigError, RaybertError, ResourceError
@@ -62,6 +62,8 @@ SETTINGS = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
+
+Gpus = Literal["none", "if there are any", "one each"]
 
 # Set while a cluster is starting, so that its processes inherit it and can be found by it.
 MARKER = "RAYBERT_CLUSTER"
@@ -146,48 +148,76 @@ def disconnect() -> None:
         _chose_auth_mode = False
 
 
-def require_room(workers: int, threads: int, *, gpus: bool = True, wait: bool = False) -> bool:
+def require_room(
+    workers: int, threads: int, *, gpus: Gpus = "if there are any", wait: bool = False
+) -> bool:
     """Check that the cluster that this process is connected to has room for all workers.
 
     Args:
         threads: CPUs of each.
-        gpus: whether they are to get a GPU each, if the cluster has any.
-        wait: for nodes to come, as long as it lacks room.
+        gpus: whether each is to get a GPU.
+        wait: for nodes to come, as long as it lacks room; they are asked for, if Ray can start
+            some.
     Returns: whether each gets a GPU.
-    Raises: ResourceError if it has too few CPUs; or if a running cluster was joined and has GPUs,
-        but fewer than workers: the work would go to its CPUs, unnoticed.
+    Raises: ResourceError if it has too few CPUs or GPUs; where each worker gets a GPU only if there
+        are any, a joined cluster has too few if it has fewer than workers, but not none: the work
+        would go to its CPUs, unnoticed.
     """
+    lacks, found = _lacking(workers, threads, gpus)
+    if lacks is None:
+        return found
+    if not wait:
+        raise ResourceError(f"{lacks}, add nodes, or wait for some with --wait")
+    say(f"{lacks}, or add nodes; waiting for some")
+    bundle = {"CPU": threads, **({"GPU": 1} if gpus == "one each" else {})}
+    with _asked_for([bundle] * workers):
+        while lacks is not None:
+            time.sleep(ROOM_POLL_S)
+            lacks, found = _lacking(workers, threads, gpus)
+    return found
+
+
+@contextmanager
+def _asked_for(bundles: list[dict[str, float]]) -> Iterator[None]:
+    """Inside, Ray's autoscaler, if the cluster has one, starts nodes that it lacks for these.
+
+    A placement group that waits, as Ray Train has one, is a demand that ends with the job; what
+    `request_resources` asks for replaces what another job has asked for, and outlives both.
+    """
+    from ray.util import placement_group, remove_placement_group
+
+    group = placement_group(bundles)
+    try:
+        yield
+    finally:
+        remove_placement_group(group)
+
+
+def _lacking(workers: int, threads: int, gpus: Gpus) -> tuple[str | None, bool]:
+    """What the cluster lacks, and what can be lowered, or None for nothing; and whether there is a
+    GPU for each worker."""
     import ray
 
-    told = False
-    while True:
-        has = ray.cluster_resources()
-        found = has.get("GPU", 0) if gpus else 0
-        lacks = _lacking(workers, threads, has.get("CPU", 0), found)
-        if lacks is None:
-            return found >= workers
-        if not wait:
-            raise ResourceError(f"{lacks}, add nodes, or wait for some with --wait")
-        if not told:
-            say(f"{lacks}, or add nodes; waiting for some")
-        told = True
-        time.sleep(ROOM_POLL_S)
-
-
-def _lacking(workers: int, threads: int, cpus: float, gpus: float) -> str | None:
-    """What a cluster with these CPUs and GPUs lacks, and what can be lowered; None for nothing."""
+    has = ray.cluster_resources()
+    cpus, found = has.get("CPU", 0), 0 if gpus == "none" else has.get("GPU", 0)
+    lacks = None
     if cpus < workers * threads:
-        return (
-            f"wanted {workers * threads} CPUs ({counted(workers, 'worker')} with "
+        lacks = (
+            f"wanted {counted(workers * threads, 'CPU')} ({counted(workers, 'worker')} with "
             f"{counted(threads, 'thread')}), the cluster has {cpus:g}: lower num_workers or "
             "threads_per_worker"
         )
-    if started() is None and 0 < gpus < workers:
-        return (
-            f"wanted {workers} GPUs, one per worker, the cluster has {gpus:g}: lower num_workers "
-            f"to {gpus:g}"
+    elif gpus == "one each" and found < workers:
+        lacks = (
+            f"wanted {counted(workers, 'GPU')}, one per worker, the cluster has {found:g}: lower "
+            "num_workers, or leave out require_gpus"
         )
-    return None
+    elif gpus != "none" and started() is None and 0 < found < workers:
+        lacks = (
+            f"wanted {workers} GPUs, one per worker, the cluster has {found:g}: lower num_workers "
+            f"to {found:g}"
+        )
+    return lacks, found >= workers
 
 
 @contextmanager
@@ -206,9 +236,14 @@ def preemption_watch() -> Iterator[None]:
         del os.environ[name]
 
 
+def _job_config() -> dict[str, Any]:
+    """How the job that this process is part of was submitted; empty outside of a job."""
+    return json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+
+
 def job_metadata() -> dict[str, str]:
     """What the job that this process is part of was submitted with; empty outside of a job."""
-    return json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("metadata", {})
+    return _job_config().get("metadata", {})
 
 
 def job_id() -> str | None:
@@ -318,6 +353,9 @@ def _join(address: str, *, allow_open_cluster: bool) -> None:
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ["TOKENIZERS_PARALLELISM"]}
     environment |= storage_environment()
+    # The workers of a job have these already, and Ray refuses a variable that is given twice.
+    given = _job_config().get("runtime_env", {}).get("env_vars", {})
+    environment = {name: environment[name] for name in environment.keys() - given.keys()}
     for attempt in range(1, CLIENT_STARTS + 1):
         try:
             _init(address=gcs, runtime_env={"env_vars": environment})

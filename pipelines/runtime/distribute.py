@@ -56,7 +56,10 @@ def run_tasks(
         )
     least_workers = min(config.least_workers, len(items))
     gets_gpus = cluster.require_room(
-        least_workers, config.threads_per_worker, gpus=use_gpu, wait=config.wait
+        least_workers,
+        config.threads_per_worker,
+        gpus=config.gpus if use_gpu else "none",
+        wait=config.wait,
     )
     _silence_pool_warning()
     # NOTE: not `range`: reading it is a separate operator, which half the CPUs are reserved for.

@@ -35,7 +35,8 @@ def preflight(stage: str, config: StageConfig) -> None:
 
 def _check_cluster(stage: str, config: StageConfig, marker: str) -> None:
     workers = 1 if stage in ONE_BY_ONE else config.least_workers
-    cluster.require_room(workers, config.threads_per_worker, gpus=False, wait=config.wait)
+    gpus: cluster.Gpus = "one each" if config.require_gpus else "none"
+    cluster.require_room(workers, config.threads_per_worker, gpus=gpus, wait=config.wait)
     here = nodes.facts()
     for node in nodes.nodes_of_cluster(files.absolute(marker)):
         if not node.cpus:

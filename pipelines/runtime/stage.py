@@ -30,7 +30,7 @@ from bert_core.manifest import (
     stage_digest,
     write_manifest,
 )
-from pipelines.runtime import lease
+from pipelines.runtime import cluster, lease
 from pipelines.runtime.progress import say
 from pipelines.runtime.storage_checks import PROBE
 from tracking.cache import cache_folder
@@ -66,11 +66,14 @@ class StageConfig:
     minimum and a maximum: as many as the cluster has room for while nodes come and go."""
     threads_per_worker: PositiveInt = 1
     """CPU threads per worker."""
+    require_gpus: bool = False
+    """Fail if the cluster has no GPU for each worker. By default workers compute on CPUs where
+    there are no GPUs at all."""
     force: bool = False
     """Write the output again, replacing what is there."""
     wait: bool = False
     """Wait instead of failing: while another run writes the output, and while the cluster lacks
-    CPUs or GPUs."""
+    CPUs or GPUs, for which it is asked to start nodes if it can."""
     address: str | None = None
     """Ray cluster to use; by default the one in RAY_ADDRESS, or else a local one."""
     allow_open_cluster: bool = False
@@ -102,6 +105,11 @@ class StageConfig:
     @property
     def most_workers(self) -> int:
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    @property
+    def gpus(self) -> cluster.Gpus:
+        """Whether each worker of a stage that computes on GPUs gets one."""
+        return "one each" if self.require_gpus else "if there are any"
 
     @property
     def cpus(self) -> int:
@@ -258,6 +266,7 @@ def run_stage(
         # Whoever had it until now may have finished it.
         if (done := _done(stage, config, determining, digests)) is not None:
             return done
+        files.abort_uploads(config.output)
         from_hub = {each.asked: each.source for each in inputs if each.asked}
         _clear_what_others_left(config, stage, digest, from_hub)
         began = time.time()
@@ -269,6 +278,7 @@ def run_stage(
             result = work(digest)
         except BaseException as error:
             if held.lost is None:
+                files.abort_uploads(config.output)  # workers were ended in the middle of them
                 _end_run(stage, config, "FAILED" if isinstance(error, Exception) else "KILLED")
             raise
         manifest = Manifest(

@@ -176,7 +176,7 @@ def _run_on_tune(
     watcher: "Watcher",
 ) -> None:
     shared = trials[0]  # trials differ only in the searched fields
-    use_gpu = cluster.require_room(1, shared.threads_per_worker, wait=shared.wait)
+    use_gpu = cluster.require_room(1, shared.threads_per_worker, gpus=shared.gpus, wait=shared.wait)
     storage = files.join(output, "ray")
     files.remove(storage)  # from a run that was killed
     filesystem, storage_path = files.filesystem_of(storage)
