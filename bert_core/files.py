@@ -476,6 +476,14 @@ def remove(path: str) -> None:
         filesystem.delete_file(inner)
 
 
+def abort_uploads(folder: str) -> None:
+    """Abort what processes that were killed have not finished uploading to a folder, as far as
+    possible: for whoever alone writes there."""
+    if storage.opens(folder):
+        bucket, key = storage.open_bucket(folder)
+        bucket.abort_uploads(key)
+
+
 def list_names(folder: str) -> list[str]:
     """Names of the entries directly in `folder`, sorted; empty if there is no such folder."""
     filesystem, inner = filesystem_of(folder)

@@ -63,18 +63,20 @@ class Request:
 
 Decide = Callable[[str, str], Fault | None]
 
+Refuse = Callable[[str | None], tuple[int, bytes] | None]
+"""Id of the access key → status and body of the answer, if the request is to be refused."""
+
 
 @dataclass
 class FaultProxy:
-    """The proxy. `decide` and `refusal` may be changed while it runs."""
+    """The proxy. `decide` and `refuse` may be changed while it runs."""
 
     address: str
     decide: Decide
     """Method and path with query → what goes wrong, if anything."""
     silence_s: float
     delay_s: float
-    refusal: tuple[int, bytes] | None = None
-    """Status and body of every answer, if it is to refuse."""
+    refuse: Refuse = lambda signed_by: None
     seen: list[Request] = field(default_factory=list)
 
 
@@ -92,6 +94,22 @@ def seeded(seed: int, share: float = 0.3, faults: tuple[Fault, ...] = FAULTS) ->
 def no_fault(method: str, path: str) -> Fault | None:
     """Passes everything on."""
     return None
+
+
+class Hold:
+    """Lets the first request of a kind wait on its way to the server until it is released."""
+
+    def __init__(self, method: str, pattern: str) -> None:
+        """`pattern` is searched in the path with its query."""
+        self._method, self._pattern = method, pattern
+        self.began, self.released = threading.Event(), threading.Event()
+
+    def __call__(self, method: str, path: str) -> Fault | None:
+        is_first = not self.began.is_set()
+        if is_first and method == self._method and re.search(self._pattern, path):
+            self.began.set()
+            self.released.wait()
+        return None
 
 
 @contextmanager
@@ -120,11 +138,11 @@ def fault_proxy(
             self.close_connection = True
 
         def serve(self) -> None:
-            fault = None if proxy.refusal else proxy.decide(self.command, self.path)
             signed = re.search(r"Credential=([^/]+)/", self.headers.get("authorization") or "")
-            proxy.seen.append(
-                Request(self.command, self.path, signed[1] if signed else None, fault)
-            )
+            signed_by = signed[1] if signed else None
+            refusal = proxy.refuse(signed_by)
+            fault = None if refusal else proxy.decide(self.command, self.path)
+            proxy.seen.append(Request(self.command, self.path, signed_by, fault))
             length = int(self.headers.get("content-length") or 0)
             if fault == "away":
                 self.end(reset=False)
@@ -134,8 +152,8 @@ def fault_proxy(
                 self.end(reset=True)
                 return
             body = self.rfile.read(length)
-            if proxy.refusal:
-                self.answer(proxy.refusal[0], proxy.refusal[1])
+            if refusal:
+                self.answer(*refusal)
             elif fault in ("slow_down", "slow_down_and_wait"):
                 more = {"Retry-After": "1"} if fault == "slow_down_and_wait" else {}
                 self.answer(503, SLOW_DOWN, more)

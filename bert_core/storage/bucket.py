@@ -254,7 +254,7 @@ class Bucket:
                 ),
             )
         finally:
-            self._abort_uploads(key)
+            self._abort_uploads(key, key)
 
     def create(self, key: str, data: bytes) -> str | None:
         """Write an object that does not exist yet: its version, or None if it does."""
@@ -302,8 +302,13 @@ class Bucket:
 
             self._retried(some[0], "removed", request)
 
-    def _abort_uploads(self, key: str) -> None:
-        """Abort the multipart uploads of `key` that nobody will complete, as far as possible.
+    def abort_uploads(self, folder: str) -> None:
+        """Abort all multipart uploads in a folder, as far as possible: nobody may write there."""
+        self._abort_uploads(f"{folder}/" if folder else "")
+
+    def _abort_uploads(self, prefix: str, key: str | None = None) -> None:
+        """Abort the multipart uploads of `key`, or of all that begin with `prefix`, which nobody
+        will complete, as far as possible.
 
         obstore aborts an upload that fails. This is for one whose id was lost with the answer, or
         which a killed process left. It has no call for it, but signs any address.
@@ -314,25 +319,26 @@ class Bucket:
             return  # Azure drops them after a week; on Google a lifecycle rule does
         address = self._store.config["endpoint"]
         with suppress(RaybertError, obstore.exceptions.BaseError, OSError, ET.ParseError):
-            query = f"uploads=&prefix={quote(key, safe='')}&{_IGNORED}"
+            query = f"uploads=&prefix={quote(prefix, safe='')}&{_IGNORED}"
             uploads = self._open(address=f"{address}?{query}")
             answer = self._retried(
-                key,
+                prefix,
                 "listed",
                 lambda: obstore.get(uploads, "l").buffer(),
                 longest_s=FIRST_CONTACT_S,
             )
             for upload in ET.fromstring(answer.to_bytes()).iterfind("{*}Upload"):
-                if upload.findtext("{*}Key") != key:
+                found = upload.findtext("{*}Key") or ""
+                if key not in (None, found):
                     continue
                 number = quote(upload.findtext("{*}UploadId") or "", safe="")
-                one = self._open(address=f"{address}/{quote(key)}?uploadId={number}&{_IGNORED}")
+                one = self._open(address=f"{address}/{quote(found)}?uploadId={number}&{_IGNORED}")
 
                 def abort(one: Any = one) -> None:
                     with suppress(FileNotFoundError):
                         obstore.delete(one, "d")
 
-                self._retried(key, "removed", abort, longest_s=FIRST_CONTACT_S)
+                self._retried(found, "removed", abort, longest_s=FIRST_CONTACT_S)
 
     # ------------------------------------------------------------------ repeating
 

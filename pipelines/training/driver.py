@@ -28,6 +28,7 @@ from pipelines.training.records import (
     METRICS,
     STOPPING,
     NewRecords,
+    Notice,
     Records,
     Report,
     record_all,
@@ -90,13 +91,13 @@ def fit(
             spent.nodes |= {goodput.DEFAULT: 1}
             metrics = SystemMetrics()
 
-            def report(records: Records, last: bool) -> bool:
+            def report(records: Records, last: bool) -> Notice:
                 records = spent.take(records)
                 spent.save(config.local_folder)
                 record_all(recorder, with_readings(records, [metrics.read()]))
                 if watch is not None:
                     watch(records)
-                return False  # this process gets no notice of preemption
+                return "nothing"  # this process gets no notice of preemption
 
             try:
                 worker(config, digest, report)
@@ -120,7 +121,7 @@ def _fit_on_ray(
     from pipelines.training.worker import on_ray
 
     use_gpu = cluster.require_room(
-        config.least_workers, config.threads_per_worker, wait=config.wait
+        config.least_workers, config.threads_per_worker, gpus=config.gpus, wait=config.wait
     )
     storage = files.join(config.output, "ray")
     filesystem, storage_path = files.filesystem_of(storage)
@@ -172,14 +173,12 @@ def _fit_on_ray(
 
 
 def _write_checkpoint(output: str) -> None:
-    """Have the workers write a checkpoint with their next report, and wait for it for a while."""
-    from bert_core.train.checkpoint import latest_checkpoint
-
-    folder, stopping = files.join(output, CHECKPOINTS), files.join(output, STOPPING)
-    before = latest_checkpoint(folder)
+    """Have the workers write a checkpoint with their next report, after one that they are writing,
+    and wait for it for a while."""
+    stopping = files.join(output, STOPPING)
     files.write_bytes(stopping, b"")
     deadline_s = time.monotonic() + CHECKPOINT_TIMEOUT_S
-    while latest_checkpoint(folder) == before and time.monotonic() < deadline_s:
+    while files.exists(stopping) and time.monotonic() < deadline_s:
         time.sleep(0.2)
     files.remove(stopping)
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -20,18 +21,22 @@ CHECKPOINTS = "checkpoints"
 DIVERGED = "diverged.txt"
 """Why training ended, if the loss diverged: written by a worker, raised in the driver."""
 STOPPING = "stopping"
-"""Exists while training is to stop as soon as it has written a checkpoint: made by the driver, read
-by the first worker."""
+"""Exists from when training is told to stop until its last checkpoint is written: made by the
+driver, removed by the first worker."""
 
 Records = list[tuple[int, dict[str, float]]]
 """Points of curves: (global step, numbers)."""
 
-Report = Callable[[Records, bool], bool]
-"""Takes the points since the last report, and whether this report is the last. Collective.
+Notice = Literal["nothing", "checkpoint", "stop"]
+"""What is to be done: a checkpoint, since a worker's node is about to be preempted (told once per
+node); or a checkpoint, with which training stops."""
 
-Returns whether a worker's node is about to be preempted, once per node, or training is to stop:
-time for a checkpoint.
-"""
+Report = Callable[[Records, bool], Notice]
+"""Takes the points since the last report, and whether this report is the last. Collective."""
+
+
+class StoppedError(Exception):
+    """Training has written its last checkpoint, since it was told to stop."""
 
 
 def record_all(recorder: RunRecorder, records: Records) -> None:

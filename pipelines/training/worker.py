@@ -10,7 +10,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -50,7 +50,15 @@ from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
 from pipelines.runtime.stage import STARTED
 from pipelines.training.config import TrainingConfig
-from pipelines.training.records import CHECKPOINTS, DIVERGED, STOPPING, Records, Report
+from pipelines.training.records import (
+    CHECKPOINTS,
+    DIVERGED,
+    STOPPING,
+    Notice,
+    Records,
+    Report,
+    StoppedError,
+)
 from tracking import metric_names as names
 from tracking.goodput import told_by_clock
 from tracking.metric_names import LOSS
@@ -82,35 +90,32 @@ def on_ray(arguments: dict[str, Any]) -> None:
 
     flush_denormals()  # only here, not when the work is done in the user's own process
     noticed: set[str] = set()
-    stopping = False
 
     # One worker per node reads them; rank 0's report is recorded, with the readings of all.
     metrics = SystemMetrics() if ray_train.get_context().get_local_rank() == 0 else None
 
-    def report(records: Records, last: bool) -> bool:
+    def report(records: Records, last: bool) -> Notice:
         system = metrics.read() if metrics else {}
         ray_train.report({"records": records, "last": last, "system": system})
         notice = ray_train.get_preemption_info()
         new = set(notice.preempted_node_ids if notice else ()) - noticed
         noticed.update(new)
-        stopped = stops()  # collective: on every rank, whatever comes of it
-        return bool(new) or stopped
-
-    def stops() -> bool:
-        """Whether to stop, as the first worker has it."""
-        nonlocal stopping
-        before = stopping
-        stopping |= from_rank_0(float(rank == 0 and files.exists(stop))) > 0
-        return stopping and not before
+        # Collective: on every rank, whatever comes of it.
+        if from_rank_0(float(rank == 0 and files.exists(stop))):
+            return "stop"
+        return "checkpoint" if new else "nothing"
 
     config, rank = arguments["config"], ray_train.get_context().get_world_rank()
     stop = files.join(config.output, STOPPING)
     check_storage(config.output, rank)
     try:
-        arguments["worker"](config, arguments["digest"], report)
+        with suppress(StoppedError):
+            arguments["worker"](config, arguments["digest"], report)
     except DivergedError as error:  # if raised, training would be retried, to diverge again
         if rank == 0:
             files.write_bytes(files.join(config.output, DIVERGED), str(error).encode())
+    if rank == 0:
+        files.remove(stop)
 
 
 def check_storage(output: str, rank: int) -> None:
@@ -182,7 +187,10 @@ class Training:
 
 
 def train(training: Training, report: Report) -> None:
-    """Train to the end, from the newest checkpoint or from the beginning."""
+    """Train to the end, from the newest checkpoint or from the beginning.
+
+    Raises: StoppedError, when the last checkpoint of a run that is to stop is written.
+    """
     place, config, loop = training.place, training.config, training.loop
     model, clock = training.model, training.clock
     clock.switch("starting")
@@ -226,6 +234,7 @@ def train(training: Training, report: Report) -> None:
             totals.add_step(step)
             due = due_after(step, training)
             last, checkpointing, cost = step.last, due.checkpoint, None
+            notice: Notice = "nothing"
             if due.point:
                 means = totals.means()
                 numbers = _numbers(step, means, time.monotonic() - since, place)
@@ -244,11 +253,15 @@ def train(training: Training, report: Report) -> None:
                 totals, since = Totals(model.weights), time.monotonic()
                 # Before the checkpoint, so that a run resumed from it has all points of the curve.
                 if checkpointing or from_rank_0(points.waited_s >= config.report_every_s):
-                    checkpointing |= points.report(last=False)
+                    notice = points.report(last=False)
+                    checkpointing |= notice != "nothing"
             if checkpointing:
                 progress = Progress(rise.losses, measurements.costs, step.elapsed_s)
                 with clock.during("checkpointing"):
                     writer.save(step.index, model, optimizer, cost, progress, points.so_far())
+            if notice == "stop":
+                writer.wait()
+                raise StoppedError
             if last:
                 break
         with clock.during("checkpointing"):
@@ -301,7 +314,7 @@ class Points:
         self._waiting.append(point)
         self._new.append(point)
 
-    def report(self, *, last: bool) -> bool:
+    def report(self, *, last: bool) -> Notice:
         """Report the points since the last time. Collective; returns what `Report` returns."""
         waiting, self._waiting = self._waiting, []
         self._reported = time.monotonic()

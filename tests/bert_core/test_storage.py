@@ -191,7 +191,9 @@ def test_what_follows_is_fetched_ahead_in_few_requests(store: Callable[..., Stor
 
 @pytest.mark.drill
 def test_a_store_that_is_silent_for_half_a_minute_costs_only_time(
-    store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+    store: Callable[..., Store],
+    monkeypatch: pytest.MonkeyPatch,
+    recovered: Callable[[str, float, float], None],
 ) -> None:
     for name in ("TIMEOUT_S", "RETRY_S"):
         monkeypatch.delenv(f"RAYBERT_STORAGE_{name}")  # as they are for everybody
@@ -213,6 +215,7 @@ def test_a_store_that_is_silent_for_half_a_minute_costs_only_time(
     written.result()
     assert read.result() == LARGE
     assert created.result() is not None
+    recovered("the bucket was silent for 30 s", end, 60)
     assert there.content("large.bin") == LARGE
     assert there.uploads() == []
 
@@ -325,7 +328,7 @@ REFUSALS = {
 def test_what_will_not_change_is_told_at_once(code: str, store: Callable[..., Store]) -> None:
     there = store()
     status, more, way_out = REFUSALS[code]
-    there.proxy.refusal = (status, xml_error(code, "In other words.", more))
+    there.proxy.refuse = lambda signed_by: (status, xml_error(code, "In other words.", more))
     path = f"{there.uri}/a/b.bin"
     tries: list[tuple[str, Callable[[], object]]] = [
         ("read", lambda: files.read_bytes(path)),

@@ -95,7 +95,12 @@ def record(output: str) -> dict[int, dict[str, float]]:
 
 @pytest.mark.timeout(1200)
 def test_a_host_that_is_lost_is_replaced_by_one_that_waits(
-    prepared: Any, tmp_path: Path, object_store: str, server: Any, start: Start
+    prepared: Any,
+    tmp_path: Path,
+    object_store: str,
+    server: Any,
+    start: Start,
+    recovered: Callable[[str, float, float], None],
 ) -> None:
     """And one that does not wait is told who writes the output. In the end there are the same bits
     as in a run left alone, and one MLflow run with every step once, although the second host trains
@@ -114,8 +119,11 @@ def test_a_host_that_is_lost_is_replaced_by_one_that_waits(
     first.wait_until("its curve is in the bucket", lambda: len(record(output)) > 20)
     assert first.process.poll() is None
     first.lose()
+    lost_s, had = time.monotonic(), len(record(output))
     assert not files.exists(f"{output}/manifest.json")
     pretrain.run(replace(alone, checkpoint_every_steps=STEPS))  # while the third one waits
+    third.wait_until("it trains", lambda: len(record(output)) > had)
+    recovered("a host is lost while another waits for its output", lost_s, 120)
 
     assert third.process.wait(timeout=400) == 0, third.says
     assert "resuming the earlier run of" in third.says

@@ -198,7 +198,10 @@ def wait_until(done: Callable[[], bool], what: str, timeout_s: float = 120) -> N
 @pytest.mark.drill
 @pytest.mark.usefixtures("local_ray")
 def test_what_dies_under_a_training_run_loses_no_point_and_repeats_none(
-    tracking: Tracking, prepared: Any, tmp_path: Path
+    tracking: Tracking,
+    prepared: Any,
+    tmp_path: Path,
+    recovered: Callable[[str, float, float], None],
 ) -> None:
     """The database, and when MLflow gets points again, the server."""
     folder, killed = tmp_path / "out", list[str]()
@@ -230,6 +233,9 @@ def test_what_dies_under_a_training_run_loses_no_point_and_repeats_none(
         before = lines()
         wait_until(lambda: lines() > before + 20, f"training goes on without the {name}")
         victim.start()
+        started_s, had = time.monotonic(), points()
+        wait_until(lambda: points() > had, f"MLflow gets points again, after the {name} was away")
+        recovered(f"MLflow's {name} is killed, and started again", started_s, 60)
 
     def drill() -> None:
         kill_and_start_again("database", tracking.database)

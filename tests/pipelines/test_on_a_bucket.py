@@ -34,7 +34,7 @@ def test_a_joined_cluster_works_on_a_bucket_that_fails_now_and_then(
     """
     import boto3
 
-    _open_to_all(object_store)
+    open_to_all(object_store)
     rows = Path(prepared.rows.source).read_text().splitlines(keepends=True)
     files.write_bytes(f"{object_store}/text.txt", prepared.text.read_bytes())
     files.write_bytes(f"{object_store}/train.jsonl", "".join(rows[::2]).encode())
@@ -107,7 +107,7 @@ def test_stages_that_begin_with_bundles_work_on_a_bucket(
 ) -> None:
     """Fine-tuning, distilling, exporting, vectors, search and extraction, on a cluster that has no
     credentials of its own."""
-    _open_to_all(object_store)
+    open_to_all(object_store)
     tokenizer = Tokenizer.load(prepared.folder / "vocab")
     encoder = tiny.encoder_config(tokenizer.vocab_size, max_position_embeddings=64)
     tasks: dict[str, Task] = {
@@ -169,7 +169,7 @@ def test_stages_that_begin_with_bundles_work_on_a_bucket(
             assert nearest["score"] > 0.99, "each row is its own nearest"
 
 
-def _open_to_all(object_store: str) -> None:
+def open_to_all(object_store: str) -> None:
     """Let anyone read and write a bucket, since credentials are a matter of each machine."""
     import boto3
 

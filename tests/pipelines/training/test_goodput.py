@@ -22,7 +22,7 @@ from bert_core.train.checkpoint import latest_checkpoint
 from pipelines import finetune, pretrain
 from pipelines.pretrain import PretrainConfig
 from pipelines.runtime.stage import determining_fields
-from pipelines.training.records import Report, read_records
+from pipelines.training.records import Notice, Report, read_records
 from pipelines.training.selection import SelectionConfig
 from pipelines.tune import TuneConfig
 from tracking import goodput
@@ -163,7 +163,7 @@ def dying_after(step: int) -> Callable[..., None]:
 
         died = Path(config.output) / "died"
 
-        def report_and_die(records: Any, last: bool) -> bool:
+        def report_and_die(records: Any, last: bool) -> Notice:
             notice = report(records, last)
             if records and records[-1][0] == step and not died.exists():
                 deadline = time.monotonic() + 60
