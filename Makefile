@@ -32,7 +32,7 @@ drill: $(INSTALLED)  ## the tests that kill processes and cut files
 endurance: $(INSTALLED)  ## the long drills at their whole size: 20,000 bodies, 200,000 requests, …
 	$(BIN)/python -m pytest -n0 -m drill --whole tests/bert_core/data/test_wordpiece.py \
 		tests/serve/test_abuse.py tests/serve/test_schemas.py tests/serve/test_mixed_load.py \
-		tests/serve/test_endurance.py
+		tests/serve/test_endurance.py tests/pipelines/test_failing_storage.py
 
 matrix: $(INSTALLED)  ## every task and kind of rows through every command and source
 	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py tests/pipelines/test_glue.py

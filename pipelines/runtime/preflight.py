@@ -7,8 +7,9 @@ from bert_core import files
 from bert_core.manifest import is_complete
 from pipelines.runtime import cluster, node_checks, nodes
 from pipelines.runtime.stage import StageConfig
-from pipelines.runtime.storage_checks import marker
+from pipelines.runtime.storage_checks import check_cache, marker
 from tracking import server
+from tracking.cache import cache_folder
 
 WITHOUT_RAY = ("publish", "export")
 ONE_BY_ONE = ("tune",)
@@ -16,7 +17,8 @@ ONE_BY_ONE = ("tune",)
 
 
 def preflight(stage: str, config: StageConfig) -> None:
-    """Check what `stage` needs: a writable output, MLflow, and the cluster that it is to join.
+    """Check what `stage` needs: a writable output, a cache if the output is not on this machine,
+    MLflow, and the cluster that it is to join.
 
     An MLflow that is away is no reason to stop: records are sent to it later. One that refuses is.
     Raises: RaybertError with the way out.
@@ -27,6 +29,8 @@ def preflight(stage: str, config: StageConfig) -> None:
     joins = address is not None and config.num_workers != 0 and stage not in WITHOUT_RAY
     if joins:  # before anything that imports Ray
         cluster.connect(address=address, allow_open_cluster=config.allow_open_cluster)
+    if config.record_copy is not None:
+        check_cache(cache_folder())
     with marker(config.output) as path:
         server.require_consent(server.tracking_uri(config.tracking_uri))
         if joins:

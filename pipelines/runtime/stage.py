@@ -357,11 +357,13 @@ def _open_run(
     config: StageConfig,
     params: dict[str, Any],
     inputs: Sequence[DatasetInput] = (),
+    *,
+    with_copy: bool = True,
 ) -> RunRecorder:
     return RunRecorder.open(
         config.local_folder,
         uri=tracking_uri(config.tracking_uri),
-        copy=config.record_copy,
+        copy=config.record_copy if with_copy else None,
         experiment=config.experiment,
         run_name=f"{stage} {Path(config.output).name}",
         params=params,
@@ -375,12 +377,18 @@ def _open_run(
     )
 
 
-def _end_run(stage: str, config: StageConfig, status: Status) -> None:
-    """Record that the stage ends without a result. Never raises: another error did end it."""
+def _end_run(stage: str, config: StageConfig, status: Status, *, with_copy: bool = True) -> None:
+    """Record that the stage ends without a result. Never raises: another error did end it.
+
+    Where the copy of the record cannot be reached, only MLflow and the local folder know.
+    """
     try:
-        _open_run(stage, config, determining_fields(config)).close(status)
+        _open_run(stage, config, determining_fields(config), with_copy=with_copy).close(status)
     except (OSError, RaybertError) as error:
-        say(f"{stage}: how the run ended ({status}) is not recorded: {error}")
+        if with_copy and config.record_copy is not None:
+            _end_run(stage, config, status, with_copy=False)
+        else:
+            say(f"{stage}: how the run ended ({status}) is not recorded: {error}")
 
 
 def _difference(

@@ -4,13 +4,17 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from uuid import uuid4
 
 from bert_core import files
+from bert_core.cache import FOLDER as CACHE_FOLDER
 from bert_core.errors import RaybertError, ResourceError
 
 PROBE = ".probe-"
 """Begins the names of the files that are written here; of no run's output."""
+RECORD_BYTES = 1 << 20
+"""What a run without many points and pictures records."""
 PARTS_BYTES = 16 << 20
 """More than a store takes in one piece: such a file is uploaded in parts."""
 
@@ -32,6 +36,27 @@ def marker(place: str) -> Iterator[str]:
         if local is not None and absent:
             with suppress(OSError):  # somebody else has put something there
                 local.rmdir()
+
+
+def check_cache(folder: Path) -> None:
+    """Check that the folder for downloads, and for records of runs whose output is elsewhere, takes
+    a few files.
+
+    Raises: ResourceError with the way out.
+    """
+    path = folder / f"{PROBE}{uuid4().hex[:8]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(RECORD_BYTES))
+    except OSError as error:
+        raise ResourceError(
+            f"{folder}: wanted a cache that takes {RECORD_BYTES:,} bytes, for the run's record and "
+            f"downloads, got {error.strerror or error}: free some space there, or set "
+            f"{CACHE_FOLDER} to a folder on another disk of this machine"
+        ) from error
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def check_storage(place: str) -> Iterator[str]:

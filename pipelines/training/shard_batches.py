@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from bert_core import files
-from bert_core.cache import LIMIT, Cache
+from bert_core.cache import FOLDER, LIMIT, Cache
 from bert_core.data.shards import ShardInfo, ShardRows, ShardSet
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.errors import ConfigError, ResourceError
@@ -87,6 +87,6 @@ def _check_room(shards: ShardSet, infos: list[ShardInfo], cache: Cache, count: i
         raise ResourceError(
             f"{cache.folder}: wanted room for {wanted_bytes:,} bytes, the {min(count, len(infos))} "
             f"shards of {shards.folder} that are open at a time, the cache may take "
-            f"{cache.most_bytes:,}: set {LIMIT} to at least {wanted_bytes / 1e9:.3g} GB, or lower "
-            "window_shards"
+            f"{cache.most_bytes:,}: set {LIMIT} to at least {wanted_bytes / 1e9:.3g} GB, "
+            f"{FOLDER} to a folder on a larger disk, or lower window_shards"
         )

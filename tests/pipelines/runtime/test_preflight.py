@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bert_core import files
 from pipelines import cli
 
 
@@ -37,6 +38,24 @@ def test_an_output_that_cannot_be_written_is_found_before_the_input_is_read(
     assert "there is no bucket 'no-such-bucket-1'" in told
 
 
+def test_a_bucket_that_may_only_be_read_is_found_before_the_input_is_read(
+    tmp_path: Path,
+    guarded: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = vocab(tmp_path, "--output", f"{guarded}/vocab")
+    told = refused(command, capsys)
+    assert f"raybert vocab: {guarded}/vocab: write: " in told
+    assert told.endswith(
+        "these credentials may not write to it: grant them that, or give others, or another bucket"
+        "; finished work is kept: the same command continues from there"
+    )
+    assert files.list_names(guarded) == []
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    assert "the credentials are wrong or have expired: correct" in refused(command, capsys)
+
+
 def test_nothing_is_left_where_the_input_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,6 +70,17 @@ def test_too_few_cpus_are_found_before_the_input_is_read(head: Any, tmp_path: Pa
     assert done.stderr.splitlines()[-1] == (
         "raybert vocab: wanted 3 CPUs (3 workers with 1 thread), the cluster has 1: lower "
         "num_workers or threads_per_worker, add nodes, or wait for some with --wait"
+    )
+
+
+@pytest.mark.ray
+def test_a_wrong_token_is_found_before_the_input_is_read(head: Any, tmp_path: Path) -> None:
+    address = head.addresses["host:port"]
+    command = vocab(tmp_path, "--num_workers", "1", "--address", address)
+    done = head.raybert(*command, RAY_AUTH_TOKEN="00ff" * 16)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        f"raybert vocab: wanted the token of the Ray cluster at {address}, "
     )
 
 

@@ -1,11 +1,7 @@
 """A folder or bucket is tried by doing in it what stages do, and nothing is left there."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
-import httpx
 import pytest
 
 from bert_core import files
@@ -36,27 +32,6 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
 def test_a_bucket_that_is_missing_is_named(object_store: str, missing: str) -> None:
     with pytest.raises(RaybertError, match=rf"s3://{missing}: write: .*there is no bucket"):
         next(check_storage(f"s3://{missing}"))
-
-
-READ = {"Effect": "Allow", "Action": ["s3:Get*", "s3:List*"], "Resource": "*"}
-
-
-@pytest.fixture
-def guarded(object_store: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket of a server that checks credentials; ours may only read."""
-    import boto3
-
-    iam = boto3.client("iam")
-    name = f"reader-{uuid4().hex[:8]}"
-    iam.create_user(UserName=name)
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [READ]})
-    iam.put_user_policy(UserName=name, PolicyName="read", PolicyDocument=policy)
-    key = iam.create_access_key(UserName=name)["AccessKey"]
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
-    httpx.post(f"{s3_endpoint}/moto-api/reset-auth", content="0").raise_for_status()
-    yield object_store
-    httpx.post(f"{s3_endpoint}/moto-api/reset-auth", content="inf").raise_for_status()
 
 
 def test_a_bucket_that_may_only_be_read_is_told(guarded: str) -> None:
