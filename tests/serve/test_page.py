@@ -168,13 +168,13 @@ def shown(task: str, answer: Any, url: str) -> list[str]:
             query, *cosines = vectors @ vectors.T
             best = sorted(zip(query[1:], TEXTS, strict=True), reverse=True)
             nearest = [part for score, text in best for part in (text, f"{score:.3f}")]
-            matrix = [f"{score:.2f}" for row in cosines for score in row[1:]]
+            matrix = [f"{round(score, 2) + 0.0:.2f}" for row in cosines for score in row[1:]]
             return [*nearest, *matrix, f"4 vectors of {len(answer[0])} numbers"]
         case _:
-            best = sorted(answer[0], key=lambda entry: -entry["value"])[:10]
-            ids = {"ids": [[entry["index"]] for entry in best]}
+            entries = sorted(answer[0], key=lambda entry: -entry["value"])[:10]
+            ids = {"ids": [[entry["index"]] for entry in entries]}
             words = httpx.post(f"{url}/v1/models/{task}/decode", json=ids).json()
-            values = [f"{entry['value']:.3f}" for entry in best]
+            values = [f"{entry['value']:.3f}" for entry in entries]
             return [part for pair in zip(words, values, strict=True) for part in pair]
 
 
