@@ -4,12 +4,11 @@ paths of every surface, which are passed on to a model."""
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from bert_core.wording import shortened
@@ -32,6 +31,7 @@ from serve.routes.base import (
     json_response,
     refused,
 )
+from serve.routes.page import page_routes
 from serve.served import Card, ServedModel, State
 from serve.served import Response as Passed
 from serve.surfaces.base import Endpoint, Probe, Surface, receive
@@ -151,12 +151,7 @@ def front_routes(
     """The routes in front of the models: the page, `/healthz`, `/readyz` for all of them, and every
     surface's paths, which are passed on."""
     router = APIRouter()
-    page = files("serve").joinpath("page/index.html").read_text(encoding="utf-8")
-
-    @router.get("/", response_class=HTMLResponse, responses=errors_of(None), tags=["front"])
-    async def show() -> str:
-        """A page for trying the models."""
-        return page
+    router.include_router(page_routes())
 
     @router.get("/healthz", responses=errors_of(None), tags=["front"])
     async def health() -> Status:

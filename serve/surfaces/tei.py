@@ -129,6 +129,17 @@ class Tokenize(Body):
     model: Ignored = None
 
 
+Id = Annotated[int, pydantic.Field(ge=0)]
+
+
+class Decode(Body):
+    """Ids of tokens: those of one text, or of several."""
+
+    ids: list[Id] | list[list[Id]]
+    skip_special_tokens: bool = True
+    model: Ignored = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """An entry of a sparse vector."""
@@ -318,6 +329,31 @@ async def tokenize(call: Call) -> Response:
     return Response(body, 200, headers(call.model), "application/json")
 
 
+async def decode(call: Call) -> Response:
+    """The text of each list of ids."""
+    request = await call.read(Decode)
+    call.form()
+    is_one = all(isinstance(each, int) for each in request.ids)
+    lists: list[Any] = [request.ids] if is_one else request.ids
+    check_count(lists, call.model.limits)
+    check_tokens(sum(map(len, lists)), call.model.limits)
+    inner = call.model.predictor.bundle.tokenizer.inner
+    size = inner.get_vocab_size()
+    unknown = next((token for ids in lists for token in ids if token >= size), None)
+    if unknown is not None:
+        raise RequestError(
+            f"ids: wanted ids of the vocabulary, which are below {size}, got {unknown}: send those "
+            "that /tokenize gives"
+        )
+
+    def texts() -> bytes:
+        skip = request.skip_special_tokens
+        return orjson.dumps(inner.decode_batch(lists, skip_special_tokens=skip))
+
+    body = await call.model.off_loop(texts, is_long=call.is_long)
+    return Response(body, 200, headers(call.model), "application/json")
+
+
 async def info(call: Call) -> Response:
     """What the model is, and the server's limits."""
     return json_response(call.model, description(call.model))
@@ -413,6 +449,7 @@ SURFACE = Surface(
             shape=list[float],
         ),
         Endpoint(path="/tokenize", answer=tokenize, body=Tokenize, shape=list[list[Token]]),
+        Endpoint(path="/decode", answer=decode, body=Decode, shape=list[str]),
         Endpoint(path="/info", answer=info, method="GET", shape=dict[str, Any]),
     ),
     refuse=refuse,

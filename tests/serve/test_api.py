@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import posixpath
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -352,9 +353,21 @@ def test_the_page_needs_nothing_from_elsewhere(runner: asyncio.Runner) -> None:
     status, page = ask("GET", "/")
     assert status == 200
     assert "<title>raybert</title>" in page
-    assert "http:" not in page
-    assert "https:" not in page
-    assert "src=" not in page
+    wanted = re.findall(r'(?:src|href)="(page/[^"]+)"', page)
+    files = set()
+    while wanted:  # what the page asks for, and what its scripts import
+        path = posixpath.normpath(wanted.pop())
+        if path not in files:
+            files.add(path)
+            status, text = ask("GET", f"/{path}")
+            assert status == 200, path
+            imported = re.findall(r'from "(\.[^"]+)"', text)
+            wanted += [posixpath.join(posixpath.dirname(path), each) for each in imported]
+            assert "vendor" in path or not re.search(r"https?://[^$]|@import|\burl\(", text), path
+    folder = Path(api.__file__).parent
+    there = {path.relative_to(folder).as_posix() for path in folder.glob("page/**/*.*")}
+    assert files == there - {"page/index.html"}
+    assert ask("GET", "/page/none.js")[0] == ask("GET", "/page/%2e%2e/app.py")[0] == 404
 
 
 def test_openapi_has_the_shapes_of_the_task(ask: Caller) -> None:

@@ -121,6 +121,18 @@ def test_similarity_gives_a_cosine_per_sentence(front: str, vectors: np.ndarray)
     np.testing.assert_allclose(came, vectors[1:] @ vectors[0], atol=1e-6)
 
 
+def test_decode_gives_the_text_of_ids(front: str) -> None:
+    [tokens] = post(f"{front}/tokenize", {"inputs": TEXTS[0]}).json()
+    ids = [token["id"] for token in tokens]
+    bare = [token["text"] for token in tokens[1:-1]]
+    [text] = post(f"{front}/decode", {"ids": ids}).json()
+    assert text.replace(" ", "") == "".join(bare).replace("##", "")
+    several = post(f"{front}/decode", {"ids": [ids[1:2], ids[:1]]}).json()
+    assert several == [bare[0], ""]
+    kept = post(f"{front}/decode", {"ids": ids[:1], "skip_special_tokens": False}).json()
+    assert kept == ["[CLS]"]
+
+
 def test_tokenize_names_tokens_and_their_characters(front: str) -> None:
     [tokens] = post(f"{front}/tokenize", {"inputs": TEXTS[0]}).json()
     assert tokens[0]["special"]
@@ -184,6 +196,9 @@ def test_haystack_reranks_and_embeds(front: str, vectors: np.ndarray, scores: An
         ),
         ("/embed_sparse", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name: this model"),
         ("/tokenize", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name"),
+        ("/decode", {"ids": [5, 100_000]}, 422, "wanted ids of the vocabulary"),
+        ("/decode", {"ids": [-1]}, 422, "ids"),
+        ("/decode", {"ids": [[1]] * 3000}, 413, "wanted at most 2048 per request, got 3000"),
         ("/tokenize", {"inputs": ["a"] * 3000}, 413, "wanted at most 2048 per request, got 3000"),
         ("/embed", {"inputs": ["a"] * 3000}, 413, "wanted at most 2048 per request, got 3000"),
     ],
