@@ -18,7 +18,10 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_core import files
-from bert_core.data.wordpiece import BulkWordPiece, supports
+from bert_core.data.bulk import BulkEncoder
+from bert_core.data.byte_level import BulkByteLevel
+from bert_core.data.unigram import BulkUnigram
+from bert_core.data.wordpiece import BulkWordPiece
 from bert_core.errors import FormatError
 from bert_core.manifest import folder_with
 
@@ -396,8 +399,9 @@ class Tokenizer:
         return pa.ListArray.from_arrays(pa.array(offsets), values)
 
     @cached_property
-    def _bulk(self) -> BulkWordPiece | None:
-        return BulkWordPiece(self.inner) if supports(self.inner) else None
+    def _bulk(self) -> BulkEncoder | None:
+        kinds = (BulkWordPiece, BulkByteLevel, BulkUnigram)
+        return next((kind(self.inner) for kind in kinds if kind.supports(self.inner)), None)
 
 
 def _flagged(inner: tokenizers.Tokenizer) -> set[str]:

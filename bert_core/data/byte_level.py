@@ -1,0 +1,108 @@
+"""Where the pre-tokenizer of byte-level BPE splits (RoBERTa, Longformer, ModernBERT)."""
+
+import string
+
+import numpy as np
+import pyarrow as pa
+import tokenizers
+from jaxtyping import Integer, UInt8
+from tokenizers import models
+
+from bert_core.data.bulk import BulkEncoder, settings_of, words_at
+
+LETTER, DIGIT, MARK, OTHER, SPACE, WHITE, UNKNOWN = range(7)
+"""Kinds of bytes. OTHER is part of a character that is not white space; WHITE is white space apart
+from a space; what is UNKNOWN may be white space."""
+_SOLID = (LETTER, DIGIT, MARK, OTHER)
+_KIND = np.full(256, UNKNOWN, dtype=np.uint8)
+_KIND[list(string.ascii_letters.encode())] = LETTER
+_KIND[list(string.digits.encode())] = DIGIT
+_KIND[list(string.punctuation.encode())] = MARK
+_KIND[list(b"\t\n\r")] = WHITE
+_KIND[ord(" ")] = SPACE
+_KIND[0x80:] = OTHER
+# Characters of other kinds outside ASCII: all that may be white space, and what is frequent.
+_RANGES = (
+    ("\u0085", "\u0085", UNKNOWN),
+    ("\u00a0", "\u00a0", UNKNOWN),
+    ("À", "Ö", LETTER),
+    ("Ø", "ö", LETTER),
+    ("ø", "ÿ", LETTER),
+    ("\u1680", "\u1680", UNKNOWN),
+    ("\u2000", "\u200a", UNKNOWN),
+    ("\u2010", "\u2027", MARK),
+    ("\u2028", "\u2029", UNKNOWN),
+    ("\u202f", "\u202f", UNKNOWN),
+    ("\u205f", "\u205f", UNKNOWN),
+    ("\u3000", "\u3000", UNKNOWN),
+)
+HERE, EARLIER = 1, 2
+# What follows from the kinds of two bytes in a row, first * 8 + second: a word begins with the
+# second, or with the first.
+_BEGINS = np.zeros(64, dtype=np.uint8)
+for _first in (LETTER, DIGIT, MARK):
+    for _second in {LETTER, DIGIT, MARK} - {_first}:
+        _BEGINS[_first * 8 + _second] = HERE
+for _solid in _SOLID:
+    _BEGINS[_solid * 8 + SPACE] = _BEGINS[_solid * 8 + WHITE] = HERE
+    _BEGINS[SPACE * 8 + _solid] = EARLIER
+    _BEGINS[WHITE * 8 + _solid] = HERE | EARLIER
+
+
+class BulkByteLevel(BulkEncoder):
+    """Words are cut where the kind of character changes, and at white space.
+
+    The pre-tokenizer is one regular expression: contractions, else runs of letters, of digits or of
+    other characters, each with a space before it if there is one, else white space, except that the
+    last character of a run of white space is left for what follows. So a word begins where letters,
+    digits and marks change, but not after an apostrophe; with white space after something else; and
+    with the last white space before something else. Characters outside ASCII are cut from others
+    only where it does not matter what they are. The normalizers look at one character at a time, or
+    compose it with marks after it, which are of that kind.
+    """
+
+    @classmethod
+    def supports(cls, inner: tokenizers.Tokenizer) -> bool:
+        splits, normalizer = settings_of(inner.pre_tokenizer), settings_of(inner.normalizer)
+        normalized = any(one.normalized for one in inner.get_added_tokens_decoder().values())
+        return (
+            isinstance(inner.model, models.BPE)
+            and not inner.model.dropout
+            and splits.get("type") == "ByteLevel"
+            and splits["use_regex"]
+            and not splits["add_prefix_space"]
+            and (not normalizer or (normalizer["type"] in ("Lowercase", "NFC") and not normalized))
+        )
+
+    def cut(
+        self, data: UInt8[np.ndarray, "bytes"], row_offsets: Integer[np.ndarray, "rows_1"]
+    ) -> tuple[pa.BinaryArray, Integer[np.ndarray, "rows_1"]]:
+        kind = _kinds(data)
+        begins_row = np.zeros(len(data) + 1, dtype=bool)
+        begins_row[row_offsets] = True
+        begins_word = begins_row[:-1]
+        begins = _BEGINS[kind[:-1] * np.uint8(8) + kind[1:]]
+        begins[begins_word[1:]] = 0
+        apostrophes = np.flatnonzero(data[:-1] == ord("'"))
+        begins[apostrophes[kind[apostrophes + 1] < OTHER]] = 0
+        begins_word[1:] |= (begins & HERE).view(bool)
+        begins_word[:-1] |= begins >= EARLIER
+        starts = np.flatnonzero(begins_word)
+        return words_at(starts, data), np.searchsorted(starts, row_offsets)
+
+
+def _kinds(data: UInt8[np.ndarray, "bytes"]) -> UInt8[np.ndarray, "bytes"]:
+    kind = _KIND[data]
+    if not (data >= 0x80).any():
+        return kind
+    for first, last, kind_of_range in _RANGES:
+        *lead, low = first.encode()
+        high = last.encode()[-1]
+        places = np.flatnonzero(data == lead[0])
+        for offset, byte in enumerate(lead[1:], 1):
+            places = places[data[places + offset] == byte]
+        final = data[places + len(lead)]
+        places = places[(low <= final) & (final <= high)]
+        for offset in range(len(lead) + 1):
+            kind[places + offset] = kind_of_range
+    return kind

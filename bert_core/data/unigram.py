@@ -1,0 +1,162 @@
+"""Where the pre-tokenizer of Unigram splits (ALBERT, XLM-RoBERTa, DeBERTa v3)."""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tokenizers
+from jaxtyping import Bool, Integer, UInt8
+from tokenizers import models
+
+from bert_core.data.bulk import BulkEncoder, steps_of, words_at
+
+WHITE_SPACE = " \t\n\r"
+_WHITE = np.zeros(256, dtype=bool)
+_WHITE[list(WHITE_SPACE.encode())] = True
+_PLAIN = frozenset(map(chr, range(ord("!"), ord("~") + 1)))
+"""The characters of ASCII that are neither white space nor control characters."""
+_LOCAL = {"NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Lowercase", "Strip", "Precompiled"}
+_PATTERNS = {" {2,}", r"\s{2,}|[\n\r\t]"}
+"""Regular expressions that join white space, as published tokenizers have them."""
+_META = "▁"
+# Characters that may be one grapheme with the space before them, which `Precompiled` reads as one.
+_JOINING_CATEGORIES = {"Mn", "Mc", "Me", "Cc", "Cf", "Cn", "Co", "Sk"}
+_JOINING = {"\u0e33", "\u0eb3", "\uff9e", "\uff9f"}
+
+
+class BulkUnigram(BulkEncoder):
+    """Words are cut at white space.
+
+    The pre-tokenizer splits at every space before the model sees the text, so the best path is that
+    of every word. Whether all white space is a separator and nothing else is tried out; if not,
+    words are cut at single spaces only, and the rest of white space is part of a word. The
+    normalizer joins nothing with white space but some characters outside ASCII: a word that begins
+    or ends with such a character is tried out between separators, and if that makes a difference,
+    rows with it are encoded whole.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        super().__init__(inner)
+        self._at_any_white_space = all(
+            _ids(inner, f"{edge}a{white}a{edge}") == 2 * _ids(inner, "a")
+            for white in _white_space()
+            for edge in ("", white)
+        )
+        # Added tokens that may be met in normalized text only.
+        self._normalized = np.array(
+            [
+                number
+                for number, token in inner.get_added_tokens_decoder().items()
+                if token.normalized and inner.normalizer is not None
+            ],
+            dtype=np.uint32,
+        )
+        self._known_edges = set(_PLAIN)
+        self._safe_edges = set(_PLAIN)
+
+    @classmethod
+    def supports(cls, inner: tokenizers.Tokenizer) -> bool:
+        splits = steps_of(inner.pre_tokenizer)
+        return (
+            isinstance(inner.model, models.Unigram)
+            and inner.model.alpha is None
+            and [step["type"] for step in splits]
+            in (["Metaspace"], ["WhitespaceSplit", "Metaspace"])
+            and splits[-1]["split"]
+            and all(map(_is_local, steps_of(inner.normalizer)))
+            and _keeps_plain_text(inner)
+            and not any(
+                token.normalized and not _PLAIN.issuperset(token.content)
+                for token in inner.get_added_tokens_decoder().values()
+            )
+            and _ids(inner, "a a") == 2 * _ids(inner, "a")
+        )
+
+    def cut(
+        self, data: UInt8[np.ndarray, "bytes"], row_offsets: Integer[np.ndarray, "rows_1"]
+    ) -> tuple[pa.BinaryArray, Integer[np.ndarray, "rows_1"]]:
+        begins_row = np.zeros(len(data) + 1, dtype=bool)
+        begins_row[row_offsets] = True
+        separates = _WHITE[data]
+        if not self._at_any_white_space:
+            # Beside white space, or at the end of a row.
+            beside = begins_row[:-1] | begins_row[1:]
+            beside[1:] |= separates[:-1]
+            beside[:-1] |= separates[1:]
+            separates = (data == ord(" ")) & ~beside
+        begins_word = ~separates
+        begins_word[1:] &= separates[:-1] | begins_row[1:-1]
+        starts = np.flatnonzero(begins_word)
+        return words_at(starts, data, ~separates), np.searchsorted(starts, row_offsets)
+
+    def in_context(
+        self,
+        words: Sequence[str],
+        ids: Integer[np.ndarray, "ids"],
+        counts: Integer[np.ndarray, "words"],
+    ) -> Bool[np.ndarray, "words"]:
+        in_context = np.zeros(len(words), dtype=bool)
+        in_context[np.repeat(np.arange(len(words)), counts)[np.isin(ids, self._normalized)]] = True
+        unusual = [n for n, word in enumerate(words) if not _PLAIN.issuperset(word[0] + word[-1])]
+        self._learn({edge for n in unusual for edge in words[n][:: max(1, len(words[n]) - 1)]})
+        in_context[[n for n in unusual if not self._stands_alone(words[n])]] = True
+        return in_context
+
+    def _stands_alone(self, word: str) -> bool:
+        return (
+            word[0] not in _JOINING
+            and unicodedata.category(word[0]) not in _JOINING_CATEGORIES
+            and self._safe_edges.issuperset(word[0] + word[-1])
+            and _is_solid(self._normalize(word))
+        )
+
+    def _learn(self, edges: set[str]) -> None:
+        """Find out which characters, as the first and the last of a word, change nothing."""
+        new = sorted(edges - self._known_edges)
+        self._known_edges.update(new)
+        new = [edge for edge in new if _is_solid(self._normalize(edge))]
+        spaces = [" ", "\n", "\r\n", "\t", "  "] if self._at_any_white_space else [" "]
+        texts = [edge + "".join(f"{one}a{one}{edge}" for one in spaces) for edge in new]
+        for edge, text in zip(new, texts, strict=True):
+            alone, a = _ids(self.inner, edge), _ids(self.inner, "a")
+            if _ids(self.inner, text) == alone + len(spaces) * (a + alone):
+                self._safe_edges.add(edge)
+
+    def _normalize(self, text: str) -> str:
+        normalizer = self.inner.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
+
+
+def _white_space() -> Iterator[str]:
+    """One character of white space, or two in a row."""
+    for length in (1, 2):
+        yield from map("".join, product(WHITE_SPACE, repeat=length))
+
+
+def _is_local(step: dict[str, Any]) -> bool:
+    """Whether a normalizer, the white space around a word aside, changes it as it does alone."""
+    if step["type"] != "Replace":
+        return step["type"] in _LOCAL
+    pattern, content = step["pattern"], step["content"]
+    if "Regex" in pattern:
+        return pattern["Regex"] in _PATTERNS and content == " "
+    return _PLAIN.issuperset(pattern["String"] + content) and bool(content)
+
+
+def _keeps_plain_text(inner: tokenizers.Tokenizer) -> bool:
+    if inner.normalizer is None:
+        return True
+    normal = {one: inner.normalizer.normalize_str(one) for one in ["a a", *_PLAIN]}
+    return all(after in (before, before.lower()) for before, after in normal.items())
+
+
+def _is_solid(text: str) -> bool:
+    """Whether it neither begins nor ends with what the pre-tokenizer takes for a space."""
+    return bool(text) and not any(end == _META or end.isspace() for end in (text[0], text[-1]))
+
+
+def _ids(inner: tokenizers.Tokenizer, text: str) -> list[int]:
+    return inner.encode(text, add_special_tokens=False).ids
