@@ -282,8 +282,10 @@ def serving(cluster: Cluster) -> Iterator[None]:
         cluster[CLIENT].write("~/serve.toml", SERVE)
         cluster.at_client("ray rsync-up ~/onprem.yaml ~/serve.toml '~/serve.toml'")
         on_head(cluster, "raybert serve --apply ~/serve.toml")
-    yield
-    on_head(cluster, "raybert serve --stop")
+    try:
+        yield
+    finally:
+        on_head(cluster, "raybert serve --stop")
 
 
 def on_head(cluster: Cluster, command: str) -> str:

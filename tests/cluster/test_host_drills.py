@@ -35,7 +35,6 @@ from tests.cluster.runs import (
     CHECKPOINT_EVERY_STEPS,
     STEPS,
     TRAINING,
-    Answer,
     Load,
     Pretraining,
     Submitted,
@@ -91,17 +90,30 @@ def table() -> Iterator[Table]:
 
 
 @pytest.fixture(scope="module")
-def prepared(up: Cluster) -> Cluster:
+def with_shards(up: Cluster) -> Cluster:
     """With a vocabulary and shards in the bucket."""
     for stage in ("vocab", "prepare"):
         up.submit(stage)
     return up
 
 
+@pytest.fixture
+def prepared(with_shards: Cluster) -> Iterator[Cluster]:
+    """With shards, and mended after a drill."""
+    yield with_shards
+    mend(with_shards)
+
+
+def mend(cluster: Cluster) -> None:
+    for host in cluster.hosts.values():
+        host.mend()
+    wait_until_whole(cluster)
+
+
 @pytest.fixture(scope="module")
-def undisturbed(prepared: Cluster) -> Pretraining:
+def undisturbed(with_shards: Cluster) -> Pretraining:
     """The run that others are compared with."""
-    run = Pretraining(prepared, "undisturbed")
+    run = Pretraining(with_shards, "undisturbed")
     run.ends_well()
     run.is_whole()
     return run
@@ -150,7 +162,7 @@ def test_a_host_with_notice_of_preemption_leaves_a_checkpoint_and_training_goes_
 
     run.wait_until("a checkpoint is written on the notice", out_of_turn)
     checkpoint_s = time.time() - noticed
-    wait_until("the host is idle", lambda: "it has left the cluster" in drain.read_text())
+    assert "draining this node" in drain.read_text()
     second.crash()
     run.ends_well()
     run.is_whole()
@@ -161,8 +173,6 @@ def test_a_host_with_notice_of_preemption_leaves_a_checkpoint_and_training_goes_
         assert abs(mine.value - other.value) < 1e-3, mine
     table.add("a checkpoint after notice of preemption", checkpoint_s)
     table.add("training after notice, without the host", run.recovered_s(noticed))
-    second.restart()
-    wait_until_whole(prepared)
 
 
 def test_a_head_that_is_killed_and_started_again_gets_its_job_back(
@@ -199,8 +209,6 @@ def test_a_host_that_dies_while_shards_are_written_changes_no_byte(
     shards = prepared.digests(f"{BUCKET}/shards")
     assert len(shards) > 1
     assert shards == prepared.digests(f"{BUCKET}/shards-again")
-    prepared[SECOND].restart()
-    wait_until_whole(prepared)
     table.add("preparation after a host has died", ended_s)
 
 
@@ -215,7 +223,9 @@ def test_storage_that_is_away_for_half_a_minute_changes_nothing(
     prepared[STORAGE].plug()
     run.ends_well()
     run.is_the_same_as(undisturbed)
-    table.add("training after 30 s without storage", max(0.0, run.recovered_s(away) - STORAGE_AWAY_S))
+    table.add(
+        "training after 30 s without storage", max(0.0, run.recovered_s(away) - STORAGE_AWAY_S)
+    )
 
 
 def test_a_run_ends_without_mlflow_and_its_curve_is_sent_by_the_same_command_later(
@@ -240,14 +250,10 @@ def test_a_run_ends_without_mlflow_and_its_curve_is_sent_by_the_same_command_lat
     table.add("its curve, once MLflow is back", time.time() - back)
 
 
-def failures(answers: list[Answer], cut: float) -> list[Answer]:
-    """Those that were not in progress when a host died."""
-    return [each for each in answers if each.status != "200" and not each.began < cut < each.ended]
-
-
 def test_a_host_that_dies_under_load_takes_its_requests_in_progress_alone(
     prepared: Cluster, table: Table
 ) -> None:
+    """Of those that ask another host, which still has connections to replicas on the dead one."""
     key = serving_key(prepared)
     with serving(prepared):
         load = Load(prepared, key, *WORKERS)
@@ -255,53 +261,52 @@ def test_a_host_that_dies_under_load_takes_its_requests_in_progress_alone(
         died = time.time()
         prepared[SECOND].crash()
         load.send_to(FIRST)
-        told_s = time.time() - died
         wait_until_given_up(prepared, HEAD, FIRST)
-        time.sleep(5)
-        prepared[SECOND].restart()
-        wait_until_whole(prepared)
-        wait_until_served(prepared, SECOND)
+        wait_until("there are two replicas again", lambda: replicas(prepared) == 2)
         again_s = time.time() - died
-        load.send_to(*WORKERS)
         time.sleep(5)
         answers = load.end()
-    lost = [each for each in failures(answers, died) if each.host == FIRST]
+    others = [each for each in answers if each.host == FIRST]
+    slowest = max(others, key=lambda each: each.ended - each.began)
+    print([each for each in others if each.status != "200"], slowest, len(answers))
+    lost = [each for each in others if each.status != "200" and each.began > died]
     assert not lost
-    late = max(each.ended - each.began for each in answers if each.host == FIRST)
-    table.add("the slowest answer of another host after one has died", late, told_s=told_s)
-    table.add("two replicas after a host has died and is back", again_s)
+    table.add(
+        "the slowest answer of another host after one has died", slowest.ended - slowest.began
+    )
+    table.add("two replicas after a host has died", again_s)
 
 
-def wait_until_served(cluster: Cluster, name: str) -> None:
-    """Until a host has a replica, and answers."""
-    wait_until(f"{name} has a replica", lambda: has_replica(cluster[name]), timeout_s=240)
-    ready = f"http://{name}:{SERVE_PORT}/readyz"
-    wait_until(f"{name} is ready", lambda: cluster.get(ready), timeout_s=120)
-
-
-def has_replica(host: Host) -> bool:
-    return "ServeReplica:model-docstrings" in host.run("ps -eo args")
+def replicas(cluster: Cluster, *names: str) -> int:
+    """How many run, on hosts that are nodes."""
+    names = names or tuple(alive(cluster) - {HEAD})
+    listed = [cluster[name].run("ps -eo args") for name in names]
+    return sum(each.count("ServeReplica:model-docstrings") for each in listed)
 
 
 def test_all_hosts_are_started_anew_under_load_without_a_lost_request(
     prepared: Cluster, table: Table
 ) -> None:
-    """One after the other, as for an upgrade: out of the load balancer, drained, stopped."""
+    """One after the other, as for an upgrade: drained, out of the load balancer, stopped."""
     key = serving_key(prepared)
     with serving(prepared):
         load, began = Load(prepared, key, *WORKERS), time.time()
         for name in WORKERS:
             host, [other] = prepared[name], set(WORKERS) - {name}
+            drain = prepared.start(name, f"{PATH_THERE} raybert drain --grace_s 300 --wait")
+            wait_until("it is drained", lambda: "gets no new work" in drain.read_text())  # noqa: B023
+            wait_until(f"{other} has all replicas", lambda: replicas(prepared, other) == 2)  # noqa: B023
+            ready = f"http://{other}:{SERVE_PORT}/readyz"
+            wait_until(f"{other} is ready", lambda: prepared.get(ready))  # noqa: B023
             load.send_to(other)
-            time.sleep(1)  # for those in progress
-            host.run(f"{PATH_THERE} raybert drain --grace_s {GRACE_S} --wait; ray stop")
+            time.sleep(1)  # for requests in progress
+            host.run(f"{PATH_THERE} ray stop")
             wait_until_given_up(prepared, HEAD, other)
             wait_until_whole(prepared)
-            wait_until_served(prepared, name)
-            load.send_to(*WORKERS)
         ended_s = time.time() - began
         time.sleep(2)
         answers = load.end()
+    print([each for each in answers if each.status != "200"])
     assert {each.status for each in answers} == {"200"}
     assert len(answers) > 100
     table.add("a host started anew under load", ended_s / len(WORKERS), requests=len(answers))
@@ -338,7 +343,7 @@ def start_ray_anew(cluster: Cluster, host: Host) -> None:
     """End it on a worker host, and wait until the head has started it again."""
     host.crash()
     wait_until_given_up(cluster, *({HEAD, *WORKERS} - {host.name}))
-    host.restart()
+    host.mend()
     wait_until_whole(cluster)
 
 
