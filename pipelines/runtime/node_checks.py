@@ -153,7 +153,9 @@ REACH_BY_SSH = (
 
 
 def check_answered(
-    node: Node, way_out: str = "install the same raybert there as here, or restart the node"
+    node: Node,
+    way_out: str = "see `raybert doctor --address …`, install the same raybert there as here, or "
+    "restart the node",
 ) -> None:
     """Raises: ResourceError if the node could not be asked."""
     if node.problem:

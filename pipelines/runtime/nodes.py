@@ -246,9 +246,11 @@ def _node(told: dict[str, Any], answer: Any, asked_s: float, answered_s: float) 
         node = Node(versions={}, problem=f"it did not answer within {ANSWER_TIMEOUT_S:g} s")
     except Exception as error:  # raybert may be missing there, or be another one
         cause = getattr(error, "cause", None) or error
-        node = Node(versions={}, problem=f"{type(cause).__name__}: {str(cause).strip()}")
+        said = str(cause).strip().splitlines() or [""]  # of a traceback the last line
+        node = Node(versions={}, problem=f"{type(cause).__name__}: {said[-1]}")
     return replace(
         node,
+        host=node.host or told["NodeManagerHostname"],
         address=told["NodeManagerAddress"],
         cpus=resources.get("CPU", 0),
         ray_gpus=resources.get("GPU", 0),
