@@ -37,7 +37,7 @@ endurance: $(INSTALLED)  ## the long drills at their whole size: 20,000 bodies, 
 matrix: $(INSTALLED)  ## every task and kind of rows through every command and source
 	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py tests/pipelines/test_glue.py
 
-test-cluster: $(INSTALLED)  ## the whole path on five hosts, which are namespaces of this machine; needs root
+test-cluster: $(INSTALLED)  ## the whole path and drills on six hosts, which are namespaces of this machine; needs root
 	$(BIN)/python -m pytest -n0 -s -m cluster
 
 lint: $(INSTALLED)  ## format, style, types, and the import contracts

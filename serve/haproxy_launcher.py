@@ -10,6 +10,8 @@ ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it
 - 503 and 504 reach clients as themselves, as JSON and with `Retry-After`, and 502 as 503 (Ray makes
   each of them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take
   for permanent);
+- a connection to a replica whose host has fallen silent is given up, so that what it was asked goes
+  to another replica (Ray waits for an hour);
 - where a model has no replica, a request waits for one for half a minute, and then gets 503;
 - the frontend speaks TLS if there is a certificate;
 - `OPTIONS *`, which asks about no path, is answered here, and HTTP/2 in clear is refused;
@@ -35,6 +37,9 @@ PR_SET_PDEATHSIG = 1
 SLOW_REQUEST_S = 15
 """How long headers and the first 16 kB of a body may take to arrive."""
 RETRY_AFTER_S = 2
+SILENT_S = 6
+"""How long the host of a replica may acknowledge nothing, neither a request nor, while a replica
+computes, that it is there."""
 WITHOUT_REPLICA_S = 30
 """How long a request waits for a model of which no replica is there."""
 ERRORS = "raybert"
@@ -97,6 +102,11 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
             lines += [
                 "    option http-buffer-request",
                 "    option disable-h2-upgrade",
+                f"    default-server tcp-ut {SILENT_S}s",
+                "    option srvtcpka",
+                f"    srvtcpka-idle {SILENT_S // 2}s",
+                "    srvtcpka-intvl 1s",
+                f"    srvtcpka-cnt {SILENT_S - SILENT_S // 2}",
                 f"    timeout http-request {SLOW_REQUEST_S}s",
                 f"    errorfiles {ERRORS}",
             ]

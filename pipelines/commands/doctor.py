@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,7 +17,15 @@ from urllib.parse import urlsplit
 from bert_core import files
 from bert_core.errors import RaybertError, ResourceError
 from pipelines.runtime import cluster, nodes, storage_checks
-from pipelines.runtime.node_checks import NODE_CHECKS, check_answered, check_shared
+from pipelines.runtime.hosts import Hosts
+from pipelines.runtime.node_checks import (
+    BY_SSH,
+    NODE_CHECKS,
+    REACH_BY_SSH,
+    NodeCheck,
+    check_answered,
+    check_shared,
+)
 from pipelines.runtime.nodes import Node
 from pipelines.runtime.progress import counted, say
 from tracking import server
@@ -36,6 +44,9 @@ class DoctorConfig:
     http://host:8265; by default the one in RAY_ADDRESS, or none."""
     allow_open_cluster: bool = False
     """Check a cluster that asks for no token, too."""
+    hosts: str | None = None
+    """File for `ray up` on machines of your own, such as deploy/onprem.yaml: check each of them by
+    ssh, whether Ray runs there or not."""
     storage: str | None = None
     """Folder or URI, such as a stage's output, to write to, read, list and delete."""
     tracking_uri: str | None = None
@@ -75,7 +86,11 @@ def run(config: DoctorConfig) -> None:
 
 def examine(config: DoctorConfig) -> Iterator[Finding]:
     """Do every check, and go on where one fails."""
-    here, found = nodes.facts(), list[Node]()
+    here, found, by_ssh = nodes.facts(), list[Node](), list[Node]()
+    if config.hosts is not None:
+        yield from _told("hosts", "", partial(_asked_by_ssh, config.hosts, by_ssh))
+    for node in by_ssh:
+        yield from _node(node, here, BY_SSH, partial(check_answered, node, REACH_BY_SSH))
     with ExitStack() as stack:
         marker = None
         if config.storage is not None:
@@ -84,15 +99,28 @@ def examine(config: DoctorConfig) -> Iterator[Finding]:
         if (address := cluster.address_to_join(config.address)) is not None:
             yield from _told("cluster", "", partial(_joined, config, address, marker, found))
     for node in found or [here]:
-        answers = list(_told("node", node.name, partial(check_answered, node)))
-        yield from answers
-        if not answers:
-            for name, check in NODE_CHECKS.items():
-                yield from _told(name, node.name, partial(check, node, here))
-        if not answers and found and config.storage is not None and marker is not None:
+        yield from _node(node, here, NODE_CHECKS, partial(check_answered, node))
+        if not node.problem and found and config.storage is not None and marker is not None:
             yield from _told("shared", node.name, partial(check_shared, node, config.storage))
     for name, several in CHECKS.items():
         yield from _told(name, "", partial(several, config))
+
+
+def _node(
+    node: Node, here: Node, checks: Mapping[str, NodeCheck], answered: Callable[[], None]
+) -> Iterator[Finding]:
+    """The findings about one machine; that it has not answered is the only one then."""
+    yield from _told("node", node.name, answered)
+    if not node.problem:
+        for name, check in checks.items():
+            yield from _told(name, node.name, partial(check, node, here))
+
+
+def _asked_by_ssh(path: str, found: list[Node]) -> str:
+    """Ask the hosts of a launcher's file, which go to `found`."""
+    found += Hosts.read(path).ask()
+    answered = sum(not node.problem for node in found)
+    return f"{answered} of {counted(len(found), 'host')} in {path} answer"
 
 
 def _told(

@@ -17,14 +17,17 @@ OBJECT_STORE_SHARE = 0.3
 """Share of the memory that Ray's object store takes by default, …"""
 OBJECT_STORE_BYTES = 10_000_000_000
 """… of which shared memory must hold this much, or else the store is on disk."""
+CLOCK_S = 5.0
+"""How far clocks may be apart: stores refuse requests that are minutes old, and certificates have
+hours of their own; but who compares the logs of two hosts wants seconds."""
 
 
 def check_versions(node: Node, here: Node) -> str:
     """Python, Ray, torch, MLflow and raybert, which must be the same everywhere."""
     theirs = {name: _release(text) for name, text in node.versions.items()}
     ours = {name: _release(text) for name, text in here.versions.items()}
-    if None in (theirs["raybert"], ours["raybert"]):  # a job brings its own
-        del theirs["raybert"]
+    if None in (theirs.get("raybert"), ours["raybert"]):  # a job brings its own
+        theirs.pop("raybert", None)
     differ = [name for name in theirs if theirs[name] != ours[name]]
     if differ:
         got = ", ".join(f"{name} {theirs[name] or 'missing'}, not {ours[name]}" for name in differ)
@@ -96,22 +99,67 @@ def check_connections(node: Node, here: Node) -> str:
     return "all reached"
 
 
+def check_key_files(node: Node, here: Node) -> str:
+    """Ray's token and keys for ssh, which only their owner may read."""
+    if node.exposed:
+        files = " ".join(node.exposed)
+        raise ResourceError(
+            f"wanted key files that only their owner reads, others may read {files}: run "
+            f"`chmod 600 {files}` there"
+        )
+    return "only their owner reads them"
+
+
+def check_clock(node: Node, here: Node) -> str:
+    """The time there and here."""
+    ahead_s = node.ahead_s or 0.0
+    if abs(ahead_s) > CLOCK_S:
+        raise ResourceError(
+            f"wanted the time of whoever asked, within {CLOCK_S:g} s, its clock is "
+            f"{abs(ahead_s):,.0f} s {'ahead' if ahead_s > 0 else 'behind'}: have it set by NTP, "
+            "`timedatectl set-ntp true`, or correct the other clock"
+        )
+    return "the time is right" if node.ahead_s is not None else "is what others are compared with"
+
+
+def check_ports(node: Node, here: Node) -> str:
+    """Ports that Ray is to listen on there."""
+    if node.taken:
+        raise ResourceError(
+            f"wanted ports for Ray, in use: {', '.join(node.taken)}: stop that process, or change "
+            "the ports of `ray start`"
+        )
+    return "free, or Ray's"
+
+
 NODE_CHECKS: dict[str, NodeCheck] = {
     "versions": check_versions,
     "gpus": check_gpus,
     "shared memory": check_shared_memory,
     "disk": check_disk,
     "connections": check_connections,
+    "key files": check_key_files,
+    "clock": check_clock,
 }
+BY_SSH: dict[str, NodeCheck] = {
+    **{name: check for name, check in NODE_CHECKS.items() if name != "connections"},
+    "ports": check_ports,
+}
+"""Of a host that Ray may not run on yet."""
+REACH_BY_SSH = (
+    "start the host and its sshd, let it admit ssh_user with ssh_private_key, or correct its "
+    "address in the file"
+)
 
 
-def check_answered(node: Node) -> None:
+def check_answered(
+    node: Node,
+    way_out: str = "see `raybert doctor --address …`, install the same raybert there as here, or "
+    "restart the node",
+) -> None:
     """Raises: ResourceError if the node could not be asked."""
     if node.problem:
-        raise ResourceError(
-            f"wanted an answer from {node.name}, got {node.problem}: install the same raybert "
-            "there as here, or restart the node"
-        )
+        raise ResourceError(f"wanted an answer from {node.name}, got {node.problem}: {way_out}")
 
 
 def check_shared(node: Node, place: str) -> str:

@@ -1,7 +1,7 @@
 """What a machine is, as it tells itself: this one, or every node of a cluster.
 
-A cluster's nodes may lack raybert, so this file also runs alone, as a job: it imports the standard
-library, Ray where a cluster is asked, and anything else only where it is known to be there.
+A cluster's nodes may lack raybert, so this file also runs alone, as a job or by ssh: it imports the
+standard library, Ray where a cluster is asked, and anything else only where it may be absent.
 """
 
 import json
@@ -9,8 +9,10 @@ import os
 import platform
 import shutil
 import socket
+import stat
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +30,10 @@ KNOCK_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 60.0
 FACTS = "raybert-nodes: "
 """Begins the line with the nodes in the output of a job."""
+ALONE = "--alone"
+"""Has this file, run by itself, tell of its machine, not of the nodes of a cluster."""
+KEY_FILES = (".ray/auth_token", ".ssh/id_*", "ray_bootstrap_key.pem")
+"""Below the home folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,15 @@ class Node:
     """Why it does not."""
     unreachable: Sequence[str] = ()
     """Ports of other nodes that it cannot connect to."""
+    exposed: Sequence[str] = ()
+    """Files with keys that others on the machine can read."""
+    taken: Sequence[str] = ()
+    """Of the ports that it was asked about, those that a process listens on that is not Ray's, with
+    that process."""
+    clock_s: float = 0.0
+    """Seconds since 1970, when it answered."""
+    ahead_s: float | None = None
+    """Seconds that its clock is ahead of that of whoever asked, at least; None if nobody did."""
 
     address: str = ""
     cpus: float = 0
@@ -67,12 +82,17 @@ class Node:
         return f"{self.host} ({self.address})" if self.host and self.address else self.address
 
 
-def facts(marker: str | None = None, neighbours: Sequence[tuple[str, int]] = ()) -> Node:
+def facts(
+    marker: str | None = None,
+    neighbours: Sequence[tuple[str, int]] = (),
+    ports: Sequence[int] = (),
+) -> Node:
     """This machine.
 
     Args:
         marker: path or URI of a file that it should see.
         neighbours: host and port of servers that it should reach.
+        ports: that Ray is to listen on.
     """
     gpus = len(list(NVIDIA.glob("*")))
     temporary = tempfile.gettempdir()
@@ -91,7 +111,46 @@ def facts(marker: str | None = None, neighbours: Sequence[tuple[str, int]] = ())
         sees=sees,
         unseen=unseen,
         unreachable=[f"{host}:{port}" for host, port in neighbours if not _listens(host, port)],
+        exposed=_exposed(),
+        taken=[f"{port} ({holder})" for port in ports if (holder := _holder(port))],
+        clock_s=time.time(),
     )
+
+
+def compared(node: Node, asked_s: float, answered_s: float) -> Node:
+    """With its clock compared with this machine's, which it was asked by.
+
+    Args:
+        asked_s, answered_s: the time here before the question and after the answer.
+    """
+    return replace(node, ahead_s=node.clock_s - min(max(node.clock_s, asked_s), answered_s))
+
+
+def _exposed() -> list[str]:
+    found = [path for pattern in KEY_FILES for path in Path.home().glob(pattern)]
+    others = stat.S_IRWXG | stat.S_IRWXO
+    return [str(path) for path in found if path.suffix != ".pub" and path.stat().st_mode & others]
+
+
+def _holder(port: int) -> str | None:
+    """The process that listens on a port and is not Ray's; None if there is none."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError:
+        pass
+    else:
+        return None
+    try:
+        import psutil
+    except ImportError:
+        return "another process"
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            with suppress(psutil.Error):
+                process = psutil.Process(connection.pid)
+                words = " ".join(process.cmdline())
+                return None if "/ray/" in words else f"process {process.pid}, {process.name()}"
+    return "another process"
 
 
 def _version(package: str) -> str | None:
@@ -153,7 +212,7 @@ def nodes_of_cluster(
 
     alive = [node for node in ray.nodes() if node["Alive"]]
     ask: Any = ray.remote(num_cpus=0, max_retries=0)(facts)
-    answers = []
+    asked_s, answers = time.time(), []
     for place, node in enumerate(alive):
         others = (alive[place + 1 :] + alive[:place])[:NEIGHBOURS]
         ports = [
@@ -166,23 +225,32 @@ def nodes_of_cluster(
         ]
         here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         answers.append(ask.options(scheduling_strategy=here).remote(marker, ports))
-    ray.wait(answers, num_returns=len(answers), timeout=ANSWER_TIMEOUT_S)
-    return [_node(node, answer) for node, answer in zip(alive, answers, strict=True)]
+    answered_s, waiting, ends = {}, answers, time.monotonic() + ANSWER_TIMEOUT_S
+    while waiting and (left_s := ends - time.monotonic()) > 0:
+        ready, waiting = ray.wait(waiting, timeout=left_s)
+        answered_s |= dict.fromkeys(ready, time.time())
+    return [
+        _node(node, answer, asked_s, answered_s.get(answer, time.time()))
+        for node, answer in zip(alive, answers, strict=True)
+    ]
 
 
-def _node(told: dict[str, Any], answer: Any) -> Node:
+def _node(told: dict[str, Any], answer: Any, asked_s: float, answered_s: float) -> Node:
     import ray
 
     resources = told["Resources"]
     try:
         node = ray.get(answer, timeout=1.0)  # it was waited for already
+        node = compared(node, asked_s, answered_s)
     except ray.exceptions.GetTimeoutError:
         node = Node(versions={}, problem=f"it did not answer within {ANSWER_TIMEOUT_S:g} s")
     except Exception as error:  # raybert may be missing there, or be another one
         cause = getattr(error, "cause", None) or error
-        node = Node(versions={}, problem=f"{type(cause).__name__}: {str(cause).strip()}")
+        said = str(cause).strip().splitlines() or [""]  # of a traceback the last line
+        node = Node(versions={}, problem=f"{type(cause).__name__}: {said[-1]}")
     return replace(
         node,
+        host=node.host or told["NodeManagerHostname"],
         address=told["NodeManagerAddress"],
         cpus=resources.get("CPU", 0),
         ray_gpus=resources.get("GPU", 0),
@@ -209,4 +277,7 @@ def _main(marker: str | None, *servers: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    if sys.argv[1] == ALONE:
+        print(FACTS + json.dumps([asdict(facts(ports=[int(port) for port in sys.argv[2:]]))]))
+    else:
+        _main(*sys.argv[1:])

@@ -4,6 +4,7 @@ Of an output that is complete nothing is checked: its stage is skipped.
 """
 
 from bert_core import files
+from bert_core.errors import ResourceError
 from bert_core.manifest import is_complete
 from pipelines.runtime import cluster, node_checks, nodes
 from pipelines.runtime.stage import StageConfig
@@ -46,5 +47,9 @@ def _check_cluster(stage: str, config: StageConfig, marker: str) -> None:
         if not node.cpus:
             continue
         node_checks.check_answered(node)
-        node_checks.check_versions(node, here)
+        for check in (node_checks.check_versions, node_checks.check_disk):
+            try:
+                check(node, here)
+            except ResourceError as error:
+                raise ResourceError(f"{node.name}: {error}") from error
         node_checks.check_shared(node, config.output)

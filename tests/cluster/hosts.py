@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -80,11 +80,14 @@ ip link set lo up
 ip addr add "$ADDRESS/24" dev eth0
 ip link set eth0 up
 ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/host_key
+$SSHD
+echo up
+while read -r; do :; done  # a builtin: no other process is needed for the host to stay
+exit  # so that the first process stays bash, which waits for orphans
+"""
+SSHD = """
 "$(command -v sshd)" -f /dev/null -h /etc/ssh/host_key -o UsePAM=no -o StrictModes=no \\
     -o MaxStartups=100 -o PermitRootLogin=yes -E /var/log/sshd
-echo up
-cat
-exit  # so that the first process stays bash, which waits for orphans
 """
 
 
@@ -176,7 +179,8 @@ class Host:
         }
         namespaces = ("--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child")
         # The network comes from outside, so the script waits for it.
-        script = f"until ip link show eth0 > /dev/null 2>&1; do sleep 0.05; done\n{HOST}"
+        up = HOST.replace("$SSHD", SSHD)
+        script = f"until ip link show eth0 > /dev/null 2>&1; do sleep 0.05; done\n{up}"
         self._process = _start(("unshare", *namespaces), script, environment, self._log)
         while not (children := psutil.Process(self._process.pid).children()):
             time.sleep(0.01)
@@ -199,10 +203,17 @@ class Host:
         """Silence: no packet comes or goes, and no connection is closed."""
         self.network.ip("link", "set", self._port, "nomaster")
 
-    def power_off(self) -> None:
-        """End all of its processes, with nothing said to other hosts; its disk is lost."""
+    def crash(self) -> None:
+        """End all of its processes, with nothing said to other hosts; its disk stays."""
         self.unplug()
-        self.end()
+        with suppress(AssertionError):  # the shell is one of them
+            self.run("kill -KILL -1")
+
+    def mend(self) -> None:
+        """Bring it back, whatever has befallen it."""
+        if "sshd" not in self.run("ps -eo comm"):
+            self.run(f"rm -rf /dev/shm/*\n{SSHD}")
+        self.plug()
 
     def end(self) -> None:
         """End all of its processes."""

@@ -1,14 +1,17 @@
 """What is wrong with a machine is found, and said with the command that mends it."""
 
+import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bert_core.errors import ResourceError
 from pipelines.runtime import node_checks
-from pipelines.runtime.nodes import FACTS, Node, facts, read_nodes
+from pipelines.runtime.nodes import FACTS, Node, compared, facts, read_nodes
 
 HERE = facts()
 GB = 10**9
@@ -23,6 +26,8 @@ WELL = replace(
     object_store_bytes=19 * GB,
     disk_bytes=100 * GB,
     disk_free_bytes=6 * GB,
+    exposed=(),
+    ahead_s=0.2,
 )
 
 
@@ -32,7 +37,10 @@ def test_this_machine_tells_its_versions() -> None:
     assert not HERE.unreachable
 
 
-@pytest.mark.parametrize("check", node_checks.NODE_CHECKS.values(), ids=node_checks.NODE_CHECKS)
+CHECKS = node_checks.NODE_CHECKS | node_checks.BY_SSH
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 def test_a_machine_that_is_well_passes(check: node_checks.NodeCheck) -> None:
     assert check(WELL, HERE)
 
@@ -75,13 +83,26 @@ WRONG = {
         {"unreachable": ["10.0.0.8:6379"]},
         "cannot connect to 10.0.0.8:6379: start what should listen there, or open these ports",
     ),
+    "key files": (
+        {"exposed": ["/home/a/.ray/auth_token"]},
+        "others may read /home/a/.ray/auth_token: run `chmod 600 /home/a/.ray/auth_token` there",
+    ),
+    "a clock ahead": (
+        {"ahead_s": 3600.0},
+        "its clock is 3,600 s ahead: have it set by NTP, `timedatectl set-ntp true`, or correct",
+    ),
+    "a clock behind": ({"ahead_s": -61.0}, "its clock is 61 s behind"),
+    "ports": (
+        {"taken": ["8076 (process 7, nginx)"]},
+        r"wanted ports for Ray, in use: 8076 \(process 7, nginx\): stop that process, or change",
+    ),
 }
 
 
 @pytest.mark.parametrize(("changes", "wanted"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_said_with_the_way_out(changes: dict[str, Any], wanted: str) -> None:
     wrong = []
-    for check in node_checks.NODE_CHECKS.values():
+    for check in CHECKS.values():
         try:
             check(replace(WELL, **changes), HERE)
         except ResourceError as error:
@@ -95,6 +116,32 @@ def test_a_build_of_torch_is_no_other_version_and_a_job_brings_its_own_raybert()
     torch = f"{(HERE.versions['torch'] or '').partition('+')[0]}+cu999"
     versions = {**HERE.versions, "torch": torch, "raybert": None}
     assert torch in node_checks.check_versions(replace(WELL, versions=versions), HERE)
+
+
+def test_a_clock_is_right_if_it_tells_a_time_between_question_and_answer() -> None:
+    for clock_s, ahead_s in ((100.0, 0.0), (109.0, 0.0), (95.0, -5.0), (3710.0, 3600.0)):
+        assert compared(replace(WELL, clock_s=clock_s), 100.0, 110.0).ahead_s == ahead_s
+
+
+def test_key_files_that_others_read_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    for name, mode in (("id_a", 0o644), ("id_a.pub", 0o644), ("id_b", 0o600)):
+        (tmp_path / ".ssh" / name).touch(mode)
+    assert facts().exposed == [f"{tmp_path}/.ssh/id_a"]
+
+
+def test_a_port_that_another_process_listens_on_is_told_with_it() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        assert facts(ports=[port]).taken == [f"{port} (process {os.getpid()}, {name_of_this()})"]
+    assert facts(ports=[port]).taken == []
+
+
+def name_of_this() -> str:
+    return psutil.Process().name()
 
 
 def test_a_file_that_is_not_seen_is_told(tmp_path: Path) -> None:

@@ -114,9 +114,8 @@ def test_workers_follow_the_nodes_and_losses_stay(
         wait_until(process, "two train", lambda: workers(folder)[20:])
         assert set(workers(folder)) == {2}
         subprocess.run(
-            [Path(sys.executable).parent / "ray", "drain-node", "--address", cluster.address,
-             "--node-id", second.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION",
-             "--reason-message", "a drill", "--deadline-remaining-seconds", "120"],
+            [sys.executable, "-m", "pipelines.cli", "drain", "--address", cluster.address,
+             "--node_id", second.node_id, "--allow_open_cluster"],
             check=True,
             env=os.environ,
         )  # fmt: skip
