@@ -48,7 +48,7 @@ MASKED = (
     "Return True if the two arrays are [MASK] element-wise.",
     "Raise a ValueError if the [MASK] is not found.",
 )
-QUERIES = ("Compute the eigenvalues of a matrix.", "Find the shortest path between two nodes.")
+QUERIES = ("Read a file line by line.", "Find the shortest path between two nodes of a graph.")
 QUESTIONS, SHOWN = 5, 88
 """Docstrings to ask about, and characters of each to show."""
 AT_ONCE = 32

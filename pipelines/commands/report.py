@@ -26,6 +26,7 @@ from bert_core.checks import check_fields
 from bert_core.errors import ConfigError
 from bert_core.wording import shortened
 from pipelines.commands.drawing import Box, Line, chart, flow, short, wrapped
+from pipelines.commands.inspect import LOOK
 from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
 from pipelines.corpus.data_card import CARD, VOCABULARY_CARD
 from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
@@ -106,7 +107,7 @@ def write_report(
         lstrip_blocks=True,
     )
     page = environment.get_template(TEMPLATE).render(
-        look=Markup((PAGES / "look.css").read_text(encoding="utf-8")),
+        look=Markup(LOOK.read_text(encoding="utf-8")),
         title=title or ", ".join(run.name for run in asked),
         code=next((run.manifest.code_version for run in asked), ""),
         summary=summary(runs),
