@@ -14,6 +14,7 @@ import pytest
 
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, Output, write_manifest
+from pipelines.cli import main
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
 from pipelines.commands.report import ReportConfig, run, write_report
 from pipelines.commands.report_runs import links, runs_of, with_ancestors
@@ -141,7 +142,9 @@ def test_it_says_what_was_learnt_and_what_is_taken_for_what(
 def test_runs_beside_each_other_show_the_settings_that_differ_alone(
     folders: list[str], tmp_path: Path
 ) -> None:
-    run(ReportConfig(runs=(folders[1], folders[2]), output=str(tmp_path / "r.html")))
+    with pytest.raises(SystemExit) as ended:
+        main(["report", folders[1], folders[2], "--output", str(tmp_path / "r.html")])
+    assert ended.value.code == 0
     page = (tmp_path / "r.html").read_text()
     table = page.partition("<h2>Side by side</h2>")[2].partition("</section>")[0]
     assert "<code>from_scratch</code></th><td>False</td><td>True</td>" in table
