@@ -22,15 +22,17 @@ NOTE = "mlflow.note.content"
 COLUMNS = (
     f"tags.`{RESULT}`",
     "attributes.`Version`",
-    "attributes.`Dataset`",
     "attributes.`Models`",
-    "metrics.`seconds`",
     "metrics.`tokens_per_s`",
     "metrics.`goodput`",
     "params.`variant`",
     "params.`task`",
 )
-_WIDTHS = {COLUMNS[0]: 420}
+_NAME, _CREATED, _DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"
+"""Columns that are always there."""
+_ORDER = (_NAME, _CREATED, COLUMNS[0], _DURATION, *COLUMNS[1:])
+_WIDTHS = {_NAME: 240, COLUMNS[0]: 400}
+"""In pixels."""
 
 
 def experiment_tags() -> dict[str, str]:
@@ -42,6 +44,7 @@ def experiment_tags() -> dict[str, str]:
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "selectedColumns": list(COLUMNS),
+        "columnOrder": list(_ORDER),
         "columnWidths": _WIDTHS,
     }
     saved = {"name": "raybert", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}

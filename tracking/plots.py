@@ -319,7 +319,7 @@ def _style(axes: Axes) -> None:
 
 def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
     style = "-" if curve.is_of_training else "--"
-    line, mean = {"color": colour, "linestyle": style}, curve.mean
+    mean = curve.mean
     # A schedule has no noise to smooth.
     smooth = curve.kind != "learning_rate" and len(mean) > SMOOTH_BEYOND
     if smooth or len(curve.seeds) > 1:
@@ -328,7 +328,7 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
     shown = smoothed(mean) if smooth else mean
     marker = "o" if len(mean) <= MARKED_UP_TO else ""
     label = f"{curve.name}, mean of {len(curve.seeds)}" if len(curve.seeds) > 1 else curve.name
-    axes.plot(*shown.T, **line, linewidth=1.8, marker=marker, ms=4, label=label)
+    axes.plot(*shown.T, style, color=colour, linewidth=1.8, marker=marker, ms=4, label=label)
 
 
 def _short_number(value: float, _: int | None = None) -> str:

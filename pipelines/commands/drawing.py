@@ -93,12 +93,12 @@ def flow(boxes: Sequence[Box], links: Sequence[tuple[int, int]], *, upright: boo
     places: dict[int, tuple[float, float]] = {}
     across = max(map(len, layers))
     for layer, members in enumerate(layers):
-        for number, box in enumerate(members):
-            middle = number - (len(members) - 1) / 2 + (across - 1) / 2
+        for place, member in enumerate(members):
+            middle = place - (len(members) - 1) / 2 + (across - 1) / 2
             if upright:
-                places[box] = (middle * (BOX + 14), layer * (tall + GAP))
+                places[member] = (middle * (BOX + 14), layer * (tall + GAP))
             else:
-                places[box] = (layer * (BOX + GAP), middle * (tall + 14))
+                places[member] = (layer * (BOX + GAP), middle * (tall + 14))
     width = max(x for x, _ in places.values()) + BOX
     height = max(y for _, y in places.values()) + tall
     tip = f"tip-{'down' if upright else 'right'}"  # unique on the page
