@@ -168,8 +168,8 @@ def _tiles(runs: Sequence[Run]) -> Iterator[tuple[str, str, str]]:
     """The figures that matter most: label, value, and what to hold it against."""
     for run in reversed(runs):
         counts = run.counts
-        main = counts.get("primary_metric")
-        if run.stage == "evaluate":
+        if run.stage == "evaluate" and "primary_metric" in counts:
+            main = str(counts["primary_metric"])
             low, high = counts[f"{main}_low"], counts[f"{main}_high"]
             base = counts.get(f"baseline_{main}")
             than = "" if base is None else f"; ignoring the text {_figure(base)}"
@@ -324,12 +324,12 @@ def _evaluation(run: Run) -> dict[str, Any] | None:
     return {
         "name": run.name,
         "source": counts.get("source", ""),
-        "rows": counts["rows"],
+        "rows": int(counts["rows"]),
         "figures": figures,
         "calibration": counts.get("expected_calibration_error"),
         "confusion": _confusion(run),
         "worst": [_worst(json.loads(line)) for line in worst[:SHOWN_ROWS]],
-        "wrong": counts.get("wrong_rows"),
+        "wrong": None if "wrong_rows" not in counts else int(counts["wrong_rows"]),
     }
 
 

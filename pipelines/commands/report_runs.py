@@ -215,7 +215,8 @@ def _mlflow_run(run_id: str, uri: str) -> Run:
     run = _folder_run(tags.get("output", ""))
     if run is not None and _is_of(run, stored.data.params):
         return run
-    inputs = {each.dataset.name: each.dataset.digest for each in stored.inputs.dataset_inputs}
+    taken = [] if stored.inputs is None else stored.inputs.dataset_inputs
+    inputs = {each.dataset.name: each.dataset.digest for each in taken}
     return Run(
         manifest=Manifest(
             stage=tags["stage"],
