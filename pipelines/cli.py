@@ -4,8 +4,10 @@ Only that one is imported, so help and errors are instant.
 """
 
 import importlib
+import json
 import os
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,6 +52,8 @@ def _run(word: str, arguments: list[str]) -> int:
         arguments = _named(arguments, "--what")
     if word == "ui":
         arguments = _named(arguments, "--run")
+    if word == "report":
+        arguments = _listed(arguments, "--runs")
     if word == "serve":
         arguments = _joined(arguments, "--models")
     config = parse(word, arguments)
@@ -81,6 +85,12 @@ def _named(arguments: list[str], *names: str) -> list[str]:
         if rest and not rest[0].startswith("-"):
             named += [name, rest.pop(0)]
     return named + rest
+
+
+def _listed(arguments: list[str], name: str) -> list[str]:
+    """The arguments with the first ones, as far as those have no name, as a list."""
+    values = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
+    return ([name, json.dumps(values)] if values else []) + arguments[len(values) :]
 
 
 def _applied(config: Any, arguments: list[str]) -> Any:

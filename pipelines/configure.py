@@ -66,6 +66,9 @@ COMMANDS = {
     "inspect": Command(
         "pipelines.commands.inspect", "InspectConfig", "look inside a model, on an HTML page"
     ),
+    "report": Command(
+        "pipelines.commands.report", "ReportConfig", "write a page about runs, to send to others"
+    ),
     "submit": Command(
         "pipelines.commands.submit", "SubmitConfig", "run a stage as a job on a Ray cluster"
     ),

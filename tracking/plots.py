@@ -3,9 +3,6 @@
 Uses only matplotlib's objects: no pyplot, no state, no display.
 """
 
-import json
-import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +14,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from bert_core.data.splits import TRAIN
 from bert_core.metrics.calibration import Reliability
 from bert_core.wording import shortened
+from tracking.curves import SMOOTH_BEYOND, Curve, read_curves, smoothed
 from tracking.goodput import Goodput
-from tracking.metric_names import ACTIVITIES, CURVES, SYSTEM, is_of_training, on
+from tracking.metric_names import ACTIVITIES, CURVES
 
 COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
 TIME_COLOURS = (*COLOURS, "#a8323e", "#7fa8d9", "#c9ced6")
-# Above this many points a curve is drawn pale, with its running mean over 2 % of them on top.
-SMOOTH_BEYOND = 100
 # Up to this many points each is marked: a mere line between two of them says little.
 MARKED_UP_TO = 40
 # Up to this many values, an axis of trials has evenly spaced places for them.
@@ -37,50 +32,31 @@ LABEL_UP_TO = 32
 """Maximum characters of a label's name."""
 
 
-def plot_curves(metrics: str | Path, folder: str | Path) -> list[Path]:
+def plot_curves(
+    metrics: str | Path, folder: str | Path, steps_per_seed: int | None = None
+) -> list[Path]:
     """Draw the curves of a `metrics.jsonl`, one PNG per kind of metric in it.
 
+    Args:
+        steps_per_seed: of a run that trained several seeds, which are drawn pale over each other,
+            with their mean on top.
     Raises: FileNotFoundError without `metrics`.
     """
-    kinds: dict[str, dict[str, list[tuple[int, float]]]] = {
-        kind: defaultdict(list) for kind in CURVES
-    }
-    with open(metrics) as lines:
-        for line in lines:
-            record = json.loads(line)
-            for name, value in record["metrics"].items():
-                if name.startswith(SYSTEM):  # a node's name may contain anything
-                    continue
-                kind = next((kind for kind, (_, part) in CURVES.items() if part in name), None)
-                if kind is not None and math.isfinite(value):
-                    kinds[kind][name].append((record["step"], value))
+    curves = read_curves(metrics, steps_per_seed)
     return [
-        _plot_kind(kind, curves, Path(folder) / f"{kind}.png")
-        for kind, curves in kinds.items()
-        if curves
+        _plot_kind(kind, of_kind, Path(folder) / f"{kind}.png")
+        for kind in CURVES
+        if (of_kind := [curve for curve in curves if curve.kind == kind])
     ]
 
 
-def _plot_kind(kind: str, curves: dict[str, list[tuple[int, float]]], path: Path) -> Path:
+def _plot_kind(kind: str, curves: list[Curve], path: Path) -> Path:
     """One colour per metric; metrics on rows other than training rows are dashed."""
     figure, axes = _figure(7.2, 4.0)
-    # Metrics of training also come without a prefix, and final results are single points.
-    longest = max(map(len, curves.values()))
-    curves = {
-        name: points
-        for name, points in curves.items()
-        if on(TRAIN, name) not in curves and (len(points) > 1 or longest == 1)
-    }
-    metrics = sorted({name.rpartition("/")[2] for name in curves})
+    metrics = sorted({curve.metric for curve in curves})
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(metrics)}
-    for name, points in sorted(curves.items(), key=lambda item: item[0].rpartition("/")[::-2]):
-        metric = name.rpartition("/")[2]
-        # A schedule has no noise to smooth.
-        smooth = kind != "learning_rate" and len(points) > SMOOTH_BEYOND
-        style = "-" if is_of_training(name) else "--"
-        _draw_curve(
-            axes, np.array(points, dtype=float), name, colours[metric], style, smooth=smooth
-        )
+    for curve in curves:
+        _draw_curve(axes, curve, colours[curve.metric])
     axes.set_xlabel("step")
     axes.set_ylabel(CURVES[kind][0])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
@@ -90,7 +66,7 @@ def _plot_kind(kind: str, curves: dict[str, list[tuple[int, float]]], path: Path
     if len(curves) > 1:
         axes.legend(frameon=False)
     else:
-        axes.set_title(next(iter(curves)), loc="left", fontsize=11)
+        axes.set_title(curves[0].name, loc="left", fontsize=11)
     return _save(figure, path)
 
 
@@ -341,29 +317,18 @@ def _style(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _draw_curve(
-    axes: Axes,
-    points: Float[np.ndarray, "points 2"],
-    name: str,
-    colour: str,
-    style: str,
-    *,
-    smooth: bool,
-) -> None:
-    steps, values = points.T
-    if not smooth:
-        marker = "o" if len(points) <= MARKED_UP_TO else ""
-        axes.plot(
-            steps, values, style, color=colour, linewidth=1.6, marker=marker, ms=4, label=name
-        )
-        return
-    axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-    # At the left the mean is over fewer points, so that the curve starts where training did.
-    high = np.arange(1, len(points) + 1)
-    low = np.maximum(high - max(len(points) // 50, 5), 0)
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    mean = (sums[high] - sums[low]) / (high - low)
-    axes.plot(steps, mean, color=colour, linewidth=1.8, label=name)
+def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
+    style = "-" if curve.is_of_training else "--"
+    mean = curve.mean
+    # A schedule has no noise to smooth.
+    smooth = curve.kind != "learning_rate" and len(mean) > SMOOTH_BEYOND
+    if smooth or len(curve.seeds) > 1:
+        for seed in curve.seeds:
+            axes.plot(*seed.T, "-", color=colour, linewidth=0.8, alpha=0.3)
+    shown = smoothed(mean) if smooth else mean
+    marker = "o" if len(mean) <= MARKED_UP_TO else ""
+    label = f"{curve.name}, mean of {len(curve.seeds)}" if len(curve.seeds) > 1 else curve.name
+    axes.plot(*shown.T, style, color=colour, linewidth=1.8, marker=marker, ms=4, label=label)
 
 
 def _short_number(value: float, _: int | None = None) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bert_core.errors import ConfigError, ResourceError
+from tracking import page
 from tracking.cache import cache_folder
 
 if TYPE_CHECKING:
@@ -240,17 +241,23 @@ def _refusal(uri: str, status: int, text: str) -> RefusedError:
 
 
 def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
-    """The experiment's id, created if missing; with SQLite, artifacts go next to the file."""
+    """The experiment's id, created if missing; with SQLite, artifacts go next to the file.
+
+    MLflow's page is told how to show it; one that may not be changed is shown as it is.
+    """
     from mlflow.exceptions import MlflowException
 
     if (known := client.get_experiment_by_name(name)) is not None:
+        with suppress(MlflowException):  # it is deleted, or another's
+            for key, value in page.missing_tags(known.tags).items():
+                client.set_experiment_tag(known.experiment_id, key, value)
         return known.experiment_id
     location: dict[str, Any] = {}
     if uri.startswith(SQLITE):
         folder = Path(uri.removeprefix(SQLITE)).absolute().parent / "mlartifacts"
         location = {"artifact_location": folder.as_uri()}
     try:
-        return client.create_experiment(name, **location)
+        return client.create_experiment(name, tags=page.experiment_tags(), **location)
     except MlflowException:
         # Another process may have created it in the meantime.
         if (known := client.get_experiment_by_name(name)) is None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ENCODER = "feature-extraction"
 """The task that needs no head."""
 PAGE, DATA = Path(__file__).with_name("inspect.html"), "{{data}}"
+LOOK = Path(__file__).with_name("look.css")
+"""The colours and shapes that all our pages share."""
 MOST_TOKENS = 128
 """Limit of a text whose attention is drawn: the page grows with its square, for every head."""
 
@@ -126,7 +128,8 @@ def write_page(path: str, found: dict[str, Found]) -> int:
     """Write the page, whole or not at all; returns its size in bytes."""
     # No text may close the script element that it is in.
     data = json.dumps(found, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    page = PAGE.read_text(encoding="utf-8").replace(DATA, data).encode()
+    look = LOOK.read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8").replace("{{look}}", look).replace(DATA, data).encode()
     files.write_bytes(path, page)
     return len(page)
 

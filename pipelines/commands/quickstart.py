@@ -6,6 +6,7 @@ skipped; an interrupted one resumes.
 
 import importlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -24,21 +25,36 @@ from rich.table import Table
 from bert_core.checks import Port, check_fields
 from bert_core.errors import ResourceError
 from bert_core.manifest import Manifest
-from pipelines.commands.html_report import Section, write_report
+from bert_core.wording import shortened
+from pipelines.commands.report import paired_difference, write_report
+from pipelines.commands.report_runs import runs_of
 from pipelines.configure import CONFIGS, STAGES, parse
 from pipelines.corpus import docstrings
-from pipelines.corpus.data_card import CARD
 from pipelines.corpus.labelled import LabelledConfig, read_labelled
-from pipelines.evaluate import CALIBRATION_PICTURE, PICTURE
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import console, say
 from tracking import metric_names as names
 from tracking.ports import free_port
+from tracking.story import percent
 
-NAME = "docstrings"
+NAME, SERVED = "docstrings", "quickstart"
+"""Configs of the stages and of the server."""
 FOLDER = "runs/quickstart"
+FOLDERS = (
+    "vocab", "shards", "pretrain", "finetune", "from_scratch", "embedding", "evaluate", "publish",
+)  # fmt: skip
 REPORT = "report.html"
-QUESTIONS = 3
+MASKED = (
+    "Return True if the two arrays are [MASK] element-wise.",
+    "Raise a ValueError if the [MASK] is not found.",
+)
+QUERIES = ("Read a file line by line.", "Find the shortest path between two nodes of a graph.")
+QUESTIONS, SHOWN = 5, 88
+"""Docstrings to ask about, and characters of each to show."""
+AT_ONCE = 32
+"""Texts per request."""
+Asked = tuple[str, list[tuple[str, str]]]
+"""A question, and its answers, each after its score."""
 START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 30.0
 
 
@@ -65,8 +81,8 @@ def run(config: QuickstartConfig) -> None:
     cluster.connect(allow_open_cluster=config.allow_open_cluster)
     done = dict(_stages(config))
     cluster.disconnect()  # the server is a separate process with its own Ray
-    _query(config)
-    _report(done, time.monotonic() - began)
+    asked = _query(config)
+    _report(done, asked, time.monotonic() - began)
 
 
 def _stages(config: QuickstartConfig) -> Iterator[tuple[str, Manifest]]:
@@ -82,11 +98,15 @@ def _stages(config: QuickstartConfig) -> Iterator[tuple[str, Manifest]]:
         "pretrain", "Teaching a small BERT to fill gaps and to tell if a passage follows another."
     )
     yield "pretrain", _stage("pretrain", config)
-    _title("finetune", "Teaching it, with few labelled rows, which library a docstring is from.")
+    _title("finetune", "Teaching it, with some labelled rows, which library a docstring is from.")
     yield "finetune", _stage("finetune", config)
     _title("finetune", "The same from random weights, to see what the pretraining was worth.")
     scratch = ["--from_scratch", "--output", f"{FOLDER}/from_scratch"]
     yield "from_scratch", _stage("finetune", config, *scratch)
+    _title("finetune", "Teaching it which text a summary sums up, to find docstrings by meaning.")
+    pairs = [("--train.source", "train"), ("--held_out.source", "held_out")]
+    sources = [word for name, split in pairs for word in (name, docstrings.pairs_file(split))]
+    yield "embedding", _stage("finetune", config, *sources, name="docstring_search")
     _title("evaluate", "Measuring it on modules that no stage has seen.")
     yield "evaluate", _stage("evaluate", config)
     _title("publish", "Registering it in MLflow; the alias `champion` marks what is served.")
@@ -97,43 +117,85 @@ def _title(stage: str, text: str) -> None:
     console.print(f"\n[bold]{stage}[/bold]  {text}")
 
 
-def _stage(word: str, config: QuickstartConfig, *more: str) -> Manifest:
-    path = CONFIGS / word / f"{NAME}.toml"
-    arguments = ["--config", f"configs/{word}/{NAME}.toml", *more]
+def _stage(word: str, config: QuickstartConfig, *more: str, name: str = NAME) -> Manifest:
+    path = CONFIGS / word / f"{name}.toml"
+    arguments = ["--config", f"configs/{word}/{name}.toml", *more]
     say(f"$ raybert {word} {' '.join(arguments)}")
     arguments[1] = str(path)
     stage = importlib.import_module(STAGES[word].module)
     return stage.run(parse(word, [*arguments, *(["--force"] if config.force else [])]))
 
 
-def _query(config: QuickstartConfig) -> None:
-    """Serve the champion in a child process, as a user would, and ask it over HTTP."""
-    _title("serve", "Starting the server and asking it, over HTTP, about docstrings it never saw.")
+def _query(config: QuickstartConfig) -> list[Asked]:
+    """Serve the models in a child process, as a user would, and ask them over HTTP."""
+    _title("serve", "Starting the server and asking its three models over HTTP.")
     port = free_port(config.port)
     with _server(port) as address:
-        for row in _questions():
-            answer = _post(f"{address}/v1/models/{NAME}", {"inputs": row["text"]})
-            best = answer[0][0]
-            say(f"  “{row['text'][:88]}”")
-            say(f"    → {best['label']} ({best['score']:.0%}); it is from {row['label']}")
+        asked = [*_filled(address), *_found(address), *_told(address)]
+    for text, answers in asked:
+        say(f"\n  {text}")
+        for score, answer in answers:
+            say(f"    {score:>6}  {answer}")
+    return asked
 
 
-def _questions() -> list[dict[str, str]]:
-    """Held-out rows, of different libraries."""
+def _filled(address: str) -> Iterator[Asked]:
+    """Words in place of a mask."""
+    for text in MASKED:
+        best = _post(f"{address}/v1/models/masks", {"inputs": text, "parameters": {"top_k": 3}})
+        yield text, [(percent(each["score"]), each["token_str"]) for each in best]
+
+
+def _found(address: str) -> Iterator[Asked]:
+    """The held-out docstrings nearest to a question."""
+    texts = [row["text"] for row in _rows()]
+    vectors = _vectors(address, texts)
+    for query in QUERIES:
+        near = (vectors @ _vectors(address, [query])[0]).round(3)
+        best = np.argsort(-near, kind="stable")[:3]
+        yield query, [(f"{near[place]:.2f}", shortened(texts[place], SHOWN)) for place in best]
+
+
+def _vectors(address: str, texts: list[str]) -> np.ndarray:
+    url, parameters = f"{address}/v1/models/vectors", {"truncate": True}
+    parts = [
+        _post(url, {"inputs": texts[start : start + AT_ONCE], "parameters": parameters})
+        for start in range(0, len(texts), AT_ONCE)
+    ]
+    return np.array([vector for part in parts for vector in part], dtype=np.float32)
+
+
+def _told(address: str) -> Iterator[Asked]:
+    """Which library held-out docstrings are from, by the model and in truth."""
+    by_label = {row["label"]: row for row in _rows()}
+    labels = sorted(by_label)
+    for index in np.random.default_rng(0).permutation(len(labels))[:QUESTIONS]:
+        row = by_label[labels[index]]
+        best = _post(f"{address}/v1/models/{NAME}", {"inputs": row["text"]})[0][0]
+        truth = "right" if best["label"] == row["label"] else f"it is from {row['label']}"
+        answer = f"{best['label']} ({truth})"
+        yield shortened(row["text"], SHOWN), [(percent(best["score"]), answer)]
+
+
+def _rows() -> list[dict[str, str]]:
+    """The held-out rows that are prose: neither ruled tables nor lists of names."""
     from bert_core.tasks.text_classification import OneLabel
     from bert_core.tasks.texts import TextInput
 
     rows = read_labelled(LabelledConfig(), "held_out", (TextInput, OneLabel))
-    by_label = {row["label"]: row for row in reversed(rows)}
-    labels = sorted(by_label)
-    picked = np.random.default_rng(0).permutation(len(labels))[:QUESTIONS]
-    return [by_label[labels[index]] for index in picked]
+    return [row for row in rows if not re.search(r"(\W)\1{3}|>>>", row["text"])]
 
 
 @contextmanager
 def _server(port: int) -> Iterator[str]:
     """A `raybert serve` that is ready; stopped on exit, with all processes that it started."""
-    arguments = ["serve", "--config", str(CONFIGS / "serve" / f"{NAME}.toml"), "--port", str(port)]
+    arguments = [
+        "serve",
+        "--config",
+        str(CONFIGS / "serve" / f"{SERVED}.toml"),
+        "--port",
+        str(port),
+    ]
     address = f"http://127.0.0.1:{port}"
     log = Path(FOLDER) / "serve.log"
     with log.open("w") as output:
@@ -180,36 +242,25 @@ def _post(url: str, body: dict[str, Any]) -> Any:
         return json.load(response)
 
 
-def _report(done: dict[str, Manifest], seconds: float) -> None:
-    """Print the table and what to do next, and write the page with the curves."""
+def _report(done: dict[str, Manifest], asked: list[Asked], seconds: float) -> None:
+    """Print the table and what to do next, and write the page for others."""
     table = Table("what", "figure", box=None, pad_edge=False, header_style="bold")
     rows = _figures(done, seconds)
     for row in rows:
         table.add_row(*row)
     console.print()
     console.print(table)
-    stages = Path(FOLDER)
-    page = stages / REPORT
-    write_report(
-        page,
-        "raybert quickstart",
-        [
-            Section("In figures", rows=rows),
-            Section("Pretraining", pictures=sorted((stages / "pretrain" / "plots").glob("*.png"))),
-            Section("Fine-tuning", pictures=sorted((stages / "finetune" / "plots").glob("*.png"))),
-            Section(
-                "Evaluation",
-                pictures=[stages / "evaluate" / name for name in (PICTURE, CALIBRATION_PICTURE)],
-            ),
-            Section("Data", markdown=stages / "shards" / CARD),
-        ],
-    )
+    page = Path(FOLDER) / REPORT
+    folders = [docstrings.folder(), *(f"{FOLDER}/{name}" for name in FOLDERS)]
+    runs = runs_of(folders, None)
+    write_report(str(page), runs, title="raybert quickstart", tried=asked)
     body = json.dumps({"inputs": "Return the eigenvalues of a symmetric matrix."})
     say(
         "\nNext:\n"
-        f"  {page}                      the curves and the data card, in a browser\n"
-        f"  raybert serve --config configs/serve/{NAME}.toml     keep the server up\n"
-        "  raybert ui                                         open the MLflow page\n"
+        f"  raybert serve --config configs/serve/{SERVED}.toml   try more on the page\n"
+        "                                                    http://127.0.0.1:8000\n"
+        f"  {page}                       what was learnt, to read or to send\n"
+        "  raybert ui                                        open the MLflow page\n"
         f"  curl http://127.0.0.1:8000/v1/models/{NAME} "
         f"-H 'Content-Type: application/json' -d '{body}'"
     )
@@ -220,7 +271,7 @@ def _figures(done: dict[str, Manifest], seconds: float) -> list[tuple[str, str]]
     counts = {stage: manifest.counts for stage, manifest in done.items()}
     corpus, prepared, pretrained = counts["corpus"], counts["prepare"], counts["pretrain"]
     tuned, scratch = counts["finetune"], counts["from_scratch"]
-    gain, error = paired_difference(tuned["seeds"], scratch["seeds"])
+    gain, error = paired_difference(tuned["seeds"], scratch["seeds"], "accuracy")
     return [
         ("corpus", f"{corpus['characters'] / 1e6:.1f} M characters, {corpus['modules']:,} modules"),
         ("tokens", f"{prepared['tokens'] / 1e6:.2f} M"),
@@ -255,17 +306,13 @@ def _figures(done: dict[str, Manifest], seconds: float) -> list[tuple[str, str]]
             f"{scratch['accuracy_mean']:.1%} ± {scratch['accuracy_std']:.1%}",
         ),
         (
+            "finding a text by its summary",
+            f"mean reciprocal rank {counts['embedding']['mrr_mean']:.2f} "
+            f"among {counts['embedding']['held_out_rows']:,}",
+        ),
+        (
             "gain of pretraining",
             f"{gain:+.1%}, standard error {error:.1%} over {len(tuned['seeds'])} paired seeds",
         ),
         ("time", f"{seconds:,.0f} s"),
     ]
-
-
-def paired_difference(
-    ours: list[dict[str, float]], theirs: list[dict[str, float]]
-) -> tuple[float, float]:
-    """Mean difference of accuracies of the same seeds, and its standard error."""
-    other = {seed["seed"]: seed["accuracy"] for seed in theirs}
-    differences = np.array([seed["accuracy"] - other[seed["seed"]] for seed in ours])
-    return float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(len(differences)))

@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bert_core import files
 from bert_core.checks import Port, check_fields
@@ -10,8 +11,12 @@ from bert_core.errors import ConfigError
 from pipelines.runtime.progress import say
 from tracking import server
 from tracking.mirror import RECORD
+from tracking.page import runs_page
 from tracking.ports import require_free
 from tracking.spool import RUN
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +25,8 @@ class UiConfig:
 
     run: str | None = None
     """Output of a stage: opens the store that its run was written to, at that run."""
+    experiment: str = "raybert"
+    """MLflow experiment to open."""
     port: Port = 5000
     """Port to listen on."""
     tracking_uri: str | None = None
@@ -38,11 +45,12 @@ def run(config: UiConfig) -> None:
     uri, page = _store(config)
     shown = server.without_password(uri)
     if uri.startswith(("http://", "https://")):
-        server.require_answer(uri)
+        page = page or _experiment(server.connect(uri), uri, config.experiment)
         say(f"MLflow is already at {shown.rstrip('/')}{page}: open it in a browser")
         return
     require_free("127.0.0.1", config.port)
-    server.connect(uri)  # creates a new store, and sets MLflow's environment
+    client = server.connect(uri)  # creates a new store, and sets MLflow's environment
+    page = page or _experiment(client, uri, config.experiment)
     say(f"MLflow on {shown}: http://127.0.0.1:{config.port}{page} (Ctrl-C stops it)")
     sys.stdout.flush()
     # NOTE: MLflow's evaluation job runner, on by default, is eight processes that outlive it.
@@ -50,6 +58,13 @@ def run(config: UiConfig) -> None:
     command += ["server", "--backend-store-uri", uri, "--workers", "1"]
     command += ["--host", "127.0.0.1", "--port", str(config.port)]
     os.execvp(command[0], command)
+
+
+def _experiment(client: "MlflowClient", uri: str, name: str) -> str:
+    """The page of the experiment's runs; that of all experiments if there is none of that name."""
+    if client.get_experiment_by_name(name) is None:
+        return ""
+    return runs_page(server.experiment_id(client, uri, name))
 
 
 def _store(config: UiConfig) -> tuple[str, str]:

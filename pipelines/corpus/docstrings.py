@@ -2,7 +2,8 @@
 
 A module is a document. Held-out modules are chosen by the hash of their name; a docstring that
 occurs twice is kept once, preferably in a training module, so that no held-out text is trained on.
-The labelled set asks which library a docstring is from, given its opening.
+The labelled set asks which library a docstring is from, given its opening; its pairs are summaries
+with the texts that they sum up.
 """
 
 import hashlib
@@ -41,6 +42,9 @@ MODULES_PER_TASK = 200
 ROW_GROUP_BYTES = 2 << 20
 LARGEST_MODULE_BYTES = 512 << 10  # larger ones are tables and generated code
 SHORTEST_OPENING = 80  # characters
+SHORTEST_SUMMARY = 20
+FORMAT = 2
+"""Of the folder: a new one is made where an older version left other files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +68,20 @@ class Module:
 
 def corpus(*, force: bool = False) -> Manifest:
     """Build the corpus if it does not exist yet."""
-    return run(DocstringsConfig(output=_folder(), force=force))
+    return run(DocstringsConfig(output=folder(), force=force))
 
 
-def _folder() -> str:
+def folder() -> str:
     """The folder of the corpus: one per combination of library versions."""
-    label = hashlib.sha256(json.dumps(_versions(), sort_keys=True).encode()).hexdigest()[:8]
+    content = json.dumps([FORMAT, _versions()], sort_keys=True)
+    label = hashlib.sha256(content.encode()).hexdigest()[:8]
     return str(Path("runs").absolute() / f"docstrings-{label}")
 
 
 def _made() -> str:
-    if not is_complete(_folder()):
+    if not is_complete(folder()):
         corpus()
-    return _folder()
+    return folder()
 
 
 def corpus_file() -> str:
@@ -87,6 +92,11 @@ def corpus_file() -> str:
 def labelled_file(split: str) -> str:
     """JSONL with text, label (the library) and module."""
     return files.join(_made(), f"library-{split}.jsonl")
+
+
+def pairs_file(split: str) -> str:
+    """JSONL with text (the summary of a docstring) and text_pair (the opening of what follows)."""
+    return files.join(_made(), f"pairs-{split}.jsonl")
 
 
 def run(config: DocstringsConfig) -> Manifest:
@@ -107,6 +117,7 @@ def _write(config: DocstringsConfig) -> Result:
     openings: set[str] = set()
     documents: list[dict[str, str]] = []
     labelled: dict[str, list[dict[str, str]]] = {"train": [], "held_out": []}
+    pairs: dict[str, list[dict[str, str]]] = {"train": [], "held_out": []}
     duplicates = 0
     # Training modules first: of two equal docstrings the held-out one is dropped.
     for module in sorted(modules, key=lambda module: (module.name in held_out, module.name)):
@@ -127,13 +138,16 @@ def _write(config: DocstringsConfig) -> Result:
                 labelled[split].append(
                     {"text": line, "label": module.library, "module": module.name}
                 )
+        pairs[split] += [pair for docstring in kept if (pair := _pair(docstring)) is not None]
     output = Path(config.output)
     table = pa.Table.from_pylist(documents)
     rows_per_group = max(1, len(documents) * ROW_GROUP_BYTES // max(1, table.nbytes))
     documents_path = output / "documents.parquet"
     pq.write_table(table, documents_path, row_group_size=rows_per_group, compression="none")
-    labelled_paths = [output / f"library-{split}.jsonl" for split in labelled]
-    for path, rows in zip(labelled_paths, labelled.values(), strict=True):
+    sets = {"library": labelled, "pairs": pairs}
+    labelled_paths = [output / f"{name}-{split}.jsonl" for name in sets for split in labelled]
+    written = [rows for splits in sets.values() for rows in splits.values()]
+    for path, rows in zip(labelled_paths, written, strict=True):
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         files.write_bytes(str(path), text.encode())
     counts = {
@@ -150,6 +164,14 @@ def _write(config: DocstringsConfig) -> Result:
     )
     outputs = {path.name: Output.of(str(path)) for path in (documents_path, *labelled_paths)}
     return Result(outputs=outputs, counts=counts)
+
+
+def _pair(docstring: str) -> dict[str, str] | None:
+    """The summary of a docstring and what follows it, if both say enough."""
+    summary, _, rest = docstring.partition("\n\n")
+    pair = {"text": opening(summary), "text_pair": opening(rest)}
+    is_long = len(pair["text"]) >= SHORTEST_SUMMARY and len(pair["text_pair"]) >= SHORTEST_OPENING
+    return pair if is_long else None
 
 
 def _is_held_out(module: str, config: DocstringsConfig) -> bool:

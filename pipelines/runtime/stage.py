@@ -31,13 +31,21 @@ from bert_core.manifest import (
     write_manifest,
 )
 from pipelines.runtime import cluster, lease
+from pipelines.runtime.description import (
+    card_links,
+    command,
+    described,
+    run_name,
+    source_tags,
+)
 from pipelines.runtime.progress import say
 from pipelines.runtime.storage_checks import PROBE
 from tracking.cache import cache_folder
 from tracking.mirror import RECORD
 from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, Status, finish_run
-from tracking.server import tracking_uri
-from tracking.spool import await_release
+from tracking.server import tracking_uri, without_password
+from tracking.spool import await_release, read_run
+from tracking.story import result
 
 if TYPE_CHECKING:
     from bert_core.data.tokenizer import Tokenizer
@@ -268,14 +276,15 @@ def run_stage(
             return done
         files.abort_uploads(config.output)
         from_hub = {each.asked: each.source for each in inputs if each.asked}
-        _clear_what_others_left(config, stage, digest, from_hub)
+        _clear_what_others_left(config, stage, digest, from_hub, inputs)
         began = time.time()
         # The run is opened, handed over and opened again: training's controller writes to it
         # between.
-        if _open_run(stage, config, determining, inputs).close("RUNNING") is not None:
+        begun = _open_run(stage, config, determining, inputs, _description(stage, config, inputs))
+        if begun.close("RUNNING") is not None:
             say(f"{stage}: MLflow has not answered yet, records are kept in {config.local_folder}")
         try:
-            result = work(digest)
+            made = work(digest)
         except BaseException as error:
             if held.lost is None:
                 files.abort_uploads(config.output)  # workers were ended in the middle of them
@@ -287,15 +296,16 @@ def run_stage(
             config=determining,
             inputs=digests,
             hub={each.name: each.source for each in inputs if each.asked},
-            outputs=result.outputs,
-            counts={**result.counts, "seconds": round(time.time() - began, 3)},
+            outputs=made.outputs,
+            counts={**made.counts, "seconds": round(time.time() - began, 3)},
             code_version=code_version(),
         )
         held.check()  # in another's run nothing is recorded
-        with _open_run(stage, config, determining) as recorder:
+        description = _description(stage, config, inputs, manifest.counts)
+        with _open_run(stage, config, determining, (), description) as recorder:
             numbers = {k: v for k, v in manifest.counts.items() if isinstance(v, int | float)}
             recorder.record(recorder.last_step + 1, numbers)
-            for path in result.artifacts:
+            for path in made.artifacts:
                 recorder.artifact(path)
             held.check()
             # From here on the output is complete: if killed now, the next start only ends the run.
@@ -357,24 +367,52 @@ def _open_run(
     config: StageConfig,
     params: dict[str, Any],
     inputs: Sequence[DatasetInput] = (),
+    description: dict[str, str] | None = None,
     *,
     with_copy: bool = True,
 ) -> RunRecorder:
+    code = code_version()
     return RunRecorder.open(
         config.local_folder,
         uri=tracking_uri(config.tracking_uri),
         copy=config.record_copy if with_copy else None,
         experiment=config.experiment,
-        run_name=f"{stage} {Path(config.output).name}",
+        run_name=run_name(stage, config.output),
         params=params,
         inputs=inputs,
         tags={
             "stage": stage,
             "output": config.output,
-            "code_version": code_version(),
+            "code_version": code,
+            **source_tags(stage, code),
             **({PARENT_TAG: config.parent_run} if config.parent_run else {}),
+            **(description or {}),
         },
     )
+
+
+def _description(
+    stage: str,
+    config: StageConfig,
+    inputs: Sequence[DatasetInput],
+    counts: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """The description of the run: when it begins, and with its counts when it ends."""
+    recorded = None if counts is None else read_run(config.local_folder)
+    run_id = None if recorded is None else recorded.run_id
+    return described(
+        stage_command(stage, config),
+        config.output,
+        inputs,
+        without_password(tracking_uri(config.tracking_uri)),
+        result="" if counts is None else result(stage, counts),
+        links=None if counts is None else card_links(stage, run_id, config, counts),
+    )
+
+
+def stage_command(stage: str, config: StageConfig) -> str:
+    """The command line that makes the same output, but for how and where it runs."""
+    return command(stage, config, operational_fields(type(config)) - {"output"})
 
 
 def _end_run(stage: str, config: StageConfig, status: Status, *, with_copy: bool = True) -> None:
@@ -421,7 +459,11 @@ def _check_ownership(config: StageConfig) -> None:
 
 
 def _clear_what_others_left(
-    config: StageConfig, stage: str, digest: str, from_hub: dict[str, str]
+    config: StageConfig,
+    stage: str,
+    digest: str,
+    from_hub: dict[str, str],
+    inputs: Sequence[DatasetInput],
 ) -> None:
     """Empty the output, unless it is from a killed run of the same digest, which can resume."""
     marker = files.join(config.output, STARTED)
@@ -435,7 +477,12 @@ def _clear_what_others_left(
         files.remove(files.join(config.output, name))
     if config.record_copy is not None:
         files.remove(str(config.local_folder))
-    note = {"stage": stage, "digest": digest}
+    note = {
+        "stage": stage,
+        "digest": digest,
+        "command": stage_command(stage, config),
+        "sources": {each.name: each.source for each in inputs},
+    }
     files.write_json(marker, note | ({"hub": from_hub} if from_hub else {}))
 
 

@@ -194,7 +194,8 @@ def finished(
     spent.save(config.local_folder)
     say(f"{stage}: {goodput.in_words(spent)}")
     folder = config.local_folder / "plots"
-    plots = plot_curves(config.local_folder / METRICS, folder)
+    steps = counts["steps"] if len(counts.get("seeds", ())) > 1 else None
+    plots = plot_curves(config.local_folder / METRICS, folder, steps)
     plots.append(plot_time(spent, folder / "time.png"))
     return Result(outputs=outputs, counts=counts | spent.numbers(), artifacts=plots)
 

@@ -23,6 +23,7 @@ from pipelines.training.labelled_sets import LabelledSet, remarks_of, trained_ro
 from pipelines.training.records import CHECKPOINTS, Records, Report, median_speed, read_records
 from pipelines.training.selection import Measurement
 from tracking import metric_names as names
+from tracking.curves import records_per_seed
 from tracking.metric_names import TASK
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _came_to(main: str, sets: dict[str, LabelledSet], values: dict[str, np.ndarr
 
 def _records_before(index: int, steps: int) -> int:
     """Record steps before those of a seed; each seed has one extra at its end, for its result."""
-    return index * (steps + 2)
+    return index * records_per_seed(steps)
 
 
 def _measured(records: dict[int, dict[str, float]], index: int, steps: int) -> dict[str, float]:

@@ -55,6 +55,15 @@ def test_no_module_and_no_docstring_is_in_both_splits(folder: Path) -> None:
     assert read_labelled(LabelledConfig(), "held_out", shapes)[0].keys() == {"text", "label"}
 
 
+def test_pairs_are_summaries_with_what_follows_them(folder: Path) -> None:
+    for split in ("train", "held_out"):
+        lines = Path(docstrings.pairs_file(split)).read_text().splitlines()
+        pairs = [json.loads(line) for line in lines]
+        assert pairs
+        assert all(pair.keys() == {"text", "text_pair"} for pair in pairs)
+        assert all(len(pair["text"]) >= 20 <= len(pair["text_pair"]) for pair in pairs)
+
+
 def test_held_out_modules_are_in_no_training_shard(folder: Path) -> None:
     """Preparing the training modules alone gives the same training shards, byte for byte."""
     shared = {"num_workers": 2, "tracking_uri": f"sqlite:///{folder}/runs/mlflow.db"}

@@ -1,0 +1,458 @@
+"""`raybert report`: one or several runs on a page that can be sent to a colleague.
+
+What was learnt in words, the way from the text to the model, the curves, what the model gets wrong,
+where everything came from and the commands that make it again: all in one file, which needs neither
+network nor script.
+"""
+
+import base64
+import json
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from bert_core import files
+from bert_core.checks import check_fields
+from bert_core.errors import ConfigError
+from bert_core.wording import shortened
+from pipelines.commands.drawing import Box, Line, chart, flow, short, wrapped
+from pipelines.commands.inspect import LOOK
+from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
+from pipelines.corpus.data_card import CARD, VOCABULARY_CARD
+from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
+from pipelines.publish import MODEL_CARD
+from pipelines.runtime.progress import say
+from tracking.curves import SMOOTH_BEYOND, Curve, smoothed
+from tracking.goodput import duration
+from tracking.metric_names import ACTIVITIES, CURVES
+from tracking.story import sentence, words
+
+PAGES = Path(__file__).parent
+TEMPLATE = "report.html"
+SHOWN_ROWS, SHOWN_CHARACTERS = 8, 260
+KINDS = {
+    "scores": "Score",
+    "loss": "Loss",
+    "accuracy": "Accuracy",
+    "learning_rate": "Learning rate",
+    "throughput": "Tokens per second",
+}
+"""Kind of curve → its title; as many as `CURVES`."""
+COLOURS = 6
+_RULERS = re.compile(r"(\W)\1{3,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """Which runs to report on."""
+
+    runs: tuple[str, ...] = ()
+    """Outputs of finished stages (folders or URIs), or ids of MLflow runs. Several are put beside
+    each other; what they were made from is followed up to the text."""
+    output: str = "runs/report.html"
+    """Path or URI of the page."""
+    title: str | None = None
+    """Heading; by default the names of the runs."""
+    tracking_uri: str | None = None
+    """MLflow store of the ids; by default MLFLOW_TRACKING_URI, or runs/mlflow.db."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.runs:
+            raise ConfigError(
+                "runs: wanted at least one output of a finished stage, or id of an MLflow run, got "
+                "none: `raybert list runs` shows those under runs/"
+            )
+
+
+def run(config: ReportConfig) -> None:
+    """Write the page."""
+    asked = runs_of(config.runs, config.tracking_uri)
+    size_bytes = write_report(config.output, asked, title=config.title)
+    for text in summary(asked):
+        say(text)
+    say(f"report: {config.output}, {size_bytes / 1e6:.1f} MB, opens in any browser")
+
+
+def write_report(
+    path: str,
+    asked: Sequence[Run],
+    *,
+    title: str | None = None,
+    tried: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (),
+    commands: Sequence[str] = (),
+) -> int:
+    """Write the page, whole or not at all; returns its size in bytes.
+
+    Args:
+        tried: what the model was asked, and its answers with their scores.
+        commands: that make all of it, if one does; by default those of the stages.
+    """
+    runs = with_ancestors(asked)
+    environment = Environment(
+        loader=FileSystemLoader(PAGES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template(TEMPLATE).render(
+        look=Markup(LOOK.read_text(encoding="utf-8")),
+        title=title or ", ".join(run.name for run in asked),
+        code=next((run.manifest.code_version for run in asked), ""),
+        summary=summary(runs),
+        tiles=list(_tiles(runs)),
+        flows=_flows(runs, asked),
+        compared=_compared(asked),
+        tried=tried,
+        charts=list(_charts(runs)),
+        times=[_time(run) for run in runs if run.spent is not None and run.spent.wall_s],
+        evaluations=[each for run in runs if (each := _evaluation(run)) is not None],
+        cards=list(_cards(runs)),
+        lineage=[_lineage(run, runs) for run in runs],
+        commands=list(commands) or [run.command for run in runs if run.command],
+    )
+    data = page.encode()
+    files.write_bytes(path, data)
+    return len(data)
+
+
+def summary(runs: Sequence[Run]) -> list[str]:
+    """What was learnt, in words."""
+    scratch, worth = _worth_of_pretraining(runs)
+    told = [worth if run is scratch else sentence(run.stage, run.counts) for run in runs]
+    return [text for text in told if text]
+
+
+def _worth_of_pretraining(runs: Sequence[Run]) -> tuple[Run | None, str]:
+    """Of two fine-tunings that differ in that alone: the one from random weights, and in words."""
+    tuned = [run for run in runs if run.stage == "finetune" and run.counts.get("seeds")]
+    for scratch in tuned:
+        for other in tuned:
+            differs = {key for key, *_ in _differences([scratch, other])}
+            if scratch.manifest.config["from_scratch"] and differs == {"from_scratch"}:
+                main = other.counts["primary_metric"]
+                gain, error = paired_difference(
+                    other.counts["seeds"], scratch.counts["seeds"], main
+                )
+                spread = f", standard error {100 * error:.1f}" if np.isfinite(error) else ""
+                return scratch, (
+                    f"The same from random weights has {words(main)} "
+                    f"{100 * scratch.counts[f'{main}_mean']:.1f} %: pretraining is worth "
+                    f"{100 * gain:.1f} points{spread}."
+                )
+    return None, ""
+
+
+def paired_difference(
+    ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]], metric: str
+) -> tuple[float, float]:
+    """Mean difference of a metric over the same seeds, and its standard error, NaN for one seed."""
+    other = {seed["seed"]: seed[metric] for seed in theirs}
+    differences = np.array([seed[metric] - other[seed["seed"]] for seed in ours])
+    error = differences.std(ddof=1) / np.sqrt(len(differences)) if len(differences) > 1 else np.nan
+    return float(differences.mean()), float(error)
+
+
+def _tiles(runs: Sequence[Run]) -> Iterator[tuple[str, str, str]]:
+    """The figures that matter most: label, value, and what to hold it against."""
+    for run in reversed(runs):
+        counts = run.counts
+        if run.stage == "evaluate" and "primary_metric" in counts:
+            main = str(counts["primary_metric"])
+            low, high = counts[f"{main}_low"], counts[f"{main}_high"]
+            base = counts.get(f"baseline_{main}")
+            than = "" if base is None else f"; ignoring the text {_figure(base)}"
+            yield words(main), _figure(counts[main]), f"{_figure(low)} to {_figure(high)}{than}"
+        elif run.stage == "pretrain" and "mlm_accuracy_after" in counts:
+            base = counts.get("unigram_accuracy")
+            than = "" if base is None else f"most frequent word {_figure(base)}"
+            yield "masked words right", _figure(counts["mlm_accuracy_after"]), than
+        elif run.stage == "prepare":
+            yield "tokens", short(counts["tokens"]), f"{counts['rows']:,} rows"
+    spent = [run.spent for run in runs if run.spent is not None]
+    if spent:
+        costs = [each.cost_usd for each in spent if each.cost_usd is not None]
+        cost = f", {sum(costs):,.2f} USD" if costs else ""
+        yield "training time", duration(sum(each.wall_s for each in spent)), f"wall time{cost}"
+
+
+def _flows(runs: Sequence[Run], asked: Sequence[Run]) -> list[Markup]:
+    boxes = [
+        Box(run.stage, wrapped(run.name.removeprefix(f"{run.stage} ")) + wrapped(run.result)[:4],
+            any(run is each for each in asked))
+        for run in runs
+    ]  # fmt: skip
+    if len(boxes) < 2:
+        return []
+    ways = links(runs)
+    return [flow(boxes, ways, upright=False), flow(boxes, ways, upright=True)]
+
+
+def _compared(asked: Sequence[Run]) -> dict[str, Any] | None:
+    """Runs of one stage beside each other: what differs in their settings and what came out."""
+    by_stage = defaultdict(list)
+    for run in asked:
+        by_stage[run.stage].append(run)
+    alike = max(by_stage.values(), key=len)
+    if len(alike) < 2:
+        return None
+    figures = [
+        (key, [run.counts.get(key) for run in alike])
+        for key in dict.fromkeys(key for run in alike for key in run.counts)
+        if all(isinstance(run.counts.get(key), int | float | None) for run in alike)
+    ]
+    return {
+        "names": [run.name for run in alike],
+        "settings": _differences(alike),
+        "figures": [
+            (words(key), [_figure(value) for value in values])
+            for key, values in figures
+            if len({*values}) > 1 and "/" not in key and not key.endswith(("_std", "_before"))
+        ],
+    }
+
+
+def _differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    from tracking.runs import flatten
+
+    flat = [flatten(run.manifest.config) for run in runs]
+    keys = dict.fromkeys(key for each in flat for key in each)
+    return [
+        (key, values)
+        for key in keys
+        if len({*(values := [each.get(key, "–") for each in flat])}) > 1
+    ]
+
+
+def _charts(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """The curves of each stage that trains; runs of one stage are drawn together."""
+    by_stage: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if any(len(curve.mean) > 1 for curve in run.curves):
+            by_stage[run.stage].append(run)
+    for stage, members in by_stage.items():
+        drawn = [picture for kind in CURVES if (picture := _chart(kind, members)) is not None]
+        if drawn:
+            yield {"stage": stage, "names": [run.name for run in members], "pictures": drawn}
+
+
+def _chart(kind: str, runs: Sequence[Run]) -> dict[str, Any] | None:
+    curves = [
+        (run, curve)
+        for run in runs
+        for curve in run.curves
+        if curve.kind == kind and len(curve.mean) > 1
+    ]
+    if not curves:
+        return None
+    several = len(runs) > 1
+    identities = [run.place if several else curve.metric for run, curve in curves]
+    colours = list(dict.fromkeys(identities))
+    told = _legends(curves)
+    lines = [
+        _line(curve, name, colours.index(identity))
+        for (_, curve), name, identity in zip(curves, told, identities, strict=True)
+    ]
+    first, last = lines[0].points[0, 1], lines[0].points[-1, 1]
+    title = KINDS[kind]
+    label = f"{title} over the steps: {lines[0].name} from {short(first)} to {short(last)}"
+    svg = chart(lines, label, from_zero=kind in ("learning_rate", "throughput"))
+    return {"title": title, "svg": svg, "legend": lines if len(lines) > 1 else []}
+
+
+def _legends(curves: Sequence[tuple[Run, Curve]]) -> list[str]:
+    """Names of lines that say only what differs: the run, the metric, and on which rows."""
+    runs = len({run.place for run, _ in curves}) > 1
+    metrics = len({curve.metric for _, curve in curves}) > 1
+    rows = len({curve.name.rpartition("/")[0] for _, curve in curves}) > 1
+    return [
+        ", ".join(
+            [run.name.removeprefix(f"{run.stage} ")] * runs
+            + [words(curve.metric)] * (metrics or not runs)
+            + [words(curve.name.rpartition("/")[0] or "train")] * rows
+            + [f"mean of {len(curve.seeds)} seeds"] * (len(curve.seeds) > 1)
+        )
+        for run, curve in curves
+    ]
+
+
+def _line(curve: Curve, name: str, colour: int) -> Line:
+    mean = curve.mean
+    smooth = curve.kind != "learning_rate" and len(mean) > SMOOTH_BEYOND
+    faint = curve.seeds if smooth or len(curve.seeds) > 1 else []
+    shown = smoothed(mean) if smooth else mean
+    return Line(name, shown, colour % COLOURS + 1, not curve.is_of_training, faint)
+
+
+def _time(run: Run) -> dict[str, Any]:
+    spent = run.spent
+    assert spent is not None
+    parts = [
+        (name.replace("_", " "), seconds / spent.wall_s, duration(seconds))
+        for name in ACTIVITIES
+        if (seconds := spent.seconds.get(name, 0.0)) > 0.005 * spent.wall_s
+    ]
+    return {"name": run.name, "wall": duration(spent.wall_s), "parts": parts}
+
+
+def _evaluation(run: Run) -> dict[str, Any] | None:
+    counts = run.counts
+    measured = [name for name in counts if f"{name}_low" in counts]
+    if run.stage != "evaluate" or not measured:
+        return None
+    figures = [
+        (
+            words(name),
+            _figure(counts[name]),
+            f"{_figure(counts[f'{name}_low'])} to {_figure(counts[f'{name}_high'])}",
+            _figure(counts.get(f"baseline_{name}")),
+        )
+        for name in measured
+    ]
+    worst = (run.text(WORST) or "").splitlines()
+    return {
+        "name": run.name,
+        "source": counts.get("source", ""),
+        "rows": int(counts["rows"]),
+        "figures": figures,
+        "calibration": counts.get("expected_calibration_error"),
+        "confusion": _confusion(run),
+        "worst": [_worst(json.loads(line)) for line in worst[:SHOWN_ROWS]],
+        "wrong": None if "wrong_rows" not in counts else int(counts["wrong_rows"]),
+    }
+
+
+def _confusion(run: Run) -> dict[str, Any] | None:
+    """Counts of true against predicted labels, of a task that gives each row one label."""
+    from tracking.plots import readable
+
+    path = files.join(run.place, PREDICTIONS)
+    classes = run.text(CLASSES)
+    if classes is None or not files.is_file(path):
+        return None
+    table = pq.read_table(pa.BufferReader(files.read_bytes(path)))
+    if not {"label", "predicted_label"} <= {*table.column_names}:
+        return None
+    wanted, got = (table.column(name).to_pylist() for name in ("label", "predicted_label"))
+    labels = list(json.loads(classes))
+    if not all(isinstance(label, str) for label in (*wanted, *got)) or len(labels) < 2:
+        return None
+    places = {label: place for place, label in enumerate(labels)}
+    matrix = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    for one, other in zip(wanted, got, strict=True):
+        if one in places and other in places:
+            matrix[places[one], places[other]] += 1
+    shown, matrix, note = readable(labels, matrix)
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    errors = matrix * (1 - np.eye(len(shown), dtype=np.int64))
+    true, taken = np.unravel_index(int(errors.argmax()), errors.shape)
+    return {
+        "labels": shown,
+        "rows": [
+            (label, [(int(n), float(s)) for n, s in zip(counts, shares, strict=True)])
+            for label, counts, shares in zip(shown, matrix, share, strict=True)
+        ],
+        "note": note,
+        "most": (shown[true], shown[taken], int(errors.max())) if errors.any() else None,
+    }
+
+
+def _worst(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "input": shortened(_RULERS.sub(r"\1\1\1", _cells(row["input"])), SHOWN_CHARACTERS),
+        "wanted": _cells(row["wanted"]),
+        "answer": _cells({k: v for k, v in row["answer"].items() if k != "score"}),
+        "confidence": None if "confidence" not in row else f"{row['confidence']:.0%}",
+    }
+
+
+def _cells(fields: Mapping[str, Any]) -> str:
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in fields.items()
+    }
+    if len(texts) == 1:
+        return next(iter(texts.values()))
+    return " · ".join(f"{name}: {text}" for name, text in texts.items())
+
+
+def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
+    for run in runs:
+        for title, name in (
+            ("Vocabulary", VOCABULARY_CARD), ("Data card", CARD), ("Model card", MODEL_CARD)
+        ):  # fmt: skip
+            if (text := run.text(name)) is not None:
+                yield f"{title}: {run.name}", _rendered(text, run.place)
+
+
+def _rendered(text: str, folder: str) -> Markup:
+    from markdown_it import MarkdownIt
+
+    if text.startswith("---\n"):
+        text = text.split("\n---\n", 1)[1]
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = markdown.parse(text)
+    for token in tokens:
+        if token.type.startswith("heading_"):  # below the section's heading
+            token.tag = f"h{min(6, int(token.tag[1:]) + 2)}"
+    rendered = markdown.renderer.render(tokens, markdown.options, {})
+    return Markup(
+        re.sub(
+            r'<img src="([^":]+\.png)"',
+            lambda m: f'<img src="{_data(files.join(folder, m[1]))}"',
+            rendered,
+        )
+    )
+
+
+def _data(path: str) -> str:
+    if not files.is_file(path):
+        return "data:,"
+    return f"data:image/png;base64,{base64.b64encode(files.read_bytes(path)).decode()}"
+
+
+def _lineage(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
+    made_by = {digest: other.name for other in runs if other is not run for digest in other.digests}
+    return {
+        "name": run.name,
+        "place": run.place,
+        "digest": run.manifest.digest,
+        "code": run.manifest.code_version,
+        "inputs": [
+            (name.replace("_", " "), made_by.get(digest, run.sources.get(name, "")), digest)
+            for name, digest in run.manifest.inputs.items()
+        ],
+    }
+
+
+def _figure(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{100 * value:.1f} %" if -1 <= value <= 1 else f"{value:.4g}"
+
+
+def folded(command: str) -> str:
+    """A command line over several lines, one option on each."""
+    parts = shlex.split(command)
+    lines = [" ".join(parts[:2])]
+    for part in parts[2:]:
+        if part.startswith("--"):
+            lines.append(f"  {part}")
+        else:
+            lines[-1] += f" {shlex.quote(part)}"
+    return " \\\n".join(lines)

@@ -1,0 +1,151 @@
+"""What the record says of a stage's run besides its figures: its name, the command that repeats it,
+and what it was made from.
+"""
+
+import getpass
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from bert_core import files
+from bert_core.errors import RaybertError
+from bert_core.manifest import BUNDLE
+from tracking.page import NOTE, RESULT
+from tracking.runs import DatasetInput
+from tracking.spool import Run, read_run
+
+COMMAND = "command"
+"""Tag of a run: the command line that makes the same."""
+_HOME = "runs"
+_SECRET = re.compile(r"(?<=://)[^/@\s]+@|(?<=\w)\?[^\s'\"]*(?=$)")
+
+
+def run_name(stage: str, output: str) -> str:
+    """`runs/quickstart/pretrain` → `pretrain quickstart`: the last two folders of the output,
+    without what every path has."""
+    place = output.partition("://")[2] or output
+    parts = [part for part in PurePosixPath(place).parts if part != "/"][-2:]
+    if parts[:1] == [_HOME]:
+        parts = parts[1:]
+    if parts[-1:] == [stage]:
+        parts = parts[:-1]
+    return " ".join([stage, "/".join(parts)]).strip()
+
+
+def command(stage: str, config: Any, left_out: set[str]) -> str:
+    """The command line that makes the same output: every field that is not at its default.
+
+    Args:
+        left_out: top-level fields that do not determine the output.
+    """
+    return shlex.join(["raybert", stage, *_arguments(config, left_out, "")])
+
+
+def _arguments(config: Any, left_out: set[str], prefix: str) -> list[str]:
+    arguments: list[str] = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in left_out or value == _default(field):
+            continue
+        name = f"{prefix}{field.name}"
+        if is_dataclass(value):
+            nested = _arguments(value, set(), f"{name}.")
+            first = fields(value)[0].name  # says that it is there, with all fields at their default
+            arguments += nested or [f"--{name}.{first}", _written(getattr(value, first))]
+        elif value is not None:
+            arguments += [f"--{name}", _written(value)]
+    return arguments
+
+
+def _default(field: "Field[Any]") -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str):
+        return _SECRET.sub("", value)
+    if isinstance(value, Mapping | list | tuple):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def source_tags(stage: str, code_version: str) -> dict[str, str]:
+    """What MLflow's page shows as who ran which code."""
+    commit = code_version.partition("+")[2]
+    return {
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": f"raybert {stage}",
+        "mlflow.user": _user(),
+        **({"mlflow.source.git.commit": commit} if commit else {}),
+    }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return "unknown"
+
+
+def recorded_run(source: str) -> Run | None:
+    """The run that wrote an input: a stage's folder, or the bundle in it; None if none is known."""
+    folder = files.local_path(source) if "://" not in source else None
+    if folder is None:
+        return None
+    for place in (folder, folder.parent) if folder.name == BUNDLE else (folder,):
+        try:
+            if (run := read_run(place)) is not None:
+                return run
+        except (OSError, RaybertError):
+            return None
+    return None
+
+
+def described(
+    command: str,
+    output: str,
+    inputs: Sequence[DatasetInput],
+    uri: str,
+    *,
+    result: str = "",
+    links: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The tags with which MLflow's page describes a run.
+
+    Args:
+        uri: of the store, without a password: links lead to runs that are in the same one.
+        result: what it came to, once it has.
+        links: further pages, by their titles.
+    """
+    parts = [f"**{result}**"] if result else []
+    parts.append(f"```bash\n{command}\n```")
+    if inputs:
+        parts.append("Made from " + ", ".join(_input(each, uri) for each in inputs) + ".")
+    if links:
+        parts.append("See " + ", ".join(f"[{title}]({url})" for title, url in links.items()) + ".")
+    parts.append(f"`raybert report {shlex.quote(output)}` writes a report of it.")
+    told = {NOTE: "\n\n".join(parts), COMMAND: command}
+    return {**told, **({RESULT: result} if result else {})}
+
+
+def card_links(
+    stage: str, run_id: str | None, config: Any, counts: Mapping[str, Any]
+) -> dict[str, str]:
+    """The pages of MLflow with the cards that a stage wrote."""
+    if stage == "publish":
+        return {"the model card": f"#/models/{config.name}/versions/{counts['version']}"}
+    if stage == "prepare" and run_id is not None:
+        return {"the data card, among the artifacts": f"#/runs/{run_id}"}
+    return {}
+
+
+def _input(each: DatasetInput, uri: str) -> str:
+    name = each.name.replace("_", " ")
+    run = recorded_run(each.source)
+    if run is not None and run.run_id is not None and run.tracking_uri == uri:
+        return f"{name} [{run.run_name}](#/runs/{run.run_id})"
+    return f"{name} `{_SECRET.sub('', each.source)}` ({each.digest[:12]})"

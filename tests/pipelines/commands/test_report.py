@@ -1,0 +1,260 @@
+"""A report holds all that it shows, of folders and of what only MLflow has left."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert_core.errors import ConfigError
+from bert_core.manifest import Manifest, Output, write_manifest
+from pipelines.cli import main
+from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
+from pipelines.commands.report import ReportConfig, run, write_report
+from pipelines.commands.report_runs import links, runs_of, with_ancestors
+from pipelines.runtime.stage import Result, StageConfig, run_stage
+from tests.chromium import Browser
+from tracking.runs import RunRecorder
+
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    "1f15c4890000000d49444154789c6360"
+    "606060000000050001a5f645400000000049454e44ae426082"
+)
+NASTY = "<script>alert(1)</script> =========== & more"
+LABELS = ("ham", "spam")
+STEPS = 4
+
+
+def add(folder: Path, manifest: Manifest, started: dict[str, Any] | None = None) -> str:
+    """A finished run, as its stage leaves it."""
+    folder.mkdir(parents=True)
+    note = {"stage": manifest.stage, "digest": manifest.digest} | (started or {})
+    (folder / "started.json").write_text(json.dumps(note))
+    write_manifest(str(folder), manifest)
+    return str(folder)
+
+
+def shards(folder: Path, digest: str = "d-shards") -> str:
+    counts = {"documents": 9, "tokens": 7_400_000, "rows": 143, "max_length": 64}
+    place = add(folder, Manifest(stage="prepare", digest=digest, config={}, counts=counts))
+    (folder / "data_card.md").write_text(
+        "# Card\n\n| a <b> | 1 |\n|---|---|\n\n![l](l.png)\n\n##### Deep\n"
+    )
+    (folder / "l.png").write_bytes(PIXEL)
+    return place
+
+
+def tuned(folder: Path, model: str, scores: tuple[float, ...], *, from_scratch: bool) -> str:
+    """A fine-tuning with as many seeds as scores, whose loss falls to one minus the score."""
+    seeds = [{"seed": seed, "accuracy": score} for seed, score in enumerate(scores)]
+    counts = {
+        "primary_metric": "accuracy",
+        "accuracy_mean": float(np.mean(scores)),
+        "accuracy_std": float(np.std(scores)),
+        "baseline_accuracy": 0.5,
+        "train_rows": 64,
+        "held_out_rows": 100,
+        "steps": STEPS,
+        "seeds": seeds,
+    }
+    manifest = Manifest(
+        stage="finetune",
+        digest=folder.name,
+        config={"from_scratch": from_scratch, "lr": 1e-3},
+        inputs={"shards": "d-shards"},
+        counts=counts,
+    )
+    started = {"command": f"raybert finetune --output {folder}", "sources": {"shards": model}}
+    place = add(folder, manifest, started)
+    with (folder / "metrics.jsonl").open("w") as file:
+        for seed, score in enumerate(scores):
+            for step in range(1, STEPS + 1):
+                metrics = {"loss": 1 - score * step / STEPS, "learning_rate": 1e-3 / step}
+                line = {"step": seed * (STEPS + 2) + step, "time_ms": 0, "metrics": metrics}
+                file.write(json.dumps(line) + "\n")
+    return place
+
+
+def evaluated(folder: Path, model: str, digest: str) -> str:
+    measured = {"accuracy": 0.75, "accuracy_low": 0.7, "accuracy_high": 0.8}
+    counts = {"rows": 4, "source": "rows.jsonl", "primary_metric": "accuracy", "wrong_rows": 1}
+    manifest = Manifest(
+        stage="evaluate",
+        digest="d-evaluate",
+        config={},
+        inputs={"model": digest},
+        outputs={"worst.jsonl": Output(size_bytes=1, sha256="w")},
+        counts=counts | measured | {"baseline_accuracy": 0.5},
+    )
+    place = add(folder, manifest, {"sources": {"model": model}})
+    columns = {"label": ["ham", "ham", "spam", "spam"], "predicted_label": ["ham"] * 3 + ["spam"]}
+    pq.write_table(pa.table({"text": ["a"] * 4, **columns}), folder / "predictions.parquet")
+    (folder / "classes.json").write_text(json.dumps({label: {} for label in LABELS}))
+    worst = {"row": 3, "fault": 1.0, "confidence": 0.9, "input": {"text": NASTY}}
+    worst |= {"wanted": {"label": "spam"}, "answer": {"label": "ham", "score": 0.9}}
+    (folder / "worst.jsonl").write_text(json.dumps(worst) + "\n")
+    return place
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    """Shards, two fine-tunings of what came of them, and an evaluation of the first."""
+    first = shards(tmp_path / "shards")
+    second = tuned(tmp_path / "tuned", first, (0.8, 0.7), from_scratch=False)
+    third = tuned(tmp_path / "scratch", first, (0.6, 0.5), from_scratch=True)
+    return [first, second, third, evaluated(tmp_path / "scores", second, "tuned")]
+
+
+def test_a_page_needs_no_other_file_and_escapes_what_it_shows(
+    folders: list[str], tmp_path: Path
+) -> None:
+    tried = [("A <b>question</b>", [("0.9", "an <i>answer</i>")])]
+    write_report(str(tmp_path / "out" / "r.html"), runs_of(folders, None), tried=tried)
+    page = (tmp_path / "out" / "r.html").read_text()
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)
+    assert re.findall(r'<img src="([^"]{22})', page) == ["data:image/png;base64,"]
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; === &amp; more" in page
+    assert "A &lt;b&gt;question&lt;/b&gt;" in page
+    assert "<h3>Card</h3>" in page
+    assert "<h6>Deep</h6>" in page
+
+
+def test_it_says_what_was_learnt_and_what_is_taken_for_what(
+    folders: list[str], tmp_path: Path
+) -> None:
+    write_report(str(tmp_path / "r.html"), runs_of(folders, None))
+    page = (tmp_path / "r.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert "it reaches accuracy 75.0 % ± 5.0 % over 2 seeds on 100 rows it has not seen" in page
+    assert "has accuracy 55.0 %: pretraining is worth 20.0 points, standard error 0.0." in page
+    assert "Most often spam is taken for ham: 1 times." in page
+    assert '<td style="--s: 0.500">1</td>' in page
+    assert f"raybert finetune --output {folders[1]}" in page
+
+
+def test_runs_beside_each_other_show_the_settings_that_differ_alone(
+    folders: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", folders[1], folders[2], "--output", str(tmp_path / "r.html")])
+    assert ended.value.code == 0
+    page = (tmp_path / "r.html").read_text()
+    table = page.partition("<h2>Side by side</h2>")[2].partition("</section>")[0]
+    assert "<code>from_scratch</code></th><td>False</td><td>True</td>" in table
+    assert "<code>lr</code>" not in table
+    assert '<th scope="row">accuracy mean</th><td>75.0 %</td><td>55.0 %</td>' in table.replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
+
+
+def test_seeds_lie_over_each_other(folders: list[str], tmp_path: Path) -> None:
+    [found] = runs_of([folders[1]], None)
+    [loss] = [curve for curve in found.curves if curve.kind == "loss"]
+    assert [seed[:, 0].tolist() for seed in loss.seeds] == [[1, 2, 3, 4]] * 2
+    assert loss.mean[-1].tolist() == pytest.approx([4, 1 - 0.75])
+    write_report(str(tmp_path / "r.html"), [found])
+    page = (tmp_path / "r.html").read_text()
+    assert page.count('<path class="line faint') == 2 * 2  # seeds of two metrics
+
+
+def test_what_a_run_was_made_from_is_followed_unless_it_was_made_again(tmp_path: Path) -> None:
+    first = shards(tmp_path / "shards")
+    second = tuned(tmp_path / "tuned", first, (0.8,), from_scratch=False)
+    found = with_ancestors(runs_of([second], None))
+    assert [each.place for each in found] == [first, second]
+    assert links(found) == [(0, 1)]
+    shutil.rmtree(first)
+    shards(tmp_path / "shards", digest="another")
+    assert [each.place for each in with_ancestors(runs_of([second], None))] == [second]
+
+
+def test_an_arrow_that_a_longer_way_says_is_left_out(tmp_path: Path) -> None:
+    def made(name: str, *inputs: str) -> str:
+        taken = {f"from_{each}": each for each in inputs}
+        return add(tmp_path / name, Manifest(stage="x", digest=name, config={}, inputs=taken))
+
+    places = [made("a"), made("b", "a"), made("c", "a", "b"), made("d", "c")]
+    assert links(runs_of(places, None)) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_pictures_name_themselves_and_escape() -> None:
+    points = np.array([[0.0, 2.0], [10.0, 1.0]])
+    drawn = chart([Line("loss", points)], "Loss <from> 2 to 1")
+    assert 'role="img" aria-label="Loss &lt;from&gt; 2 to 1"' in drawn
+    alone = chart([Line("loss", points[:1])], "one point")
+    assert "NaN" not in alone
+    boxes = [Box("vocab", ["a & b"]), Box("prepare", ["c"])]
+    for upright in (False, True):
+        picture = flow(boxes, [(0, 1)], upright=upright)
+        assert "a &amp; b" in picture
+        assert picture.count('class="arrow"') == 1
+    assert wrapped("one two three", 7) == ["one two", "three"]
+
+
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="runs: wanted at least one output of a finished stage"):
+        ReportConfig()
+    wanted = (
+        f"runs: wanted the output of a finished stage or the id of an MLflow run, got {tmp_path}"
+    )
+    with pytest.raises(ConfigError, match=re.escape(wanted)):
+        run(ReportConfig(runs=(str(tmp_path),)))
+
+
+def test_a_run_is_found_by_its_id_and_told_from_mlflow_when_its_folder_is_gone(
+    tmp_path: Path,
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    config = StageConfig(output=str(tmp_path / "out" / "pretrain"), tracking_uri=uri)
+
+    def work(digest: str) -> Result:
+        with_curve = RunRecorder.open(config.local_folder, uri=uri)
+        for step in range(3):
+            with_curve.record(step, {"train/loss": 3.0 - step})
+        with_curve.close("RUNNING")
+        return Result(outputs={}, counts={"mlm_loss_before": 8.3, "mlm_loss_after": 5.1})
+
+    run_stage("pretrain", config, [], work)
+    run_id = json.loads(Path(config.output, "mlflow_run.json").read_text())["run_id"]
+    [here] = runs_of([run_id], uri)
+    assert here.place == config.output
+    shutil.rmtree(config.output)
+    [gone] = runs_of([run_id], uri)
+    assert (gone.stage, gone.name) == ("pretrain", "pretrain out")
+    assert gone.command == f"raybert pretrain --output {config.output}"
+    assert gone.result == "held-out MLM loss 8.30 → 5.10"
+    [loss] = [curve for curve in gone.curves if curve.name == "train/loss"]
+    assert loss.mean.tolist() == [[0, 3], [1, 2], [2, 1]]
+    with pytest.raises(ConfigError, match="runs: wanted an MLflow run, got 00000"):
+        runs_of(["0" * 32], uri)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_it_is_read_alone_on_any_screen(
+    width: int, scheme: str, folders: list[str], tmp_path: Path, browser: Browser
+) -> None:
+    page = tmp_path / "report.html"
+    write_report(str(page), runs_of(folders, None), title="A run")
+    browser.open(page, width, scheme)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    shown = "[...document.querySelectorAll('svg.flow')].map(one => one.getClientRects().length)"
+    assert browser.evaluate(shown) == ([1, 0] if width > 960 else [0, 1])
+    assert browser.evaluate("document.querySelectorAll('svg.chart').length") > 0
+    requests = [one["request"]["url"] for one in browser.of("Network.requestWillBeSent")]
+    assert [url for url in requests if not url.startswith("data:")] == [page.absolute().as_uri()]
+    assert browser.of("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded") == []
+
+
+def test_a_title_replaces_the_names(folders: list[str], tmp_path: Path) -> None:
+    config = ReportConfig(runs=(folders[1],), output=str(tmp_path / "r.html"))
+    run(config)
+    assert "<h1>finetune" in Path(config.output).read_text()
+    run(replace(config, title="For Ada"))
+    assert "<h1>For Ada</h1>" in Path(config.output).read_text()

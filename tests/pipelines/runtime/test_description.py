@@ -1,0 +1,69 @@
+"""What MLflow shows of a stage's run besides its figures."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pipelines.configure import CONFIGS, STAGES, parse
+from pipelines.runtime.description import described, run_name
+from pipelines.runtime.stage import determining_fields, stage_command
+from tracking.page import NOTE, RESULT
+from tracking.runs import DatasetInput
+from tracking.spool import Run, Spool
+
+SHIPPED = sorted(path for word in STAGES for path in (CONFIGS / word).glob("*.toml"))
+
+
+@pytest.mark.parametrize(
+    ("output", "name"),
+    [
+        ("runs/quickstart/pretrain", "pretrain quickstart"),
+        ("runs/wiki-base", "pretrain wiki-base"),
+        ("/data/me/wiki/base", "pretrain wiki/base"),
+        ("s3://bucket/wiki-base/pretrain", "pretrain wiki-base"),
+        ("runs/pretrain", "pretrain"),
+    ],
+)
+def test_a_run_is_named_after_its_folder(output: str, name: str) -> None:
+    assert run_name("pretrain", output) == name
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_command_makes_the_same_output(path: Path) -> None:
+    word = path.parent.name
+    config = parse(word, ["--config", str(path)])
+    line = shlex.split(stage_command(word, config))
+    again = parse(word, line[2:])
+    assert line[:2] == ["raybert", word]
+    assert (again.output, determining_fields(again)) == (config.output, determining_fields(config))
+
+
+def test_a_secret_in_an_address_is_in_no_command() -> None:
+    config = parse(
+        "vocab", ["--output", "runs/v", "--corpus.source", "https://me:pw@host/a.txt?k=s"]
+    )
+    assert stage_command("vocab", config).endswith("--corpus.source https://host/a.txt")
+
+
+def test_a_description_leads_to_what_a_run_was_made_from(tmp_path: Path) -> None:
+    here = "sqlite:///here.db"
+    made = Run(tracking_uri=here, experiment="e", run_name="pretrain wiki", run_id="abc")
+    Spool(tmp_path / "wiki", made).close()
+    inputs = [
+        DatasetInput("model", "0" * 40, str(tmp_path / "wiki" / "bundle")),
+        DatasetInput("train", "1" * 40, "https://host/rows.jsonl?token=s"),
+    ]
+    told = described(
+        "raybert x", "runs/x", inputs, here, result="good", links={"card": "#/models/m"}
+    )
+    assert told[RESULT] == "good"
+    assert "```bash\nraybert x\n```" in told[NOTE]
+    assert (
+        "model [pretrain wiki](#/runs/abc), train `https://host/rows.jsonl` (111111111111)"
+        in (told[NOTE])
+    )
+    assert "[card](#/models/m)" in told[NOTE]
+    elsewhere = described("raybert x", "runs/x", inputs, "sqlite:///there.db")
+    assert "#/runs/" not in elsewhere[NOTE]
+    assert RESULT not in elsewhere

@@ -1,0 +1,42 @@
+"""Curves are read from a record as they are drawn: seeds over each other, nothing twice."""
+
+import numpy as np
+import pytest
+
+from tracking.curves import curves_of, smoothed
+
+
+def test_seeds_have_the_same_steps_and_a_mean() -> None:
+    steps = 3
+    records = [
+        (seed * (steps + 2) + step, {"train/loss": float(seed + step)})
+        for seed in (0, 2, 4)
+        for step in range(1, steps + 1)
+    ]
+    [curve] = curves_of([*records, (99, {"train/loss": 7.0})], steps_per_seed=steps)
+    assert [seed[:, 0].tolist() for seed in curve.seeds] == [[1, 2, 3]] * 3
+    assert curve.mean.tolist() == [[1, 3], [2, 4], [3, 5]]
+    assert curve.is_of_training
+
+
+def test_what_says_the_same_is_drawn_once() -> None:
+    records = [
+        (step, {"loss": 1.0 / (step + 1), "train/loss": 1.0 / (step + 1), "train/mlm_loss": 0.5,
+                "held_out/mlm_loss": 0.4, "system/of_loss": 1.0, "other": 2.0})
+        for step in range(4)
+    ]  # fmt: skip
+    records.append((9, {"loss_after": 0.1, "train/nsp_loss": float("nan")}))
+    names = [curve.name for curve in curves_of(records)]
+    assert names == ["train/loss", "held_out/mlm_loss", "train/mlm_loss"]
+
+
+def test_a_loss_with_one_part_is_drawn_once() -> None:
+    records = [(step, {"train/a_loss": 1.0 * step, "train/loss": 1.0 * step}) for step in range(3)]
+    assert [curve.name for curve in curves_of(records)] == ["train/a_loss"]
+
+
+def test_a_running_mean_starts_where_training_did() -> None:
+    points = np.stack([np.arange(200.0), np.arange(200.0)], axis=1)
+    mean = smoothed(points)
+    assert mean[0].tolist() == [0, 0]
+    assert mean[-1] == pytest.approx([199, 197])  # over 5

@@ -1,0 +1,61 @@
+"""What stages came to, in words."""
+
+import pytest
+
+from tracking.story import amount, result, sentence
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(950, "950"), (9_999, "9,999"), (12_345, "12.3 k"), (24.4e6, "24.4 M")]
+)
+def test_large_counts_are_rounded(number: float, told: str) -> None:
+    assert amount(number) == told
+
+
+@pytest.mark.parametrize(
+    ("stage", "counts", "told"),
+    [
+        ("vocab", {"vocab_size": 4000, "words": 1.1e6}, "4,000 word pieces from 1.1 M words"),
+        ("prepare", {"tokens": 7.4e6, "rows": 143_695}, "7.4 M tokens, 143,695 rows"),
+        (
+            "pretrain",
+            {"mlm_loss_before": 8.31, "mlm_loss_after": 5.08, "mlm_accuracy_after": 0.202},
+            "held-out MLM loss 8.31 → 5.08, 20.2 % of masked words right",
+        ),
+        (
+            "finetune",
+            {"primary_metric": "f1", "seeds": [1, 2], "f1_mean": 0.5, "f1_std": 0.01},
+            "F1 50.0 % ± 1.0 %, 2 seeds",
+        ),
+        (
+            "finetune",
+            {"primary_metric": "mrr", "seeds": [1], "selection_mrr_mean": 0.5,
+             "selection_mrr_std": 0.0},
+            "mrr 50.0 % on the selection rows",
+        ),
+        (
+            "tune",
+            {"trials": 4, "parameters": {"lr": 1e-3}, "selection_accuracy": 0.9},
+            "best of 4: accuracy 90.0 %, lr 0.001",
+        ),
+        ("publish", {"version": "3", "is_champion": False}, "version 3"),
+        ("predict", {"rows": 1200}, "1,200 rows"),
+        ("pretrain", {"of": "another version"}, ""),
+    ],
+)  # fmt: skip
+def test_a_line_says_what_came_out(stage: str, counts: dict[str, object], told: str) -> None:
+    assert plain(result(stage, counts)) == told
+
+
+def test_a_sentence_holds_a_score_against_its_baseline() -> None:
+    counts = {"primary_metric": "accuracy", "accuracy_mean": 0.8, "baseline_accuracy": 0.2}
+    counts |= {"seeds": [0], "train_rows": 2700, "held_out_rows": 2463}
+    told = "Fine-tuned on 2,700 labelled rows, it reaches accuracy 80.0 % on 2,463 rows it has not "
+    assert plain(sentence("finetune", counts)) == (
+        f"{told}seen; an answer that ignores the text gets 20.0 %."
+    )
+    assert sentence("predict", {}) == ""

@@ -1,0 +1,67 @@
+"""What MLflow's page shows of an experiment without a click: its kind, and the columns of its runs.
+
+The page keeps both in tags of the experiment, in formats of its own: those of MLflow 3.17.
+"""
+
+import json
+from collections.abc import Mapping
+
+EXPERIMENT_KIND = "mlflow.experimentKind"
+TRAINING = "custom_model_development"
+"""The kind of an experiment that trains models."""
+WORKFLOW = "machine_learning"
+"""Side of the page that shows an experiment as training: its default is GenAI, whatever the kind of
+the experiment, unless the URL says otherwise."""
+VIEW = "raybert"
+"""Key of the saved view with our columns; the page's URL names it."""
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+RESULT = "result"
+"""Tag of a run: what it came to, in one line."""
+NOTE = "mlflow.note.content"
+"""Tag of a run, in Markdown: its description on the page."""
+COLUMNS = (
+    f"tags.`{RESULT}`",
+    "attributes.`Version`",
+    "attributes.`Models`",
+    "metrics.`tokens_per_s`",
+    "metrics.`goodput`",
+    "params.`variant`",
+    "params.`task`",
+)
+_NAME, _CREATED, _DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"
+"""Columns that are always there."""
+_ORDER = (_NAME, _CREATED, COLUMNS[0], _DURATION, *COLUMNS[1:])
+_WIDTHS = {_NAME: 240, COLUMNS[0]: 400}
+"""In pixels."""
+
+
+def experiment_tags() -> dict[str, str]:
+    """The tags of an experiment of ours."""
+    state = {
+        "searchFilter": "",
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "selectedColumns": list(COLUMNS),
+        "columnOrder": list(_ORDER),
+        "columnWidths": _WIDTHS,
+    }
+    saved = {"name": "raybert", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
+    return {EXPERIMENT_KIND: TRAINING, VIEW_TAG: json.dumps(saved)}
+
+
+def missing_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """What an experiment with these tags lacks; a kind that somebody chose stays."""
+    wanted = experiment_tags()
+    return {
+        key: value
+        for key, value in wanted.items()
+        if (key not in tags if key == EXPERIMENT_KIND else tags.get(key) != value)
+    }
+
+
+def runs_page(experiment_id: str) -> str:
+    """The path of the page of an experiment's runs, with our columns."""
+    chosen = f"workflowType={WORKFLOW}&viewStateShareKey={VIEW}"
+    return f"/#/experiments/{experiment_id}/runs?{chosen}"

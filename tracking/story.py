@@ -1,0 +1,191 @@
+"""What a finished stage came to, in words: one line for a table, a sentence for a report."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tracking import metric_names as names
+
+Counts = Mapping[str, Any]
+
+
+def result(stage: str, counts: Counts) -> str:
+    """One line for a person, from the counts of a manifest; empty if nothing is known."""
+    told = _RESULTS.get(stage, _rows)
+    try:
+        return told(counts)
+    except (KeyError, TypeError, ValueError):
+        return ""  # another version wrote other counts
+
+
+def amount(number: float) -> str:
+    """`950`, `24.4 M`: what a person wants to know of a large count."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= max(unit, 1e4):
+            return f"{number / unit:,.1f} {name}"
+    return f"{number:,.0f}"
+
+
+def score(name: str, value: float) -> str:
+    """`accuracy 42.3 %`; of a metric that is no share of anything, the plain number."""
+    return f"{words(name)} {_plain(value)}"
+
+
+def words(name: str) -> str:
+    """`macro_f1` → `macro F1`."""
+    return name.replace("_", " ").replace("f1", "F1").replace("mlm", "MLM").replace("nsp", "NSP")
+
+
+def _is_share(value: float) -> bool:
+    return -1 <= value <= 1
+
+
+def _docstrings(counts: Counts) -> str:
+    return f"{amount(counts['characters'])} characters in {counts['modules']:,} modules"
+
+
+def _vocab(counts: Counts) -> str:
+    return f"{counts['vocab_size']:,} word pieces from {amount(counts['words'])} words"
+
+
+def _prepare(counts: Counts) -> str:
+    return f"{amount(counts['tokens'])} tokens, {counts['rows']:,} rows"
+
+
+def _pretrain(counts: Counts) -> str:
+    before, after = counts[names.before(names.MLM_LOSS)], counts[names.after(names.MLM_LOSS)]
+    parts = [f"held-out MLM loss {before:.2f} → {after:.2f}"]
+    if (right := counts.get(names.after(names.MLM_ACCURACY))) is not None:
+        parts.append(f"{percent(right)} of masked words right")
+    return ", ".join(parts)
+
+
+def _finetune(counts: Counts) -> str:
+    main, seeds = counts["primary_metric"], counts["seeds"]
+    held_out = f"{main}_mean"
+    key = held_out if held_out in counts else f"selection_{main}_mean"
+    spread = f" ± {percent(counts[key.replace('_mean', '_std')])}"
+    told = score(main, counts[key])
+    rows = "" if key == held_out else " on the selection rows"
+    return f"{told}{spread if len(seeds) > 1 else ''}{rows}" + (
+        f", {len(seeds)} seeds" if len(seeds) > 1 else ""
+    )
+
+
+def _tune(counts: Counts) -> str:
+    [metric] = [key for key in counts if key.startswith("selection_")][:1]
+    chosen = ", ".join(f"{key} {value:g}" for key, value in counts["parameters"].items())
+    told = score(metric.removeprefix("selection_"), counts[metric])
+    return f"best of {counts['trials']}: {told}, {chosen}"
+
+
+def _evaluate(counts: Counts) -> str:
+    main = counts["primary_metric"]
+    low, high = counts[f"{main}_low"], counts[f"{main}_high"]
+    interval = f"{_plain(low)} to {_plain(high)}"
+    return f"{score(main, counts[main])} ({interval}), {counts['rows']:,} rows"
+
+
+def _publish(counts: Counts) -> str:
+    return f"version {counts['version']}{', the champion' if counts['is_champion'] else ''}"
+
+
+def _rows(counts: Counts) -> str:
+    return ", ".join(
+        f"{counts[key]:,} {key}" for key in ("queries", "rows", "records") if key in counts
+    )
+
+
+_RESULTS = {
+    "docstrings": _docstrings,
+    "vocab": _vocab,
+    "prepare": _prepare,
+    "pretrain": _pretrain,
+    "finetune": _finetune,
+    "distill": _finetune,
+    "tune": _tune,
+    "evaluate": _evaluate,
+    "publish": _publish,
+}
+
+
+def sentence(stage: str, counts: Counts) -> str:
+    """What was learnt, for a reader who knows neither the stage nor its figures."""
+    try:
+        return _SENTENCES[stage](counts) if stage in _SENTENCES else ""
+    except (KeyError, TypeError, ValueError):
+        return ""
+
+
+def percent(share: float) -> str:
+    """`42.3 %`, in one piece at the end of a line."""
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
+
+
+def _corpus_sentence(counts: Counts) -> str:
+    return (
+        f"The text is {amount(counts['characters'])} characters of prose from "
+        f"{counts['modules']:,} modules, {counts['held_out_modules']:,} of which no training sees."
+    )
+
+
+def _prepare_sentence(counts: Counts) -> str:
+    return (
+        f"{counts['documents']:,} documents with {amount(counts['tokens'])} tokens were cut into "
+        f"{counts['rows']:,} rows of up to {counts['max_length']} tokens."
+    )
+
+
+def _pretrain_sentence(counts: Counts) -> str:
+    before, after = counts[names.before(names.MLM_LOSS)], counts[names.after(names.MLM_LOSS)]
+    told = (
+        f"Pretraining lowered the loss on masked words of held-out text from {before:.2f} to "
+        f"{after:.2f} nats"
+    )
+    right = counts.get(names.after(names.MLM_ACCURACY))
+    if right is None:
+        return f"{told}."
+    base = counts.get(names.UNIGRAM_ACCURACY)
+    than = "" if base is None else f", where the most frequent word would be right {percent(base)}"
+    return f"{told}: the model now fills {percent(right)} of them right{than} of the time."
+
+
+def _finetune_sentence(counts: Counts) -> str:
+    main = counts["primary_metric"]
+    value = counts.get(f"{main}_mean")
+    if value is None:
+        return ""
+    seeds, base = len(counts["seeds"]), counts.get(f"baseline_{main}")
+    spread = f" ± {percent(counts[f'{main}_std'])} over {seeds} seeds" if seeds > 1 else ""
+    than = "" if base is None else f"; an answer that ignores the text gets {_plain(base)}"
+    return (
+        f"Fine-tuned on {counts['train_rows']:,} labelled rows, it reaches {words(main)} "
+        f"{_plain(value)}{spread} on {counts['held_out_rows']:,} rows it has not seen{than}."
+    )
+
+
+def _evaluate_sentence(counts: Counts) -> str:
+    main = counts["primary_metric"]
+    low, high = counts[f"{main}_low"], counts[f"{main}_high"]
+    return (
+        f"Measured on {counts['rows']:,} rows, the model has {words(main)} "
+        f"{_plain(counts[main])}; the 95 % interval is {_plain(low)} to {_plain(high)}."
+    )
+
+
+def _publish_sentence(counts: Counts) -> str:
+    return f"In the registry, {counts['why']}."
+
+
+def _plain(value: float) -> str:
+    return percent(value) if _is_share(value) else f"{value:,.4g}"
+
+
+_SENTENCES = {
+    "docstrings": _corpus_sentence,
+    "prepare": _prepare_sentence,
+    "pretrain": _pretrain_sentence,
+    "finetune": _finetune_sentence,
+    "distill": _finetune_sentence,
+    "evaluate": _evaluate_sentence,
+    "publish": _publish_sentence,
+}
