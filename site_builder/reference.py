@@ -14,7 +14,6 @@ from pipelines.configure import ALL, CONFIGS, STAGES, parser_for
 from pipelines.runtime.config_errors import alternatives
 
 COMMANDS = "reference/commands"
-INDEX = "reference/index.md"
 
 
 def pages() -> dict[str, str]:
@@ -23,29 +22,11 @@ def pages() -> dict[str, str]:
     made[f"{COMMANDS}/index.md"] = "\n".join(_commands())
     made["reference/http.md"] = "\n".join(_http())
     made["reference/metrics.md"] = "\n".join(_metrics())
-    made[INDEX] = INDEX_TEXT
     return made
 
 
 def command_nav() -> list[Any]:
     return [f"{COMMANDS}/index.md", *({word: f"{COMMANDS}/{_file(word)}"} for word in ALL)]
-
-
-INDEX_TEXT = """\
-# Reference
-
-Written from the code whenever the site is built, or checked against it by the tests.
-
-- [Commands](commands/index.md): every field of every config, as `--help` has them.
-- [Tasks](../tasks.md): their rows, options, parameters and metrics.
-- [Encoders](../variants.md): every variant, with its size and what it is equal to.
-- [Formats](../formats.md): every file that a stage writes.
-- [HTTP](http.md): every path of the server, with its body and its answers.
-- [Metrics](metrics.md): what Prometheus and MLflow get.
-- [Environment variables](../environment.md).
-- [Glossary](../glossary.md): one word for one thing.
-- [Code](code/index.md): the modules that these pages speak of.
-"""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
