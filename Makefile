@@ -8,7 +8,7 @@ INSTALLED := .venv/installed
 # Where Python may not keep what it compiles, every process that a test starts compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo fast test drill endurance check matrix test-cluster lint
+.PHONY: help demo fast test drill endurance check matrix test-cluster lint docs
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -45,6 +45,10 @@ lint: $(INSTALLED)  ## format, style, types, and the import contracts
 	$(BIN)/ruff check
 	$(BIN)/mypy --num-workers=2
 	$(BIN)/lint-imports --no-cache
+
+docs: $(INSTALLED)  ## the documentation, in site/index.html; a page or link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m site_builder.check site
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("raybert wants Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + ": run make with PYTHON=python3.11")'

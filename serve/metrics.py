@@ -13,8 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import ray
@@ -36,10 +37,70 @@ NODE_TIMEOUT_S = 5.0
 """How long the page waits for a node."""
 
 # From the fastest tiny model to the longest deadline.
-SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
-FILLS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
-MODEL: Any = ("model", "version")  # Ray's annotation is that of a tuple of one
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+FILLS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+MODEL = ("model", "version")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """What Prometheus sees of one number, after the prefix."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    meaning: str
+    labels: Any = MODEL
+    """Names; Ray's annotation is that of a tuple of one."""
+    boundaries: tuple[float, ...] = ()
+    """Of a histogram's buckets."""
+
+    def made(self) -> Any:
+        """The metric by Ray's means, of this process."""
+        name = f"{PREFIX}_{self.name}"
+        if self.kind == "histogram":
+            return Histogram(name, self.meaning, list(self.boundaries), self.labels)
+        made = Counter if self.kind == "counter" else Gauge
+        return made(name, self.meaning, self.labels)
+
+
+def _counter(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(kind="counter", name=name, meaning=meaning, labels=(*MODEL, *labels))
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(kind="gauge", name=name, meaning=meaning, labels=(*MODEL, *labels))
+
+
+def _histogram(name: str, meaning: str, boundaries: tuple[float, ...] = SECONDS) -> Metric:
+    return Metric(kind="histogram", name=name, meaning=meaning, boundaries=boundaries)
+
+
+METRICS = (
+    _counter(
+        "requests",
+        "Requests, by surface, status and error.",
+        *("surface", "status", "error_type"),
+    ),
+    _counter("request_tokens", "Tokens of answered requests, without padding."),
+    _histogram("request_seconds", "Time of a request in the replica."),
+    _histogram("tokenize_seconds", "Tokenizing of a request."),
+    _histogram("queue_seconds", "Waiting of a request for its pass."),
+    _histogram("compute_seconds", "Pass that answers a request."),
+    _counter("pass_tokens", "Tokens in passes, without padding."),
+    _counter("pass_computed_tokens", "Tokens in passes, with padding."),
+    _histogram(
+        "batch_fill", "Share of max_batch_tokens that a batch takes, padding included.", FILLS
+    ),
+    _counter("cache_hits", "Inputs answered without being computed."),
+    _counter("cache_misses", "Inputs that the cache did not have."),
+    _counter("rollovers", "Versions that have taken the place of another."),
+    _gauge("queue_tokens", "Tokens that wait in the queue."),
+    _gauge("queue_limit_tokens", "Tokens that may wait in the queue."),
+    _gauge("rollover_failed", "1 while the version that the alias points to is not served."),
+    _gauge("model_info", "1 for each version served.", "digest"),
+)
+"""All that `RayRecorder` counts."""
 
 
 class RayRecorder(Recorder):
@@ -47,42 +108,20 @@ class RayRecorder(Recorder):
 
     def __init__(self) -> None:
         """Made in the replica that counts, whose name Serve adds to every metric."""
-
-        def histogram(name: str, description: str, boundaries: list[float]) -> Histogram:
-            return Histogram(f"{PREFIX}_{name}", description, boundaries, MODEL)
-
-        def counter(name: str, description: str, keys: Any = MODEL) -> Counter:
-            return Counter(f"{PREFIX}_{name}", description, keys)
-
-        def gauge(name: str, description: str, keys: Any = MODEL) -> Gauge:
-            return Gauge(f"{PREFIX}_{name}", description, keys)
-
-        self._requests = counter(
-            "requests",
-            "Requests, by surface, status and error.",
-            (*MODEL, "surface", "status", "error_type"),
-        )
-        self._tokens = counter("request_tokens", "Tokens of answered requests, without padding.")
-        self._total = histogram("request_seconds", "Time of a request in the replica.", SECONDS)
+        made = {each.name: each.made() for each in METRICS}
+        self._requests, self._tokens = made["requests"], made["request_tokens"]
+        self._total = made["request_seconds"]
         self._stages = {
-            "tokenize_s": histogram("tokenize_seconds", "Tokenizing of a request.", SECONDS),
-            "queue_s": histogram("queue_seconds", "Waiting of a request for its pass.", SECONDS),
-            "compute_s": histogram("compute_seconds", "Pass that answers a request.", SECONDS),
+            "tokenize_s": made["tokenize_seconds"],
+            "queue_s": made["queue_seconds"],
+            "compute_s": made["compute_seconds"],
         }
-        self._real = counter("pass_tokens", "Tokens in passes, without padding.")
-        self._computed = counter("pass_computed_tokens", "Tokens in passes, with padding.")
-        self._fill = histogram(
-            "batch_fill", "Share of max_batch_tokens that a batch takes, padding included.", FILLS
-        )
-        self._hits = counter("cache_hits", "Inputs answered without being computed.")
-        self._misses = counter("cache_misses", "Inputs that the cache did not have.")
-        self._rollovers = counter("rollovers", "Versions that have taken the place of another.")
-        self._queue = gauge("queue_tokens", "Tokens that wait in the queue.")
-        self._queue_limit = gauge("queue_limit_tokens", "Tokens that may wait in the queue.")
-        self._problem = gauge(
-            "rollover_failed", "1 while the version that the alias points to is not served."
-        )
-        self._info = gauge("model_info", "1 for each version served.", (*MODEL, "digest"))
+        self._real, self._computed = made["pass_tokens"], made["pass_computed_tokens"]
+        self._fill = made["batch_fill"]
+        self._hits, self._misses = made["cache_hits"], made["cache_misses"]
+        self._rollovers = made["rollovers"]
+        self._queue, self._queue_limit = made["queue_tokens"], made["queue_limit_tokens"]
+        self._problem, self._info = made["rollover_failed"], made["model_info"]
         self._watched: list[Callable[[], Snapshot]] = []
         self._unrecorded: deque[Callable[[], None]] = deque()
         threading.Thread(target=self._sample, name="metrics", daemon=True).start()

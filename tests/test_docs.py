@@ -62,7 +62,8 @@ def fences(document: Path, *languages: str) -> list[tuple[str, str]]:
 def commands(document: Path) -> list[list[str]]:
     """The words of every command of ray, raybert and make that a document shows, but for blocks
     that are run and `raybert <word>`."""
-    lines = [line for _, text in fences(document, "text") for line in text.splitlines()]
+    texts = [text.replace("\\\n", " ") for _, text in fences(document, "text")]
+    lines = [line for text in texts for line in text.splitlines()]
     prose = FENCE.sub("", document.read_text(encoding="utf-8"))
     lines += [" ".join(each.split()) for each in INLINE.findall(prose)]
     found = [shlex.split(line, comments=True) for line in lines]

@@ -49,6 +49,33 @@ SYSTEM = "system/"
 WORDS_PER_S = "words_per_s"
 UNIGRAM_LOSS, UNIGRAM_ACCURACY = "unigram_loss", "unigram_accuracy"
 
+MEANINGS = {
+    LOSS: "Loss that is minimised, mean since the last point",
+    MLM_LOSS: "Loss of masked words, in nats",
+    MLM_ACCURACY: "Share of the masked words that are predicted",
+    NSP_ACCURACY: "Share of the pairs for which it is predicted whether the second text follows",
+    PERPLEXITY: "Exponential of the loss of masked words",
+    LEARNING_RATE: "Learning rate",
+    GRAD_NORM: "Norm of the gradient before clipping",
+    WORKERS: "Workers",
+    ELAPSED_S: "Seconds of training until this point",
+    TOKENS: "Tokens since the last point, without padding",
+    TOKENS_PER_S: "Tokens per second of all workers, without padding",
+    TFLOPS_PER_S: "Floating-point operations of the model per second, in 10^12",
+    MFU: "Share of the GPUs' peak FLOP/s",
+    PADDING_SHARE: "Share of the computed tokens that are padding",
+    DATA_WAIT_SHARE: "Share of the time that workers wait for batches",
+    MEMORY_GB: "Peak memory of the device of the first worker, in GB",
+    GOODPUT: "Share of the wall time that went into steps that were kept",
+    WALL_S: "Seconds since the run's first start",
+    COST_USD: "What the run has cost, in USD",
+    RECOMPUTED_STEPS: "Steps that were lost, and done again",
+    WORDS_PER_S: "Words per second that a vocabulary was trained on",
+    UNIGRAM_LOSS: "Loss of masked words if only their frequencies were known",
+    UNIGRAM_ACCURACY: "Accuracy of always predicting the most frequent word",
+}
+"""What each metric with a bare name is, for documentation and for Prometheus."""
+
 CURVES = {
     "scores": ("score", f"/{TASK}/"),
     "loss": ("loss (nats)", LOSS),

@@ -82,12 +82,17 @@ def _origin(task: type[Task]) -> str:
 
 def meanings(kind: type[Any]) -> list[tuple[str, str]]:
     """Name of each field of a dataclass, and its docstring with the default."""
-    documented = {
+    documented = docstrings(kind)
+    return [(one.name, f"{documented[one.name]}{_default(one)}") for one in fields(kind)]
+
+
+def docstrings(kind: type[Any]) -> dict[str, str]:
+    """Field of a dataclass → its docstring, on one line."""
+    return {
         param.arg_name: " ".join((param.description or "").split())
         for cls in reversed(kind.__mro__[:-1])
         for param in parse_from_object(cls).params
     }
-    return [(one.name, f"{documented[one.name]}{_default(one)}") for one in fields(kind)]
 
 
 def _default(field: Field) -> str:

@@ -12,15 +12,18 @@ from tracking.goodput import Goodput
 PREFIX = "raybert_train_"
 OUTPUT, ACTIVITY = "output", "activity"
 POINT = {
-    names.LOSS: "Loss that is minimised, mean since the last point",
-    names.GRAD_NORM: "Norm of the gradient before clipping",
-    names.LEARNING_RATE: "Learning rate",
-    names.TOKENS_PER_S: "Tokens per second of all workers, without padding",
-    names.MFU: "Share of the GPUs' peak FLOP/s",
-    names.PADDING_SHARE: "Share of the computed tokens that are padding",
-    names.DATA_WAIT_SHARE: "Share of the time that workers wait for batches",
-    names.MEMORY_GB: "Peak memory of the device of the first worker, in GB",
-    names.WORKERS: "Workers",
+    name: names.MEANINGS[name]
+    for name in (
+        names.LOSS,
+        names.GRAD_NORM,
+        names.LEARNING_RATE,
+        names.TOKENS_PER_S,
+        names.MFU,
+        names.PADDING_SHARE,
+        names.DATA_WAIT_SHARE,
+        names.MEMORY_GB,
+        names.WORKERS,
+    )
 }
 """Numbers of a point of the curves, which are shown as they are."""
 STEP, REPORTED = "step", "reported_timestamp_seconds"
@@ -30,9 +33,10 @@ SUMS = {
     REPORTED: "When the workers last reported, in seconds since 1970",
     PROGRESS: "Share of the run that is done",
     LEFT_S: "Seconds until it is done, at the speed so far",
-    names.GOODPUT: "Share of the wall time that went into steps that were kept",
-    names.RECOMPUTED_STEPS: "Steps that were lost, and done again",
-    names.COST_USD: "What the run has cost, in USD",
+    **{
+        name: names.MEANINGS[name]
+        for name in (names.GOODPUT, names.RECOMPUTED_STEPS, names.COST_USD)
+    },
 }
 
 

@@ -1,0 +1,271 @@
+"""Pages that are written from the code: commands with their options, HTTP, and metrics."""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from bert_core.tasks.guide import docstrings
+from pipelines.configure import ALL, CONFIGS, STAGES, parser_for
+from pipelines.runtime.config_errors import alternatives
+
+COMMANDS = "reference/commands"
+
+
+def pages() -> dict[str, str]:
+    """Page → its text."""
+    made = {f"{COMMANDS}/{_file(word)}": "\n".join(_command(word)) for word in ALL}
+    made[f"{COMMANDS}/index.md"] = "\n".join(_commands())
+    made["reference/http.md"] = "\n".join(_http())
+    made["reference/metrics.md"] = "\n".join(_metrics())
+    return made
+
+
+def command_nav() -> list[Any]:
+    return [f"{COMMANDS}/index.md", *({word: f"{COMMANDS}/{_file(word)}"} for word in ALL)]
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table without the columns that are empty; a `|` within a cell is escaped."""
+    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    lines = [[line[place] for place in kept] for line in (columns, ["---"] * len(columns), *rows)]
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
+
+
+def _file(word: str) -> str:
+    return f"{word.replace(' ', '_')}.md"
+
+
+def _commands() -> Iterator[str]:
+    yield "# Commands\n"
+    yield "`raybert <word> --help` shows the same. A value on the command line wins over one from"
+    yield "`--config`; several `--config` are read from left to right. `--print_config` prints what"
+    yield "a run would use, as TOML that can be run again.\n"
+    for title, words in (("Stages", STAGES), ("Other commands", ALL.keys() - STAGES.keys())):
+        rows = [[f"[`{word}`]({_file(word)})", ALL[word].summary] for word in ALL if word in words]
+        yield f"## {title}\n"
+        yield table(["word", "what it does"], rows)
+
+
+def _command(word: str) -> Iterator[str]:
+    parser = parser_for(word)
+    yield f"# `raybert {word}`\n"
+    yield f"{_capital(ALL[word].summary)}.\n"
+    configs = sorted(CONFIGS.glob(f"{word}/*.toml"))
+    if configs:
+        rows = [[f"`{path.relative_to(CONFIGS.parent)}`", _purpose(path)] for path in configs]
+        yield "## Shipped configs\n"
+        yield table(["`--config`", "what it is"], rows)
+    for group in parser._action_groups:
+        actions = filter(_is_field, group._group_actions)
+        rows = [row for action in actions for row in _options(action)]
+        if rows:
+            title, about = re.split(r"[.;] *|$", group.title or "options", maxsplit=1)
+            yield f"## {_capital(title)}\n"
+            yield f"{_capital(about).removesuffix('.')}.\n" if about else ""
+            yield table(["option", "values", "default", "meaning"], rows)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _purpose(path: Path) -> str:
+    first, _, _ = path.read_text(encoding="utf-8").partition("\n")
+    return first.lstrip("# ") if first.startswith("#") else ""
+
+
+def _is_field(action: Any) -> bool:
+    return getattr(action, "_typehint", None) is not None and not action.dest.endswith(".help")
+
+
+def _options(action: Any) -> Iterator[list[str]]:
+    """The option, and those of a config that may be left out as a whole."""
+    hint = action._typehint
+    default = "**required**" if action.required else _default(action.default)
+    yield [f"`--{action.dest}`", _values(hint), default, action.help or ""]
+    for kind in filter(is_dataclass, alternatives(hint)):
+        yield from _fields(f"--{action.dest}", kind)
+    if get_origin(hint) is dict:
+        for kind in filter(is_dataclass, alternatives(get_args(hint)[1])):
+            yield from _fields(f"--{action.dest}.<name>", kind)
+
+
+def _fields(prefix: str, kind: Any) -> Iterator[list[str]]:
+    hints, documented = get_type_hints(kind, include_extras=True), docstrings(kind)
+    for field in fields(kind):
+        factory = field.default_factory
+        value = field.default if factory is MISSING else factory()
+        default = "**required**" if value is MISSING else _default(value)
+        name = f"`{prefix}.{field.name}`"
+        yield [name, _values(hints[field.name]), default, documented[field.name]]
+
+
+def _default(value: Any) -> str:
+    if value is None:
+        return ""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def _values(hint: Any) -> str:
+    """A type as words: `int, at least 1`; `fp32 or bf16`."""
+    shown = str(hint.__name__ if isinstance(hint, type) else hint)
+    shown = re.sub(r"(?:typing|pipelines|bert_core|serve|tracking)(?:\.\w+)*\.", "", shown)
+    shown = re.sub(r"Annotated\[(\w+), ([^\]]+)\]", r"\1, \2", shown)
+    shown = re.sub(r"Optional\[(.*)\]$", r"\1 | None", shown)
+    shown = re.sub(r"Literal\[([^\]]*)\]", lambda found: _one_of(found[1]), shown)
+    shown = shown.replace(", ...]", "]").replace("tuple[", "list[").replace("None", "none")
+    return shown.replace(" | ", " or ")
+
+
+def _one_of(literals: str) -> str:
+    return " or ".join(f"`{each}`" for each in re.findall(r"'([^']*)'", literals))
+
+
+def _http() -> Iterator[str]:
+    from serve.api import create_front_app
+    from serve.surfaces.catalog import SURFACES
+
+    described = create_front_app({}).openapi()
+    yield "# HTTP\n"
+    yield "What a server answers at its root. Each model answers the paths of all surfaces below"
+    yield "`/v1/models/<name>` as well, and has a description of its own at"
+    yield "`/v1/models/<name>/openapi.json`, with the shapes of its task;"
+    yield "[Serving](../serving.md) has an example of every task.\n"
+    of_surface = {
+        endpoint.path or "/": surface.name for surface in SURFACES for endpoint in surface.endpoints
+    }
+    groups: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
+    refusals: dict[str, str] = {}
+    for path, methods in described["paths"].items():
+        for method, entry in methods.items():
+            name = "front" if (method, path) == ("get", "/") else of_surface.get(path, "front")
+            groups.setdefault(name, []).append((method.upper(), path, entry))
+            refusals |= {
+                status: answer["description"]
+                for status, answer in entry["responses"].items()
+                if status >= "400"
+            }
+    for name in [*(surface.name for surface in SURFACES), "front"]:
+        module = import_module(
+            "serve.routes.front" if name == "front" else f"serve.surfaces.{name}"
+        )
+        title, _, about = (inspect.getdoc(module) or "").partition("\n\n")
+        yield f"## `{name}`\n"
+        yield f"{title}\n\n{about}\n"
+        for method, path, entry in groups[name]:
+            yield f"### `{method} {path}`\n"
+            yield f"{entry.get('description') or entry.get('summary', '')}\n"
+            yield from _body(entry, described)
+            yield from _answers(entry)
+    yield "## Errors\n"
+    yield "Each surface has them in the shape that its clients read;"
+    yield "[Serving](../serving.md#errors) says what to do.\n"
+    yield table(["status", "when"], [[f"`{each}`", refusals[each]] for each in sorted(refusals)])
+
+
+def _body(entry: dict[str, Any], described: dict[str, Any]) -> Iterator[str]:
+    schema = (
+        entry.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+    )
+    if not schema:
+        return
+    schema = _resolved(schema, described)
+    required = schema.get("required", [])
+    rows = [
+        [
+            f"`{name}`",
+            f"`{_type(each, described)}`",
+            "**required**" if name in required else _default(each.get("default")),
+            each.get("description", ""),
+        ]
+        for name, each in schema.get("properties", {}).items()
+    ]
+    if rows:
+        yield table(["field", "type", "default", "meaning"], rows)
+
+
+def _answers(entry: dict[str, Any]) -> Iterator[str]:
+    """The media types of what succeeds, and the statuses of errors."""
+    answers = entry["responses"]
+    good = [
+        f"`{status}` as {' or '.join(f'`{form}`' for form in answer.get('content', ())) or 'text'}"
+        for status, answer in answers.items()
+        if status < "400"
+    ]
+    bad = " ".join(f"`{status}`" for status in answers if status >= "400")
+    yield f"Answers {', '.join(good)}; errors {bad}.\n" if bad else f"Answers {', '.join(good)}.\n"
+
+
+def _resolved(schema: dict[str, Any], described: dict[str, Any]) -> dict[str, Any]:
+    while "$ref" in schema:
+        place: Any = described
+        for part in schema["$ref"].removeprefix("#/").split("/"):
+            place = place[part]
+        schema = place
+    return schema
+
+
+def _type(schema: dict[str, Any], described: dict[str, Any]) -> str:
+    """A JSON Schema in a few words."""
+    schema = _resolved(schema, described)
+    if "anyOf" in schema or "oneOf" in schema:
+        kinds = [_type(each, described) for each in schema.get("anyOf") or schema["oneOf"]]
+        return " or ".join(dict.fromkeys(kinds))
+    if "const" in schema:
+        return json.dumps(schema["const"])
+    if "enum" in schema:
+        return " or ".join(map(json.dumps, schema["enum"]))
+    kind = schema.get("type", "any")
+    if kind == "array" and "items" in schema:
+        return f"list of {_type(schema['items'], described)}"
+    return kind if isinstance(kind, str) else " or ".join(kind)
+
+
+def _metrics() -> Iterator[str]:
+    from pipelines.training import gauges
+    from serve import metrics
+    from tracking import metric_names as names
+
+    yield "# Metrics\n"
+    yield "## Prometheus, of the server\n"
+    yield f"At `/metrics` of the server and at Ray's agents, after `ray_{metrics.PREFIX}_`;"
+    yield "counters end in `_total`. [Serving](../serving.md#metrics) says how to scrape them,"
+    yield "[Operations](../operations.md#alerts) has alerts.\n"
+    yield table(
+        ["metric", "kind", "labels", "meaning"],
+        [
+            [
+                f"`{each.name}`",
+                each.kind,
+                ", ".join(f"`{label}`" for label in each.labels),
+                each.meaning,
+            ]
+            for each in metrics.METRICS
+        ],
+    )
+    yield "## Prometheus, of training\n"
+    yield f"At Ray's agents, after `ray_{gauges.PREFIX}`; all are gauges, and the label `output`"
+    yield "tells runs apart.\n"
+    rows = [[f"`{name}`", f"{meaning}."] for name, meaning in (gauges.POINT | gauges.SUMS).items()]
+    rows.append([f"`{gauges.SECONDS}`", "Seconds of the wall time of the run, by `activity`."])
+    yield table(["metric", "meaning"], rows)
+    yield "## MLflow\n"
+    yield "Of training, with the step as index. A metric of one part of the loss has the prefix"
+    yield "`train/`, one that is measured on other rows theirs: `held_out/mlm_loss`,"
+    yield "`selection/task/accuracy`. What a task measures is in [Tasks](../tasks.md).\n"
+    yield table(
+        ["metric", "meaning"],
+        [[f"`{name}`", f"{meaning}."] for name, meaning in names.MEANINGS.items()],
+    )
+    yield "What the wall time is divided into:\n"
+    rows = [[f"`{names.time_of(name)}`", meaning] for name, meaning in names.ACTIVITIES.items()]
+    yield table(["metric", "seconds of"], rows)
+    yield f"How busy each node was is below `{names.SYSTEM}`, on the run's tab *System metrics*.\n"

@@ -1,0 +1,51 @@
+"""Links of documents lead to pages of the site, and those to Python files to the names in them."""
+
+from pathlib import Path
+
+import pytest
+
+from site_builder.check import findings
+from site_builder.links import linked, on_site
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "wanted"),
+    [
+        ("guides/extend.md", "[a](../design.md#the-flow)", "[a](../design.md#the-flow)"),
+        ("cluster.md", "[a](../README.md#on-a-cluster)", "[a](readme.md#on-a-cluster)"),
+        ("deploy/index.md", "[a](kuberay/README.md)", "[a](kuberay.md)"),
+        ("changelog.md", "[a](docs/jobs.md)", "[a](jobs.md)"),
+        ("scale.md", "![a](../benchmarks/x.png)", "![a](files/benchmarks/x.png)"),
+        ("tasks.md", "[a](https://b.c/d.py)", "[a](https://b.c/d.py)"),
+        ("tasks.md", "```\n[a](../README.md)\n```", "```\n[a](../README.md)\n```"),
+        (
+            "family.md",
+            "[`Masker.choose`](../bert_core/data/masking.py)",
+            "[`Masker.choose`](reference/code/bert_core.data.masking.md"
+            "#bert_core.data.masking.Masker.choose)",
+        ),
+        (
+            "family.md",
+            "[the file](../serve/__init__.py)",
+            "[the file](reference/code/serve.md)",
+        ),
+    ],
+)
+def test_a_link_to_a_file_is_one_to_its_page(page: str, link: str, wanted: str) -> None:
+    assert on_site(link, page) == wanted
+
+
+def test_only_files_that_exist_are_taken_along() -> None:
+    text = "[a](../bert_core/files.py) [b](nothing.md) [c](#here) [d](mailto:x@y.z)"
+    assert linked(text, "docs/x.md") == {"bert_core/files.py"}
+
+
+def test_a_page_that_nobody_links_to_and_one_that_loads_from_elsewhere_are_told(
+    tmp_path: Path,
+) -> None:
+    front = '<nav><a href="b.html"></a></nav><article><a href="a.html#x"></a></article>'
+    (tmp_path / "index.html").write_text(front)
+    (tmp_path / "a.html").write_text('<script src="//cdn.example/x.js"></script>')
+    (tmp_path / "b.html").write_text("")
+    (tmp_path / "404.html").write_text("")
+    assert findings(tmp_path) == ["a.html loads //cdn.example/x.js", "b.html is not reached"]

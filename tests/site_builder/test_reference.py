@@ -1,0 +1,77 @@
+"""The pages that are written from the code leave nothing out."""
+
+import ast
+import re
+
+import pytest
+
+from pipelines.configure import ALL, parser_for
+from site_builder import decisions, reference
+from site_builder.links import DOCS, ROOT
+from tracking import metric_names
+
+NO_METRICS = {"TASK", "CLOCK", "SYSTEM", "TRAIN"}
+OF_SERVE = "RAY_SERVE_"  # what the server sets for Ray Serve, which nobody else should
+VARIABLE = re.compile(r"(?:RAYBERT|RAY|MLFLOW|HF|AWS|GLIBC|OTEL|TOKENIZERS)_[A-Z0-9_]+")
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return reference.pages()
+
+
+@pytest.mark.parametrize("word", ALL)
+def test_a_command_has_every_option_in_the_order_of_its_help(
+    word: str, pages: dict[str, str]
+) -> None:
+    shown = re.findall(
+        r"^\| `--([^`]+)` \|", pages[f"{reference.COMMANDS}/{word.replace(' ', '_')}.md"], re.M
+    )
+    wanted = [
+        action.dest
+        for group in parser_for(word)._action_groups
+        for action in group._group_actions
+        if getattr(action, "_typehint", None) is not None and not action.dest.endswith(".help")
+    ]
+    assert [name for name in shown if name in wanted] == wanted
+
+
+def test_paths_of_all_surfaces_are_there_with_their_errors(pages: dict[str, str]) -> None:
+    from serve.surfaces.catalog import SURFACES
+
+    for surface in SURFACES:
+        for endpoint in surface.endpoints:
+            assert f"### `{endpoint.method} {endpoint.path or '/'}`" in pages["reference/http.md"]
+    assert "| `429` |" in pages["reference/http.md"]
+
+
+def test_every_metric_has_a_meaning() -> None:
+    activities = {*metric_names.ACTIVITIES}
+    named = {
+        value
+        for name, value in vars(metric_names).items()
+        if name.isupper() and isinstance(value, str) and name not in NO_METRICS
+    }
+    assert named - activities == metric_names.MEANINGS.keys()
+
+
+def test_every_environment_variable_in_the_code_is_on_its_page() -> None:
+    used: set[str] = set()
+    for package in ("bert_core", "pipelines", "serve", "tracking"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    used |= {node.value} if VARIABLE.fullmatch(node.value) else set()
+    told = set(VARIABLE.findall((ROOT / DOCS / "environment.md").read_text(encoding="utf-8")))
+    assert {name for name in used - told if not name.startswith(OF_SERVE)} == set()
+    assert "RAYBERT_CACHE" in used
+
+
+def test_every_decision_says_what_lost_and_why() -> None:
+    found = [*decisions.Decision.all()]
+    assert len(found) >= 78
+    for each in found:
+        text = (ROOT / DOCS / decisions.FOLDER / each.page).read_text(encoding="utf-8")
+        assert re.search(r"^\*\*Instead of\*\*", text, re.M), each.page
+        assert re.search(r"^\*\*Why\.\*\*", text, re.M), each.page
+        assert re.fullmatch(r"2\d{3}-\d\d-\d\d", each.date), each.page

@@ -1,0 +1,112 @@
+"""The guides of docs/guides/ do what they say: their commands run one after the other, in one
+process and with fewer steps, and the changes of `extend.md` apply and work."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_core.manifest import read_manifest
+from pipelines.cli import main
+from pipelines.configure import ALL, STAGES, parser_for
+from tests.test_docs import commands, options_of
+from tracking.registry import champion
+
+ROOT = Path(__file__).parents[1]
+GUIDES = ROOT / "docs" / "guides"
+ORDER = ("index", "prepare", "pretrain", "finetune", "tune_distill", "evaluate_publish", "answer")
+"""The guides whose commands build on each other."""
+FENCE = re.compile(r"^```(bash|python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TRAINED = ["--epochs", "0.1", "--max_length", "16"]
+FEWER = {
+    "vocab": ["--vocab_size", "400"],
+    "prepare": ["--pairs.dupe_factor", "1"],
+    "pretrain": ["--loop.max_steps", "2", "--schedule.warmup_steps", "1", "--held_out_rows", "8"],
+    "finetune": TRAINED,
+    "tune": ["--max_length", "16", "--search.space", '{"lr": [2e-4, 5e-4], "epochs": [0.1]}'],
+    "distill": TRAINED,
+}
+"""Options that are put after those of a command, and so come before them."""
+COPIED = ("bert_core", "pipelines", "serve", "tracking", "tests")
+CHECKS = """
+assert len(picked) == 10 and all(b - a == 1 for a, b in picked.reshape(5, 2).tolist()), picked
+assert parameters == 2_090_560, parameters
+assert documents[0].text == "Where is the sea?\\nBehind the tree.", documents
+assert stars[0].keys() == {"score", "stars"} and 1 <= stars[0]["stars"] <= 5, stars
+assert described["description"] == "The most probable label of each text.", described
+"""
+
+
+def fences(guide: str, *languages: str) -> list[tuple[str, str]]:
+    text = (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
+    return [(language, body) for language, body in FENCE.findall(text) if language in languages]
+
+
+@pytest.mark.drill
+def test_the_guides_go_from_texts_to_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    ran: list[str] = []
+    for guide in ORDER:
+        for language, text in fences(guide, "bash", "python"):
+            if language == "python":
+                exec(compile(text, f"{guide}.md", "exec"), {})
+                continue
+            for line in text.replace("\\\n", " ").splitlines():
+                program, word, *rest = shlex.split(line, comments=True)
+                assert program == "raybert", line
+                alone = ["--num_workers", "0"] if word in STAGES else []
+                with pytest.raises(SystemExit) as ended:
+                    main([word, *rest, *FEWER.get(word, []), *alone])
+                assert ended.value.code == 0, f"{line}\n{capsys.readouterr()}"
+                ran.append(word)
+    assert {*ran} >= STAGES.keys() - {"export", "extract", "glue"}
+    rows = len(Path("test.jsonl").read_text().splitlines())
+    assert read_manifest("runs/mine/answers").counts["rows"] == rows
+    assert read_manifest("runs/mine/found").counts["queries"] == rows
+    assert champion("packages", uri=f"sqlite:///{tmp_path}/runs/mlflow.db") is not None
+    assert Path("runs/mine/inspect.html").stat().st_size > 10_000
+
+
+@pytest.mark.drill
+def test_the_changes_that_extend_shows_apply_and_work(tmp_path: Path) -> None:
+    for folder in COPIED:
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.pyc"))
+    changes = "".join(text for _, text in fences("extend", "diff"))
+    applied = subprocess.run(
+        ["git", "apply", "--verbose"], input=changes, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert applied.returncode == 0, applied.stderr
+    program = "\n".join(text for _, text in fences("extend", "python"))
+    done = subprocess.run(
+        [sys.executable, "-c", program + CHECKS],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    style = ["check", "--isolated", "--select=E,F", "--line-length=100", "--ignore=F722,F821"]
+    new = re.findall(r"^\+\+\+ b/(.*)$", changes, re.MULTILINE)
+    checked = subprocess.run(
+        [sys.executable, "-m", "ruff", *style, *new], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("guide", sorted(GUIDES.glob("*.md")), ids=lambda path: path.stem)
+def test_every_command_of_a_guide_exists_with_its_options(guide: Path) -> None:
+    for program, word, *rest in commands(guide):
+        if program == "raybert":
+            known = {name for each in parser_for(word)._actions for name in each.option_strings}
+            used = {name for name in options_of(rest) if not name.startswith("--options.")}
+            held = {name for name in used if name.startswith(("--held_out.", "--then."))}
+            assert word in ALL
+            assert used - held <= known, (word, rest)
