@@ -15,6 +15,7 @@ from bert_core.manifest import read_manifest
 from pipelines.cli import main
 from pipelines.configure import ALL, STAGES, parser_for
 from tests.test_docs import commands, options_of
+from tests.test_readme import FEWER
 from tracking.registry import champion
 
 ROOT = Path(__file__).parents[1]
@@ -22,16 +23,7 @@ GUIDES = ROOT / "docs" / "guides"
 ORDER = ("index", "prepare", "pretrain", "finetune", "tune_distill", "evaluate_publish", "answer")
 """The guides whose commands build on each other."""
 FENCE = re.compile(r"^```(bash|python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TRAINED = ["--epochs", "0.1", "--max_length", "16"]
-FEWER = {
-    "vocab": ["--vocab_size", "400"],
-    "prepare": ["--pairs.dupe_factor", "1"],
-    "pretrain": ["--loop.max_steps", "2", "--schedule.warmup_steps", "1", "--held_out_rows", "8"],
-    "finetune": TRAINED,
-    "tune": ["--max_length", "16", "--search.space", '{"lr": [2e-4, 5e-4], "epochs": [0.1]}'],
-    "distill": TRAINED,
-}
-"""Options that are put after those of a command, and so come before them."""
+SEARCHED = ["--max_length", "16", "--search.space", '{"lr": [2e-4, 5e-4], "epochs": [0.1]}']
 COPIED = ("bert_core", "pipelines", "serve", "tracking", "tests")
 CHECKS = """
 assert len(picked) == 10 and all(b - a == 1 for a, b in picked.reshape(5, 2).tolist()), picked
@@ -62,9 +54,10 @@ def test_the_guides_go_from_texts_to_answers(
             for line in text.replace("\\\n", " ").splitlines():
                 program, word, *rest = shlex.split(line, comments=True)
                 assert program == "raybert", line
+                fewer = SEARCHED if word == "tune" else FEWER.get(word, [])
                 alone = ["--num_workers", "0"] if word in STAGES else []
                 with pytest.raises(SystemExit) as ended:
-                    main([word, *rest, *FEWER.get(word, []), *alone])
+                    main([word, *rest, *fewer, *alone])
                 assert ended.value.code == 0, f"{line}\n{capsys.readouterr()}"
                 ran.append(word)
     assert {*ran} >= STAGES.keys() - {"export", "extract", "glue"}
