@@ -12,7 +12,7 @@ import pytest
 from bert_core import files
 from bert_core.manifest import read_manifest
 from tests.conftest import Server, running_head
-from tests.test_readme import FENCE, PROLOGUE, ROOT, ROWS, run, small_checkout
+from tests.test_readme import BASH, PROLOGUE, ROOT, ROWS, run, small_checkout
 from tracking.ports import free_ports
 from tracking.registry import champion
 
@@ -35,9 +35,9 @@ def test_the_walk_ends_with_a_model_that_answers(
         "RAYBERT_CACHE": str(tmp_path / "cache"),
         "PYTHONPATH": str(ROOT),
     }
-    found = FENCE.findall(DOCUMENT.read_text(encoding="utf-8"))
+    found = BASH.findall(DOCUMENT.read_text(encoding="utf-8"))
     with running_head(variables, mode="token") as head:
-        for _, script in found:
+        for script in found:
             script = SERVED.sub(str(port), script)
             run(["bash", "-c", PROLOGUE + script], tmp_path, head.environment)
         # A name that a shell would cut in two, and the champion by its reference.

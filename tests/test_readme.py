@@ -24,7 +24,6 @@ from pipelines.configure import STAGES
 from tracking.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
-FENCE = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BASH = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAKE = re.compile(r"^make (demo|test|drill)\b.*\n", re.MULTILINE)
 # What a server listens on unless it is told, and where it says that it is up.
