@@ -55,7 +55,8 @@ def drill(test: str) -> list[dict[str, Any]]:
     others = Others()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-n0", "-q", f"--junit-xml={report}", test]
+        command = [sys.executable, "-m", "pytest", "-n0", "-q", test, f"--junit-xml={report}"]
+        command += ["-o", "junit_family=xunit1"]  # which has properties of tests
         subprocess.run(command, cwd=HERE, stdout=sys.stderr, check=True)
         found = ET.parse(report).iterfind(f".//property[@name='{RECOVERED}']")
         lines = [json.loads(each.attrib["value"]) for each in found]

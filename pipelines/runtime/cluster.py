@@ -169,7 +169,7 @@ def require_room(
     if not wait:
         raise ResourceError(f"{lacks}, add nodes, or wait for some with --wait")
     say(f"{lacks}, or add nodes; waiting for some")
-    bundle = {"CPU": threads, **({"GPU": 1} if gpus == "one each" else {})}
+    bundle: dict[str, float] = {"CPU": threads, **({"GPU": 1} if gpus == "one each" else {})}
     with _asked_for([bundle] * workers):
         while lacks is not None:
             time.sleep(ROOM_POLL_S)

@@ -183,15 +183,6 @@ def test_a_stage_that_ray_job_submit_starts_keeps_its_log_too(head: Any, tmp_pat
     assert list(of_workers), "a folder for each node"
 
 
-@pytest.mark.ray
-def test_a_job_that_is_not_there_is_named(head: Any) -> None:
-    done = head.raybert("jobs", "logs", "raybert-vocab-00000000ffff")
-    assert done.returncode == 2, done.stderr
-    assert "job: wanted the id of a job at http" in done.stderr
-    assert "got raybert-vocab-00000000ffff" in done.stderr
-    assert "`raybert jobs` lists them" in done.stderr
-
-
 def test_an_action_on_a_job_needs_its_id() -> None:
     with pytest.raises(ConfigError, match="job: wanted the id of a job after logs, attach or stop"):
         JobsConfig(action="stop")
