@@ -260,7 +260,8 @@ def test_a_host_that_dies_under_load_takes_its_requests_in_progress_alone(
     with serving(prepared):
         load = Load(prepared, key, *WORKERS)
         time.sleep(5)
-        died = time.time()
+        prepared[SECOND].unplug()
+        died = time.time()  # what is sent from now on is lost by nobody
         prepared[SECOND].crash()
         load.send_to(FIRST)
         wait_until_given_up(prepared, HEAD, FIRST)
@@ -269,13 +270,11 @@ def test_a_host_that_dies_under_load_takes_its_requests_in_progress_alone(
         time.sleep(5)
         answers = load.end()
     others = [each for each in answers if each.host == FIRST]
-    slowest = max(others, key=lambda each: each.ended - each.began)
-    print([each for each in others if each.status != "200"], slowest, len(answers))
-    lost = [each for each in others if each.status != "200" and each.began > died]
-    assert not lost
-    table.add(
-        "the slowest answer of another host after one has died", slowest.ended - slowest.began
-    )
+    lost = [each for each in others if each.status != "200"]
+    assert len(lost) <= CLIENTS
+    assert all(each.began < died for each in lost), (died, lost)
+    slowest_s = max(each.ended - each.began for each in others if each.status == "200")
+    table.add("the slowest answer of another host after one has died", slowest_s, lost=len(lost))
     table.add("two replicas after a host has died", again_s)
 
 
