@@ -33,6 +33,7 @@ from tests.cluster.on_hosts import (
 )
 from tests.cluster.runs import (
     CHECKPOINT_EVERY_STEPS,
+    CLIENTS,
     STEPS,
     TRAINING,
     Load,
