@@ -84,6 +84,7 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
             continue
         line = re.sub(r"^(\s*)option httplog$", rf'\1log-format "{LOG_FORMAT}"', line)
         line = line.replace("%HM", f"%[var({METHOD})]")
+        line = re.sub(r"^(\s*server \S+ \S+)", rf"\1 tcp-ut {SILENT_S}s", line)
         begins_frontend = bool(lines) and lines[-1].strip() == "frontend http_frontend"
         if not begins_frontend:  # which is told where to listen: `*` means `host` = 0.0.0.0
             line = re.sub(r"^(\s*bind )(?:\*)?:(\d+)$", r"\g<1>127.0.0.1:\2", line)
@@ -102,7 +103,6 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
             lines += [
                 "    option http-buffer-request",
                 "    option disable-h2-upgrade",
-                f"    default-server tcp-ut {SILENT_S}s",
                 "    option srvtcpka",
                 f"    srvtcpka-idle {SILENT_S // 2}s",
                 "    srvtcpka-intvl 1s",

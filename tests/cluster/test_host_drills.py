@@ -33,6 +33,7 @@ from tests.cluster.on_hosts import (
 )
 from tests.cluster.runs import (
     CHECKPOINT_EVERY_STEPS,
+    CLIENTS,
     STEPS,
     TRAINING,
     Load,
@@ -203,7 +204,7 @@ def test_a_host_that_dies_while_shards_are_written_changes_no_byte(
     blocks = ("--block_bytes", "1024", "--pairs.dupe_factor", "30")
     Submitted(prepared, "prepare", "shards", *blocks).ends_well()
     again = Submitted(prepared, "prepare", "shards-again", *blocks)
-    again.wait_until("blocks are done", lambda: re.search(r"encoding: [1-9]\d+ of", again.says))
+    again.wait_for_words("encoding: ")  # the first of its blocks is done
     died = time.time()
     prepared[SECOND].crash()
     again.ends_well()
@@ -260,7 +261,8 @@ def test_a_host_that_dies_under_load_takes_its_requests_in_progress_alone(
     with serving(prepared):
         load = Load(prepared, key, *WORKERS)
         time.sleep(5)
-        died = time.time()
+        prepared[SECOND].unplug()
+        died = time.time()  # what is sent from now on is lost by nobody
         prepared[SECOND].crash()
         load.send_to(FIRST)
         wait_until_given_up(prepared, HEAD, FIRST)
@@ -269,13 +271,11 @@ def test_a_host_that_dies_under_load_takes_its_requests_in_progress_alone(
         time.sleep(5)
         answers = load.end()
     others = [each for each in answers if each.host == FIRST]
-    slowest = max(others, key=lambda each: each.ended - each.began)
-    print([each for each in others if each.status != "200"], slowest, len(answers))
-    lost = [each for each in others if each.status != "200" and each.began > died]
-    assert not lost
-    table.add(
-        "the slowest answer of another host after one has died", slowest.ended - slowest.began
-    )
+    lost = [each for each in others if each.status != "200"]
+    assert len(lost) <= CLIENTS
+    assert all(each.began < died for each in lost), (died, lost)
+    slowest_s = max(each.ended - each.began for each in others if each.status == "200")
+    table.add("the slowest answer of another host after one has died", slowest_s, lost=len(lost))
     table.add("two replicas after a host has died", again_s)
 
 
