@@ -45,8 +45,8 @@ FOLDERS = (
 )  # fmt: skip
 REPORT = "report.html"
 MASKED = (
-    "Return True if the two arrays are [MASK] element-wise.",
-    "Raise a ValueError if the [MASK] is not found.",
+    "random_state : int, RandomState instance or None, [MASK]=None",
+    "Parameters ---------- x : array_like Input [MASK]. Returns ------- out : ndarray",
 )
 QUERIES = ("Read a file line by line.", "Find the shortest path between two nodes of a graph.")
 QUESTIONS, SHOWN = 5, 88
@@ -167,10 +167,9 @@ def _vectors(address: str, texts: list[str]) -> np.ndarray:
 
 def _told(address: str) -> Iterator[Asked]:
     """Which library held-out docstrings are from, by the model and in truth."""
-    by_label = {row["label"]: row for row in _rows()}
-    labels = sorted(by_label)
-    for index in np.random.default_rng(0).permutation(len(labels))[:QUESTIONS]:
-        row = by_label[labels[index]]
+    rows = _rows()
+    for place in np.random.default_rng(0).choice(len(rows), QUESTIONS, replace=False):
+        row = rows[place]
         best = _post(f"{address}/v1/models/{NAME}", {"inputs": row["text"]})[0][0]
         truth = "right" if best["label"] == row["label"] else f"it is from {row['label']}"
         answer = f"{best['label']} ({truth})"

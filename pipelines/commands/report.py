@@ -8,7 +8,6 @@ network nor script.
 import base64
 import json
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
 from pipelines.corpus.data_card import CARD, VOCABULARY_CARD
 from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
 from pipelines.publish import MODEL_CARD
+from pipelines.runtime.description import folded
 from pipelines.runtime.progress import say
 from tracking.curves import SMOOTH_BEYOND, Curve, smoothed
 from tracking.goodput import duration
@@ -90,13 +90,11 @@ def write_report(
     *,
     title: str | None = None,
     tried: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (),
-    commands: Sequence[str] = (),
 ) -> int:
     """Write the page, whole or not at all; returns its size in bytes.
 
     Args:
         tried: what the model was asked, and its answers with their scores.
-        commands: that make all of it, if one does; by default those of the stages.
     """
     runs = with_ancestors(asked)
     environment = Environment(
@@ -120,7 +118,7 @@ def write_report(
         evaluations=[each for run in runs if (each := _evaluation(run)) is not None],
         cards=list(_cards(runs)),
         lineage=[_lineage(run, runs) for run in runs],
-        commands=list(commands) or [run.command for run in runs if run.command],
+        commands=[folded(run.command) for run in runs if run.command],
     )
     data = page.encode()
     files.write_bytes(path, data)
@@ -444,15 +442,3 @@ def _figure(value: Any) -> str:
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{100 * value:.1f} %" if -1 <= value <= 1 else f"{value:.4g}"
-
-
-def folded(command: str) -> str:
-    """A command line over several lines, one option on each."""
-    parts = shlex.split(command)
-    lines = [" ".join(parts[:2])]
-    for part in parts[2:]:
-        if part.startswith("--"):
-            lines.append(f"  {part}")
-        else:
-            lines[-1] += f" {shlex.quote(part)}"
-    return " \\\n".join(lines)

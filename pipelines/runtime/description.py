@@ -45,6 +45,17 @@ def command(stage: str, config: Any, left_out: set[str]) -> str:
     return shlex.join(["raybert", stage, *_arguments(config, left_out, "")])
 
 
+def folded(command: str) -> str:
+    """A command line over several lines, with an option on each."""
+    lines: list[str] = []
+    for word in shlex.split(command):
+        if word.startswith("--") or not lines:
+            lines.append(f"  {word}" if lines else word)
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return " \\\n".join(lines)
+
+
 def _arguments(config: Any, left_out: set[str], prefix: str) -> list[str]:
     arguments: list[str] = []
     for field in fields(config):
@@ -122,11 +133,11 @@ def described(
         links: further pages, by their titles.
     """
     parts = [f"**{result}**"] if result else []
-    parts.append(f"```bash\n{command}\n```")
     if inputs:
         parts.append("Made from " + ", ".join(_input(each, uri) for each in inputs) + ".")
     if links:
         parts.append("See " + ", ".join(f"[{title}]({url})" for title, url in links.items()) + ".")
+    parts.append(f"```bash\n{folded(command)}\n```")
     parts.append(f"`raybert report {shlex.quote(output)}` writes a report of it.")
     told = {NOTE: "\n\n".join(parts), COMMAND: command}
     return {**told, **({RESULT: result} if result else {})}
