@@ -153,7 +153,8 @@ def publish(
 
 
 def describe(version: Version, card: str, text: str, *, uri: str) -> None:
-    """Give a version its model card: as README.md next to the bundle, and its text as description.
+    """Give a version its model card: as README.md next to the bundle, and its text as description,
+    which is also the model's as long as that version is the champion.
 
     Registries limit descriptions to 5,000 characters: longer ones are cut at the end of a line.
     Raises: ResourceError if MLflow does not answer.
@@ -169,6 +170,8 @@ def describe(version: Version, card: str, text: str, *, uri: str) -> None:
             rest = f"\n\n… the rest is in {registered.tags[PATH_TAG]}/{CARD} of its files."
             text = text[: DESCRIPTION_CHARACTERS - len(rest)].rpartition("\n")[0] + rest
         client.update_model_version(version.name, version.version, description=text)
+        if _champion(client, version.name) == version:
+            client.update_registered_model(version.name, description=text)
 
 
 def note_upload(version: Version, reference: str, run_id: str | None, *, uri: str) -> None:

@@ -6,6 +6,9 @@ from typing import Any
 from tracking import metric_names as names
 
 Counts = Mapping[str, Any]
+NO_SHARES = ("loss", "mrr", "spearman", "pearson", "matthews", "ndcg", "rmse")
+"""Parts of the names of metrics that are no share of anything, whatever their value."""
+_WORDS = {"mrr": "mean reciprocal rank", "f1": "F1", "mlm": "MLM", "nsp": "NSP"}
 
 
 def result(stage: str, counts: Counts) -> str:
@@ -27,16 +30,20 @@ def amount(number: float) -> str:
 
 def score(name: str, value: float) -> str:
     """`accuracy 42.3 %`; of a metric that is no share of anything, the plain number."""
-    return f"{words(name)} {_plain(value)}"
+    return f"{words(name)} {figure(name, value)}"
+
+
+def figure(name: str, value: float) -> str:
+    """A share as `42.3 %`, any other metric as a number."""
+    is_share = 0 <= value <= 1 and not any(part in name for part in NO_SHARES)
+    return percent(value) if is_share else f"{value:,.3g}"
 
 
 def words(name: str) -> str:
     """`macro_f1` → `macro F1`."""
-    return name.replace("_", " ").replace("f1", "F1").replace("mlm", "MLM").replace("nsp", "NSP")
-
-
-def _is_share(value: float) -> bool:
-    return -1 <= value <= 1
+    for short, long in _WORDS.items():
+        name = name.replace(short, long)
+    return name.replace("_", " ")
 
 
 def _docstrings(counts: Counts) -> str:
@@ -63,7 +70,7 @@ def _finetune(counts: Counts) -> str:
     main, seeds = counts["primary_metric"], counts["seeds"]
     held_out = f"{main}_mean"
     key = held_out if held_out in counts else f"selection_{main}_mean"
-    spread = f" ± {percent(counts[key.replace('_mean', '_std')])}"
+    spread = f" ± {figure(main, counts[key.replace('_mean', '_std')])}"
     told = score(main, counts[key])
     rows = "" if key == held_out else " on the selection rows"
     return f"{told}{spread if len(seeds) > 1 else ''}{rows}" + (
@@ -81,7 +88,7 @@ def _tune(counts: Counts) -> str:
 def _evaluate(counts: Counts) -> str:
     main = counts["primary_metric"]
     low, high = counts[f"{main}_low"], counts[f"{main}_high"]
-    interval = f"{_plain(low)} to {_plain(high)}"
+    interval = f"{figure(main, low)} to {figure(main, high)}"
     return f"{score(main, counts[main])} ({interval}), {counts['rows']:,} rows"
 
 
@@ -155,11 +162,11 @@ def _finetune_sentence(counts: Counts) -> str:
     if value is None:
         return ""
     seeds, base = len(counts["seeds"]), counts.get(f"baseline_{main}")
-    spread = f" ± {percent(counts[f'{main}_std'])} over {seeds} seeds" if seeds > 1 else ""
-    than = "" if base is None else f"; an answer that ignores the text gets {_plain(base)}"
+    spread = f" ± {figure(main, counts[f'{main}_std'])} over {seeds} seeds" if seeds > 1 else ""
+    than = "" if base is None else f"; an answer that ignores the text gets {figure(main, base)}"
     return (
         f"Fine-tuned on {counts['train_rows']:,} labelled rows, it reaches {words(main)} "
-        f"{_plain(value)}{spread} on {counts['held_out_rows']:,} rows it has not seen{than}."
+        f"{figure(main, value)}{spread} on {counts['held_out_rows']:,} rows it has not seen{than}."
     )
 
 
@@ -168,16 +175,13 @@ def _evaluate_sentence(counts: Counts) -> str:
     low, high = counts[f"{main}_low"], counts[f"{main}_high"]
     return (
         f"Measured on {counts['rows']:,} rows, the model has {words(main)} "
-        f"{_plain(counts[main])}; the 95 % interval is {_plain(low)} to {_plain(high)}."
+        f"{figure(main, counts[main])}; the 95 % interval is {figure(main, low)} to "
+        f"{figure(main, high)}."
     )
 
 
 def _publish_sentence(counts: Counts) -> str:
     return f"In the registry, {counts['why']}."
-
-
-def _plain(value: float) -> str:
-    return percent(value) if _is_share(value) else f"{value:,.4g}"
 
 
 _SENTENCES = {

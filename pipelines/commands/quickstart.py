@@ -6,6 +6,7 @@ skipped; an interrupted one resumes.
 
 import importlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -45,8 +46,8 @@ FOLDERS = (
 )  # fmt: skip
 REPORT = "report.html"
 MASKED = (
-    "Return True if the two arrays are [MASK] element-wise.",
-    "Raise a ValueError if the [MASK] is not found.",
+    "random_state : int, RandomState instance or None, [MASK]=None",
+    "Parameters ---------- x : array_like Input [MASK]. Returns ------- out : ndarray",
 )
 QUERIES = ("Read a file line by line.", "Find the shortest path between two nodes of a graph.")
 QUESTIONS, SHOWN = 5, 88
@@ -105,12 +106,19 @@ def _stages(config: QuickstartConfig) -> Iterator[tuple[str, Manifest]]:
     yield "from_scratch", _stage("finetune", config, *scratch)
     _title("finetune", "Teaching it which text a summary sums up, to find docstrings by meaning.")
     pairs = [("--train.source", "train"), ("--held_out.source", "held_out")]
-    sources = [word for name, split in pairs for word in (name, docstrings.pairs_file(split))]
+    sources = [
+        word for name, split in pairs for word in (name, _relative(docstrings.pairs_file(split)))
+    ]
     yield "embedding", _stage("finetune", config, *sources, name="docstring_search")
     _title("evaluate", "Measuring it on modules that no stage has seen.")
     yield "evaluate", _stage("evaluate", config)
     _title("publish", "Registering it in MLflow; the alias `champion` marks what is served.")
     yield "publish", _stage("publish", config)
+
+
+def _relative(path: str) -> str:
+    """A path that means the same to whoever runs the commands elsewhere."""
+    return os.path.relpath(path)
 
 
 def _title(stage: str, text: str) -> None:
@@ -167,10 +175,9 @@ def _vectors(address: str, texts: list[str]) -> np.ndarray:
 
 def _told(address: str) -> Iterator[Asked]:
     """Which library held-out docstrings are from, by the model and in truth."""
-    by_label = {row["label"]: row for row in _rows()}
-    labels = sorted(by_label)
-    for index in np.random.default_rng(0).permutation(len(labels))[:QUESTIONS]:
-        row = by_label[labels[index]]
+    rows = _rows()
+    for place in np.random.default_rng(0).choice(len(rows), QUESTIONS, replace=False):
+        row = rows[place]
         best = _post(f"{address}/v1/models/{NAME}", {"inputs": row["text"]})[0][0]
         truth = "right" if best["label"] == row["label"] else f"it is from {row['label']}"
         answer = f"{best['label']} ({truth})"
@@ -251,7 +258,7 @@ def _report(done: dict[str, Manifest], asked: list[Asked], seconds: float) -> No
     console.print()
     console.print(table)
     page = Path(FOLDER) / REPORT
-    folders = [docstrings.folder(), *(f"{FOLDER}/{name}" for name in FOLDERS)]
+    folders = [_relative(docstrings.folder()), *(f"{FOLDER}/{name}" for name in FOLDERS)]
     runs = runs_of(folders, None)
     write_report(str(page), runs, title="raybert quickstart", tried=asked)
     body = json.dumps({"inputs": "Return the eigenvalues of a symmetric matrix."})

@@ -8,7 +8,6 @@ network nor script.
 import base64
 import json
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +30,17 @@ from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
 from pipelines.corpus.data_card import CARD, VOCABULARY_CARD
 from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
 from pipelines.publish import MODEL_CARD
+from pipelines.runtime.description import folded
 from pipelines.runtime.progress import say
 from tracking.curves import SMOOTH_BEYOND, Curve, smoothed
 from tracking.goodput import duration
 from tracking.metric_names import ACTIVITIES, CURVES
-from tracking.story import sentence, words
+from tracking.story import figure, percent, sentence, words
 
 PAGES = Path(__file__).parent
 TEMPLATE = "report.html"
+UNTOLD = ("_std", "_before", "steps_mean", "_cut", "seconds")
+"""Ends of the names of figures that say little beside others."""
 SHOWN_ROWS, SHOWN_CHARACTERS = 8, 260
 KINDS = {
     "scores": "Score",
@@ -90,13 +92,11 @@ def write_report(
     *,
     title: str | None = None,
     tried: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (),
-    commands: Sequence[str] = (),
 ) -> int:
     """Write the page, whole or not at all; returns its size in bytes.
 
     Args:
         tried: what the model was asked, and its answers with their scores.
-        commands: that make all of it, if one does; by default those of the stages.
     """
     runs = with_ancestors(asked)
     environment = Environment(
@@ -120,7 +120,7 @@ def write_report(
         evaluations=[each for run in runs if (each := _evaluation(run)) is not None],
         cards=list(_cards(runs)),
         lineage=[_lineage(run, runs) for run in runs],
-        commands=list(commands) or [run.command for run in runs if run.command],
+        commands=[folded(run.command) for run in runs if run.command],
     )
     data = page.encode()
     files.write_bytes(path, data)
@@ -172,12 +172,16 @@ def _tiles(runs: Sequence[Run]) -> Iterator[tuple[str, str, str]]:
             main = str(counts["primary_metric"])
             low, high = counts[f"{main}_low"], counts[f"{main}_high"]
             base = counts.get(f"baseline_{main}")
-            than = "" if base is None else f"; ignoring the text {_figure(base)}"
-            yield words(main), _figure(counts[main]), f"{_figure(low)} to {_figure(high)}{than}"
+            than = "" if base is None else f"; ignoring the text {_figure(main, base)}"
+            yield (
+                words(main),
+                _figure(main, counts[main]),
+                f"{_figure(main, low)} to {_figure(main, high)}{than}",
+            )
         elif run.stage == "pretrain" and "mlm_accuracy_after" in counts:
             base = counts.get("unigram_accuracy")
-            than = "" if base is None else f"most frequent word {_figure(base)}"
-            yield "masked words right", _figure(counts["mlm_accuracy_after"]), than
+            than = "" if base is None else f"most frequent word {percent(base)}"
+            yield "masked words right", percent(counts["mlm_accuracy_after"]), than
         elif run.stage == "prepare":
             yield "tokens", short(counts["tokens"]), f"{counts['rows']:,} rows"
     spent = [run.spent for run in runs if run.spent is not None]
@@ -201,10 +205,10 @@ def _flows(runs: Sequence[Run], asked: Sequence[Run]) -> list[Markup]:
 
 def _compared(asked: Sequence[Run]) -> dict[str, Any] | None:
     """Runs of one stage beside each other: what differs in their settings and what came out."""
-    by_stage = defaultdict(list)
+    by_work = defaultdict(list)
     for run in asked:
-        by_stage[run.stage].append(run)
-    alike = max(by_stage.values(), key=len)
+        by_work[run.work].append(run)
+    alike = max(by_work.values(), key=len)
     if len(alike) < 2:
         return None
     figures = [
@@ -216,9 +220,9 @@ def _compared(asked: Sequence[Run]) -> dict[str, Any] | None:
         "names": [run.name for run in alike],
         "settings": _differences(alike),
         "figures": [
-            (words(key), [_figure(value) for value in values])
+            (words(key), [_figure(key, value) for value in values])
             for key, values in figures
-            if len({*values}) > 1 and "/" not in key and not key.endswith(("_std", "_before"))
+            if len({*values}) > 1 and "/" not in key and not key.endswith(UNTOLD)
         ],
     }
 
@@ -237,14 +241,14 @@ def _differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 def _charts(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     """The curves of each stage that trains; runs of one stage are drawn together."""
-    by_stage: dict[str, list[Run]] = defaultdict(list)
+    by_work: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         if any(len(curve.mean) > 1 for curve in run.curves):
-            by_stage[run.stage].append(run)
-    for stage, members in by_stage.items():
+            by_work[run.work].append(run)
+    for members in by_work.values():
         drawn = [picture for kind in CURVES if (picture := _chart(kind, members)) is not None]
         if drawn:
-            yield {"stage": stage, "names": [run.name for run in members], "pictures": drawn}
+            yield {"names": [run.name for run in members], "pictures": drawn}
 
 
 def _chart(kind: str, runs: Sequence[Run]) -> dict[str, Any] | None:
@@ -314,9 +318,9 @@ def _evaluation(run: Run) -> dict[str, Any] | None:
     figures = [
         (
             words(name),
-            _figure(counts[name]),
-            f"{_figure(counts[f'{name}_low'])} to {_figure(counts[f'{name}_high'])}",
-            _figure(counts.get(f"baseline_{name}")),
+            _figure(name, counts[name]),
+            f"{_figure(name, counts[f'{name}_low'])} to {_figure(name, counts[f'{name}_high'])}",
+            _figure(name, counts.get(f"baseline_{name}")),
         )
         for name in measured
     ]
@@ -436,23 +440,11 @@ def _lineage(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _figure(value: Any) -> str:
+def _figure(name: str, value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, bool | str):
         return str(value)
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{100 * value:.1f} %" if -1 <= value <= 1 else f"{value:.4g}"
-
-
-def folded(command: str) -> str:
-    """A command line over several lines, one option on each."""
-    parts = shlex.split(command)
-    lines = [" ".join(parts[:2])]
-    for part in parts[2:]:
-        if part.startswith("--"):
-            lines.append(f"  {part}")
-        else:
-            lines[-1] += f" {shlex.quote(part)}"
-    return " \\\n".join(lines)
+    return figure(name, value)

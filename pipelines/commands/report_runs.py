@@ -48,6 +48,11 @@ class Run:
         return self.manifest.stage
 
     @property
+    def work(self) -> tuple[str, str]:
+        """Stage and task: runs of the same are compared."""
+        return self.stage, str(self.manifest.config.get("task", ""))
+
+    @property
     def counts(self) -> dict[str, Any]:
         return self.manifest.counts
 

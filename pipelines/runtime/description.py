@@ -21,7 +21,8 @@ from tracking.spool import Run, read_run
 COMMAND = "command"
 """Tag of a run: the command line that makes the same."""
 _HOME = "runs"
-_SECRET = re.compile(r"(?<=://)[^/@\s]+@|(?<=\w)\?[^\s'\"]*(?=$)")
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"]+@")
+_QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*")
 
 
 def run_name(stage: str, output: str) -> str:
@@ -43,6 +44,17 @@ def command(stage: str, config: Any, left_out: set[str]) -> str:
         left_out: top-level fields that do not determine the output.
     """
     return shlex.join(["raybert", stage, *_arguments(config, left_out, "")])
+
+
+def folded(command: str) -> str:
+    """A command line over several lines, with an option on each."""
+    lines: list[str] = []
+    for word in shlex.split(command):
+        if word.startswith("--") or not lines:
+            lines.append(f"  {word}" if lines else word)
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return " \\\n".join(lines)
 
 
 def _arguments(config: Any, left_out: set[str], prefix: str) -> list[str]:
@@ -67,10 +79,16 @@ def _default(field: "Field[Any]") -> Any:
 
 def _written(value: Any) -> str:
     if isinstance(value, str):
-        return _SECRET.sub("", value)
+        return without_secrets(value)
     if isinstance(value, Mapping | list | tuple):
-        return json.dumps(value, ensure_ascii=False)
+        return without_secrets(json.dumps(value, ensure_ascii=False))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def without_secrets(text: str) -> str:
+    """The text with no credentials in its URLs, and without the queries of http ones, which may
+    hold some."""
+    return _QUERY.sub(r"\1", _CREDENTIALS.sub("", text))
 
 
 def source_tags(stage: str, code_version: str) -> dict[str, str]:
@@ -122,11 +140,11 @@ def described(
         links: further pages, by their titles.
     """
     parts = [f"**{result}**"] if result else []
-    parts.append(f"```bash\n{command}\n```")
     if inputs:
         parts.append("Made from " + ", ".join(_input(each, uri) for each in inputs) + ".")
     if links:
         parts.append("See " + ", ".join(f"[{title}]({url})" for title, url in links.items()) + ".")
+    parts.append(f"```bash\n{folded(command)}\n```")
     parts.append(f"`raybert report {shlex.quote(output)}` writes a report of it.")
     told = {NOTE: "\n\n".join(parts), COMMAND: command}
     return {**told, **({RESULT: result} if result else {})}
@@ -148,4 +166,4 @@ def _input(each: DatasetInput, uri: str) -> str:
     run = recorded_run(each.source)
     if run is not None and run.run_id is not None and run.tracking_uri == uri:
         return f"{name} [{run.run_name}](#/runs/{run.run_id})"
-    return f"{name} `{_SECRET.sub('', each.source)}` ({each.digest[:12]})"
+    return f"{name} `{without_secrets(each.source)}` ({each.digest[:12]})"

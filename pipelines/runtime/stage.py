@@ -37,6 +37,7 @@ from pipelines.runtime.description import (
     described,
     run_name,
     source_tags,
+    without_secrets,
 )
 from pipelines.runtime.progress import say
 from pipelines.runtime.storage_checks import PROBE
@@ -481,7 +482,7 @@ def _clear_what_others_left(
         "stage": stage,
         "digest": digest,
         "command": stage_command(stage, config),
-        "sources": {each.name: each.source for each in inputs},
+        "sources": {each.name: without_secrets(each.source) for each in inputs},
     }
     files.write_json(marker, note | ({"hub": from_hub} if from_hub else {}))
 

@@ -116,6 +116,7 @@ def test_a_card_lies_beside_the_bundle_and_describes_its_version(
     description = connect(store).get_model_version(name, "1").description or ""
     assert description.startswith("# A model\n\nIt answers.\nline 0\n")
     assert len(description) <= 5000
+    assert connect(store).get_registered_model(name).description == description
     *lines, empty, note = description.splitlines()
     assert lines[-1] == f"line {len(lines) - 4}"
     assert (empty, note) == ("", "… the rest is in artifacts/0/README.md of its files.")

@@ -35,7 +35,7 @@ def test_large_counts_are_rounded(number: float, told: str) -> None:
             "finetune",
             {"primary_metric": "mrr", "seeds": [1], "selection_mrr_mean": 0.5,
              "selection_mrr_std": 0.0},
-            "mrr 50.0 % on the selection rows",
+            "mean reciprocal rank 0.5 on the selection rows",
         ),
         (
             "tune",

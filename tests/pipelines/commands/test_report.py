@@ -136,7 +136,7 @@ def test_it_says_what_was_learnt_and_what_is_taken_for_what(
     assert "has accuracy 55.0 %: pretraining is worth 20.0 points, standard error 0.0." in page
     assert "Most often spam is taken for ham: 1 times." in page
     assert '<td style="--s: 0.500">1</td>' in page
-    assert f"raybert finetune --output {folders[1]}" in page
+    assert f"<pre>raybert finetune \\\n  --output {folders[1]}</pre>" in page
 
 
 def test_runs_beside_each_other_show_the_settings_that_differ_alone(

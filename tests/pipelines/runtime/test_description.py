@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.configure import CONFIGS, STAGES, parse
-from pipelines.runtime.description import described, run_name
+from pipelines.runtime.description import described, folded, run_name
 from pipelines.runtime.stage import determining_fields, stage_command
 from tracking.page import NOTE, RESULT
 from tracking.runs import DatasetInput
@@ -36,14 +36,22 @@ def test_the_command_makes_the_same_output(path: Path) -> None:
     line = shlex.split(stage_command(word, config))
     again = parse(word, line[2:])
     assert line[:2] == ["raybert", word]
+    shell = folded(shlex.join(line)).replace("\\\n", "")  # as a shell joins lines
+    assert shlex.split(shell) == line
     assert (again.output, determining_fields(again)) == (config.output, determining_fields(config))
 
 
-def test_a_secret_in_an_address_is_in_no_command() -> None:
-    config = parse(
-        "vocab", ["--output", "runs/v", "--corpus.source", "https://me:pw@host/a.txt?k=s"]
-    )
-    assert stage_command("vocab", config).endswith("--corpus.source https://host/a.txt")
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("https://me:pw@host/a.txt?k=s", "https://host/a.txt"),
+        ('["s3://id:key@bucket/a", "https://host/b?k=s"]', '["s3://bucket/a", "https://host/b"]'),
+        ("texts/part-?.txt", "texts/part-?.txt"),
+    ],
+)
+def test_a_secret_in_an_address_is_in_no_command(source: str, told: str) -> None:
+    config = parse("vocab", ["--output", "runs/v", "--corpus.source", source])
+    assert shlex.split(stage_command("vocab", config))[-1] == told
 
 
 def test_a_description_leads_to_what_a_run_was_made_from(tmp_path: Path) -> None:
@@ -55,10 +63,10 @@ def test_a_description_leads_to_what_a_run_was_made_from(tmp_path: Path) -> None
         DatasetInput("train", "1" * 40, "https://host/rows.jsonl?token=s"),
     ]
     told = described(
-        "raybert x", "runs/x", inputs, here, result="good", links={"card": "#/models/m"}
+        "raybert x --n 1", "runs/x", inputs, here, result="good", links={"card": "#/models/m"}
     )
     assert told[RESULT] == "good"
-    assert "```bash\nraybert x\n```" in told[NOTE]
+    assert "```bash\nraybert x \\\n  --n 1\n```" in told[NOTE]
     assert (
         "model [pretrain wiki](#/runs/abc), train `https://host/rows.jsonl` (111111111111)"
         in (told[NOTE])
