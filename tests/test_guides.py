@@ -1,5 +1,5 @@
 """The guides of docs/guides/ do what they say: their commands run one after the other, in one
-process and with fewer steps, and the changes of `extend.md` apply and work."""
+process, on fewer rows and with fewer steps, and the changes of `extend.md` apply and work."""
 
 import os
 import re
@@ -23,7 +23,7 @@ GUIDES = ROOT / "docs" / "guides"
 ORDER = ("index", "prepare", "pretrain", "finetune", "tune_distill", "evaluate_publish", "answer")
 """The guides whose commands build on each other."""
 FENCE = re.compile(r"^```(bash|python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SEARCHED = ["--max_length", "16", "--search.space", '{"lr": [2e-4, 5e-4], "epochs": [0.1]}']
+SEARCHED = ["--max_length", "16", "--search.space", '{"lr": [5e-4], "epochs": [0.1]}']
 COPIED = ("bert_core", "pipelines", "serve", "tracking", "tests")
 CHECKS = """
 assert len(picked) == 10 and all(b - a == 1 for a, b in picked.reshape(5, 2).tolist()), picked
@@ -37,6 +37,14 @@ assert described["description"] == "The most probable label of each text.", desc
 def fences(guide: str, *languages: str) -> list[tuple[str, str]]:
     text = (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
     return [(language, body) for language, body in FENCE.findall(text) if language in languages]
+
+
+def keep_few(folder: Path) -> None:
+    """Cut what the guides work on: 8,000 characters per text, every 20th row."""
+    for path in folder.glob("texts/*.txt"):
+        path.write_text(path.read_text()[:8000])
+    for path in folder.glob("*.jsonl"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[::20]))
 
 
 @pytest.mark.drill
@@ -60,6 +68,8 @@ def test_the_guides_go_from_texts_to_answers(
                     main([word, *rest, *fewer, *alone])
                 assert ended.value.code == 0, f"{line}\n{capsys.readouterr()}"
                 ran.append(word)
+        if guide == "index":
+            keep_few(tmp_path)
     assert {*ran} >= STAGES.keys() - {"export", "extract", "glue"}
     rows = len(Path("test.jsonl").read_text().splitlines())
     assert read_manifest("runs/mine/answers").counts["rows"] == rows
