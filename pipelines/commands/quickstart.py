@@ -49,7 +49,10 @@ MASKED = (
     "random_state : int, RandomState instance or None, [MASK]=None",
     "Parameters ---------- x : array_like Input [MASK]. Returns ------- out : ndarray",
 )
-QUERIES = ("Read a file line by line.", "Find the shortest path between two nodes of a graph.")
+QUERIES = (
+    "Find the shortest path between two nodes of a graph.",
+    "Compute the eigenvalues of a matrix.",
+)
 QUESTIONS, SHOWN = 5, 88
 """Docstrings to ask about, and characters of each to show."""
 AT_ONCE = 32
