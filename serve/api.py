@@ -26,6 +26,7 @@ from serve.routes.base import LIST, SurfaceRoute, json_response, place_of, told
 from serve.routes.front import Metrics, front_routes, list_routes, metrics_route
 from serve.routes.joint import joint_routes
 from serve.routes.model import model_routes
+from serve.routes.page import page_routes
 from serve.served import Card, ServedModel
 from serve.served import Response as Passed
 from serve.slot import Slot
@@ -107,7 +108,7 @@ def create_front_app(
     here += [] if metrics is None else [metrics_route(metrics, keys)]
     here.append(joint_routes(models, limits or Limits(), keys))
     front = front_routes(models, limits or Limits(), keys)
-    routers = [*here, list_routes(models, keys, limits), front]
+    routers = [*here, list_routes(models, keys, limits), page_routes(), front]
     return _create_app("raybert", recorder, *routers, local_only=local_only)
 
 

@@ -3,6 +3,7 @@
 import {html} from "./vendor/htm-preact.js";
 import {TASKS} from "./tasks.js";
 import {count} from "./texts.js";
+import {Attention} from "./views/attention.js";
 import {Tokens} from "./views/tokens.js";
 
 export function Result({result}) {
@@ -28,7 +29,8 @@ function Answer({model, task, values, answer}) {
         cut.isStart ? "from" : "up to"} character ${cut.at.toLocaleString("en")}.</p>`)}
     <${TASKS[task].view} values=${values} answer=${answer.content} model=${model} />
     <p class="timing">${timing(answer)}</p>
-    <${Tokens} texts=${texts} model=${model} />`;
+    <${Tokens} texts=${texts} model=${model} />
+    ${model.card.backend === "torch" && html`<${Attention} texts=${texts} model=${model} />`}`;
 }
 
 function timing({totalMs, stages, tokens, isKept}) {

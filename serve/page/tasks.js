@@ -205,7 +205,9 @@ const textIn = example => typeof example === "string" ? example : Object.values(
 /** What the fields of a task hold first: the model's own example. */
 export function initialValues(task, card) {
   const {fields, initial} = TASKS[task], {example} = card;
-  if (initial) return initial(example);
+  const isWhole = fields.every(({name, isList, isOptional, isFlag}) =>
+    isOptional || isFlag || Array.isArray(example[name]) === Boolean(isList));
+  if (initial && !isWhole) return initial(example);
   if (typeof example === "string") return {[fields[0].name]: example};
   return Object.fromEntries(fields.map(({name}) => [
     name, Array.isArray(example[name]) ? example[name].join("\n") : example[name] ?? "",

@@ -1,5 +1,5 @@
-"""The routes at the root: the page, the list of models, metrics, readiness of all models, and the
-paths of every surface, which are passed on to a model."""
+"""The routes at the root: the list of models, metrics, readiness of all models, and the paths of
+every surface, which are passed on to a model."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,7 +31,6 @@ from serve.routes.base import (
     json_response,
     refused,
 )
-from serve.routes.page import page_routes
 from serve.served import Card, ServedModel, State
 from serve.served import Response as Passed
 from serve.surfaces.base import Endpoint, Probe, Surface, receive
@@ -148,10 +147,9 @@ def unknown_model(name: str, models: Mapping[str, ServedModel]) -> UnknownModelE
 def front_routes(
     models: Mapping[str, ServedModel], limits: Limits, keys: Keys | None = None
 ) -> APIRouter:
-    """The routes in front of the models: the page, `/healthz`, `/readyz` for all of them, and every
-    surface's paths, which are passed on."""
+    """The routes in front of the models: `/healthz`, `/readyz` for all of them, and every surface's
+    paths, which are passed on."""
     router = APIRouter()
-    router.include_router(page_routes())
 
     @router.get("/healthz", responses=errors_of(None), tags=["front"])
     async def health() -> Status:

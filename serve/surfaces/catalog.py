@@ -1,6 +1,6 @@
 """All surfaces, in the order in which the documentation lists them."""
 
-from serve.surfaces import huggingface, invocations, open_inference, openai, rerank, tei
+from serve.surfaces import attention, huggingface, invocations, open_inference, openai, rerank, tei
 from serve.surfaces.base import Surface
 
 SURFACES: tuple[Surface, ...] = (
@@ -10,4 +10,5 @@ SURFACES: tuple[Surface, ...] = (
     rerank.SURFACE,
     open_inference.SURFACE,
     invocations.SURFACE,
+    attention.SURFACE,
 )

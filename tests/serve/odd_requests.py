@@ -50,6 +50,8 @@ ROOT: list[tuple[str, str, dict[str, Any]]] = [
     ("tei", "/predict", {"inputs": [[TEXTS[0]], [TEXTS[1]]], "model": CLASSES}),
     ("tei", "/similarity", {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}),
     ("tei", "/tokenize", {"inputs": TEXTS}),
+    ("tei", "/decode", {"ids": [[5, 6], [7]], "skip_special_tokens": False}),
+    ("attention", "/attention", {"text": TEXTS[0], "text_pair": TEXTS[1], "layer": 1}),
     ("rerank", "/v1/rerank", {"query": TEXTS[0], "documents": [TEXTS[1], {"text": "a"}]}),
     ("rerank", "/v2/rerank", {"query": TEXTS[0], "documents": TEXTS, "return_documents": True}),
     ("rerank", "/v2/embed", {"texts": TEXTS, "embedding_types": ["float", "ubinary"]}),

@@ -36,6 +36,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "rerank": {"message": str, "detail": str},
     "open_inference": {"error": str},
     "invocations": {"error_code": str, "message": str},
+    "attention": {"error": str, "error_type": str},
 }
 """Keys of each surface's errors."""
 

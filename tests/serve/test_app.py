@@ -143,6 +143,9 @@ def test_the_front_lists_the_models_and_serves_the_page(client: httpx.Client) ->
     page = client.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "<title>raybert</title>" in page.text
+    script = client.get("/page/app.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert "default-src 'none'" in script.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1/models/docs", "/v1/models/other"])

@@ -25,6 +25,8 @@ from serve.auth import Keys
 from tests.serve import live
 
 CLASSES = "text-classification"
+expect.set_options(timeout=30_000)  # machines are shared
+
 ODD = """<img src=x onerror="document.title='caught'"> 😀 it's \\ "so" """
 
 
@@ -46,7 +48,7 @@ def page(browser: Browser) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     page, heard = context.new_page(), list[str]()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(30_000)
     page.on("pageerror", lambda error: heard.append(str(error)))
     page.on("console", lambda message: heard.append(message.text))
     page.on("request", lambda request: heard.append(request.url))
@@ -291,6 +293,22 @@ def test_two_models_answer_side_by_side(front: str, page: Page) -> None:
         boxes.append(result.bounding_box())
     assert boxes[0]["y"] == boxes[1]["y"]
     assert boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"]
+    assert_within_reach(page)
+
+
+def test_a_head_is_chosen_and_its_attention_told(front: str, page: Page) -> None:
+    model = "question-answering"
+    result = ask(page, front, model, model, {"Question": "Where?", "Passage": TEXT})
+    result.get_by_text("Attention", exact=True).click()
+    result.get_by_label("Layer").select_option("1")
+    result.get_by_label("Head").select_option("2")
+    body = {"text": "Where?", "text_pair": TEXT, "layer": 1}
+    found = httpx.post(f"{front}/v1/models/{model}/attention", json=body).json()
+    place = found["tokens"].index("socket")
+    result.get_by_role("button", name="socket", exact=True).click()
+    share, most = max(zip(found["weights"][1][place], found["tokens"], strict=True))
+    told = f"“socket” attends to “{most}” {percent(share)}, "
+    expect(result.get_by_role("status")).to_contain_text(told)
     assert_within_reach(page)
 
 

@@ -1,0 +1,109 @@
+"""How the heads of a model attend to the words of a text: what the page draws.
+
+No client's API has it. A request costs one pass of at most `MOST_TOKENS` tokens, beside the queue.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import orjson
+import pydantic
+from fastapi import Response
+
+from bert_core.data.windows import ids_of
+from bert_core.inspection import Attention, attention
+from bert_core.scores import TorchBackend
+from serve.errors import DeadlineError, Error, RequestError, TooLargeError
+from serve.observing import Spent, seen
+from serve.surfaces import huggingface
+from serve.surfaces.base import Body, Call, Endpoint, Ignored, Surface, headers
+
+MOST_TOKENS = 128
+"""An answer grows with the square of the tokens."""
+
+
+class Attend(Body):
+    """A text or a pair of texts, and the layer that is looked at."""
+
+    text: str
+    text_pair: str | None = None
+    layer: Annotated[int, pydantic.Field(ge=1)] | None = None
+    """The first is 1; None takes the last."""
+    model: Ignored = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attended:
+    """How the S tokens of a text, or of a pair, attend to each other in a layer."""
+
+    tokens: list[str]
+    """Special ones included."""
+    special: list[bool]
+    layer: int
+    layers: int
+    """How many the model has."""
+    weights: list[list[list[float]]]
+    """By head and token, the share of its attention that goes to each token."""
+
+
+async def attend(call: Call) -> Response:
+    """The attention of every head of a layer."""
+    request = await call.read(Attend)
+    call.form()
+    predictor = call.model.predictor
+    if not isinstance(predictor.backend, TorchBackend):
+        raise RequestError(
+            f"{call.model.name}: wanted a model that torch computes, this one is computed by "
+            f"{predictor.backend.engine}, which does not tell its attention: serve it with "
+            "--backend torch, or see `raybert inspect`"
+        )
+    tokenizer, layers = predictor.bundle.tokenizer, predictor.model.encoder.config.num_hidden_layers
+    layer = layers if request.layer is None else request.layer
+    if layer > layers:
+        raise RequestError(f"layer: wanted at most {layers}, as many as the model has, got {layer}")
+
+    def compute() -> tuple[Attention, bytes]:
+        texts = [request.text, request.text_pair or ""]
+        tokens = sum(map(len, ids_of(tokenizer, texts)))
+        most = min(MOST_TOKENS, predictor.max_length)
+        if tokens + 3 > most:
+            raise TooLargeError(
+                f"text: wanted at most {most} tokens, special ones included, got {tokens + 3}: "
+                "send a shorter one"
+            )
+        found = attention(predictor.model, tokenizer, request.text, request.text_pair)
+        answer = Attended(
+            tokens=found.tokens,
+            special=found.special.tolist(),
+            layer=layer,
+            layers=layers,
+            weights=found.weights[layer - 1].round(4).tolist(),
+        )
+        return found, orjson.dumps(answer)
+
+    began_s = time.perf_counter()
+    limit_s = call.model.limits.deadline_s if call.deadline_s is None else call.deadline_s
+    try:
+        async with asyncio.timeout(limit_s):
+            found, body = await call.model.off_loop(compute, is_long=True)
+    except TimeoutError as error:
+        raise DeadlineError(
+            f"wanted the attention within {limit_s:g} s, the request has waited longer: try again"
+        ) from error
+    tokens = len(found.tokens)
+    if call.caller is not None:
+        call.caller.charge(tokens)
+    seen(call.request).spent = Spent(
+        tokens=tokens, tokenize_s=0.0, queue_s=0.0, compute_s=time.perf_counter() - began_s
+    )
+    return Response(body, 200, headers(call.model) | {"X-Tokens": str(tokens)}, "application/json")
+
+
+SURFACE = Surface(
+    name="attention",
+    endpoints=(Endpoint(path="/attention", answer=attend, body=Attend, shape=Attended),),
+    refuse=huggingface.refuse,
+    error=Error,
+)
