@@ -225,7 +225,8 @@ def nodes_of_cluster(
         ]
         here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         answers.append(ask.options(scheduling_strategy=here).remote(marker, ports))
-    answered_s, waiting, ends = {}, answers, time.monotonic() + ANSWER_TIMEOUT_S
+    answered_s: dict[Any, float] = {}
+    waiting, ends = answers, time.monotonic() + ANSWER_TIMEOUT_S
     while waiting and (left_s := ends - time.monotonic()) > 0:
         ready, waiting = ray.wait(waiting, timeout=left_s)
         answered_s |= dict.fromkeys(ready, time.time())
