@@ -20,15 +20,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.harness import Comparison, Planned, compare, main
-from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.vocabulary import train_vocabulary
-from bert_core.data.wordpiece import BulkWordPiece
+from bert_core.data.masking import MaskingConfig
+from bert_core.data.pairs import PairsConfig
+from bert_core.data.tokenizer import Kind, Tokenizer
+from bert_core.data.vocabulary import train_tokenizer
 from bert_core.manifest import read_manifest
 
-VOCAB_SIZE = 30_522
-QUICK_BYTES, QUICK_WORDPIECE_BYTES = 64 << 20, 8 << 20
+# Of BERT, RoBERTa and ALBERT.
+VOCAB_SIZES: dict[Kind, int] = {"wordpiece": 30_522, "bpe": 50_265, "unigram": 30_000}
+VOCAB_BYTES = 6 << 20
+QUICK_BYTES, QUICK_WORDS_BYTES = 64 << 20, 8 << 20
 PAPER_WORDS = 3.3e9  # Wikipedia and BooksCorpus, Devlin et al. 2019, section 3.1
 LENGTH = 128
+BERT = (PairsConfig(max_length=LENGTH, dupe_factor=1), MaskingConfig())
+ROBERTA = (
+    PairsConfig(kind="full_sentences", max_length=512, dupe_factor=1),
+    MaskingConfig(max_predictions_per_seq=77, dynamic=True),
+)
 WORKERS = 2
 BLOCK_BYTES = 4 << 20  # small, so that two workers get equal shares of the work
 
@@ -38,13 +46,30 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     with tempfile.TemporaryDirectory() as scratch:
         corpora = _corpora(QUICK_BYTES if quick else None)
         for name, texts in corpora.items():
-            tokenizer = _tokenizer(texts)
-            sample = _head(texts, QUICK_WORDPIECE_BYTES) if quick else texts
-            yield _wordpiece(name, sample, tokenizer, rounds)
+            sample = _head(texts, QUICK_WORDS_BYTES) if quick else texts
+            some = _head(texts, VOCAB_BYTES)
+            trained = {
+                kind: train_tokenizer(kind, some, vocab_size=size, lowercase=kind != "bpe")
+                for kind, size in VOCAB_SIZES.items()
+            }
+            for kind, tokenizer in trained.items():
+                yield _words_once(kind, name, sample, tokenizer, rounds)
         name, texts = list(corpora.items())[-1]
-        prepare = _Prepare(Path(scratch), texts, tokenizer)
+        tokenizer = trained["wordpiece"]
+        roberta = _Prepare(Path(scratch) / "roberta", texts, trained["bpe"], *ROBERTA)
+        yield compare(
+            "prepare_roberta_vs_encode_batch_fast",
+            lambda: roberta.rate(WORKERS),
+            lambda: _encode_in_parallel(texts, trained["bpe"]),
+            unit="tokens/s",
+            rounds=rounds,
+            what=f"{name}: RoBERTa's recipe to shards, against the tokenizer alone on all cores",
+            corpus=name,
+            **roberta.settings,
+        )
+        prepare = _Prepare(Path(scratch) / "bert", texts, tokenizer, *BERT)
         for workers in (1, 2):
-            prepare.rate(workers)  # warms up processes, imports and caches
+            prepare.rate(workers)
         settings: dict[str, Any] = {"corpus": name, **prepare.settings}
         yield compare(
             "prepare_vs_encode_batch_fast",
@@ -58,7 +83,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
         yield compare(
             "prepare_vs_datasets_map",
             lambda: prepare.rate(WORKERS),
-            _datasets_map(texts, tokenizer, Path(scratch)),
+            _datasets_map(texts, tokenizer, Path(scratch) / "bert"),
             unit="tokens/s",
             rounds=min(rounds, 3),
             warm_up=not quick,
@@ -113,22 +138,18 @@ def _head(texts: list[str], most_bytes: int) -> list[str]:
     return texts[: bisect_left(ends, most_bytes) + 1]
 
 
-def _tokenizer(texts: list[str]) -> Tokenizer:
-    sample = texts[:200_000]
-    vocabulary = train_vocabulary(sample, vocab_size=VOCAB_SIZE, lowercase=True)
-    return Tokenizer.from_vocabulary(vocabulary, lowercase=True)
-
-
-def _wordpiece(name: str, texts: list[str], tokenizer: Tokenizer, rounds: int) -> Planned:
+def _words_once(
+    kind: Kind, name: str, texts: list[str], tokenizer: Tokenizer, rounds: int
+) -> Planned:
     column = pa.array(texts)
 
     def ours() -> float:
         began = time.perf_counter()
-        ids, _ = BulkWordPiece(tokenizer.inner).encode(column)  # with an empty cache
+        ids = Tokenizer(tokenizer.inner).encode_column(column).values  # knows no word yet
         return len(ids) / (time.perf_counter() - began)
 
     return compare(
-        "wordpiece_vs_encode_batch_fast",
+        f"{kind}_vs_encode_batch_fast",
         ours,
         lambda: _encode(texts, tokenizer),
         unit="tokens/s",
@@ -158,17 +179,29 @@ def _encode_in_parallel(texts: list[str], tokenizer: Tokenizer) -> float:
 class _Prepare:
     """`raybert prepare` on a running Ray; every run writes into a new folder."""
 
-    def __init__(self, folder: Path, texts: list[str], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        texts: list[str],
+        tokenizer: Tokenizer,
+        pairs: PairsConfig,
+        masking: MaskingConfig,
+    ) -> None:
         from pipelines.runtime import cluster
 
-        self.settings: dict[str, Any] = {"max_length": LENGTH, "dupe_factor": 1, "workers": WORKERS}
+        self._rows = {"pairs": pairs, "masking": masking}
+        self.settings: dict[str, Any] = {
+            "max_length": pairs.max_length,
+            "dupe_factor": pairs.dupe_factor,
+            "workers": WORKERS,
+        }
         self.seconds: dict[int, list[float]] = {1: [], 2: []}
         self.fixed_s: dict[int, list[float]] = {1: [], 2: []}
         self.tokens = 0
         self._folder = folder
         self._runs = 0
         tokenizer.save(folder / "vocab")
-        (folder / "corpus").mkdir()
+        (folder / "corpus").mkdir(parents=True)
         # A document is a chapter of a book, or a module.
         (folder / "corpus" / "text.txt").write_text("\n".join(texts), encoding="utf-8")
         # Enough to give two workers a block and a shard each.
@@ -194,8 +227,6 @@ class _Prepare:
         return self.tokens / (seconds - fixed_s)
 
     def _run(self, source: str, workers: int, block_bytes: int = BLOCK_BYTES) -> tuple[Path, float]:
-        from bert_core.data.masking import MaskingConfig
-        from bert_core.data.pairs import PairsConfig
         from pipelines import prepare
         from pipelines.corpus.config import CorpusConfig
 
@@ -205,8 +236,7 @@ class _Prepare:
             output=str(output),
             tokenizer=str(self._folder / "vocab"),
             corpus=CorpusConfig(source=str(self._folder / source), document_boundary="heading"),
-            pairs=PairsConfig(max_length=LENGTH, dupe_factor=1),
-            masking=MaskingConfig(),
+            **self._rows,
             shard_bytes=block_bytes,
             block_bytes=block_bytes,
             num_workers=workers,

@@ -49,7 +49,14 @@ def _with_ending(row: Any, words: list[str]) -> dict[str, Any]:
         tag = "O" if "O" in row["tags"] else row["tags"][-1]
         changed["tags"] = [*row["tags"], *[tag] * len(words)]
         return changed
-    for name in ("context", "text", "text_pair", "source_sentence"):
+    for name in (
+        "context",
+        "text",
+        "text_pair",
+        "source_sentence",
+        "sentence_good",
+        "sentence_bad",
+    ):
         if name in row:
             changed[name] = f"{row[name]} {' '.join(words)}"
     if "id" in row:

@@ -232,10 +232,15 @@ def _interval(counts: Mapping[str, Any], name: str) -> str:
 
 def _by_class(classes: Classes) -> str:
     shown = sorted(classes, key=lambda label: (-classes[label]["support"], label))
-    lines = ["| class | precision | recall | F1 | rows or items |", "|---|---|---|---|---|"]
+    kinds = {"accuracy": "accuracy", "precision": "precision", "recall": "recall", "f1": "F1"}
+    kinds = {name: title for name, title in kinds.items() if name in classes[shown[0]]}
+    lines = [
+        f"| class | {' | '.join(kinds.values())} | rows or items |",
+        "|---|" + "---|" * (len(kinds) + 1),
+    ]
     for label in shown[:SHOWN_CLASSES]:
         figures = classes[label]
-        values = " | ".join(_number(figures[name]) for name in ("precision", "recall", "f1"))
+        values = " | ".join(_number(figures[name]) for name in kinds)
         lines.append(f"| {_cell(label)} | {values} | {figures['support']:,} |")
     if len(shown) > SHOWN_CLASSES:
         lines.append(f"\n{len(shown) - SHOWN_CLASSES} more are in the evaluation's `classes.json`.")

@@ -1,12 +1,14 @@
 """Where the pre-tokenizer of byte-level BPE splits (RoBERTa, Longformer, ModernBERT)."""
 
+import re
 import string
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import tokenizers
 from jaxtyping import Integer, UInt8
-from tokenizers import models
+from tokenizers import models, normalizers
 
 from bert_core.data.bulk import BulkEncoder, settings_of, words_at
 
@@ -36,6 +38,8 @@ _RANGES = (
     ("\u205f", "\u205f", UNKNOWN),
     ("\u3000", "\u3000", UNKNOWN),
 )
+# Words of ASCII that are a single match of the regular expression: no contraction begins in them.
+_PLAIN = re.compile(r" ?[!-&(-~]+").fullmatch
 HERE, EARLIER = 1, 2
 # What follows from the kinds of two bytes in a row, first * 8 + second: a word begins with the
 # second, or with the first.
@@ -60,6 +64,10 @@ class BulkByteLevel(BulkEncoder):
     only where it does not matter what they are. The normalizers look at one character at a time, or
     compose it with marks after it, which are of that kind.
     """
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        super().__init__(inner)
+        self._lowercase = isinstance(inner.normalizer, normalizers.Lowercase)
 
     @classmethod
     def supports(cls, inner: tokenizers.Tokenizer) -> bool:
@@ -87,8 +95,14 @@ class BulkByteLevel(BulkEncoder):
         begins[apostrophes[kind[apostrophes + 1] < OTHER]] = 0
         begins_word[1:] |= (begins & HERE).view(bool)
         begins_word[:-1] |= begins >= EARLIER
-        starts = np.flatnonzero(begins_word)
-        return words_at(starts, data), np.searchsorted(starts, row_offsets)
+        words_before = np.searchsorted(np.flatnonzero(begins_word), row_offsets)
+        return words_at(begins_word, data), words_before
+
+    def model_inputs(self, words: Sequence[str]) -> Sequence[str | None]:
+        inputs = [word.replace(" ", "Ġ") if _PLAIN(word) else None for word in words]
+        if not self._lowercase:
+            return inputs
+        return [None if one is None else one.lower().replace("ġ", "Ġ") for one in inputs]
 
 
 def _kinds(data: UInt8[np.ndarray, "bytes"]) -> UInt8[np.ndarray, "bytes"]:

@@ -1,5 +1,6 @@
 """Where the pre-tokenizer of Unigram splits (ALBERT, XLM-RoBERTa, DeBERTa v3)."""
 
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -18,6 +19,7 @@ _WHITE = np.zeros(256, dtype=bool)
 _WHITE[list(WHITE_SPACE.encode())] = True
 _PLAIN = frozenset(map(chr, range(ord("!"), ord("~") + 1)))
 """The characters of ASCII that are neither white space nor control characters."""
+_ALL_PLAIN = re.compile(r"[!-~]+").fullmatch
 _LOCAL = {"NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Lowercase", "Strip", "Precompiled"}
 _PATTERNS = {" {2,}", r"\s{2,}|[\n\r\t]"}
 """Regular expressions that join white space, as published tokenizers have them."""
@@ -46,14 +48,11 @@ class BulkUnigram(BulkEncoder):
             for edge in ("", white)
         )
         # Added tokens that may be met in normalized text only.
-        self._normalized = np.array(
-            [
-                number
-                for number, token in inner.get_added_tokens_decoder().items()
-                if token.normalized and inner.normalizer is not None
-            ],
-            dtype=np.uint32,
-        )
+        self._normalized = {
+            number: self._normalize(token.content)
+            for number, token in inner.get_added_tokens_decoder().items()
+            if token.normalized and inner.normalizer is not None
+        }
         self._known_edges = set(_PLAIN)
         self._safe_edges = set(_PLAIN)
 
@@ -89,8 +88,16 @@ class BulkUnigram(BulkEncoder):
             separates = (data == ord(" ")) & ~beside
         begins_word = ~separates
         begins_word[1:] &= separates[:-1] | begins_row[1:-1]
-        starts = np.flatnonzero(begins_word)
-        return words_at(starts, data, ~separates), np.searchsorted(starts, row_offsets)
+        words_before = np.searchsorted(np.flatnonzero(begins_word), row_offsets)
+        return words_at(begins_word, data, ~separates), words_before
+
+    def model_inputs(self, words: Sequence[str]) -> Sequence[str | None]:
+        plain = [word if _ALL_PLAIN(word) else "" for word in words]
+        normal = self._normalize(" ".join(filter(None, plain)))
+        if any(content in normal for content in self._normalized.values()):
+            return [None] * len(words)
+        known = iter(normal.split(" "))
+        return [_META + next(known) if word else None for word in plain]
 
     def in_context(
         self,
@@ -99,7 +106,9 @@ class BulkUnigram(BulkEncoder):
         counts: Integer[np.ndarray, "words"],
     ) -> Bool[np.ndarray, "words"]:
         in_context = np.zeros(len(words), dtype=bool)
-        in_context[np.repeat(np.arange(len(words)), counts)[np.isin(ids, self._normalized)]] = True
+        in_context[np.repeat(np.arange(len(words)), counts)[np.isin(ids, [*self._normalized])]] = (
+            True
+        )
         unusual = [n for n, word in enumerate(words) if not _PLAIN.issuperset(word[0] + word[-1])]
         self._learn({edge for n in unusual for edge in words[n][:: max(1, len(words[n]) - 1)]})
         in_context[[n for n in unusual if not self._stands_alone(words[n])]] = True

@@ -294,8 +294,8 @@ class Task(ABC):
         return {} if columns is None else self.metrics(columns)
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]] | None:
-        """`precision`, `recall`, `f1` and `support` (its number of rows or other items) per class;
-        None if there are no classes.
+        """`precision`, `recall`, `f1`, or `accuracy`, and `support` (its number of rows or other
+        items) per class; None if there are no classes.
         """
         return None
 

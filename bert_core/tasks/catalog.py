@@ -3,6 +3,7 @@
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.fill_mask import FillMask
+from bert_core.tasks.minimal_pairs import MinimalPairs
 from bert_core.tasks.multiple_choice import MultipleChoice
 from bert_core.tasks.next_sentence import NextSentence
 from bert_core.tasks.question_answering import QuestionAnswering
@@ -26,6 +27,7 @@ TASKS: dict[str, type[Task]] = {
         MultipleChoice,
         NextSentence,
         FillMask,
+        MinimalPairs,
         FeatureExtraction,
         SentenceSimilarity,
         SparseEmbedding,

@@ -157,6 +157,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["choices[1]", "choices[2]"],
     ),
     "fill-mask": ({"text": f"a [MASK] {LONG}"}, [""]),
+    "minimal-pairs": ({"sentence_good": LONG, "sentence_bad": "the sea"}, ["sentence_good"]),
     "question-answering": ({"question": LONG, "context": LONG}, ["question"]),
     "feature-extraction": ({"text": LONG}, [""]),
     "sentence-similarity": (
@@ -186,7 +187,9 @@ def test_every_task_says_which_of_its_texts_were_cut_and_where(task: str) -> Non
     windows = made.encode([short, row], TOKENIZER, 16)
     places = places_of(TOKENIZER, windows, 100)
     assert [(place.row, place.name) for place in places] == [(1, name) for name in names]
-    read = np.concatenate([np.empty(0), *(ids for window in windows for ids in window.ids)])
+    # What minimal pairs mask stands in the labels.
+    shown = [ids for window in windows for ids in (*window.ids, *window.labels.values())]
+    read = np.concatenate([np.empty(0), *shown])
     for place in places:
         assert 0 < place.character < len(LONG)
         [ids] = ids_of(TOKENIZER, [text_of(row, place.name)[: place.character]])

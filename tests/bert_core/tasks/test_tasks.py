@@ -78,6 +78,11 @@ ROWS: dict[str, list[Row]] = {
         {"text": "the sea is blue", "text_pair": "sea", "negatives": ["a tree", LONG]},
         {"text": "a tree", "text_pair": LONG},
     ],
+    "minimal-pairs": [
+        {"sentence_good": "the sea is blue", "sentence_bad": "the sea are", "UID": "sea"},
+        {"sentence_good": LONG, "sentence_bad": "unseen"},
+        {"sentence_good": "a tree", "sentence_bad": "", "field": "x", "linguistics_term": "y"},
+    ],
     "fill-mask": [
         {"text": "the [MASK] is blue", "words": ["sea"]},
         {"text": "a <mask> [MASK] blue " + LONG, "words": ["tree", "is"]},
@@ -142,7 +147,7 @@ def test_rows_become_windows_of_limited_length_in_their_order(task: Task) -> Non
     assert max(len(ids) for window in windows for ids in window.ids) == 16
     for window in windows:
         assert len(window.segment_b_start) == len(window.ids)
-        assert not window.labels
+        assert not window.labels or task.build_objective(CONFIG).reads_labels
 
 
 def test_a_labelled_window_has_a_label_an_item(trained: Task) -> None:
@@ -191,8 +196,8 @@ def test_what_an_evaluation_tells_holds_for_any_selection_of_rows(task: Task) ->
     assert task.faults(last).tolist() == faults[-1:].tolist()
     classes = task.by_class(columns)
     for figures in (classes or {}).values():
-        assert list(figures) == ["precision", "recall", "f1", "support"]
-        assert all(0 <= figures[name] <= 1 for name in list(figures)[:3])
+        assert list(figures) in (["precision", "recall", "f1", "support"], ["accuracy", "support"])
+        assert all(0 <= figures[name] <= 1 for name in list(figures)[:-1])
     assert task.baseline(rows).keys() in (set(), task.metrics(columns).keys())
 
 

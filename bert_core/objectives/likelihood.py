@@ -1,0 +1,45 @@
+"""How likely a model finds the words behind masks: the masked-word head, asked for known words."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bert_core.model.encoder import Encoded
+from bert_core.objectives.base import Batch
+from bert_core.objectives.enhanced_mlm import EnhancedMaskedLanguageModeling
+from bert_core.objectives.mlm import MaskedLanguageModeling
+
+
+class MaskedWordLikelihood(MaskedLanguageModeling):
+    """The log probability of the label at each chosen position.
+
+    It has the weights and names of the masked-word head, and is only read from, never trained. Only
+    one number per position leaves it, not one per entry of the vocabulary.
+    """
+
+    reads_labels = True
+
+    def logits(
+        self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "items"]:
+        scores = super().logits(encoded, batch, word_embeddings)
+        return _log_shares(scores, batch[self.label_key])
+
+    def every(
+        self, encoded: Encoded, word_embeddings: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "tokens vocab"]:
+        return super().logits(encoded, {}, word_embeddings)
+
+    def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "items"]:
+        return _log_shares(super().picked(every, batch), batch[self.label_key])
+
+
+class EnhancedMaskedWordLikelihood(MaskedWordLikelihood, EnhancedMaskedLanguageModeling):
+    """The same by DeBERTa's enhanced mask decoder."""
+
+    every = EnhancedMaskedLanguageModeling.every
+
+
+def _log_shares(
+    scores: Float[Tensor, "items vocab"], labels: Int[Tensor, "items"]
+) -> Float[Tensor, "items"]:
+    return scores.float().log_softmax(-1).gather(-1, labels[:, None])[:, 0]

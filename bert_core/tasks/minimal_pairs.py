@@ -1,0 +1,195 @@
+"""Which of two sentences a model finds more likely: grammar without training and without labels
+(BLiMP, Warstadt et al. 2020)."""
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float
+
+from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.windows import Pieces, Window, joined, pieces_of
+from bert_core.model.config import EncoderConfig
+from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task
+from bert_core.tasks.fill_mask import FillMask, FillMaskOptions
+from bert_core.tasks.shapes import Row
+
+if TYPE_CHECKING:
+    from bert_core.objectives.likelihood import MaskedWordLikelihood
+
+GOOD, BAD = SENTENCES = ("sentence_good", "sentence_bad")
+CHANCE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinimalPair:
+    """Two sentences that differ in little."""
+
+    sentence_good: str
+    """The acceptable one."""
+    sentence_bad: str
+    """The other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phenomenon:
+    """What tells the sentences apart; accuracy is reported for each."""
+
+    field: str | None = None
+    """Such as `syntax`."""
+    linguistics_term: str | None = None
+    """Such as `island_effects`."""
+    UID: str | None = None
+    """The set of pairs, such as `adjunct_island`."""
+
+
+PHENOMENA = ("field", "linguistics_term", "UID")
+
+
+class MinimalPairs(Task):
+    """Rows are `{"sentence_good": …, "sentence_bad": …}`, as BLiMP's files have them.
+
+    A sentence scores the sum, over its tokens, of the log probability of the token if it is masked
+    together with those that follow in its word, which would give it away (Kauf and Ivanova 2023,
+    PLL-word-l2r). A pair is right if the good sentence has the higher score; chance is 50 %.
+    """
+
+    name = "minimal-pairs"
+    objective = "mlm"
+    inputs = MinimalPair
+    target = Phenomenon
+    kinds = (
+        Kind(
+            name="pairs",
+            rows=(
+                {
+                    "sentence_good": "The files are open.",
+                    "sentence_bad": "The files is open.",
+                    "field": "morphology",
+                    "linguistics_term": "subject_verb_agreement",
+                    "UID": "regular_plural_subject_verb_agreement_1",
+                },
+                {"sentence_good": "A list holds objects.", "sentence_bad": "A list hold objects."},
+            ),
+        ),
+    )
+    primary_metric = "accuracy"
+    pipeline_tag = FillMask.name
+    trainable = False
+    pretrained = True
+    shares_head_with = (FillMask.name,)
+    parameters = CuttingParameters
+    options = FillMaskOptions
+    examples = ({GOOD: "The files are open.", BAD: "The files is open."},)
+    cell_types: Mapping[str, pa.DataType] = {
+        "preferred": pa.string(),
+        "score_good": pa.float64(),
+        "score_bad": pa.float64(),
+    }
+
+    chosen: FillMaskOptions
+
+    def adapted(self, tensors: Container[str]) -> "MinimalPairs":
+        return MinimalPairs(options=FillMask().adapted(tensors).chosen)
+
+    def is_comparable(self, other: Task) -> bool:
+        return self.name == other.name  # any decoder may be compared with any other
+
+    def build_objective(self, config: EncoderConfig) -> "MaskedWordLikelihood":
+        from bert_core.objectives.likelihood import (
+            EnhancedMaskedWordLikelihood,
+            MaskedWordLikelihood,
+        )
+
+        if self.chosen.enhanced and EnhancedMaskedWordLikelihood.fits(config):
+            return EnhancedMaskedWordLikelihood(config)
+        return MaskedWordLikelihood(config)
+
+    def encode(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        labelled: bool = False,
+        parameters: CuttingParameters | None = None,
+    ) -> list[Window]:
+        """A window per sentence, the good one first, with a sequence per token that is masked."""
+        limit = max_length if parameters is None or parameters.truncation else None
+        texts = [row[name] for row in rows for name in SENTENCES]
+        return [
+            _window(place // 2, SENTENCES[place % 2], text, pieces, tokenizer, limit)
+            for place, (text, pieces) in enumerate(
+                zip(texts, pieces_of(tokenizer, texts), strict=True)
+            )
+        ]
+
+    def decode(
+        self,
+        rows: Sequence[Row],
+        windows: Sequence[Window],
+        scores: Sequence[Float[np.ndarray, "_"]],
+        parameters: CuttingParameters | None = None,
+    ) -> list[dict[str, Any]]:
+        """The scores of both sentences, in nats, and the name of the one with the higher."""
+        sums = [float(each.sum(dtype=np.float64)) for each in scores]
+        return [
+            {
+                "preferred": GOOD if good > bad else BAD,
+                "score_good": good,
+                "score_bad": bad,
+            }
+            for good, bad in zip(sums[::2], sums[1::2], strict=True)
+        ]
+
+    def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
+        margins = [answer["score_good"] - answer["score_bad"] for answer in answers]
+        names = {name: np.array([row.get(name) or "" for row in rows]) for name in PHENOMENA}
+        return {"margin": np.array(margins, dtype=np.float64), **names}
+
+    def metrics(self, columns: Columns) -> dict[str, float]:
+        return {"accuracy": float((columns["margin"] > 0).mean())}
+
+    def baseline(self, rows: Sequence[Row]) -> dict[str, float]:
+        return {"accuracy": CHANCE}
+
+    def by_class(self, columns: Columns) -> dict[str, dict[str, float]] | None:
+        """`accuracy` and `support` of every field, term and set that the rows name."""
+        right = columns["margin"] > 0
+        found: dict[str, dict[str, float]] = {}
+        for column in PHENOMENA:
+            for name in np.unique(columns[column][columns[column] != ""]).tolist():
+                its = columns[column] == name
+                found[name] = {"accuracy": float(right[its].mean()), "support": int(its.sum())}
+        return found or None
+
+    def faults(self, columns: Columns) -> Float[np.ndarray, "rows"]:
+        """By how much the bad sentence has the higher score; a tie is wrong too."""
+        smallest = np.finfo(np.float64).tiny
+        return np.where(columns["margin"] > 0, 0.0, np.maximum(-columns["margin"], smallest))
+
+    def cells(self, answer: dict[str, Any]) -> dict[str, Any]:
+        return dict(answer)
+
+
+def _window(
+    row: int, name: str, text: str, pieces: Pieces, tokenizer: Tokenizer, limit: int | None
+) -> Window:
+    sequence = joined(tokenizer, pieces.ids, None, limit)
+    count = sequence.kept[0]
+    masked = np.tile(sequence.ids, (max(1, count), 1))
+    words = pieces.words[:count]
+    # Row n is for piece n, which is masked with all later ones of its word.
+    later = np.arange(count) >= np.arange(count)[:, None]
+    hidden = later & (words == words[:, None])
+    masked[:count, 1:-1][hidden] = tokenizer.mask_id
+    return Window(
+        row=row,
+        ids=tuple(masked),
+        segment_b_start=(sequence.segment_b_start,) * len(masked),
+        positions={"mlm_positions": np.arange(1, count + 1)},
+        labels={"mlm_labels": pieces.ids[:count].astype(np.int64)},
+        cuts=sequence.cuts((name, text, pieces.ids)),
+    )
