@@ -189,7 +189,7 @@ class _Prepare:
     ) -> None:
         from pipelines.runtime import cluster
 
-        self._rows = {"pairs": pairs, "masking": masking}
+        self._rows: dict[str, Any] = {"pairs": pairs, "masking": masking}
         self.settings: dict[str, Any] = {
             "max_length": pairs.max_length,
             "dupe_factor": pairs.dupe_factor,

@@ -27,6 +27,8 @@ from jaxtyping import config, install_import_hook
 from tests.type_checks import checked
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from tests.hub import Hub
 
 # What is imported to collect the tests stays until the end: the garbage collector would search all
@@ -128,6 +130,15 @@ def recovered(
         assert seconds < within_s, what
 
     return recovered
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """Chromium; tests of pages are skipped where there is none."""
+    from tests.pages import chromium
+
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

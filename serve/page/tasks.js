@@ -9,7 +9,7 @@ import {Ranked} from "./views/ranked.js";
 import {Scores} from "./views/scores.js";
 import {Vectors} from "./views/vectors.js";
 import {Weights} from "./views/weights.js";
-import {lines} from "./texts.js";
+import {fixed, lines} from "./texts.js";
 
 const TEXT = {name: "text", label: "Text", rows: 4};
 const PAIR = {name: "text_pair", label: "Second text", rows: 2, isOptional: true};
@@ -31,6 +31,16 @@ const pair = ({text, text_pair}) => [
 /** A list of label and score, best first. */
 const labelRows = answer =>
   answer.map(({label, score}) => ({label, share: score})).sort((a, b) => b.share - a.share);
+
+/** Two sentences, the likelier first, with how likely each is if it must be one of the two. */
+function likelierFirst({sentence_good, sentence_bad}, {score_good, score_bad}) {
+  const share = 1 / (1 + Math.exp(score_bad - score_good));
+  const rows = [
+    {label: sentence_good, share, shown: `${fixed(score_good, 2)} nats`},
+    {label: sentence_bad, share: 1 - share, shown: `${fixed(score_bad, 2)} nats`},
+  ];
+  return score_good > score_bad ? rows : rows.reverse();
+}
 
 export const TASKS = {
   "text-classification": {
@@ -196,6 +206,20 @@ export const TASKS = {
     request: ({text, text_pair}) => ({body: {inputs: {text, text_pair}}}),
     texts: pair,
     view: ({answer}) => Bars({rows: labelRows(answer[0])}),
+  },
+  "minimal-pairs": {
+    title: "Minimal pairs",
+    cutBy: "truncation",
+    fields: [
+      {name: "sentence_good", label: "Sentence", rows: 2},
+      {name: "sentence_bad", label: "Other sentence", rows: 2},
+    ],
+    request: ({sentence_good, sentence_bad}) => ({body: {inputs: {sentence_good, sentence_bad}}}),
+    texts: ({sentence_good, sentence_bad}) => [
+      named("sentence_good", "Sentence", sentence_good),
+      named("sentence_bad", "Other sentence", sentence_bad),
+    ],
+    view: ({values, answer}) => Bars({rows: likelierFirst(values, answer[0])}),
   },
 };
 

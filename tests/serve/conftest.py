@@ -17,6 +17,7 @@ from bert_core.export import export_graph
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
+from bert_core.tasks.minimal_pairs import MinimalPairs
 from bert_core.tasks.sparse_embedding import SparseEmbedding
 from bert_core.tasks.text_classification import TextClassification
 from tests import tiny
@@ -76,6 +77,7 @@ def bundles(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     }
     tasks["nli"] = TextClassification(["contradiction", "entailment", "neutral"])
     tasks["sparse-embedding"] = SparseEmbedding()
+    tasks["minimal-pairs"] = MinimalPairs()
     return {
         name: tiny.bundle(folder / name, loaded.tokenizer, loaded.encoder_config, task=task, seed=7)
         for name, task in tasks.items()

@@ -21,6 +21,7 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import FeatureExtractionOptions
+from bert_core.tasks.minimal_pairs import MinimalPairs
 from bert_core.tasks.shapes import Row
 from bert_core.tasks.sparse_embedding import SparseEmbedding
 from tests import tiny
@@ -173,6 +174,9 @@ MODELS: Mapping[str, tuple[str, Callable[[], list[Row]], Any]] = {
 }
 """Name → its task, the lines that it learns, and the task's options."""
 
+SAME_HEAD = {"sparse-embedding": "sparse", "minimal-pairs": "likelier"}
+"""Tasks for which the weights of `capitals` serve → the name of that model."""
+
 
 def vocabulary() -> Tokenizer:
     """Every word of all lines, and the letters."""
@@ -233,11 +237,11 @@ def write(folder: Path) -> dict[str, Path]:
         task = TASKS[task_name].from_rows(rows, options)
         model = trained(task, rows, tokenizer)
         save(name, model, task)
-        if name == "capitals":  # the same head gives sparse vectors
-            sparse = SparseEmbedding()
-            pooled = tiny.model(model.encoder.config, sparse.build_objective)
-            pooled.load_state_dict(model.state_dict())
-            save("sparse", pooled, sparse)
+        if name == "capitals":
+            for same_head in (SparseEmbedding(), MinimalPairs()):
+                other = tiny.model(model.encoder.config, same_head.build_objective)
+                other.load_state_dict(model.state_dict())
+                save(SAME_HEAD[same_head.name], other, same_head)
     models = "".join(f'  "{name}={path}",\n' for name, path in folders.items())
     (folder / "serve.toml").write_text(
         f"together = true\nnum_cpus = 1.0\nmodels = [\n{models}]\n", encoding="utf-8"

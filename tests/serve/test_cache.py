@@ -144,6 +144,10 @@ INPUTS: dict[str, Callable[[random.Random], Any]] = {
         "text": TEXTS[rng.randrange(2)],
         "choices": [TEXTS[rng.randrange(4)], text(rng)],
     },
+    "minimal-pairs": lambda rng: {
+        "sentence_good": TEXTS[rng.randrange(4)],
+        "sentence_bad": text(rng),
+    },
     "fill-mask": lambda rng: "[MASK] " * rng.randint(1, 2) + text(rng),
     "token-classification": text,
     "feature-extraction": text,

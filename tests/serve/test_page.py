@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import unit
@@ -28,18 +27,6 @@ CLASSES = "text-classification"
 expect.set_options(timeout=30_000)  # machines are shared
 
 ODD = """<img src=x onerror="document.title='caught'"> 😀 it's \\ "so" """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("there is no Chromium on this machine: apt-get install chromium")
-    with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        browser = playwright.chromium.launch(executable_path=program, args=options)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -129,6 +116,12 @@ CASES = {
         "",
         {"inputs": {"source_sentence": TEXT, "sentences": TEXTS[:2]}},
     ),
+    "minimal-pairs": Case(
+        "minimal-pairs",
+        {"Sentence": TEXTS[0], "Other sentence": TEXTS[1]},
+        "",
+        {"inputs": {"sentence_good": TEXTS[0], "sentence_bad": TEXTS[1]}},
+    ),
     "sparse-embedding": Case(
         "sparse-embedding", {"Text": TEXT}, "", {"inputs": TEXT, "parameters": {"top_k": 50}}
     ),
@@ -172,6 +165,10 @@ def shown(task: str, answer: Any, url: str) -> list[str]:
             nearest = [part for score, text in best for part in (text, f"{score:.3f}")]
             matrix = [f"{round(score, 2) + 0.0:.2f}" for row in cosines for score in row[1:]]
             return [*nearest, *matrix, f"4 vectors of {len(answer[0])} numbers"]
+        case "minimal-pairs":
+            scores = answer[0]["score_good"], answer[0]["score_bad"]
+            best = sorted(zip(scores, TEXTS, strict=False), reverse=True)
+            return [part for score, text in best for part in (text, f"{score:.2f} nats")]
         case _:
             entries = sorted(answer[0], key=lambda entry: -entry["value"])[:10]
             ids = {"ids": [[entry["index"]] for entry in entries]}

@@ -120,11 +120,13 @@ def make(name: str) -> tokenizers.Tokenizer:
             only_rules = normalizers.Precompiled(charsmap())
             return with_steps(trained("unigram"), only_rules, spaces(at_white_space=True))
         case "xlm-roberta-of-sentencepiece":
-            rules = normalizers.Sequence([normalizers.Precompiled(charsmap()), one_space])
-            return with_steps(trained("unigram"), rules, spaces())
+            steps = [normalizers.Precompiled(charsmap()), one_space]
+            return with_steps(trained("unigram"), normalizers.Sequence(steps), spaces())
         case "deberta-v3":
-            steps = [normalizers.Strip(), normalizers.Precompiled(charsmap()), one_space]
-            inner = with_steps(trained("unigram"), normalizers.Sequence(steps), spaces())
+            rules = normalizers.Sequence(
+                [normalizers.Strip(), normalizers.Precompiled(charsmap()), one_space]
+            )
+            inner = with_steps(trained("unigram"), rules, spaces())
             inner.add_special_tokens([AddedToken("[UNK]", normalized=True)])
             return inner
         case "deberta-v3-of-transformers":

@@ -1,6 +1,7 @@
 """Scores of sentences beside a plain loop over masks with transformers, on the same weights."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from transformers import (
     XLMRobertaForMaskedLM,
 )
 
-from bert_core.data.tokenizer import Tokenizer
+from bert_core.data.tokenizer import Kind, Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import InputError
 from bert_core.predictor import Predictor
@@ -34,7 +35,7 @@ CLASSES = {
 OFFSET = {"wordpiece": 0, "bpe": 2, "unigram": 2}  # of RoBERTa's positions
 
 
-def tokenizer_of(kind: str) -> Tokenizer:
+def tokenizer_of(kind: Kind) -> Tokenizer:
     if kind == "wordpiece":
         words = ["the", "whale", "##es", "sea", "un", "##known", *"?,.'!;"]
         return tiny.tokenizer([*words, *tiny.pieces(tiny.ALPHABET)])
@@ -52,7 +53,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         initializer_range=0.5,
         max_position_embeddings=32 + OFFSET[request.param],
     )
-    ids = {"pad_token_id": tokenizer.pad_id}
+    ids: dict[str, Any] = {"pad_token_id": tokenizer.pad_id}
     model(config(**entries, **ids)).save_pretrained(path)
     tokenizer.save(path, 32)
     return path

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from playwright.sync_api import Browser
 
 from pipelines.commands.inspect import write_page
-from tests.chromium import Browser
+from tests import pages
 
 LAYERS, HEADS = 3, 4
 TEXT = "The </script><b>old</b> man & the bank."
@@ -60,47 +61,42 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_draws_every_head_alone_and_without_an_error(
-    width: int, scheme: str, page: Path, browser: Browser
+    width: int, scheme: pages.Scheme, page: Path, browser: Browser
 ) -> None:
-    browser.open(page, width, scheme)
-    assert browser.evaluate("document.querySelectorAll('.grid canvas').length") == LAYERS * HEADS
-    assert browser.evaluate("document.querySelectorAll('.layers canvas').length") == LAYERS + 1
-    headings = "[...document.querySelectorAll('h2')].map(one => one.textContent).join()"
-    wanted = "Attention,Next sentence,Masked words,Nearest sentences,“bank” in its sentences"
-    assert browser.evaluate(headings) == wanted
-    assert browser.evaluate("document.querySelectorAll('b').length") == len(USES)
-    drawn = "[...document.querySelectorAll('canvas')].every(one => one.getContext('2d')"
-    drawn += ".getImageData(0, 0, one.width, one.height).data.some(value => value))"
-    assert browser.evaluate(drawn)
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
-    requests = [one["request"]["url"] for one in browser.of("Network.requestWillBeSent")]
-    assert [url for url in requests if not url.startswith("data:")] == [page.absolute().as_uri()]
-    assert browser.of("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded") == []
+    with pages.opened(browser, page, width=width, scheme=scheme) as it:
+        assert it.page.locator(".grid canvas").count() == LAYERS * HEADS
+        assert it.page.locator(".layers canvas").count() == LAYERS + 1
+        assert it.page.locator("h2").all_inner_texts() == [
+            "Attention", "Next sentence", "Masked words", "Nearest sentences",
+            "“bank” in its sentences",
+        ]  # fmt: skip
+        assert it.page.locator("b").count() == len(USES)
+        drawn = "[...document.querySelectorAll('canvas')].every(one => one.getContext('2d')"
+        drawn += ".getImageData(0, 0, one.width, one.height).data.some(value => value))"
+        assert it.page.evaluate(drawn)
+        assert it.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert it.requests == [page.absolute().as_uri()]
+        assert it.messages == []
 
 
 def test_a_head_is_chosen_by_a_click_and_by_keys_and_its_weights_are_told(
     page: Path, browser: Browser
 ) -> None:
-    browser.open(page)
-    browser.evaluate("document.querySelectorAll('.grid button')[6].click()")
-    assert browser.evaluate("document.querySelector('h3').textContent") == "Layer 2, head 3"
-    press = "{}.dispatchEvent(new KeyboardEvent('keydown', {{key: '{}', bubbles: true}}))"
-    browser.evaluate(press.format("document.querySelector('.grid')", "ArrowDown"))
-    assert browser.evaluate("document.querySelector('h3').textContent") == "Layer 3, head 3"
-    canvas = "document.querySelector('.scroll canvas')"
-    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
-        browser.evaluate(press.format(canvas, key))
-    size, weights = len(TOKENS), found()["attention"]["weights"][2][2]
-    share = weights[size + 2] / 1000
-    told = browser.evaluate("document.querySelector('output').textContent")
-    assert told == f"“{TOKENS[1]}” attends to “{TOKENS[2]}”: {share * 100:.1f} %"
-    browser.evaluate("document.querySelectorAll('.choice button')[1].click()")
-    lines = browser.evaluate("document.querySelectorAll('svg line').length")
-    assert lines == sum(weight >= 20 for weight in weights)
-    browser.evaluate(
-        "document.querySelectorAll('svg text')[2].dispatchEvent(new Event('pointerenter'))"
-    )
-    row = weights[size : 2 * size]
-    lines = browser.evaluate("document.querySelectorAll('svg line').length")
-    assert lines == sum(weight >= 20 for weight in row)
-    assert browser.of("Runtime.exceptionThrown", "Log.entryAdded") == []
+    with pages.opened(browser, page) as it:
+        it.page.locator(".grid button").nth(6).click()
+        assert it.page.locator("h3").first.inner_text() == "Layer 2, head 3"
+        it.page.locator(".grid").press("ArrowDown")
+        assert it.page.locator("h3").first.inner_text() == "Layer 3, head 3"
+        for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+            it.page.locator(".scroll canvas").press(key)
+        size, weights = len(TOKENS), found()["attention"]["weights"][2][2]
+        share = weights[size + 2] / 1000
+        told = it.page.locator("output").inner_text()
+        assert told == f"“{TOKENS[1]}” attends to “{TOKENS[2]}”: {share * 100:.1f} %"
+        it.page.locator(".choice button").nth(1).click()
+        lines = it.page.locator("svg line")
+        assert lines.count() == sum(weight >= 20 for weight in weights)
+        it.page.locator("svg text").nth(2).hover()
+        row = weights[size : 2 * size]
+        assert lines.count() == sum(weight >= 20 for weight in row)
+        assert it.messages == []

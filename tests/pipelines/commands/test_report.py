@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from playwright.sync_api import Browser
 
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, Output, write_manifest
@@ -19,7 +20,7 @@ from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
 from pipelines.commands.report import ReportConfig, run, write_report
 from pipelines.commands.report_runs import links, runs_of, with_ancestors
 from pipelines.runtime.stage import Result, StageConfig, run_stage
-from tests.chromium import Browser
+from tests import pages
 from tracking.runs import RunRecorder
 
 PIXEL = bytes.fromhex(
@@ -238,18 +239,18 @@ def test_a_run_is_found_by_its_id_and_told_from_mlflow_when_its_folder_is_gone(
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_it_is_read_alone_on_any_screen(
-    width: int, scheme: str, folders: list[str], tmp_path: Path, browser: Browser
+    width: int, scheme: pages.Scheme, folders: list[str], tmp_path: Path, browser: Browser
 ) -> None:
     page = tmp_path / "report.html"
     write_report(str(page), runs_of(folders, None), title="A run")
-    browser.open(page, width, scheme)
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
-    shown = "[...document.querySelectorAll('svg.flow')].map(one => one.getClientRects().length)"
-    assert browser.evaluate(shown) == ([1, 0] if width > 960 else [0, 1])
-    assert browser.evaluate("document.querySelectorAll('svg.chart').length") > 0
-    requests = [one["request"]["url"] for one in browser.of("Network.requestWillBeSent")]
-    assert [url for url in requests if not url.startswith("data:")] == [page.absolute().as_uri()]
-    assert browser.of("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded") == []
+    with pages.opened(browser, page, width=width, scheme=scheme) as it:
+        assert it.page.evaluate("document.documentElement.scrollWidth") <= width
+        flows = it.page.locator("svg.flow")
+        shown = [flows.nth(place).is_visible() for place in range(flows.count())]
+        assert shown == ([True, False] if width > 960 else [False, True])
+        assert it.page.locator("svg.chart").count() > 0
+        assert it.requests == [page.absolute().as_uri()]
+        assert it.messages == []
 
 
 def test_a_title_replaces_the_names(folders: list[str], tmp_path: Path) -> None:
