@@ -23,6 +23,7 @@ PICKLE_CALLS = {"torch.load", "torch.save"}
 MAY_READ_ENVIRONMENT = (
     "bert_core/storage/config.py",
     "pipelines/runtime/cluster.py",
+    "pipelines/runtime/nodes.py",
     "tracking/",
     "serve/haproxy_launcher.py",
 )

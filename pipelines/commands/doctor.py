@@ -26,7 +26,7 @@ from pipelines.runtime.node_checks import (
     check_answered,
     check_shared,
 )
-from pipelines.runtime.nodes import Node
+from pipelines.runtime.nodes import Node, token_path
 from pipelines.runtime.progress import counted, say
 from tracking import server
 from tracking.ports import require_free
@@ -179,7 +179,7 @@ def _asked_by_job(
 
 def _token(config: DoctorConfig) -> Iterator[str]:
     """Whether Ray finds a token, and others do not."""
-    path = cluster.token_path()
+    path = token_path()
     if cluster.token() is None:
         yield "none: a cluster started here makes its own"
     elif path is None:

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from bert_core.errors import ConfigError, RaybertError, ResourceError
 from bert_core.storage.config import PREFIX as STORAGE
 from bert_core.train.hardware import HUGE_PAGES
+from pipelines.runtime.nodes import token_path
 from pipelines.runtime.progress import counted, say
 
 if TYPE_CHECKING:
@@ -286,14 +287,6 @@ def _set_auth_mode(mode: str) -> None:
         from ray._raylet import Config  # type: ignore[attr-defined]  # compiled, and no stub
 
         Config.initialize("")  # Ray has already read it: it does the same after setting it
-
-
-def token_path() -> Path | None:
-    """The file that Ray reads the token from, by its own rules; None if a variable holds it."""
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return None
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return Path(named) if named else Path.home() / ".ray" / "auth_token"
 
 
 def token() -> str | None:

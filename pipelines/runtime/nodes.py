@@ -32,8 +32,8 @@ FACTS = "raybert-nodes: "
 """Begins the line with the nodes in the output of a job."""
 ALONE = "--alone"
 """Has this file, run by itself, tell of its machine, not of the nodes of a cluster."""
-KEY_FILES = (".ray/auth_token", ".ssh/id_*", "ray_bootstrap_key.pem")
-"""Below the home folder."""
+KEY_FILES = (".ssh/id_*", "ray_bootstrap_key.pem")
+"""Below the home folder, besides the one with Ray's token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +126,18 @@ def compared(node: Node, asked_s: float, answered_s: float) -> Node:
     return replace(node, ahead_s=node.clock_s - min(max(node.clock_s, asked_s), answered_s))
 
 
+def token_path() -> Path | None:
+    """The file that Ray reads the token from, by its own rules; None if a variable holds it."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return None
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return Path(named) if named else Path.home() / ".ray" / "auth_token"
+
+
 def _exposed() -> list[str]:
     found = [path for pattern in KEY_FILES for path in Path.home().glob(pattern)]
+    if (token := token_path()) is not None and token.exists():
+        found.append(token)
     others = stat.S_IRWXG | stat.S_IRWXO
     return [str(path) for path in found if path.suffix != ".pub" and path.stat().st_mode & others]
 

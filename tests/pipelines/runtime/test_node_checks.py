@@ -127,10 +127,20 @@ def test_key_files_that_others_read_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".ssh").mkdir()
+    for folder in (".ssh", ".ray"):
+        (tmp_path / folder).mkdir()
     for name, mode in (("id_a", 0o644), ("id_a.pub", 0o644), ("id_b", 0o600)):
         (tmp_path / ".ssh" / name).touch(mode)
-    assert facts().exposed == [f"{tmp_path}/.ssh/id_a"]
+    key, token = tmp_path / ".ssh" / "id_a", tmp_path / ".ray" / "auth_token"
+    token.touch(0o640)
+    for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    assert facts().exposed == [str(key), str(token)]
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "absent"))
+    assert facts().exposed == [str(key)]  # Ray does not read the other
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    assert facts().exposed == [str(key)]
 
 
 def test_a_port_that_another_process_listens_on_is_told_with_it() -> None:
