@@ -139,7 +139,7 @@ def _here() -> list[Check]:
             measured=1.76,
             modelled=2.0,
             unit="ratio",
-            source="benchmarks/README.md, 1.72 to 1.88; nothing but an all-reduce of 45 MB is lost",
+            source="docs/benchmarks/pretrain.md, 1.72 to 1.88; only an all-reduce of 45 MB is lost",
         ),
         Check(
             name="preparing 80 MB on two cores, the whole command",

@@ -83,7 +83,7 @@ class Values:
         20, 60, 180, "s", f"10 s here for Ray; {ASSUMED} with NCCL and torch.compile"
     )
     restart_s: float = _given(
-        23, 185, 600, "s", "23 s here (benchmarks/README.md), 185 s with a new host (ray#65047)"
+        23, 185, 600, "s", "23 s here (docs/benchmarks/pretrain.md); a new host: 185 s (ray#65047)"
     )
     failure_gpu_h: float = _given(
         8_090, 20_000, 50_700, "GPU-hours per failure", "Meta RSC (arXiv 2410.21680), Llama 3"

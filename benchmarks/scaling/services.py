@@ -17,7 +17,7 @@ class PrepareRates:
     """What preparing costs: masks drawn once (`dupe_factor` 1), from plain text."""
 
     words_per_core_s: float = 2.23e6
-    """benchmarks/README.md, one worker of an EPYC; 2.5e6 on a Xeon."""
+    """docs/benchmarks/prepare.md, one worker of an EPYC; 2.5e6 on a Xeon."""
     core_efficiency: float = 0.86
     """Two workers against one: 0.81 to 0.95 of twice. Assumed to hold on any number of cores."""
     bytes_per_word: float = 5.7

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from site_builder.check import findings
-from site_builder.links import linked, on_site
+from site_builder.links import DOCS, ROOT, linked, on_site
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,17 @@ def test_a_link_to_a_file_is_one_to_its_page(page: str, link: str, wanted: str) 
 def test_only_files_that_exist_are_taken_along() -> None:
     text = "[a](../bert_core/files.py) [b](nothing.md) [c](#here) [d](mailto:x@y.z)"
     assert linked(text, "docs/x.md") == {"bert_core/files.py"}
+
+
+def test_every_result_of_a_benchmark_is_linked_from_a_page() -> None:
+    pages = [ROOT / "benchmarks/README.md", *(ROOT / DOCS / "benchmarks").rglob("*.md")]
+    shown = {
+        file
+        for page in pages
+        for file in linked(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+    }
+    results = (ROOT / "benchmarks" / "results").rglob("*.json")
+    assert {str(path.relative_to(ROOT)) for path in results} - shown == set()
 
 
 def test_a_page_that_nobody_links_to_and_one_that_loads_from_elsewhere_are_told(
