@@ -30,7 +30,7 @@ class Curve:
     kind: str
     """Of `metric_names.CURVES`."""
     name: str
-    seeds: list[Float[np.ndarray, "points 2"]]
+    seeds: list[Float[np.ndarray, "_ 2"]]
     """Steps and values."""
 
     @property
@@ -96,7 +96,7 @@ def smoothed(points: Float[np.ndarray, "points 2"]) -> Float[np.ndarray, "points
     return np.stack([steps, (sums[high] - sums[low]) / (high - low)], axis=1)
 
 
-def _seeds(points: list[list[tuple[float, float]]]) -> list[Float[np.ndarray, "points 2"]]:
+def _seeds(points: list[list[tuple[float, float]]]) -> list[Float[np.ndarray, "_ 2"]]:
     """The points of each seed; what the stage records at its end, once, is none."""
     longest = max(map(len, points))
     return [np.array(each, dtype=float) for each in points if len(each) > 1 or longest == 1]

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
 
-Points = Float[np.ndarray, "points 2"]
+Points = Float[np.ndarray, "_ 2"]
 
 MOST_POINTS = 160
 """Of a line: more would only make the page larger."""

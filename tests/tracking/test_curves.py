@@ -19,6 +19,13 @@ def test_seeds_have_the_same_steps_and_a_mean() -> None:
     assert curve.is_of_training
 
 
+def test_the_mean_is_over_the_steps_that_all_seeds_have() -> None:
+    losses = [(1, 4.0), (2, 2.0), (3, 1.0), (6, 2.0), (7, 1.0)]
+    [curve] = curves_of([(step, {"loss": loss}) for step, loss in losses], steps_per_seed=3)
+    assert [len(seed) for seed in curve.seeds] == [3, 2]
+    assert curve.mean.tolist() == [[1, 3], [2, 1.5]]
+
+
 def test_what_says_the_same_is_drawn_once() -> None:
     records = [
         (step, {"loss": 1.0 / (step + 1), "train/loss": 1.0 / (step + 1), "train/mlm_loss": 0.5,
