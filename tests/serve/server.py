@@ -18,7 +18,7 @@ import pytest
 
 from tracking.ports import free_ports
 
-START_S = 120.0
+START_S = 240.0
 MARKER = "RAYBERT_TEST_SERVER"
 
 

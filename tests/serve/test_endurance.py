@@ -27,6 +27,8 @@ MOST_GROWTH = 0.1
 SPARE = 8
 """File descriptors that may be open at one moment and not at another, such as HAProxy's idle
 connections to replicas."""
+SPARE_THREADS = 4
+"""Threads that a pool starts when it first needs them, which may be after the first look."""
 TITLE = re.compile(r"ray::Serve(Replica:(?P<app>[^:]+)|(?P<other>Controller))")
 
 
@@ -142,7 +144,7 @@ def grown(
         for process, use in now.items()
         if use.bytes > (1 + MOST_GROWTH) * before[process].bytes
         or use.descriptors > before[process].descriptors + SPARE
-        or use.threads > before[process].threads
+        or use.threads > before[process].threads + SPARE_THREADS
     ]
 
 
