@@ -56,7 +56,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "prepare": {"shard_bytes": 65536, "corpus": {"source": TEXT}},
     "pretrain": {"global_batch_size": 8, "micro_batch_tokens": 512, "loop": {"max_steps": 2}}
     | {"schedule": {"warmup_steps": 1}, "held_out_rows": 8},
-    "finetune": {"epochs": 1.0, "rows_per_class": 8, "seeds": [0]}
+    "finetune": {"epochs": 1.0, "rows_per_class": 8, "batch_size": 8, "seeds": [0]}
     | {name: {"source": path} for name, path in ROWS.items()},
     "evaluate": {"held_out": {"source": "rows.jsonl"}},
     "publish": {},
