@@ -154,11 +154,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     on_ray = [item for item in whole_path_first if item.get_closest_marker("ray")]
     items[:] = on_ray + [item for item in items if not item.get_closest_marker("ray")]
     for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        group = next((SHARED[name] for name in SHARED if name in fixtures), item.path.stem)
-        if group == "head":
-            group = f"head-{item.path.relative_to(Path(__file__).parent).parts[0]}"
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+
+
+def group_of(item: pytest.Item) -> str:
+    """The tests that go to one process, one after the other."""
+    fixtures = getattr(item, "fixturenames", ())
+    group = next((SHARED[name] for name in SHARED if name in fixtures), item.path.stem)
+    if group == "head":
+        group = f"head-{item.path.relative_to(Path(__file__).parent).parts[0]}"
+    return group
+
+
+@pytest.hookimpl(trylast=True)  # after the test's own fixtures
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End what a group shares after its last test: servers with nothing to do took half of two
+    cores. Without xdist groups are not in one piece, and it stays to the end."""
+    if not hasattr(item.config, "workerinput"):
+        return
+    if nextitem is None or group_of(nextitem) != group_of(item):
+        for name in SHARED:
+            for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
+                fixture.finish(item._request)  # type: ignore[attr-defined]  # of a function
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist, which asks nobody else
