@@ -141,6 +141,26 @@ def browser() -> "Iterator[Browser]":
         yield browser
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts disks, each with options of `mount`, such as `size=1m`."""
+    mounted: list[Path] = []
+
+    def mount(options: str) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            pytest.skip(f"a small disk cannot be mounted here: {result.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
 @pytest.fixture(scope="session")
 def whole(request: pytest.FixtureRequest) -> bool:
     """Whether drills are to be as long as it takes."""

@@ -154,6 +154,7 @@ def test_every_command_in_the_readme_runs(tmp_path: Path, head: Any) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     environment = dict(head.environment)
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
     (tmp_path / "texts").mkdir()
     write_texts_and_rows(tmp_path / "texts" / TEXT, tmp_path / "train.jsonl")
     shutil.copy(tmp_path / "train.jsonl", tmp_path / "test.jsonl")

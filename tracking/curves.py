@@ -49,6 +49,16 @@ class Curve:
         kept = [seed[np.isin(seed[:, 0], sorted(steps))] for seed in self.seeds]
         return np.mean(kept, axis=0) if steps else self.seeds[0]
 
+    @property
+    def drawn(self) -> tuple[Float[np.ndarray, "points 2"], list[Float[np.ndarray, "_ 2"]]]:
+        """The line to draw, and what is drawn pale behind it: the seeds that it is the mean of, or
+        the points that it smooths."""
+        mean = self.mean
+        # A schedule has no noise to smooth.
+        is_smoothed = self.kind != "learning_rate" and len(mean) > SMOOTH_BEYOND
+        behind = self.seeds if is_smoothed or len(self.seeds) > 1 else []
+        return smoothed(mean) if is_smoothed else mean, behind
+
 
 def records_per_seed(steps: int) -> int:
     """Steps of the record that belong to a seed of so many optimizer steps."""

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from bert_core.metrics.calibration import Reliability
 from bert_core.wording import shortened
-from tracking.curves import SMOOTH_BEYOND, Curve, read_curves, smoothed
+from tracking.curves import Curve, read_curves
 from tracking.goodput import Goodput
 from tracking.metric_names import ACTIVITIES, CURVES
 
@@ -319,16 +319,12 @@ def _style(axes: Axes) -> None:
 
 def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
     style = "-" if curve.is_of_training else "--"
-    mean = curve.mean
-    # A schedule has no noise to smooth.
-    smooth = curve.kind != "learning_rate" and len(mean) > SMOOTH_BEYOND
-    if smooth or len(curve.seeds) > 1:
-        for seed in curve.seeds:
-            axes.plot(*seed.T, "-", color=colour, linewidth=0.8, alpha=0.3)
-    shown = smoothed(mean) if smooth else mean
-    marker = "o" if len(mean) <= MARKED_UP_TO else ""
+    line, behind = curve.drawn
+    for seed in behind:
+        axes.plot(*seed.T, "-", color=colour, linewidth=0.8, alpha=0.3)
+    marker = "o" if len(line) <= MARKED_UP_TO else ""
     label = f"{curve.name}, mean of {len(curve.seeds)}" if len(curve.seeds) > 1 else curve.name
-    axes.plot(*shown.T, style, color=colour, linewidth=1.8, marker=marker, ms=4, label=label)
+    axes.plot(*line.T, style, color=colour, linewidth=1.8, marker=marker, ms=4, label=label)
 
 
 def _short_number(value: float, _: int | None = None) -> str:

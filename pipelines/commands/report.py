@@ -8,6 +8,7 @@ network nor script.
 import base64
 import json
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,10 +33,11 @@ from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
 from pipelines.publish import MODEL_CARD
 from pipelines.runtime.description import folded
 from pipelines.runtime.progress import say
-from tracking.curves import SMOOTH_BEYOND, Curve, smoothed
+from tracking import metric_names as names
+from tracking.curves import Curve
 from tracking.goodput import duration
 from tracking.metric_names import ACTIVITIES, CURVES
-from tracking.story import figure, percent, sentence, words
+from tracking.story import amount, figure, percent, sentence, words
 
 PAGES = Path(__file__).parent
 TEMPLATE = "report.html"
@@ -79,8 +81,9 @@ class ReportConfig:
 
 def run(config: ReportConfig) -> None:
     """Write the page."""
-    asked = runs_of(config.runs, config.tracking_uri)
-    size_bytes = write_report(config.output, asked, title=config.title)
+    with tempfile.TemporaryDirectory(prefix="raybert-report-") as downloads:
+        asked = runs_of(config.runs, config.tracking_uri, downloads)
+        size_bytes = write_report(config.output, asked, title=config.title)
     for text in summary(asked):
         say(text)
     say(f"report: {config.output}, {size_bytes / 1e6:.1f} MB, opens in any browser")
@@ -178,12 +181,12 @@ def _tiles(runs: Sequence[Run]) -> Iterator[tuple[str, str, str]]:
                 _figure(main, counts[main]),
                 f"{_figure(main, low)} to {_figure(main, high)}{than}",
             )
-        elif run.stage == "pretrain" and "mlm_accuracy_after" in counts:
-            base = counts.get("unigram_accuracy")
+        elif run.stage == "pretrain" and names.after(names.MLM_ACCURACY) in counts:
+            base = counts.get(names.UNIGRAM_ACCURACY)
             than = "" if base is None else f"most frequent word {percent(base)}"
-            yield "masked words right", percent(counts["mlm_accuracy_after"]), than
+            yield "masked words right", percent(counts[names.after(names.MLM_ACCURACY)]), than
         elif run.stage == "prepare":
-            yield "tokens", short(counts["tokens"]), f"{counts['rows']:,} rows"
+            yield "tokens", amount(counts["tokens"]), f"{counts['rows']:,} rows"
     spent = [run.spent for run in runs if run.spent is not None]
     if spent:
         costs = [each.cost_usd for each in spent if each.cost_usd is not None]
@@ -292,11 +295,8 @@ def _legends(curves: Sequence[tuple[Run, Curve]]) -> list[str]:
 
 
 def _line(curve: Curve, name: str, colour: int) -> Line:
-    mean = curve.mean
-    smooth = curve.kind != "learning_rate" and len(mean) > SMOOTH_BEYOND
-    faint = curve.seeds if smooth or len(curve.seeds) > 1 else []
-    shown = smoothed(mean) if smooth else mean
-    return Line(name, shown, colour % COLOURS + 1, not curve.is_of_training, faint)
+    line, behind = curve.drawn
+    return Line(name, line, colour % COLOURS + 1, not curve.is_of_training, behind)
 
 
 def _time(run: Run) -> dict[str, Any]:

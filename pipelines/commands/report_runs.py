@@ -75,15 +75,17 @@ class Run:
         return _text(self.place, name)
 
 
-def runs_of(references: Sequence[str], uri: str | None) -> list[Run]:
+def runs_of(references: Sequence[str], uri: str | None, downloads: str | None = None) -> list[Run]:
     """The runs, in the order given.
 
     Args:
         references: folders or URIs of outputs, or ids of MLflow runs.
         uri: of the MLflow store, for ids.
+        downloads: folder for the files of runs that only MLflow has; by default a temporary one,
+            which stays.
     Raises: ConfigError if a reference is no finished run.
     """
-    return [_run(reference, uri) for reference in references]
+    return [_run(reference, uri, downloads) for reference in references]
 
 
 def with_ancestors(runs: Sequence[Run]) -> list[Run]:
@@ -132,11 +134,11 @@ def _is_input(made: Run, taken: Run) -> bool:
     )
 
 
-def _run(reference: str, uri: str | None) -> Run:
+def _run(reference: str, uri: str | None, downloads: str | None) -> Run:
     if (run := _folder_run(reference)) is not None:
         return run
     if _RUN_ID.fullmatch(reference):
-        return _mlflow_run(reference, tracking_uri(uri))
+        return _mlflow_run(reference, tracking_uri(uri), downloads)
     raise ConfigError(
         f"runs: wanted the output of a finished stage or the id of an MLflow run, got {reference}, "
         "which has no manifest.json: `raybert list runs` shows those under runs/"
@@ -202,7 +204,7 @@ def _bundle_digest(folder: str) -> str:
         return ""
 
 
-def _mlflow_run(run_id: str, uri: str) -> Run:
+def _mlflow_run(run_id: str, uri: str, downloads: str | None) -> Run:
     """A run as MLflow has it; its folder, if that is here.
 
     Raises: ConfigError if there is no such run, or no stage made it.
@@ -231,7 +233,9 @@ def _mlflow_run(run_id: str, uri: str) -> Run:
             counts=dict(stored.data.metrics),
             code_version=tags.get("code_version", ""),
         ),
-        place=client.download_artifacts(run_id, "", tempfile.mkdtemp(prefix="raybert-report-")),
+        place=client.download_artifacts(
+            run_id, "", tempfile.mkdtemp(prefix="raybert-report-", dir=downloads)
+        ),
         name=stored.info.run_name,
         command=tags.get(COMMAND, ""),
         curves=curves_of(_records(client, run_id, stored.data.metrics)),

@@ -18,8 +18,8 @@ OBJECT_STORE_SHARE = 0.3
 OBJECT_STORE_BYTES = 10_000_000_000
 """… of which shared memory must hold this much, or else the store is on disk."""
 CLOCK_S = 5.0
-"""How far clocks may be apart: stores refuse requests that are minutes old, and certificates have
-hours of their own; but who compares the logs of two hosts wants seconds."""
+"""How far clocks may be apart. Stores refuse requests from clocks that are minutes off; a few
+seconds already make the logs of two hosts hard to compare."""
 
 
 def check_versions(node: Node, here: Node) -> str:
@@ -115,11 +115,11 @@ def check_clock(node: Node, here: Node) -> str:
     ahead_s = node.ahead_s or 0.0
     if abs(ahead_s) > CLOCK_S:
         raise ResourceError(
-            f"wanted the time of whoever asked, within {CLOCK_S:g} s, its clock is "
-            f"{abs(ahead_s):,.0f} s {'ahead' if ahead_s > 0 else 'behind'}: have it set by NTP, "
-            "`timedatectl set-ntp true`, or correct the other clock"
+            f"wanted a clock within {CLOCK_S:g} s of the one here, its clock is "
+            f"{abs(ahead_s):,.0f} s {'ahead' if ahead_s > 0 else 'behind'}: set it by NTP with "
+            "`timedatectl set-ntp true`, or correct the clock here"
         )
-    return "the time is right" if node.ahead_s is not None else "is what others are compared with"
+    return "as here" if node.ahead_s is not None else "other clocks are compared with this one"
 
 
 def check_ports(node: Node, here: Node) -> str:

@@ -1,7 +1,7 @@
 """What a machine is, as it tells itself: this one, or every node of a cluster.
 
-A cluster's nodes may lack raybert, so this file also runs alone, as a job or by ssh: it imports the
-standard library, Ray where a cluster is asked, and anything else only where it may be absent.
+A cluster's nodes may lack raybert, so this file also runs alone, as a job or by ssh: it needs the
+standard library, and Ray where a cluster is asked. It does without anything else that is missing.
 """
 
 import json

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -305,16 +305,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {result.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def disk(small_disk: Callable[[str], Path]) -> Path:
+    return small_disk("size=1m")
 
 
 def test_a_disk_that_others_fill_too_is_shared_with_them(disk: Path) -> None:

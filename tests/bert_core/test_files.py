@@ -7,7 +7,6 @@ import hashlib
 import io
 import pickle
 import resource
-import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -44,26 +43,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def fill(folder: str, *names: str) -> None:
     for name in names:
         files.write_bytes(files.join(folder, name), name.encode())
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts disks of 1 MiB, with further options of `mount`."""
-    mounted: list[Path] = []
-
-    def mount(options: str = "") -> Path:
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size=1m{options}", "tmpfs", str(folder)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            pytest.skip(f"a small disk cannot be mounted here: {result.stderr.strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.fixture
@@ -317,7 +296,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
 def test_a_full_disk_is_named_with_what_was_wanted_and_what_is_free(
     small_disk: Callable[[str], Path],
 ) -> None:
-    disk = small_disk("")
+    disk = small_disk("size=1m")
     files.write_bytes(f"{disk}/old.bin", bytes(1 << 19))
     said = (
         rf"^{disk}/new\.bin: could not be written: No space left on device: wanted 2,000,000 bytes "
@@ -341,7 +320,7 @@ def test_a_full_disk_is_named_with_what_was_wanted_and_what_is_free(
 def test_a_disk_that_fills_in_the_last_piece_is_no_other_error(
     small_disk: Callable[[str], Path],
 ) -> None:
-    disk = small_disk("")
+    disk = small_disk("size=1m")
     files.write_bytes(f"{disk}/old.bin", bytes(1 << 20))
     with pytest.raises(ResourceError, match="wanted 3 bytes or more, 0 are free"):
         files.write_bytes(f"{disk}/new.bin", b"new")
@@ -354,7 +333,7 @@ def test_a_disk_that_fills_in_the_last_piece_is_no_other_error(
 def test_a_full_disk_below_what_goes_elsewhere_is_named_too(
     small_disk: Callable[[str], Path], object_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = small_disk("")
+    disk = small_disk("size=1m")
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
     with (
         pytest.raises(ResourceError, match=rf"{object_store}/a: .* free in {disk}: .* TMPDIR"),
@@ -369,14 +348,14 @@ def test_a_fetch_onto_a_full_disk_leaves_nothing(
     small_disk: Callable[[str], Path], tmp_path: Path
 ) -> None:
     files.write_bytes(f"{tmp_path}/source/a.bin", bytes(2_000_000))
-    disk = small_disk("")
+    disk = small_disk("size=1m")
     with pytest.raises(ResourceError, match=rf"{disk}/.*a\.bin: .*No space left on device"):
         files.fetch_folder(f"{tmp_path}/source", disk / "copy")
     assert list(disk.iterdir()) == []
 
 
 def test_a_disk_that_may_not_be_written_is_named(small_disk: Callable[[str], Path]) -> None:
-    disk = small_disk(",ro")
+    disk = small_disk("size=1m,ro")
     for path in (f"{disk}/a.bin", f"{disk}/folder/a.bin"):
         with pytest.raises(ResourceError, match=f"{path}: .*: Read-only file system: fix that, or"):
             files.write_bytes(path, b"a")

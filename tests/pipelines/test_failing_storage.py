@@ -2,10 +2,9 @@
 
 import json
 import shutil
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -222,16 +221,8 @@ def test_credentials_that_expire_for_good_end_a_stage_with_nothing_half_written(
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 16 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {result.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def disk(small_disk: Callable[[str], Path]) -> Path:
+    return small_disk("size=16m")
 
 
 @pytest.mark.drill

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -455,24 +456,17 @@ def test_a_source_that_vanishes_is_named(prepared: Any, tmp_path: Path) -> None:
 
 @pytest.mark.drill
 def test_a_disk_that_fills_is_named_and_the_run_goes_on_when_there_is_room(
-    prepared: Any, tmp_path: Path
+    prepared: Any, small_disk: Callable[[str], Path]
 ) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "raybert", str(disk)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no right to mount a small disk here")
-    try:
-        config = prepared.prepare(disk / "shards")
-        with pytest.raises(ResourceError, match=r"shards/.*: could not be written: No space left"):
-            prepare.run(config)
-        assert not (disk / "shards" / "manifest.json").exists()
-        assert not list((disk / "shards").rglob("*.part"))
-        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+    disk = small_disk("size=600k")
+    config = prepared.prepare(disk / "shards")
+    with pytest.raises(ResourceError, match=r"shards/.*: could not be written: No space left"):
         prepare.run(config)
-        assert digests(disk / "shards") == digests(prepared.folder / "shards")
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    assert not (disk / "shards" / "manifest.json").exists()
+    assert not list((disk / "shards").rglob("*.part"))
+    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+    prepare.run(config)
+    assert digests(disk / "shards") == digests(prepared.folder / "shards")
 
 
 @pytest.mark.parametrize(

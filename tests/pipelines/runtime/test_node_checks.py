@@ -89,7 +89,7 @@ WRONG = {
     ),
     "a clock ahead": (
         {"ahead_s": 3600.0},
-        "its clock is 3,600 s ahead: have it set by NTP, `timedatectl set-ntp true`, or correct",
+        "its clock is 3,600 s ahead: set it by NTP with `timedatectl set-ntp true`, or correct",
     ),
     "a clock behind": ({"ahead_s": -61.0}, "its clock is 61 s behind"),
     "ports": (
