@@ -34,7 +34,7 @@ HERE = {
     for where, expression in ASKED.items()
     if not any(name in expression for name in ONLY_WITH_GPUS) and "GPU" not in expression
 }
-TRAINS_S = 15  # several scrapes, however fast the machine is
+PREPARED_TIMES, TRAINS_S = 60, 15  # each lasts for several scrapes, however fast the machine is
 STAGES = """
 import pickle, sys
 from pipelines import prepare, pretrain
@@ -66,7 +66,9 @@ def watched(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         with prometheus.running("ray", target, "cluster_alerts.yml", folder) as asked:
             began_s, page = time.time(), Page()
             joins = {"address": f"127.0.0.1:{head.ports['port']}", "allow_open_cluster": True}
-            shards = replace(prepared.prepare(folder / "shards"), num_workers=1, **joins)
+            shards = prepared.prepare(folder / "shards")
+            pairs = replace(shards.pairs, dupe_factor=PREPARED_TIMES)
+            shards = replace(shards, pairs=pairs, num_workers=1, **joins)
             training = replace(
                 prepared.pretrain(folder / "pretrain"),
                 loop=LoopConfig(max_steps=100_000, max_hours=TRAINS_S / 3600, precision="fp32"),
