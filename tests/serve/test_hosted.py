@@ -45,7 +45,10 @@ NAME, REFERENCE = "hosted", "models:/hosted@champion"
 
 @pytest.fixture(scope="module")
 def folders(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two bundles that give other answers."""
+    """Two bundles that give other answers.
+
+    Their encoders are like no other of this process, which would be damaged with them.
+    """
     loaded, task = load_bundle(bundle), TextClassification(["json", "numpy", "socket"])
     return [
         tiny.bundle(
@@ -55,7 +58,7 @@ def folders(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
             task=task,
             seed=seed,
         )
-        for seed in (7, 8)
+        for seed in (71, 72)
     ]
 
 
