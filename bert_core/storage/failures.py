@@ -155,6 +155,14 @@ def error_of(
     )
 
 
+def given_up(path: str, verb: str) -> ResourceError:
+    """The error for a request that is not made any more, since others have failed."""
+    return ResourceError(
+        f"{path}: could not be {verb}: the store does not answer, and this process is to end: run "
+        "the same command again when it does"
+    )
+
+
 def _way_out(location: Location, config: StorageConfig, failure: Failure, verb: str) -> str:
     where = config.endpoint or {"s3": "Amazon S3", "gs": "Google", "az": "Azure"}[location.scheme]
     if failure.lacks_credentials:

@@ -2,6 +2,7 @@
 what was tried."""
 
 import json
+import math
 import pickle
 import re
 import subprocess
@@ -392,6 +393,25 @@ def test_a_server_that_nobody_has_reached_is_not_waited_for_as_long(
             read(f"{there.uri}/a.bin")
     with pytest.raises(ResourceError, match=r"no connection \(Connection refused\)"):
         files.write_bytes(f"{there.uri}/a.bin", LARGE)
+
+
+def test_a_process_that_is_to_end_soon_asks_a_store_no_more_that_fails(
+    store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = store()
+    files.write_bytes(f"{there.uri}/a", b"a")
+    monkeypatch.setattr("bert_core.storage.bucket._patience_s", math.inf)  # as it is put back
+    storage.give_up_after(1.0)
+    assert files.read_bytes(f"{there.uri}/a") == b"a"
+    there.proxy.decide = lambda method, path: "away"
+    began_s = time.monotonic()
+    with pytest.raises(ResourceError, match=r"/b: could not be written: the connection broke"):
+        files.write_bytes(f"{there.uri}/b", b"b")
+    assert time.monotonic() - began_s < 20, "the setting has 60"
+    requests = len(there.proxy.seen)
+    with pytest.raises(ResourceError, match=r"/a: could not be read: the store does not answer"):
+        files.read_bytes(f"{there.uri}/a")
+    assert len(there.proxy.seen) == requests
 
 
 def test_a_bucket_that_may_only_be_read_is_told(store: Callable[..., Store]) -> None:
