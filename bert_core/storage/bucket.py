@@ -68,7 +68,7 @@ class Bucket:
 
     def __init__(self, location: Location, variables: Mapping[str, str]) -> None:
         self._location, self._variables = location, variables
-        self._config = StorageConfig.of(variables)
+        self._config = StorageConfig.of(variables, location.scheme)
         self._store = self._open()
         self._was_reached = False
         self._pool: ThreadPoolExecutor | None = None

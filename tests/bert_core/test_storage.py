@@ -438,6 +438,7 @@ def test_settings_come_from_the_usual_variables_and_ours_come_first() -> None:
         "AWS_ENDPOINT_URL": "http://a", "AWS_DEFAULT_REGION": "b", "AWS_SKIP_SIGNATURE": "true",
     }  # fmt: skip
     assert StorageConfig.of(usual) == StorageConfig(endpoint="http://a", region="b", anonymous=True)
+    assert StorageConfig.of(usual, "az") == StorageConfig.of(usual, "gs") == StorageConfig()
     ours = {
         "RAYBERT_STORAGE_ENDPOINT": "http://c", "RAYBERT_STORAGE_REGION": "d",
         "RAYBERT_STORAGE_ANONYMOUS": "no", "RAYBERT_STORAGE_STYLE": "virtual",
