@@ -166,7 +166,8 @@ def test_a_job_that_is_stopped_while_its_bucket_is_away_says_so_and_mlflow_says_
         proxy.decide = lambda method, path: fault
         began_s = time.monotonic()
         told, _ = stopping(head, says).communicate(timeout=120)
-        recovered(f"a job is stopped while its bucket is {fault}", began_s, 60)
+        how = "silent" if fault == "silence" else fault
+        recovered(f"a job is stopped while its bucket is {how}", began_s, 60)
     assert run_of(config)[0].info.status == "KILLED", told
     assert "the last checkpoint could not be written" in told
     assert re.search(r"job \S+ stopped after \d+ s", told)
