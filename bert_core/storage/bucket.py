@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -373,7 +374,7 @@ class Bucket:
             attempts += 1
             asked_s = time.monotonic()
             try:
-                result = request()
+                result = _interruptible(request)
             except FileNotFoundError as error:
                 failure = Failure.of(error)
                 if failure.is_permanent and not failure.lacks_bucket:
@@ -405,6 +406,25 @@ class Bucket:
                     seconds=now - start,
                 )
             time.sleep(pause_s)
+
+
+def _interruptible(request: Callable[[], T]) -> T:
+    """Make a request so that a signal, such as Ctrl-C, can end the wait for its answer.
+
+    NOTE: while obstore waits in the main thread, which handles signals, none is handled.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return request()
+    answered: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answered.set_result(request())
+        except BaseException as error:
+            answered.set_exception(error)
+
+    threading.Thread(target=ask, name="raybert-request", daemon=True).start()
+    return answered.result()
 
 
 def _require(got: int, wanted: int) -> None:

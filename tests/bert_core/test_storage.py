@@ -3,10 +3,13 @@ what was tried."""
 
 import json
 import math
+import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -412,6 +415,21 @@ def test_a_process_that_is_to_end_soon_asks_a_store_no_more_that_fails(
     with pytest.raises(ResourceError, match=r"/a: could not be read: the store does not answer"):
         files.read_bytes(f"{there.uri}/a")
     assert len(there.proxy.seen) == requests
+
+
+def test_a_signal_ends_the_wait_for_an_answer(
+    store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = store(silence_s=60)
+    monkeypatch.setenv("RAYBERT_STORAGE_TIMEOUT_S", "60")
+    there.proxy.decide = lambda method, path: "silence"
+    timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    began_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        files.write_bytes(f"{there.uri}/a", b"a")
+    assert time.monotonic() - began_s < 20
+    timer.join()
 
 
 def test_a_bucket_that_may_only_be_read_is_told(store: Callable[..., Store]) -> None:
