@@ -312,9 +312,12 @@ def open_head() -> Iterator[Head]:
 
 
 @pytest.fixture(scope="module")
-def mortal_head(lasting_server: "Server") -> Iterator[Head]:
-    """One that a test may kill and start again. Secrets are in the environment of its processes and
-    clients, a password of an MLflow server among them; all but the token have `planted` in them."""
+def mortal_head(
+    lasting_server: "Server", s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Head]:
+    """One that a test may kill and start again, with a cache of its own. Secrets are in the
+    environment of its processes and clients, a password of an MLflow server among them; all but the
+    token have `planted` in them."""
     lasting_server.start()
     secrets = {
         "AWS_SECRET_ACCESS_KEY": "planted-aws-secret",
@@ -322,7 +325,13 @@ def mortal_head(lasting_server: "Server") -> Iterator[Head]:
         "MLFLOW_TRACKING_URI": lasting_server.uri.replace("://", "://me:planted-password@"),
         "RAY_AUTH_TOKEN": "fedcba9876543210" * 4,
     }
-    with running_head(secrets, mode="token") as head:
+    others = {
+        "AWS_ACCESS_KEY_ID": "anyone",
+        "AWS_DEFAULT_REGION": S3_REGION,
+        "RAYBERT_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "RAYBERT_STORAGE_ENDPOINT": s3_endpoint,
+    }
+    with running_head(secrets | others, mode="token") as head:
         yield head
 
 

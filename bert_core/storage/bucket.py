@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,7 @@ from xml.etree import ElementTree as ET
 
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.storage.config import StorageConfig, environment
-from bert_core.storage.failures import Failure, error_of
+from bert_core.storage.failures import Failure, error_of, given_up
 from bert_core.storage.location import IN_A_URI, Location
 from bert_core.storage.stores import PIECE_BYTES, store_of
 
@@ -32,6 +33,16 @@ _IGNORED = "x-id="
 _JITTER = random.Random()
 
 T = TypeVar("T")
+
+# What requests that fail may still cost, in seconds over all of them.
+_patience_s = math.inf
+
+
+def give_up_after(seconds: float) -> None:
+    """Let requests that fail cost no more than this from now on, over all of them, and make none
+    after that: this process is to end."""
+    global _patience_s
+    _patience_s = seconds
 
 
 def open_bucket(path: str) -> tuple["Bucket", str]:
@@ -58,7 +69,7 @@ class Bucket:
 
     def __init__(self, location: Location, variables: Mapping[str, str]) -> None:
         self._location, self._variables = location, variables
-        self._config = StorageConfig.of(variables)
+        self._config = StorageConfig.of(variables, location.scheme)
         self._store = self._open()
         self._was_reached = False
         self._pool: ThreadPoolExecutor | None = None
@@ -351,15 +362,19 @@ class Bucket:
             longest_s: instead of `retry_s`, if it is less.
         Raises: FileNotFoundError, if the object is missing; ResourceError.
         """
+        global _patience_s
         from obstore.exceptions import BaseError
 
+        if _patience_s <= 0:
+            raise given_up(self.path(key), verb)
         start = time.monotonic()
         failing_since: float | None = None
         attempts, wait_s = 0, FIRST_WAIT_S
         while True:
             attempts += 1
+            asked_s = time.monotonic()
             try:
-                result = request()
+                result = _interruptible(request)
             except FileNotFoundError as error:
                 failure = Failure.of(error)
                 if failure.is_permanent and not failure.lacks_bucket:
@@ -379,7 +394,8 @@ class Bucket:
                 budget_s = min(budget_s, FIRST_CONTACT_S)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             pause_s = wait_s * _JITTER.uniform(0.5, 1.0)
-            if failure.is_permanent or now + pause_s > failing_since + budget_s:
+            _patience_s -= now + pause_s - asked_s
+            if failure.is_permanent or _patience_s <= 0 or now + pause_s > failing_since + budget_s:
                 raise error_of(
                     replace(self._location, key=key),
                     self.path(key),
@@ -390,6 +406,25 @@ class Bucket:
                     seconds=now - start,
                 )
             time.sleep(pause_s)
+
+
+def _interruptible(request: Callable[[], T]) -> T:
+    """Make a request so that a signal, such as Ctrl-C, can end the wait for its answer.
+
+    NOTE: while obstore waits in the main thread, which handles signals, none is handled.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return request()
+    answered: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answered.set_result(request())
+        except BaseException as error:
+            answered.set_exception(error)
+
+    threading.Thread(target=ask, name="raybert-request", daemon=True).start()
+    return answered.result()
 
 
 def _require(got: int, wanted: int) -> None:

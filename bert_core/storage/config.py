@@ -38,8 +38,13 @@ class StorageConfig:
     """How long a request that fails is repeated."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "StorageConfig":
-        """Raises: ConfigError naming the variable that has a wrong value."""
+    def of(cls, environment: Mapping[str, str], scheme: str = "s3") -> "StorageConfig":
+        """Those of `scheme`: `s3`, `gs` or `az`; the variables of Amazon's programs are for `s3`.
+
+        Raises: ConfigError naming the variable that has a wrong value.
+        """
+        if scheme != "s3":
+            environment = {k: v for k, v in environment.items() if not k.startswith("AWS_")}
         style = _get(environment, "STYLE")
         if style not in (None, *_STYLES):
             raise _wrong("STYLE", style, "path or virtual")

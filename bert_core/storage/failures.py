@@ -34,7 +34,15 @@ _SEND_AGAIN = ("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA2
 # The upload was completed or aborted while the answer was on its way: it is started anew.
 _UPLOAD_GONE = "NoSuchUpload"
 _OTHER_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraint")
-_CREDENTIALS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
+_CREDENTIALS = (
+    "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken",
+    "AuthenticationFailed",  # on Azure
+)  # fmt: skip
+_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN), or AWS_PROFILE",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
 # An address that is none, a certificate that is not trusted, a server without ranges.
 _FINAL = ("kind: Builder", "certificate", "non-partial response")
 # obstore's errors about what was asked for, not about an answer.
@@ -155,17 +163,27 @@ def error_of(
     )
 
 
+def given_up(path: str, verb: str) -> ResourceError:
+    """The error for a request that is not made any more, since others have failed."""
+    return ResourceError(
+        f"{path}: could not be {verb}: the store does not answer, and this process is to end: run "
+        "the same command again when it does"
+    )
+
+
 def _way_out(location: Location, config: StorageConfig, failure: Failure, verb: str) -> str:
     where = config.endpoint or {"s3": "Amazon S3", "gs": "Google", "az": "Azure"}[location.scheme]
+    address = f"{'AWS_ENDPOINT_URL or ' if location.scheme == 's3' else ''}{PREFIX}ENDPOINT"
+    credentials = _VARIABLES[location.scheme]
     if failure.lacks_credentials:
         return (
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, run on a machine "
-            f"with a role, or set {PREFIX}ANONYMOUS=true for a public bucket (docs/storage.md)"
+            f"set {credentials}, run on a machine with a role, or set {PREFIX}ANONYMOUS=true for a "
+            "public bucket (docs/storage.md)"
         )
     if failure.lacks_bucket:
         return (
             f"there is no bucket {location.bucket!r} at {where}: check the address, create it, or "
-            f"set AWS_ENDPOINT_URL or {PREFIX}ENDPOINT to another server"
+            f"set {address} to another server"
         )
     if failure.code in _OTHER_REGION:
         return (
@@ -175,10 +193,7 @@ def _way_out(location: Location, config: StorageConfig, failure: Failure, verb: 
     if failure.code == "RequestTimeTooSkewed":
         return "this machine's clock differs from the server's by minutes: set it"
     if failure.code in _CREDENTIALS or failure.status == 401:
-        return (
-            "the credentials are wrong or have expired: correct AWS_ACCESS_KEY_ID, "
-            "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile in AWS_PROFILE"
-        )
+        return f"the credentials are wrong or have expired: correct {credentials}"
     if failure.status == 403:
         doing = {"written": "write to", "listed": "list", "removed": "delete from"}.get(
             verb, "read"
@@ -192,7 +207,7 @@ def _way_out(location: Location, config: StorageConfig, failure: Failure, verb: 
     if failure.status == 412:
         return "it was replaced while it was read: run the same command again"
     if failure.is_connecting:
-        return f"nothing was reached at {where}: check the network, and AWS_ENDPOINT_URL"
+        return f"nothing was reached at {where}: check the network, and {address}"
     if failure.is_permanent:
         return "check the address and your permissions"
     return (

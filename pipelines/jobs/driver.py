@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bert_core import files
+from bert_core.errors import RaybertError
 from pipelines.jobs.logs import OF_A_DRIVER, copied
 from pipelines.jobs.packaging import versions
 from pipelines.runtime import cluster
@@ -55,6 +56,10 @@ def _tell_versions() -> None:
 def _tell_checkpoint(output: str) -> None:
     from bert_core.train.checkpoint import latest_checkpoint
 
-    checkpoint = latest_checkpoint(files.join(output, CHECKPOINTS))
-    where = f"goes on after step {checkpoint.step:,}" if checkpoint else "begins anew"
+    try:
+        checkpoint = latest_checkpoint(files.join(output, CHECKPOINTS))
+    except (OSError, RaybertError):
+        where = "goes on from its last checkpoint, which cannot be looked up now"
+    else:
+        where = f"goes on after step {checkpoint.step:,}" if checkpoint else "begins anew"
     say(f"stopped: the same command {where}")

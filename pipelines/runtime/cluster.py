@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from bert_core import storage
 from bert_core.errors import ConfigError, RaybertError, ResourceError
 from bert_core.storage.config import PREFIX as STORAGE
 from bert_core.train.hardware import HUGE_PAGES
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 DATA_LOGGING = Path(__file__).with_name("ray_data_logging.yaml")
 END_TIMEOUT_S = 5.0
+STORAGE_PATIENCE_S = 10.0
+"""How long a process that is told to end puts up with storage that fails, of the minute that a job
+has for it."""
 KNOCK_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 RECOUNTS = 20
@@ -615,5 +619,6 @@ def exit_on_sigterm() -> None:
 
 
 def _exit_on_sigterm(signum: int, frame: object) -> None:
+    storage.give_up_after(STORAGE_PATIENCE_S)
     # A normal exit, so that `finally` blocks and `disconnect` run.
     sys.exit(128 + signum)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_core import files
 from bert_core.data.tokenizer import Tokenizer
+from bert_core.errors import RaybertError
 from bert_core.manifest import BUNDLE, Output
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
@@ -154,7 +155,7 @@ def _fit_on_ray(
             worker_runtime_env={"env_vars": cluster.worker_environment()},
         ),
     )
-    trainer.before_exit = partial(_write_checkpoint, config.output)
+    trainer.before_exit = partial(write_last_checkpoint, config.output)
     diverged = files.join(config.output, DIVERGED)
     for left in (diverged, files.join(config.output, STOPPING)):  # by an earlier run
         files.remove(left)
@@ -172,15 +173,23 @@ def _fit_on_ray(
         raise DivergedError(files.read_bytes(diverged).decode())
 
 
-def _write_checkpoint(output: str) -> None:
+def write_last_checkpoint(output: str) -> None:
     """Have the workers write a checkpoint with their next report, after one that they are writing,
-    and wait for it for a while."""
+    wait for it for a while, and say so if there is none. Never raises for storage."""
     stopping = files.join(output, STOPPING)
-    files.write_bytes(stopping, b"")
     deadline_s = time.monotonic() + CHECKPOINT_TIMEOUT_S
-    while files.exists(stopping) and time.monotonic() < deadline_s:
-        time.sleep(0.2)
-    files.remove(stopping)
+    why = ""
+    try:
+        files.write_bytes(stopping, b"")
+        while not why and files.exists(stopping):
+            time.sleep(0.2)
+            if time.monotonic() > deadline_s:
+                why = f"it took longer than {CHECKPOINT_TIMEOUT_S:g} s"
+        files.remove(stopping)
+    except (OSError, RaybertError) as error:
+        why = str(error)
+    if why:
+        say(f"the last checkpoint could not be written: {why}")
 
 
 def finished(

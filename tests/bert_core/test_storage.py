@@ -2,10 +2,14 @@
 what was tried."""
 
 import json
+import math
+import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -394,6 +398,40 @@ def test_a_server_that_nobody_has_reached_is_not_waited_for_as_long(
         files.write_bytes(f"{there.uri}/a.bin", LARGE)
 
 
+def test_a_process_that_is_to_end_soon_asks_a_store_no_more_that_fails(
+    store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = store()
+    files.write_bytes(f"{there.uri}/a", b"a")
+    monkeypatch.setattr("bert_core.storage.bucket._patience_s", math.inf)  # as it is put back
+    storage.give_up_after(1.0)
+    assert files.read_bytes(f"{there.uri}/a") == b"a"
+    there.proxy.decide = lambda method, path: "away"
+    began_s = time.monotonic()
+    with pytest.raises(ResourceError, match=r"/b: could not be written: the connection broke"):
+        files.write_bytes(f"{there.uri}/b", b"b")
+    assert time.monotonic() - began_s < 20, "the setting has 60"
+    requests = len(there.proxy.seen)
+    with pytest.raises(ResourceError, match=r"/a: could not be read: the store does not answer"):
+        files.read_bytes(f"{there.uri}/a")
+    assert len(there.proxy.seen) == requests
+
+
+def test_a_signal_ends_the_wait_for_an_answer(
+    store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = store(silence_s=60)
+    monkeypatch.setenv("RAYBERT_STORAGE_TIMEOUT_S", "60")
+    there.proxy.decide = lambda method, path: "silence"
+    timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    began_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        files.write_bytes(f"{there.uri}/a", b"a")
+    assert time.monotonic() - began_s < 20
+    timer.join()
+
+
 def test_a_bucket_that_may_only_be_read_is_told(store: Callable[..., Store]) -> None:
     there = store()
     there.put("a.bin", b"a")
@@ -418,6 +456,7 @@ def test_settings_come_from_the_usual_variables_and_ours_come_first() -> None:
         "AWS_ENDPOINT_URL": "http://a", "AWS_DEFAULT_REGION": "b", "AWS_SKIP_SIGNATURE": "true",
     }  # fmt: skip
     assert StorageConfig.of(usual) == StorageConfig(endpoint="http://a", region="b", anonymous=True)
+    assert StorageConfig.of(usual, "az") == StorageConfig.of(usual, "gs") == StorageConfig()
     ours = {
         "RAYBERT_STORAGE_ENDPOINT": "http://c", "RAYBERT_STORAGE_REGION": "d",
         "RAYBERT_STORAGE_ANONYMOUS": "no", "RAYBERT_STORAGE_STYLE": "virtual",

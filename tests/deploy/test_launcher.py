@@ -62,6 +62,15 @@ def test_the_image_has_the_ray_that_is_pinned(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_every_node_installs_what_is_pinned(name: str) -> None:
+    commands = [line for key, lines in config_of(name).items() if key.endswith("_commands")
+                for line in lines if "pip install" in line]  # fmt: skip
+    assert any("raybert" in command for command in commands)
+    for command in commands:
+        assert re.search(r" --constraint \S+/raybert/constraints\.txt ", command), command
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_ray_asks_for_the_token_and_its_dashboard_is_closed(name: str) -> None:
     config = config_of(name)
     starts = [

@@ -2,11 +2,12 @@
 
 import json
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from bert_core import files
 from bert_core.data.docstrings import docstrings_of, opening
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import PairsConfig
@@ -101,6 +102,20 @@ class Small:
             schedule=ScheduleConfig(warmup_steps=2),
             num_workers=0,
             tracking_uri=self.tracking_uri,
+        )
+
+    def on_bucket(self, config: PretrainConfig, bucket: str) -> PretrainConfig:
+        """The same with its inputs, which are copied, and its output in a bucket."""
+        for folder in ("vocab", "shards"):
+            for path in (self.folder / folder).rglob("*"):
+                if path.is_file():
+                    name = path.relative_to(self.folder)
+                    files.write_bytes(f"{bucket}/{name}", path.read_bytes())
+        return replace(
+            config,
+            output=f"{bucket}/out",
+            shards=f"{bucket}/shards",
+            tokenizer=f"{bucket}/vocab",
         )
 
     def finetune(self, output: Path) -> FinetuneConfig:

@@ -33,18 +33,9 @@ RENEWED_BEFORE_S, FRESH_S, ACCEPTED_S = 300.0, 0.5, 2.0
 @pytest.fixture
 def on_bucket(prepared: Any, object_store: str, tmp_path: Path) -> PretrainConfig:
     """Pretraining with inputs and output in a bucket, in this process."""
-    for folder in ("vocab", "shards"):
-        for path in (prepared.folder / folder).rglob("*"):
-            if path.is_file():
-                name = path.relative_to(prepared.folder)
-                files.write_bytes(f"{object_store}/{name}", path.read_bytes())
-    return replace(
-        prepared.pretrain(tmp_path / "out"),
-        output=f"{object_store}/out",
-        shards=f"{object_store}/shards",
-        tokenizer=f"{object_store}/vocab",
-        tracking_uri=f"sqlite:///{tmp_path}/mlflow.db",
-    )
+    alone = prepared.pretrain(tmp_path / "out")
+    config: PretrainConfig = prepared.on_bucket(alone, object_store)
+    return replace(config, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
 
 
 def assert_as_on_disk(config: PretrainConfig, prepared: Any, tmp_path: Path) -> None:

@@ -153,16 +153,23 @@ def test_submitting_again_finds_the_job(head: Any, tmp_path: Path) -> None:
     assert "wanted a file" not in head.raybert("jobs", "logs", job_id).stdout
     [log] = output.glob(f"logs/*-{job_id}-2/driver.log")
     assert log.read_text() in head.raybert("jobs", "logs", job_id).stdout
-    told = ask(head, "GET", f"/api/jobs/{job_id}-2")["metadata"]
+    job = ask(head, "GET", f"/api/jobs/{job_id}-2")
+    told, sent = job["metadata"], job["runtime_env"]
     assert (told["stage"], told["output"], told["attempt"]) == ("vocab", str(output), "2")
 
-    # What was sent is what ran, before whatever is installed there.
+    # What was sent is what ran, before whatever is installed there; all else is the environment
+    # that the cluster was started in, and nothing is installed for a job.
+    assert re.fullmatch(r"gcs://raybert-[0-9a-f]{16}\.zip", told["code"])
+    assert sent.keys() == {"env_vars", "py_modules", "working_dir"}
     code = (
-        "import pipelines, importlib.metadata as m; print(pipelines.__file__, m.version('raybert'))"
+        "import pipelines, sys, importlib.metadata as m; "
+        "print(pipelines.__file__, m.version('raybert'), sys.prefix)"
     )
     start(head, "where", "python", "-c", code, py_modules=[told["code"]])
     where = log_of_success(head, "where")
-    assert re.search(r"/py_modules_files/raybert-\w+/pipelines/__init__.py 0\.", where), where
+    assert re.search(
+        rf"/py_modules_files/raybert-\w+/pipelines/__init__.py 0\.\S* {sys.prefix}$", where, re.M
+    ), where
 
     unknown = head.raybert("jobs", "attach", f"{job_id[:-1]}x")
     assert unknown.returncode == 2

@@ -1,4 +1,4 @@
-"""A job that is stopped while it writes a checkpoint to a bucket."""
+"""A job that is stopped while it writes a checkpoint to a bucket, or while the bucket is away."""
 
 import re
 import subprocess
@@ -16,13 +16,53 @@ from safetensors.numpy import load, load_file
 from bert_core import files
 from bert_core.train.checkpoint import LAST_FILE, latest_checkpoint
 from pipelines import pretrain
+from pipelines.pretrain import PretrainConfig
 from pipelines.training.records import CHECKPOINTS, STOPPING
-from tests.fault_proxy import Hold, fault_proxy, no_fault
+from tests.fault_proxy import Fault, Hold, fault_proxy, no_fault
 from tests.pipelines.jobs.test_survival import ROOT, run_of, wait_for, words_of
 from tests.pipelines.test_on_a_bucket import open_to_all
 
 STEPS = 16
 PART = r"/step-\d+/optimizer\.safetensors\?.*partNumber=1"
+
+
+def in_open_bucket(
+    prepared: Any, config: PretrainConfig, object_store: str, tmp_path: Path
+) -> PretrainConfig:
+    """The same in a bucket that is open to all, with a record of its own."""
+    open_to_all(object_store)
+    moved: PretrainConfig = prepared.on_bucket(config, object_store)
+    return replace(moved, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def command_of(config: PretrainConfig) -> list[str]:
+    more = ["--variant", config.variant, "--tracking_uri", str(config.tracking_uri)]
+    return [*words_of(config), *more]
+
+
+def settings(address: str) -> dict[str, str]:
+    return {"RAYBERT_STORAGE_ENDPOINT": address, "RAYBERT_STORAGE_ANONYMOUS": "true"}
+
+
+def submitted(
+    config: PretrainConfig, head: Any, address: str, says: Path
+) -> "subprocess.Popen[bytes]":
+    """A job whose bucket is at `address`, and whose output goes to the file `says`."""
+    with says.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipelines.cli", "submit", *command_of(config)],
+            env=head.environment | settings(address),
+            cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+
+def stopping(head: Any, says: Path) -> "subprocess.Popen[str]":
+    """`raybert jobs stop`, of the job that `says` tells of."""
+    [job_id] = set(re.findall(r"raybert-pretrain-[0-9a-f]{12}", says.read_text()))
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipelines.cli", "jobs", "stop", job_id],
+        env=head.environment, cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def uploads(bucket: str) -> list[str]:
@@ -45,44 +85,21 @@ def test_a_job_that_is_stopped_in_the_middle_of_a_checkpoint_goes_on_with_the_sa
 ) -> None:
     """The store lets the checkpoint through as soon as the job is told to stop. Then it is stopped
     once more, and the store never does."""
-    open_to_all(object_store)
-    for folder in ("vocab", "shards"):
-        for path in (prepared.folder / folder).rglob("*"):
-            if path.is_file():
-                name = path.relative_to(prepared.folder)
-                files.write_bytes(f"{object_store}/{name}", path.read_bytes())
     # Of this size it is uploaded in parts.
     alone = replace(prepared.pretrain(tmp_path / "alone", steps=STEPS), variant="bert-mini")
-    output = f"{object_store}/out"
-    config = replace(
-        alone,
-        output=output,
-        shards=f"{object_store}/shards",
-        tokenizer=f"{object_store}/vocab",
-        tracking_uri=f"sqlite:///{tmp_path}/mlflow.db",
-    )
-    words = [*words_of(config), "--variant", "bert-mini", "--tracking_uri", config.tracking_uri]
+    config = in_open_bucket(prepared, alone, object_store, tmp_path)
+    output = config.output
 
     with fault_proxy(s3_endpoint) as proxy:
-        settings = {"RAYBERT_STORAGE_ENDPOINT": proxy.address, "RAYBERT_STORAGE_ANONYMOUS": "true"}
 
         def stopped(hold: Hold, *, is_let_through: bool) -> str:
             """What a job says that is stopped while one of its checkpoints is held."""
             proxy.decide = hold
             says = tmp_path / "says.txt"
-            with says.open("wb") as file:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "pipelines.cli", "submit", *words],
-                    env=head.environment | settings,
-                    cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
-                )  # fmt: skip
+            process = submitted(config, head, proxy.address, says)
             wait_for(hold.began.is_set, process, says)
             assert len(uploads(object_store)) == 1
-            [job_id] = set(re.findall(r"raybert-pretrain-[0-9a-f]{12}", says.read_text()))
-            stop = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.cli", "jobs", "stop", job_id],
-                env=head.environment, cwd=ROOT, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
+            stop = stopping(head, says)
             began_s = time.monotonic()
             while not files.exists(f"{output}/{STOPPING}"):
                 assert time.monotonic() < began_s + 60, says.read_text()
@@ -112,7 +129,7 @@ def test_a_job_that_is_stopped_in_the_middle_of_a_checkpoint_goes_on_with_the_sa
         assert latest_checkpoint(f"{output}/{CHECKPOINTS}") == newest
 
         proxy.decide = no_fault
-        done = head.raybert("submit", *words, **settings)
+        done = head.raybert("submit", *command_of(config), **settings(proxy.address))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "resuming the earlier run of" in done.stdout
 
@@ -124,3 +141,34 @@ def test_a_job_that_is_stopped_in_the_middle_of_a_checkpoint_goes_on_with_the_sa
     assert run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [point.step for point in history] == list(range(1, STEPS + 1)), "each once, in order"
+
+
+@pytest.mark.ray
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fault", ["away", "silence"])
+def test_a_job_that_is_stopped_while_its_bucket_is_away_says_so_and_mlflow_says_killed(
+    fault: Fault,
+    prepared: Any,
+    head: Any,
+    object_store: str,
+    s3_endpoint: str,
+    tmp_path: Path,
+    recovered: Callable[[str, float, float], None],
+) -> None:
+    alone = prepared.pretrain(tmp_path, steps=1000)
+    config = in_open_bucket(prepared, alone, object_store, tmp_path)
+    says = tmp_path / "says.txt"
+    with fault_proxy(s3_endpoint, silence_s=120) as proxy:
+        process = submitted(config, head, proxy.address, says)
+        checkpoints = f"{config.output}/{CHECKPOINTS}"
+        wait_for(lambda: latest_checkpoint(checkpoints) is not None, process, says)
+        proxy.decide = lambda method, path: fault
+        began_s = time.monotonic()
+        told, _ = stopping(head, says).communicate(timeout=120)
+        how = "silent" if fault == "silence" else fault
+        recovered(f"a job is stopped while its bucket is {how}", began_s, 60)
+    assert run_of(config)[0].info.status == "KILLED", told
+    assert "the last checkpoint could not be written" in told
+    assert re.search(r"job \S+ stopped after \d+ s", told)
+    assert process.wait(timeout=60) == 1

@@ -17,11 +17,13 @@ import mlflow
 import numpy as np
 import psutil
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load, load_file
 
+from bert_core import files
+from bert_core.storage import open_bucket
 from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
-from pipelines.training.records import read_records
+from pipelines.training.records import CHECKPOINTS, read_records
 
 if TYPE_CHECKING:
     from tests.conftest import Head, Server
@@ -51,13 +53,10 @@ def run_of(config: PretrainConfig) -> tuple[Any, mlflow.MlflowClient]:
     return run, client
 
 
-def last_step(folder: Path) -> int:
-    return max(read_records(folder), default=-1) if folder.exists() else -1
-
-
-def checkpoints(folder: Path) -> list[int]:
-    whole = folder.glob("checkpoints/step-*/checkpoint.json")
-    return sorted(int(path.parent.name.removeprefix("step-")) for path in whole)
+def last_step(head: "Head") -> int:
+    """That a head has recorded of its only run."""
+    records = Path(head.environment["RAYBERT_CACHE"]).glob("runs/*")
+    return max((max(read_records(folder), default=-1) for folder in records), default=-1)
 
 
 def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[bytes]", says: Path) -> None:
@@ -76,14 +75,17 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
     tmp_path: Path,
     mortal_head: "Head",
     lasting_server: "Server",
+    object_store: str,
     recovered: Callable[[str, float, float], None],
 ) -> None:
-    head, folder, says = mortal_head, tmp_path / "hurt", tmp_path / "says.txt"
+    """All that the job reads and writes is in a bucket; of the disk of the head that is killed, the
+    next one has nothing."""
+    head, says = mortal_head, tmp_path / "says.txt"
     # A checkpoint only where one is asked for, or a run goes on: otherwise none would be missed.
     alone = replace(
         prepared.pretrain(tmp_path / "alone", steps=STEPS), checkpoint_every_steps=10 * STEPS
     )
-    hurt = replace(alone, output=str(folder), tracking_uri=lasting_server.uri)
+    hurt = replace(prepared.on_bucket(alone, object_store), tracking_uri=lasting_server.uri)
     command = [sys.executable, "-m", "pipelines.cli", "submit", "--patience", "4m", "--retries",
                "2", *words_of(hurt)]  # fmt: skip
 
@@ -108,10 +110,11 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
     assert f"`raybert jobs attach {job_id}` shows it again" in other.read_text()
 
     # It is stopped: it writes a checkpoint, and says so, here and in MLflow.
-    wait_for(lambda: last_step(folder) >= 5, process, says)
+    wait_for(lambda: last_step(head) >= 5, process, says)
     stopped = head.raybert("jobs", "stop", job_id)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-    [step] = checkpoints(folder)
+    [name] = files.list_names(f"{hurt.output}/{CHECKPOINTS}")
+    step = int(name.removeprefix("step-"))
     assert f"stopped: the same command goes on after step {step:,}" in stopped.stdout
     assert re.search(f"job {job_id} stopped after \\d+ s", stopped.stdout)
     assert process.wait(timeout=60) == 1, "it is not taken for a failure that is to be retried"
@@ -121,30 +124,32 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
     # Submitted again it goes on from there. Its driver is killed, and then its head, with all that
     # runs there: when there is one again it goes on by itself.
     process = submit()
-    before = last_step(folder)
-    wait_for(lambda: last_step(folder) > before + 5, process, says)
+    before = last_step(head)
+    wait_for(lambda: last_step(head) > before + 5, process, says)
     assert "resuming the earlier run of" in says.read_text()
     [driver] = drivers(head)
     os.kill(driver, signal.SIGKILL)
     killed_s = time.monotonic()
     wait_for(lambda: f"job {job_id}-2 lost: retry 1 of 2" in says.read_text(), process, says)
-    before = last_step(folder)
-    wait_for(lambda: last_step(folder) > before, process, says)
+    before = last_step(head)
+    wait_for(lambda: last_step(head) > before, process, says)
     recovered("a job's driver is killed", killed_s, 120)
-    wait_for(lambda: last_step(folder) > before + 5, process, says)
+    wait_for(lambda: last_step(head) > before + 5, process, says)
     head.kill()
     killed_s = time.monotonic()
+    before = last_step(head)
     wait_for(lambda: "does not answer" in says.read_text(), process, says)
+    head.environment["RAYBERT_CACHE"] = f"{tmp_path}/another-cache"
     head.start()
-    before = last_step(folder)
-    wait_for(lambda: last_step(folder) > before, process, says)
+    wait_for(lambda: last_step(head) > before, process, says)
     recovered("a job's head is killed, and started again", killed_s, 240)
     assert process.wait(timeout=600) == 0, says.read_text()
     assert f"job {job_id}-3 lost: retry 2 of 2" in says.read_text()
     assert f"job {job_id}-4 succeeded, exit code 0" in says.read_text()
 
-    trained, expected = (load_file(each / "bundle" / "model.safetensors")
-                         for each in (folder, Path(alone.output)))  # fmt: skip
+    trained = load(files.read_bytes(f"{hurt.output}/bundle/model.safetensors"))
+    expected = load_file(Path(alone.output) / "bundle" / "model.safetensors")
+    assert trained.keys() == expected.keys()
     for name, tensor in expected.items():
         np.testing.assert_array_equal(trained[name], tensor, err_msg=name)
     run, client = run_of(hurt)
@@ -152,10 +157,11 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [point.step for point in history] == list(range(1, STEPS + 1)), "each once, in order"
     # Those of the killed ones end when they were last copied.
-    logs = [path.parent.name.partition("-")[2] for path in folder.glob("logs/*/driver.log")]
+    found = files.find_files(f"{hurt.output}/logs/*/driver.log")
+    logs = [path.split("/")[-2].partition("-")[2] for path in found]
     assert {job_id, f"{job_id}-4"} <= set(logs)
 
-    assert_nothing_told(head, folder, run, says)
+    assert_nothing_told(head, hurt.output, run, says)
 
 
 def drivers(head: "Head") -> list[int]:
@@ -169,17 +175,18 @@ def drivers(head: "Head") -> list[int]:
     return found
 
 
-def assert_nothing_told(head: "Head", folder: Path, run: Any, says: Path) -> None:
+def assert_nothing_told(head: "Head", output: str, run: Any, says: Path) -> None:
     """No planted secret is in what the job server tells, MLflow has or the job wrote."""
     url = head.environment["RAY_API_SERVER_ADDRESS"]
     token = {"Authorization": f"Bearer {head.environment['RAY_AUTH_TOKEN']}"}
     listed = httpx.get(f"{url}/api/jobs/", headers=token, timeout=60).text
     assert "raybert-pretrain-" in listed
     told = {"the job server": listed, "MLflow": str(run.to_dictionary()), "says": says.read_text()}
-    written = [path for path in folder.rglob("*") if path.is_file()]
-    assert written
+    bucket, key = open_bucket(output)
+    written = [bucket.path(each["path"]) for each in bucket.list_all(key)]
+    assert f"{output}/manifest.json" in written
     for path in written:
-        told[str(path)] = path.read_bytes().decode("latin-1")
+        told[path] = files.read_bytes(path).decode("latin-1")
     for place, text in told.items():
         assert "planted" not in text, place
         assert head.environment["RAY_AUTH_TOKEN"] not in text, place

@@ -13,6 +13,7 @@ import pytest
 
 from bert_core import files
 from bert_core.train.checkpoint import LAST_FILE, latest_checkpoint
+from pipelines.training.driver import write_last_checkpoint
 from pipelines.training.records import STOPPING
 from tests.fault_proxy import Hold, fault_proxy
 
@@ -72,3 +73,51 @@ def test_a_run_that_is_told_to_end_while_it_writes_a_checkpoint_writes_one_more(
     client = mlflow.MlflowClient(tracking_uri)
     [run] = client.search_runs([each.experiment_id for each in client.search_experiments()])
     assert run.info.status == "KILLED"
+
+
+def test_a_last_checkpoint_that_cannot_be_asked_for_is_told(
+    object_store: str,
+    s3_endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("bert_core.storage.bucket._patience_s", 0.5)
+    with fault_proxy(s3_endpoint, lambda method, path: "away") as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        write_last_checkpoint(f"{object_store}/out")
+    told = capsys.readouterr().out
+    assert f"the last checkpoint could not be written: {object_store}/out/stopping: could" in told
+
+
+@pytest.mark.drill
+def test_a_run_that_is_told_to_end_while_its_bucket_is_silent_is_killed_in_mlflow(
+    prepared: Any, object_store: str, s3_endpoint: str, tmp_path: Path
+) -> None:
+    config = prepared.pretrain(tmp_path / "out")
+    tracking_uri, says = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "log"
+    command = [
+        sys.executable, "-m", "pipelines.cli", "pretrain", "--output", f"{object_store}/out",
+        "--shards", config.shards, "--tokenizer", config.tokenizer, "--variant", "bert-tiny",
+        "--global_batch_size", "16", "--micro_batch_tokens", "256", "--held_out_rows", "64",
+        "--checkpoint_every_steps", "4", "--loop.max_steps", "1000000",
+        "--loop.precision", "fp32", "--num_workers", "0", "--tracking_uri", tracking_uri,
+    ]  # fmt: skip
+    with fault_proxy(s3_endpoint, silence_s=120) as proxy, says.open("wb") as log:
+        environment = os.environ | {"AWS_ENDPOINT_URL": proxy.address}
+        environment |= {"RAYBERT_STORAGE_TIMEOUT_S": "3"}
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            deadline_s = time.monotonic() + 240
+            while latest_checkpoint(f"{object_store}/out/checkpoints") is None:
+                assert time.monotonic() < deadline_s, says.read_text()
+                assert process.poll() is None, says.read_text()
+                time.sleep(0.1)
+            proxy.decide = lambda method, path: "silence"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 128 + signal.SIGTERM, says.read_text()
+        finally:
+            process.kill()
+            process.wait()
+    client = mlflow.MlflowClient(tracking_uri)
+    [run] = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    assert run.info.status == "KILLED", says.read_text()
