@@ -56,6 +56,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GIVEN = re.compile(r'^folder, pattern = Path\("reactions"\), r"(.*)"$', re.MULTILINE)
 Folder = Callable[[str], Path]
 """Name → folder of a model; skips if it is not there."""
 STEPS, ROWS = 3, 4
@@ -109,13 +110,12 @@ def pattern_of(name: str) -> str:
     return found[1]
 
 
-def describe(folder: Path, pattern: str) -> None:
-    """Write `tokenizer.json` as the guide shows it."""
+def describe(folder: Path, pattern: str) -> str:
+    """Write `tokenizer.json` as the guide shows it; the guide's own pattern."""
     [program] = FENCE.findall((ROOT / "docs" / "guides" / "hub.md").read_text(encoding="utf-8"))
-    lines = program.splitlines()
-    assert sum(line.startswith("folder, pattern = ") for line in lines) == 1
-    rest = [line for line in lines if not line.startswith("folder, pattern = ")]
-    exec(compile("\n".join(rest), "hub.md", "exec"), {"folder": folder, "pattern": pattern})
+    rest, [shown] = GIVEN.sub("", program), GIVEN.findall(program)
+    exec(compile(rest, "hub.md", "exec"), {"folder": folder, "pattern": pattern})
+    return str(shown)
 
 
 @pytest.fixture(scope="module")
@@ -273,6 +273,14 @@ def test_a_described_tokenizer_finds_what_its_pattern_finds(name: str, folder_of
         wanted = [token if token in tokenizer.vocabulary else "[UNK]" for token in found]
         assert [tokenizer.vocabulary[index] for index in ids] == wanted
     assert tokenizer.unk_id in tokenizer.ids(texts)[2]
+
+
+def test_the_pattern_of_the_guide_finds_the_same(folder_of: Folder, tmp_path: Path) -> None:
+    shutil.copy(folder_of(REACTION_ATOMS) / "vocab.txt", tmp_path)
+    pattern = pattern_of(REACTION_ATOMS)
+    shown = describe(tmp_path, pattern)
+    for text in SUZUKI:
+        assert re.findall(shown, text) == re.findall(pattern, text)
 
 
 def test_a_vocabulary_of_another_tokenizer_is_refused_alone(folder_of: Folder) -> None:
