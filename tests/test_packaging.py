@@ -40,10 +40,8 @@ def closure(requirements: list[str]) -> set[str]:
 
 
 def all_requirements() -> list[str]:
-    """What `dev` installs; the extra `checkpoints`, which is no part of it, is not pinned."""
-    extras = dict(PROJECT["optional-dependencies"])
-    del extras["checkpoints"]
-    return [*PROJECT["dependencies"], *(line for lines in extras.values() for line in lines)]
+    extras = PROJECT["optional-dependencies"].values()
+    return [*PROJECT["dependencies"], *(line for lines in extras for line in lines)]
 
 
 def test_constraints_pin_all_but_torch_and_what_goes_with_it() -> None:

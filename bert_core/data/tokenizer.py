@@ -6,6 +6,7 @@ Training a vocabulary is left to `data.vocabulary`.
 
 import hashlib
 import json
+import string
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -33,6 +34,10 @@ CONTINUATION = "##"
 BYTE_SPACE, SPACE = "Ġ", "▁"
 MAX_CHARACTERS_PER_WORD = 100
 Kind = Literal["wordpiece", "bpe", "unigram"]
+# BERT's tokenizer makes each of them a word, so it finds no entry with one beside other characters.
+PUNCTUATION = frozenset(string.punctuation)
+MOST_UNREACHABLE = 0.25
+"""Largest share of such entries in a `vocab.txt` of BERT's: published ones have some."""
 # Vocabulary files of other layouts, which are not read.
 OTHER_FILES = ("vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 
@@ -166,6 +171,7 @@ class Tokenizer:
         vocabulary = files.join(str(folder), "vocab.txt")
         if files.exists(vocabulary):
             tokens = _lines(vocabulary)
+            _check_reachable(vocabulary, tokens)
             return cls.from_vocabulary(tokens, **_normalizer_settings(str(folder)))
         for name in OTHER_FILES:
             if files.exists(files.join(str(folder), name)):
@@ -290,8 +296,10 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of what determines the ids: for WordPiece its casing and vocabulary in order."""
-        if self.kind != "wordpiece":
+        """sha256 of what determines the ids: for BERT's WordPiece its casing and vocabulary in
+        order."""
+        splits = self.inner.pre_tokenizer
+        if self.kind != "wordpiece" or not isinstance(splits, pre_tokenizers.BertPreTokenizer):
             return hashlib.sha256(self.inner.to_str().encode()).hexdigest()
         settings = [f"lowercase={self.lowercase}"]
         normalizer = self.inner.normalizer
@@ -442,6 +450,29 @@ def _lines(path: str) -> list[str]:
             "again"
         ) from error
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+
+
+def _check_reachable(path: str, tokens: Sequence[str]) -> None:
+    """Check that BERT's tokenizer, which a `vocab.txt` alone stands for, can give its entries.
+
+    Raises: FormatError if too many have a punctuation mark beside other characters.
+    """
+    bodies = {token: token.removeprefix(CONTINUATION) for token in tokens}
+    split = [
+        token
+        for token, body in bodies.items()
+        if len(body) > 1
+        and not PUNCTUATION.isdisjoint(body)
+        and token not in (*SPECIAL_TOKENS, *OTHER_NAMES.values())
+        and not body.startswith("[unused")
+    ]
+    if len(split) > MOST_UNREACHABLE * len(tokens):
+        raise FormatError(
+            f"{path}: wanted entries of BERT's WordPiece, with each punctuation mark alone, got "
+            f"{len(split):,} of {len(tokens):,} with one beside other characters, such as "
+            f"{split[0]!r}: another tokenizer reads them; describe it in a tokenizer.json beside "
+            "the file (docs/guides/hub.md)"
+        )
 
 
 def bert_normalizer(

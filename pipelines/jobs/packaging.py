@@ -26,7 +26,17 @@ STOP_WAIT_S = 60
 """How long a job that is asked to stop may take, for a checkpoint and the end of its MLflow run."""
 
 # NOTE: gitignore's rules: without the slash, `data` would exclude bert_core/data too.
-NOT_SENT = ["/.git", "/.venv", "/data", "/mlruns", "/runs", "/shared", "__pycache__", ".*_cache"]
+NOT_SENT = [
+    "/.checkpoints",
+    "/.git",
+    "/.venv",
+    "/data",
+    "/mlruns",
+    "/runs",
+    "/shared",
+    "__pycache__",
+    ".*_cache",
+]
 _EARLIEST = (1980, 1, 1, 0, 0, 0)  # of a zip; files have no date, so that their hash has none
 
 

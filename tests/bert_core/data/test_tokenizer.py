@@ -15,12 +15,12 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from bert_core import files
-from bert_core.data.tokenizer import MANY_TEXTS, SPECIAL_TOKENS, Tokenizer
+from bert_core.data.tokenizer import MANY_TEXTS, OTHER_NAMES, SPECIAL_TOKENS, Tokenizer
 from bert_core.data.vocabulary import canonical_order, train_vocabulary
 from bert_core.errors import ConfigError, CorpusError, FormatError
 from tests import tiny
@@ -381,6 +381,32 @@ def test_a_vocabulary_of_the_other_casing_is_refused(
 )
 def test_a_vocabulary_of_its_casing_is_let_through(vocabulary: list[str], lowercase: bool) -> None:
     Tokenizer.from_vocabulary(vocabulary, lowercase=lowercase).check_casing("vocab")
+
+
+def test_a_vocabulary_whose_entries_bert_would_split_is_refused_alone(tmp_path: Path) -> None:
+    """Such as one of chemical formulas; a few such entries are in published vocabularies, too."""
+    atoms = ["[nH]", ">>", "[C@H]", "C", "c"]
+    path = tmp_path / "vocab.txt"
+    path.write_text("".join(f"{token}\n" for token in (*SPECIAL_TOKENS, "[unused1]", *atoms)))
+    message = (
+        r"got 3 of 11 with one beside other .* such as '\[nH\]': .* in a tokenizer.json beside"
+    )
+    with pytest.raises(FormatError, match=message):
+        Tokenizer.load(tmp_path)
+    names = [*SPECIAL_TOKENS, *OTHER_NAMES.values(), "[unused1]"]
+    path.write_text("".join(f"{token}\n" for token in (*names, *atoms[:3], "##...", "##a")))
+    assert Tokenizer.load(tmp_path).vocabulary[-1] == "##a"
+
+
+def test_a_wordpiece_that_splits_texts_by_other_rules_has_another_digest() -> None:
+    def digest(pattern: str) -> str:
+        inner = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True).inner
+        inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        return Tokenizer(inner).digest
+
+    usual = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True).digest
+    assert len({digest("[a-z]"), digest("[a-z]{2}"), usual}) == 3
+    assert digest("[a-z]") == digest("[a-z]")
 
 
 def test_a_vocabulary_of_real_text_knows_its_words(data_dir: Path) -> None:
