@@ -51,6 +51,8 @@ STYLE: dict[Any, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
     "figure.facecolor": PAPER,
+    "figure.constrained_layout.h_pad": 0.12,
+    "figure.constrained_layout.w_pad": 0.12,
     "legend.frameon": False,
 }
 
@@ -132,7 +134,7 @@ def squares() -> dict[str, np.ndarray]:
 def layouts() -> Figure:
     """The squares of `squares`, each cell as large in all of them."""
     drawn = squares()
-    figure = Figure(figsize=(8.6, 3.9), layout="constrained")
+    figure = Figure(figsize=(8.6, 4.2), layout="constrained")
     panels = figure.subplots(1, 3, width_ratios=[len(square) for square in drawn.values()])
     for axes, (title, square) in zip(panels, drawn.items(), strict=True):
         colours = ListedColormap(["#ffffff", GREY, ACCENT])
