@@ -22,6 +22,11 @@ def main(arguments: list[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return
+    if arguments == ["--version"]:
+        from pipelines.runtime.stage import code_version
+
+        print(f"raybert {code_version()}")
+        return
     word, rest = arguments[0], arguments[1:]
     if arguments[:2] == KEYS.split():
         word, rest = KEYS, _named(arguments[2:], "--what", "--name")
@@ -156,7 +161,8 @@ def _help() -> str:
         "usage: raybert <stage or command> [--config FILE.toml] [--field value …]\n\n"
         f"stages, in pipeline order:\n{lines(STAGES)}\n\n"
         f"commands:\n{lines(COMMANDS)}\n\n"
-        "raybert <word> --help lists its fields; --print_config prints its config as TOML."
+        "raybert <word> --help lists its fields; --print_config prints its config as TOML.\n"
+        "raybert --version prints the version, and the commit of a checkout."
     )
 
 

@@ -196,17 +196,22 @@ def _tasks() -> str:
 
 
 def _with_brackets(arguments: list[str], parser: "ArgumentParser") -> list[str]:
-    """Put lists of numbers in brackets, as jsonargparse needs: `0,1,2` → `[0,1,2]`."""
-    lists = {
-        f"--{action.dest}"
-        for action in parser._actions
-        for kind in alternatives(getattr(action, "_typehint", None))
-        if get_origin(kind) is tuple and base_type(get_args(kind)[0]) in (int, float)
-    }
+    """Put lists of numbers in brackets, as jsonargparse needs: `0,1,2` → `[0,1,2]`; a number alone,
+    too, where nothing but a list will do."""
+    patterns = {}
+    for action in parser._actions:
+        kinds = [*alternatives(getattr(action, "_typehint", None))]
+        if any(
+            get_origin(kind) is tuple and base_type(get_args(kind)[0]) in (int, float)
+            for kind in kinds
+        ):
+            alone = all(get_origin(kind) is tuple for kind in kinds)
+            patterns[f"--{action.dest}"] = r"[^\[\]]+,[^\[\]]+" + r"|[-+.\deE]+" * alone
     bracketed, previous = [], ""
     for argument in arguments:
         name, equals, value = argument.rpartition("=")
-        if (name if equals else previous) in lists and re.fullmatch(r"[^\[\]]+,[^\[\]]+", value):
+        pattern = patterns.get(name if equals else previous)
+        if pattern is not None and re.fullmatch(pattern, value):
             argument = f"{name}{equals}[{value}]"
         bracketed.append(argument)
         previous = argument

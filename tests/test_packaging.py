@@ -17,6 +17,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPEN = re.compile(r"torch|triton|nvidia-(?!ml-py).*|setuptools|raybert")
 
 
+def read(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
 def pins() -> dict[NormalizedName, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = (line.split("==") for line in lines if line and not line.startswith("#"))
@@ -82,6 +86,18 @@ def test_the_wheel_holds_the_four_packages_and_refuses_to_be_uploaded(tmp_path: 
     )
 
 
-def test_the_changelog_tells_of_this_version() -> None:
-    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+def test_the_changelog_and_the_release_notes_tell_of_this_version() -> None:
+    headings = re.findall(r"^## (\S+) – \d{4}-\d\d-\d\d$", read("CHANGELOG.md"), re.MULTILINE)
     assert headings[0] == PROJECT["version"]
+    assert read(f"docs/releases/{headings[0]}.md").startswith(f"# raybert {headings[0]}\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("deploy/compose.yaml", r"image: raybert:(\S+)"),
+        ("deploy/kuberay/components/pods/kustomization.yaml", r"newTag: (\S+)"),
+    ],
+)
+def test_manifests_take_the_image_of_this_version(file: str, pattern: str) -> None:
+    assert re.findall(pattern, read(file)) == [PROJECT["version"]]

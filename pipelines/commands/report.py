@@ -9,7 +9,7 @@ import base64
 import json
 import re
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,8 @@ KINDS = {
 }
 """Kind of curve → its title; as many as `CURVES`."""
 COLOURS = 6
+LEAST_SHARE = 0.005
+"""Of a run's time, for an activity to be shown."""
 _RULERS = re.compile(r"(\W)\1{3,}")
 
 
@@ -119,7 +121,7 @@ def write_report(
         compared=_compared(asked),
         tried=tried,
         charts=list(_charts(runs)),
-        times=[_time(run) for run in runs if run.spent is not None and run.spent.wall_s],
+        times=_times(runs),
         evaluations=[each for run in runs if (each := _evaluation(run)) is not None],
         cards=list(_cards(runs)),
         lineage=[_lineage(run, runs) for run in runs],
@@ -131,10 +133,20 @@ def write_report(
 
 
 def summary(runs: Sequence[Run]) -> list[str]:
-    """What was learnt, in words."""
+    """What was learnt, in words; runs of one stage are told apart by their names."""
     scratch, worth = _worth_of_pretraining(runs)
-    told = [worth if run is scratch else sentence(run.stage, run.counts) for run in runs]
-    return [text for text in told if text]
+    told = [(run, worth if run is scratch else sentence(run.stage, run.counts)) for run in runs]
+    stages = Counter(run.stage for run, text in told if text and run is not scratch)
+    return [
+        text if run is scratch or stages[run.stage] == 1 else f"{_short_name(run)}: {text}"
+        for run, text in told
+        if text
+    ]
+
+
+def _short_name(run: Run) -> str:
+    """Its name without that of its stage."""
+    return run.name.removeprefix(f"{run.stage} ")
 
 
 def _worth_of_pretraining(runs: Sequence[Run]) -> tuple[Run | None, str]:
@@ -285,7 +297,7 @@ def _legends(curves: Sequence[tuple[Run, Curve]]) -> list[str]:
     rows = len({curve.name.rpartition("/")[0] for _, curve in curves}) > 1
     return [
         ", ".join(
-            [run.name.removeprefix(f"{run.stage} ")] * runs
+            [_short_name(run)] * runs
             + [words(curve.metric)] * (metrics or not runs)
             + [words(curve.name.rpartition("/")[0] or "train")] * rows
             + [f"mean of {len(curve.seeds)} seeds"] * (len(curve.seeds) > 1)
@@ -299,15 +311,31 @@ def _line(curve: Curve, name: str, colour: int) -> Line:
     return Line(name, line, colour % COLOURS + 1, not curve.is_of_training, behind)
 
 
-def _time(run: Run) -> dict[str, Any]:
-    spent = run.spent
-    assert spent is not None
-    parts = [
-        (name.replace("_", " "), seconds / spent.wall_s, duration(seconds))
+def _times(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Where the time of each run went; an activity has one colour in all of them."""
+    spent = [(run.name, run.spent) for run in runs if run.spent is not None and run.spent.wall_s]
+    shown = [
+        name
         for name in ACTIVITIES
-        if (seconds := spent.seconds.get(name, 0.0)) > 0.005 * spent.wall_s
+        if any(each.seconds.get(name, 0.0) > LEAST_SHARE * each.wall_s for _, each in spent)
     ]
-    return {"name": run.name, "wall": duration(spent.wall_s), "parts": parts}
+    return [
+        {
+            "name": name,
+            "wall": duration(each.wall_s),
+            "parts": [
+                {
+                    "name": activity.replace("_", " "),
+                    "share": seconds / each.wall_s,
+                    "took": duration(seconds),
+                    "colour": place % COLOURS + 1,
+                }
+                for place, activity in enumerate(shown)
+                if (seconds := each.seconds.get(activity, 0.0)) > LEAST_SHARE * each.wall_s
+            ],
+        }
+        for name, each in spent
+    ]
 
 
 def _evaluation(run: Run) -> dict[str, Any] | None:

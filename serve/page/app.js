@@ -9,6 +9,8 @@ import {fieldsOf, initialValues, requestOf, TASKS} from "./tasks.js";
 import {html, render, useEffect, useRef, useState} from "./vendor/htm-preact.js";
 import * as link from "./link.js";
 
+/** A model's name as the choices show it: versions of one model are told apart. */
+const titleOf = ({id, card}) => card.version ? `${id}, version ${card.version}` : id;
 const tasksOf = ({card}) => card ? [card.task, ...card.also].filter(task => task in TASKS) : [];
 
 function App() {
@@ -83,6 +85,7 @@ function Desk({models}) {
   const [results, setResults] = useState([]);
   const running = useRef(new AbortController());
   const rivals = models.filter(each => each.id !== model.id && tasksOf(each).includes(task));
+  const titleOfName = id => titleOf(models.find(each => each.id === id));
   const asked = [model, ...rivals.includes(other) ? [other] : []];
 
   function choose(changes) {
@@ -133,13 +136,13 @@ function Desk({models}) {
   return html`
     <div class="choices-of-model">
       <${Choice} label="Model" value=${model.id} names=${models.map(({id}) => id)}
-        onChoose=${chooseModel} />
+        titles=${titleOfName} onChoose=${chooseModel} />
       ${tasksOf(model).length > 1 && html`
         <${Choice} label="Task" value=${task} names=${tasksOf(model)}
           titles=${name => TASKS[name].title} onChoose=${chooseTask} />`}
       ${rivals.length > 0 && html`
         <${Choice} label="Side by side with" value=${asked[1]?.id ?? ""}
-          names=${["", ...rivals.map(({id}) => id)]} titles=${name => name || "no other model"}
+          names=${["", ...rivals.map(({id}) => id)]} titles=${name => name ? titleOfName(name) : "no other model"}
           onChoose=${id => choose({other: models.find(each => each.id === id)})} />`}
     </div>
     <div class=${asked.length > 1 ? "desk compared" : "desk"}>

@@ -8,11 +8,12 @@ import {Tokens} from "./views/tokens.js";
 
 export function Result({result}) {
   const {model, task, values, problem, answer} = result;
+  const version = answer?.version ?? model.card.version; // it may have changed since the page opened
   return html`
     <section class="card result" aria-label=${`Answer of ${model.id}`} data-model=${model.id}>
       <h2>
         Answer of ${model.id}
-        ${" "}${model.card.version && html`<span class="tag">version ${model.card.version}</span>`}
+        ${" "}${version && html`<span class="tag">version ${version}</span>`}
       </h2>
       ${problem ? html`<p class="error" role="alert">${problem}</p>`
         : answer === undefined ? html`<p class="hint" role="status">Asking the model …</p>`

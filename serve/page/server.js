@@ -53,6 +53,7 @@ export async function ask(path, body, signal) {
     totalMs,
     stages: stagesIn(response.headers.get("Server-Timing") ?? ""),
     tokens: response.headers.get("X-Tokens"),
+    version: response.headers.get("X-Model-Version"),
     isKept: response.headers.get("X-Cache") === "hit",
     cuts: cutsIn(response.headers.get("X-Cut-Inputs") ?? ""),
   };

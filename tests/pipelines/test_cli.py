@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from bert_core.errors import ConfigError
 from pipelines import cli
 from pipelines.configure import ALL, parse
+from pipelines.runtime.stage import code_version
 
 PREPARE = ["--output", "out", "--tokenizer", "vocab"]
 
@@ -96,6 +98,12 @@ def test_a_table_of_fields_is_written_as_toml_or_json_has_it(columns: str) -> No
 def test_several_sources_come_as_a_list() -> None:
     config = parse("prepare", [*PREPARE, "--corpus.source", '["a.txt", "b/*.jsonl"]'])
     assert config.corpus.sources == ("a.txt", "b/*.jsonl")
+
+
+def test_the_version_is_that_of_every_manifest(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["--version"])
+    assert capsys.readouterr().out == f"raybert {code_version()}\n"
+    assert version("raybert") in code_version()
 
 
 @pytest.mark.parametrize(

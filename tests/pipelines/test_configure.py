@@ -160,7 +160,13 @@ def test_a_value_may_have_several_lines_and_a_file_may_begin_with_a_section(tmp_
 
 @pytest.mark.parametrize(
     ("line", "seeds"),
-    [("0,1,2", (0, 1, 2)), ("[0,1,2]", (0, 1, 2)), ("[0, 1]", (0, 1)), ("0, 1", (0, 1))],
+    [
+        ("0,1,2", (0, 1, 2)),
+        ("[0,1,2]", (0, 1, 2)),
+        ("[0, 1]", (0, 1)),
+        ("0, 1", (0, 1)),
+        ("3", (3,)),
+    ],
 )
 def test_numbers_are_listed_with_brackets_or_without(line: str, seeds: tuple[int, ...]) -> None:
     for way in (["--seeds", line], [f"--seeds={line}"]):

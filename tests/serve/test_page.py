@@ -17,15 +17,22 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from bert_core.bundle.format import load_bundle
 from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import unit
-from serve import auth
+from serve import api, auth
 from serve.auth import Keys
+from serve.hosted import HostedModel
+from serve.plan import Plan, Source
+from tests import tiny
 from tests.serve import live
+from tracking.registry import publish
+from tracking.server import connect
 
 CLASSES = "text-classification"
 expect.set_options(timeout=30_000)  # machines are shared
 
+FOLLOW_S = 0.2
 ODD = """<img src=x onerror="document.title='caught'"> 😀 it's \\ "so" """
 
 
@@ -291,6 +298,62 @@ def test_two_models_answer_side_by_side(front: str, page: Page) -> None:
     assert boxes[0]["y"] == boxes[1]["y"]
     assert boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"]
     assert_within_reach(page)
+
+
+@pytest.fixture(scope="module")
+def versions(
+    bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
+    """URL of a server of a registered model's champion, version 2, and of its version 1; and the
+    registry's URI."""
+    folder, first = tmp_path_factory.mktemp("versions"), bundles[CLASSES]
+    uri, loaded = f"sqlite:///{folder}/mlflow.db", load_bundle(bundles[CLASSES])
+    second = tiny.bundle(
+        folder / "second", loaded.tokenizer, loaded.encoder_config, task=loaded.task, seed=8
+    )
+    for version in (first, second):
+        publish(version, name="docs", uri=uri, metrics={}, input_example=TEXTS)
+    connect(uri).set_registered_model_alias("docs", "champion", "2")
+    served = {
+        name: HostedModel(
+            Plan(name=name, source=Source(reference=reference, tracking_uri=uri), follow_s=FOLLOW_S)
+        )
+        for name, reference in {"docs": "models:/docs@champion", "before": "models:/docs/1"}.items()
+    }
+    front = {name: api.LocalModel(model.slot) for name, model in served.items()}
+    with live.running(api.create_front_app(front)) as url:
+        yield url, uri
+    for model in served.values():
+        model.close()
+
+
+def test_two_versions_of_a_registered_model_answer_side_by_side(
+    versions: tuple[str, str], page: Page
+) -> None:
+    url, uri = versions
+    page.goto(url)
+    page.get_by_label("Model", exact=True).select_option(label="docs, version 2")
+    page.get_by_label("Side by side with").select_option(label="before, version 1")
+    page.get_by_label("Text", exact=True).fill(TEXT)
+    page.get_by_role("button", name="Ask the model").click()
+    scores = []
+    for model, version in (("docs", "2"), ("before", "1")):
+        result = page.get_by_role("region", name=f"Answer of {model}", exact=True)
+        answer = httpx.post(f"{url}/v1/models/{model}", json={"inputs": TEXT})
+        assert answer.headers["X-Model-Version"] == version
+        expect(result.get_by_text(f"version {version}", exact=True)).to_be_visible()
+        best = answer.json()[0][0]
+        expect(result.locator(".best")).to_contain_text(percent(best["score"]))
+        scores.append(best)
+    assert scores[0] != scores[1]
+    assert_within_reach(page)
+    # An open page tells which version has answered, not which one answered when it was opened.
+    connect(uri).set_registered_model_alias("docs", "champion", "1")
+    card = f"{url}/v1/models/docs"
+    live.eventually(lambda: httpx.get(card).json()["version"] == "1")
+    page.get_by_role("button", name="Ask the model").click()
+    result = page.get_by_role("region", name="Answer of docs", exact=True)
+    expect(result.get_by_text("version 1", exact=True)).to_be_visible()
 
 
 def test_a_head_is_chosen_and_its_attention_told(front: str, page: Page) -> None:

@@ -169,12 +169,16 @@ CASES = [
 Model = TypeVar("Model", bound=nn.Module)
 ABOUT_VARIANTS = """# Encoders
 
-Written by `tests/bert_core/model/test_families.py`, which compares each variant, made small, with
-transformers' own classes (same weights; scores and all hidden states within 1e-5, padded and
-packed; gradients within 1e-4). The last column lists the classes that agree: `Model` is
-the encoder alone. Parameters are exactly those of transformers' class without a head; "published"
-is what the paper, or its authors' repository, says. GFLOP are per token of a row of 512, for a
-forward and a backward pass. `raybert pretrain --variant <variant>` trains a model.
+`raybert pretrain --variant <variant>` trains a model of these sizes. Written by
+`tests/bert_core/model/test_families.py`: parameters are exactly those of transformers' class
+without a head; "published" is what the paper, or its authors' repository, says. GFLOP are per token
+of a row of 512, for a forward and a backward pass.
+"""
+ABOUT_FAMILIES = """## Families
+
+The test also compares each variant, made small, with transformers' own classes: with the same
+weights, scores and all hidden states agree within 1e-5, padded and packed, and gradients within
+1e-4. `Model` is the encoder alone.
 """
 
 
@@ -774,24 +778,26 @@ def equal_classes(config: EncoderConfig) -> list[str]:
 @pytest.mark.drill
 def test_the_table_of_variants_is_what_was_measured() -> None:
     """Rewrites `docs/variants.md` if it differs."""
-    rows = [
-        "| variant | family | tokenizer | layers | hidden | heads | parameters | published | "
-        "GFLOP per token | paper | equal to transformers |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+    variants = [
+        "| variant | family | layers | hidden | heads | parameters | published | GFLOP | paper |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    families = ["| family | tokenizer | classes that agree |", "|---|---|---|"]
     measured: dict[EncoderConfig, list[str]] = {}
     for name, variant in VARIANTS.items():
         config = variant.config
         if small(config) not in measured:
             measured[small(config)] = equal_classes(config)
         classes = ", ".join(measured[small(config)])
-        rows.append(
-            f"| `{name}` | {config.family} | {variant.tokenizer} | "
-            f"{config.num_hidden_layers} | {config.hidden_size} | "
+        family = f"| {config.family} | {variant.tokenizer} | {classes} |"
+        if family not in families:
+            families.append(family)
+        variants.append(
+            f"| `{name}` | {config.family} | {config.num_hidden_layers} | {config.hidden_size} | "
             f"{config.attention.num_heads} | {count_parameters(config):,} | {variant.published} | "
-            f"{flops_per_token(config, 512) / 1e9:.3f} | {variant.paper} | {classes} |"
+            f"{flops_per_token(config, 512) / 1e9:.3f} | {variant.paper} |"
         )
-    table = f"{ABOUT_VARIANTS}\n{chr(10).join(rows)}\n"
+    table = "\n".join([ABOUT_VARIANTS, *variants, "", ABOUT_FAMILIES, *families, ""])
     path = Path(__file__).parents[3] / "docs" / "variants.md"
     written = path.read_text() if path.exists() else ""
     if written != table:

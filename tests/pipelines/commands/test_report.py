@@ -21,6 +21,7 @@ from pipelines.commands.report import ReportConfig, run, write_report
 from pipelines.commands.report_runs import links, runs_of, with_ancestors
 from pipelines.runtime.stage import Result, StageConfig, run_stage
 from tests import pages
+from tracking.goodput import Goodput
 from tracking.runs import RunRecorder
 
 PIXEL = bytes.fromhex(
@@ -153,6 +154,24 @@ def test_runs_beside_each_other_show_the_settings_that_differ_alone(
     assert '<th scope="row">accuracy mean</th><td>75.0 %</td><td>55.0 %</td>' in table.replace(
         "\N{NO-BREAK SPACE}", " "
     )
+
+
+def test_runs_of_one_stage_are_told_apart_by_name_and_an_activity_has_one_colour(
+    tmp_path: Path,
+) -> None:
+    first = shards(tmp_path / "shards")
+    asked = runs_of([tuned(tmp_path / name, first, (0.8,), from_scratch=False)
+                     for name in ("slow", "fast")], None)  # fmt: skip
+    spent = [{"computing": 60.0, "checkpointing": 5.0, "starting": 35.0},
+             {"computing": 60.0, "starting": 40.0}]  # fmt: skip
+    asked = [
+        replace(each, spent=Goodput(began_s=0.0, until_s=100.0, seconds=seconds))
+        for each, seconds in zip(asked, spent, strict=True)
+    ]
+    write_report(str(tmp_path / "r.html"), asked)
+    page = (tmp_path / "r.html").read_text()
+    assert re.findall(r"<p>\S+/(\w+): Fine-tuned on 64", page) == ["slow", "fast"]
+    assert re.findall(r'<i class="b(\d)"', page) == ["1", "2", "3", "1", "3"]
 
 
 def test_seeds_lie_over_each_other(folders: list[str], tmp_path: Path) -> None:
