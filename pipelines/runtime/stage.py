@@ -435,12 +435,12 @@ def _difference(
 ) -> str:
     if done.stage != stage:
         return f"and this is `{stage}`"
-    differs = [
+    differs = dict.fromkeys(  # a set of rows has settings and a digest
         name
         for then, now in ((done.config, config), (done.inputs, inputs))
         for name in sorted({*then, *now})
         if then.get(name) != now.get(name)
-    ]
+    )
     return f"made with another {', '.join(differs) or 'format'}"
 
 
