@@ -79,8 +79,8 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Cache | Non
         what = "a file" if folder.exists() else "nothing there"
         raise ConfigError(
             f"{text}: wanted the folder of a bundle, got {what}{files.similar(text)}: give a "
-            "folder, a URI such as s3://bucket/bundle, models:/<name>@champion, or <owner>/<name> on the Hugging Face "
-            "hub"
+            "folder, a URI such as s3://bucket/bundle, models:/<name>@champion, or <owner>/<name> "
+            "on the Hugging Face hub"
         )
     folder = Path(_bundle_in(text, str(folder)))
     _verify(folder)

@@ -70,8 +70,8 @@ def test_a_quoted_field_of_a_csv_may_hold_line_breaks() -> None:
         (
             b"text,label\na,1\n",
             "a.csv",
-            "a.csv: wanted a column 'sentence', there are: text, label: say with columns.text which "
-            "holds the text, or add a first line with the names of the columns",
+            "a.csv: wanted a column 'sentence', there are: text, label: say with columns.text "
+            "which holds the text, or add a first line with the names of the columns",
         ),
         (
             b"sentense,label\na,1\n",
@@ -203,7 +203,7 @@ def test_a_cell_may_hold_a_hundred_thousand_words() -> None:
             {"text": "x", "label": "a"},
             OneLabel,
             {"text_pair": "b"},
-            "wanted a column 'b', there are: text, label: say with columns.text_pair which holds the",
+            "wanted a column 'b', there are: text, label: say with columns.text_pair which",
         ),
         (
             {"text": "x", "label": "a"},
