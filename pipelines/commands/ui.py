@@ -75,8 +75,7 @@ def _page(client: "MlflowClient", uri: str, name: str, run_id: str | None) -> st
 
 
 def _store(config: UiConfig) -> tuple[str, str | None]:
-    """URI of the store, and the id of the run in it; None if none is asked for, or it has none yet.
-    """
+    """URI of the store, and the id of the run in it, if one is asked for and was sent there."""
     configured = server.tracking_uri(config.tracking_uri)
     if config.run is None:
         return configured, None

@@ -73,6 +73,6 @@ def test_a_browser_shows_training_with_results_and_a_sweep_over_its_trials(
     page.get_by_text("tune trial").wait_for()
     page.goto(server.uri + run_page(experiment, sweep))
     page.get_by_text("raybert tune --lr 1").first.wait_for()
-    assert page.get_by_text("Child runs").is_visible()
+    page.get_by_role("link", name="tune trial").wait_for()  # of its child runs
     assert page.get_by_text("Evaluation runs").count() == 0  # which the side of GenAI has
     page.close()
