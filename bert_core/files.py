@@ -28,6 +28,7 @@ from pyarrow import fs
 
 from bert_core import storage
 from bert_core.errors import ConfigError, CorpusError, RaybertError, ResourceError
+from bert_core.wording import nearest
 
 CHUNK_BYTES = 1 << 20
 PIECE_BYTES = 1 << 16
@@ -503,10 +504,22 @@ def find_files(pattern: str) -> list[str]:
     paths = sorted(_find(pattern))
     if not paths:
         raise CorpusError(
-            f"{pattern}: wanted a file, a folder or a glob with at least one file, found none: "
-            "check the spelling, or give another path"
+            f"{pattern}: wanted a file, a folder or a glob with at least one file, found none"
+            f"{similar(pattern)}: check the spelling, or give another path"
         )
     return paths
+
+
+def similar(path: str) -> str:
+    """` (did you mean …?)` with a name beside the part of a local path that is not there."""
+    missing = Path(path)
+    if is_uri(path) or missing.exists():
+        return ""
+    while not missing.parent.exists():
+        missing = missing.parent
+    with suppress(OSError):
+        return nearest(missing.name, os.listdir(missing.parent))
+    return ""
 
 
 def _find(pattern: str) -> Iterator[str]:

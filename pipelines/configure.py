@@ -264,6 +264,17 @@ def _with_text(value: Any, kind: type[str] = _Text) -> Any:
     return kind(value) if isinstance(value, str) else value
 
 
+def _check_toml(path: str) -> None:
+    """Raises: ConfigError naming the place where a config is no TOML."""
+    try:
+        _toml(Path(path).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--config: wanted TOML in {path}, it cannot be read ({error}): text is in quotes, as "
+            'in output = "runs/mine", and fields of fields are under [their.name]'
+        ) from error
+
+
 def _config_first(arguments: list[str]) -> list[str]:
     """Move `--config` to the front, and check that its file exists.
 
@@ -291,4 +302,5 @@ def _config_first(arguments: list[str]) -> list[str]:
                 f"--config: wanted a TOML file, got {path!r}, which does not exist"
                 f"{nearest(path, known)}; `raybert list configs` shows the shipped ones"
             )
+        _check_toml(configs[place])
     return [word for path in configs for word in ("--config", path)] + others

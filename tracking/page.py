@@ -21,6 +21,8 @@ NOTE = "mlflow.note.content"
 """Tag of a run, in Markdown: its description on the page."""
 COLUMNS = (
     f"tags.`{RESULT}`",
+    "params.`lr`",
+    "params.`epochs`",
     "attributes.`Version`",
     "attributes.`Models`",
     "metrics.`tokens_per_s`",
@@ -31,7 +33,7 @@ COLUMNS = (
 _NAME, _CREATED, _DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"
 """Columns that are always there."""
 _ORDER = (_NAME, _CREATED, COLUMNS[0], _DURATION, *COLUMNS[1:])
-_WIDTHS = {_NAME: 240, COLUMNS[0]: 400}
+_WIDTHS = {_NAME: 240, COLUMNS[0]: 320, "params.`lr`": 80, "params.`epochs`": 80}
 """In pixels."""
 
 
@@ -65,3 +67,8 @@ def runs_page(experiment_id: str) -> str:
     """The path of the page of an experiment's runs, with our columns."""
     chosen = f"workflowType={WORKFLOW}&viewStateShareKey={VIEW}"
     return f"/#/experiments/{experiment_id}/runs?{chosen}"
+
+
+def run_page(experiment_id: str, run_id: str) -> str:
+    """The path of the page of a run, on the side of training."""
+    return f"/#/experiments/{experiment_id}/runs/{run_id}?workflowType={WORKFLOW}"

@@ -78,9 +78,9 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Cache | Non
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing there"
         raise ConfigError(
-            f"{text}: wanted the folder of a bundle, got {what}: give a folder, a URI such "
-            "as s3://bucket/bundle, models:/<name>@champion, or <owner>/<name> on the Hugging Face "
-            "hub"
+            f"{text}: wanted the folder of a bundle, got {what}{files.similar(text)}: give a "
+            "folder, a URI such as s3://bucket/bundle, models:/<name>@champion, or <owner>/<name> "
+            "on the Hugging Face hub"
         )
     folder = Path(_bundle_in(text, str(folder)))
     _verify(folder)
@@ -195,7 +195,10 @@ def _pinned(model: hub.HubModel, reference: str) -> hub.HubModel:
         if reference.startswith(hub.PREFIX):
             raise
         why = str(error).removeprefix(f"{model}: ")
-        raise type(error)(f"{reference}: there is no folder {reference}, and {why}") from error
+        near = files.similar(reference)
+        raise type(error)(
+            f"{reference}: there is no folder {reference}{near}, and {why}"
+        ) from error
 
 
 def _bundle_in(reference: str, folder: str) -> str:

@@ -26,10 +26,20 @@ def decode_utf8(data: bytes, source: str, offset: int = 0) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"{source}: wanted UTF-8, byte 0x{data[error.start]:02x} at offset "
-            f"{offset + error.start:,} is not: convert the file with iconv, or leave it out"
-        ) from error
+        where = f" at offset {offset + error.start:,}"
+        raise CorpusError(f"{source}: {not_utf8(data[error.start], where)}") from error
+
+
+def not_utf8(byte: int, where: str = "") -> str:
+    """What is wrong with text that has `byte`, and the way out.
+
+    UTF-16 begins with 0xff or 0xfe, which are rare letters in the encoding of older Windows files.
+    """
+    other = "UTF-16" if byte in (0xFE, 0xFF) else "WINDOWS-1252"
+    return (
+        f"wanted UTF-8, byte 0x{byte:02x}{where} is not: convert the file, if it is {other} with "
+        f"`iconv -f {other} -t UTF-8`, or leave it out"
+    )
 
 
 def damaged(path: str, kind: str, error: Exception) -> CorpusError:
@@ -99,14 +109,24 @@ def _json_object(line: bytes, source: str, offset: int) -> dict:
     except json.JSONDecodeError as error:
         raise CorpusError(
             f"{source}: wanted one JSON object per line, the line at byte {offset:,} "
-            f"is not JSON ({error}): correct or remove the line"
+            f"is not JSON ({error}): {_way_out(line, offset)}"
         ) from error
     if not isinstance(row, dict):
         raise CorpusError(
             f"{source}: wanted one JSON object per line, the line at byte {offset:,} holds "
-            f"a {type(row).__name__}: correct or remove the line"
+            f"a {type(row).__name__}: {_way_out(line, offset)}"
         )
     return row
+
+
+def _way_out(line: bytes, offset: int) -> str:
+    """What to do about a line that is no object: of a list of objects the first one begins so."""
+    if offset == 0 and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        return (
+            "of a list, write each object as a line (pandas: read_json(…), to_json(…, "
+            "orient='records', lines=True))"
+        )
+    return "correct or remove the line"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

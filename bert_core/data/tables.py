@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_core import files
-from bert_core.data.formats import jsonl_rows
+from bert_core.data.formats import jsonl_rows, not_utf8
 from bert_core.errors import CorpusError
 
 Stream = io.BytesIO | io.BufferedReader
@@ -21,6 +21,13 @@ LONGEST_ROW = 1 << 24
 """Characters: a longer row of a CSV file is assumed to have an unclosed quote."""
 DIVIDERS = {"csv": ",", "tsv": "\t"}
 _OTHER_DIVIDERS = ",;\t|"
+_CONVERSIONS = {
+    "json": "write an object per line as .jsonl (pandas: read_json(…), to_json(…, "
+    "orient='records', lines=True)), or give the format of a published set",
+    "txt": "write a .csv whose first line names its columns, such as text,label",
+    "xlsx": "save it as .csv in UTF-8",
+}
+"""Suffix that is not read → how its rows are had all the same."""
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -181,11 +188,7 @@ def _not_utf8(lines: Sequence[str]) -> str | None:
         try:
             line.encode()
         except UnicodeEncodeError as error:
-            byte = ord(line[error.start]) - 0xDC00  # as `surrogateescape` encodes it
-            return (
-                f"wanted UTF-8, byte 0x{byte:02x} is not: convert the file with iconv, or leave it "
-                "out"
-            )
+            return not_utf8(ord(line[error.start]) - 0xDC00)  # as `surrogateescape` encodes it
     return None
 
 
@@ -268,7 +271,7 @@ def table_rows(data: bytes, source: str) -> list[dict]:
     if suffix not in DIVIDERS:
         raise CorpusError(
             f"{source}: wanted .csv, .tsv, .jsonl or .parquet, also .gz, .bz2 or .zst, got "
-            f".{suffix}: convert or rename it"
+            f".{suffix}: {_CONVERSIONS.get(suffix, 'convert or rename it')}"
         )
     table = TextTable(io.BytesIO(data), source)
     rows: list[dict] = []

@@ -8,12 +8,13 @@ documentation.
 import math
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from bert_core.data.tables import ClassLabel
+from bert_core import files
+from bert_core.data.tables import DIVIDERS, ClassLabel
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.wording import as_json, nearest, shown
 
@@ -55,6 +56,7 @@ def labelled(
         for name in optional
         if all(record.get(column_of.get(name, name)) in (None, "") for record in records)
     }
+    _check_columns(records, column_of, optional - columns.keys(), source)
     rows = []
     for number, record in enumerate(records, 1):
         row = {}
@@ -88,6 +90,22 @@ def labelled(
             raise CorpusError(f"{source}, row {number}: {error}") from error
         rows.append(row)
     return rows
+
+
+def _check_columns(
+    records: Sequence[Row], column_of: Mapping[str, str], unneeded: Set[str], source: str
+) -> None:
+    """Raises: CorpusError if a column that is needed is in no record."""
+    has_header = files.suffixes(source)[0] in DIVIDERS
+    for name, column in column_of.items():
+        if name in unneeded or any(column in record for record in records):
+            continue
+        there = [*map(str, records[0])]
+        raise CorpusError(
+            f"{source}: wanted a column {column!r}, there are: {', '.join(there)}"
+            f"{nearest(column, there)}: say with columns.{name} which holds the {name}"
+            f"{', or add a first line with the names of the columns' if has_header else ''}"
+        )
 
 
 def own_columns(columns: Mapping[str, str], shapes: Sequence[type]) -> dict[str, str]:

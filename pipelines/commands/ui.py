@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from bert_core.errors import ConfigError
 from pipelines.runtime.progress import say
 from tracking import server
 from tracking.mirror import RECORD
-from tracking.page import runs_page
+from tracking.page import run_page, runs_page
 from tracking.ports import require_free
 from tracking.spool import RUN
 
@@ -42,15 +43,15 @@ def run(config: UiConfig) -> None:
     Raises: ConfigError if `run` has no record; ResourceError if the port is in use, or the store's
         server does not answer.
     """
-    uri, page = _store(config)
+    uri, run_id = _store(config)
     shown = server.without_password(uri)
     if uri.startswith(("http://", "https://")):
-        page = page or _experiment(server.connect(uri), uri, config.experiment)
+        page = _page(server.connect(uri), uri, config.experiment, run_id)
         say(f"MLflow is already at {shown.rstrip('/')}{page}: open it in a browser")
         return
     require_free("127.0.0.1", config.port)
     client = server.connect(uri)  # creates a new store, and sets MLflow's environment
-    page = page or _experiment(client, uri, config.experiment)
+    page = _page(client, uri, config.experiment, run_id)
     say(f"MLflow on {shown}: http://127.0.0.1:{config.port}{page} (Ctrl-C stops it)")
     sys.stdout.flush()
     # NOTE: MLflow's evaluation job runner, on by default, is eight processes that outlive it.
@@ -60,18 +61,24 @@ def run(config: UiConfig) -> None:
     os.execvp(command[0], command)
 
 
-def _experiment(client: "MlflowClient", uri: str, name: str) -> str:
-    """The page of the experiment's runs; that of all experiments if there is none of that name."""
+def _page(client: "MlflowClient", uri: str, name: str, run_id: str | None) -> str:
+    """The page of a run, or else of the experiment's runs; that of all experiments if there is none
+    of that name."""
+    from mlflow.exceptions import MlflowException
+
+    if run_id is not None:
+        with suppress(MlflowException):  # it was deleted
+            return run_page(client.get_run(run_id).info.experiment_id, run_id)
     if client.get_experiment_by_name(name) is None:
         return ""
     return runs_page(server.experiment_id(client, uri, name))
 
 
-def _store(config: UiConfig) -> tuple[str, str]:
-    """URI of the store, and the page of the run on it."""
+def _store(config: UiConfig) -> tuple[str, str | None]:
+    """URI of the store, and the id of the run in it, if one is asked for and was sent there."""
     configured = server.tracking_uri(config.tracking_uri)
     if config.run is None:
-        return configured, ""
+        return configured, None
     places = [files.join(config.run, *folder, RUN) for folder in ([], [RECORD])]
     record = next(filter(files.is_file, places), None)
     if record is None:
@@ -83,4 +90,4 @@ def _store(config: UiConfig) -> tuple[str, str]:
     uri, run_id = recorded["tracking_uri"], recorded["run_id"]
     if uri == server.without_password(configured):
         uri = configured  # with its password, which is not recorded
-    return uri, f"/#/runs/{run_id}" if run_id else ""
+    return uri, run_id

@@ -14,6 +14,7 @@ from typing import Any
 from bert_core import files
 from bert_core.errors import RaybertError
 from bert_core.manifest import BUNDLE
+from bert_core.wording import shortened
 from tracking.page import NOTE, RESULT
 from tracking.runs import DatasetInput
 from tracking.spool import Run, read_run
@@ -147,7 +148,15 @@ def described(
     parts.append(f"```bash\n{folded(command)}\n```")
     parts.append(f"`raybert report {shlex.quote(output)}` writes a report of it.")
     told = {NOTE: "\n\n".join(parts), COMMAND: command}
-    return {**told, **({RESULT: result} if result else {})}
+    return told | {RESULT: result}  # an earlier attempt may have left its failure there
+
+
+def failure(error: BaseException) -> str:
+    """The result of a run that an error or a signal ended."""
+    if not isinstance(error, Exception):
+        return "interrupted"
+    what = "" if isinstance(error, RaybertError) else f"{type(error).__name__}: "
+    return shortened(without_secrets(f"failed: {what}{error}".strip().splitlines()[0]), 500)
 
 
 def card_links(

@@ -35,6 +35,7 @@ from pipelines.runtime.description import (
     card_links,
     command,
     described,
+    failure,
     run_name,
     source_tags,
     without_secrets,
@@ -43,6 +44,7 @@ from pipelines.runtime.progress import say
 from pipelines.runtime.storage_checks import PROBE
 from tracking.cache import cache_folder
 from tracking.mirror import RECORD
+from tracking.page import RESULT
 from tracking.runs import PARENT_TAG, DatasetInput, RunRecorder, Status, finish_run
 from tracking.server import tracking_uri, without_password
 from tracking.spool import await_release, read_run
@@ -289,7 +291,7 @@ def run_stage(
         except BaseException as error:
             if held.lost is None:
                 files.abort_uploads(config.output)  # workers were ended in the middle of them
-                _end_run(stage, config, "FAILED" if isinstance(error, Exception) else "KILLED")
+                _end_run(stage, config, error)
             raise
         manifest = Manifest(
             stage=stage,
@@ -416,16 +418,22 @@ def stage_command(stage: str, config: StageConfig) -> str:
     return command(stage, config, operational_fields(type(config)) - {"output"})
 
 
-def _end_run(stage: str, config: StageConfig, status: Status, *, with_copy: bool = True) -> None:
-    """Record that the stage ends without a result. Never raises: another error did end it.
+def _end_run(
+    stage: str, config: StageConfig, reason: BaseException, *, with_copy: bool = True
+) -> None:
+    """Record that the stage ends without a result, and why. Never raises: another error did end it.
 
     Where the copy of the record cannot be reached, only MLflow and the local folder know.
     """
+    status: Status = "FAILED" if isinstance(reason, Exception) else "KILLED"
+    told = {RESULT: failure(reason)}
     try:
-        _open_run(stage, config, determining_fields(config), with_copy=with_copy).close(status)
+        _open_run(
+            stage, config, determining_fields(config), description=told, with_copy=with_copy
+        ).close(status)
     except (OSError, RaybertError) as error:
         if with_copy and config.record_copy is not None:
-            _end_run(stage, config, status, with_copy=False)
+            _end_run(stage, config, reason, with_copy=False)
         else:
             say(f"{stage}: how the run ended ({status}) is not recorded: {error}")
 
@@ -435,12 +443,12 @@ def _difference(
 ) -> str:
     if done.stage != stage:
         return f"and this is `{stage}`"
-    differs = [
+    differs = dict.fromkeys(  # a set of rows has settings and a digest
         name
         for then, now in ((done.config, config), (done.inputs, inputs))
         for name in sorted({*then, *now})
         if then.get(name) != now.get(name)
-    ]
+    )
     return f"made with another {', '.join(differs) or 'format'}"
 
 

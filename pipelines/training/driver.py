@@ -222,7 +222,7 @@ def _progress(folder: Path, loop: LoopConfig, title: str) -> Iterator[None]:
     ended = threading.Event()
 
     def follow() -> None:
-        new, done, note = NewRecords(folder), 0.0, ""
+        new, done, note = NewRecords(folder), 0.0, "starting"
         total, unit, scale = _measure(loop)
         with meter(title, total, unit) as progress:
             while not ended.wait(0.5):

@@ -10,7 +10,7 @@ from bert_core.data.splits import HELD_OUT, SELECTION, TRAIN
 from bert_core.data.windows import cut_rows
 from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
-from bert_core.wording import one_of
+from bert_core.wording import nearest, one_of
 from pipelines.corpus.labelled import labelled_input, read_labelled, rows_of
 from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, tell_remarks
 from pipelines.runtime.stage import bundle_input
@@ -47,7 +47,9 @@ def trainable_task(name: str) -> "type[Task]":
             f"for {others}, and give --task {name} to the stages that answer"
         )
     if name not in TASKS:
-        raise ConfigError(f"task: wanted {one_of(trainable)}, got {name!r}")
+        raise ConfigError(
+            f"task: wanted {one_of(trainable)}, got {name!r}{nearest(name, trainable)}"
+        )
     return TASKS[name]
 
 

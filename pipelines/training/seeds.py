@@ -95,7 +95,15 @@ def learn(
         trained_rows=trained_on,
         checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), taken),
     )
+    baseline = _baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}
     say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
+    blind = baseline.get(f"baseline_{main}")
+    if blind is not None and _has_learnt_little(task, main, float(values[main].mean()), blind):
+        say(
+            f"{stage}: an answer that ignores the input has {main} {blind:.1%}, so little was "
+            f"learnt: try more epochs than {config.epochs:g}, or a higher lr than {config.lr:g} "
+            "(small encoders take 1e-3)"
+        )
     counts = {
         **remarks,
         **{f"{name}_rows": len(labelled.rows) for name, labelled in sets.items()},
@@ -105,7 +113,7 @@ def learn(
         names.TOKENS_PER_S: median_speed(records),
         "primary_metric": main,
         **_spread(values),
-        **(_baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}),
+        **baseline,
     }
     return finished(config, stage, outputs, counts)
 
@@ -140,6 +148,14 @@ def _spread(values: dict[str, np.ndarray]) -> dict[str, float]:
 
 def _baseline(task: "Task", rows: list[dict[str, Any]]) -> dict[str, float]:
     return {f"baseline_{name}": value for name, value in task.baseline(rows).items()}
+
+
+def _has_learnt_little(task: "Task", main: str, value: float, blind: float) -> bool:
+    """Whether a model is less than a tenth of the way from the best answer that ignores the input
+    to a perfect one."""
+    if main in task.lower_is_better:
+        return value > 0.9 * blind
+    return value - blind < 0.1 * (1 - blind)
 
 
 def _came_to(main: str, sets: dict[str, LabelledSet], values: dict[str, np.ndarray]) -> str:

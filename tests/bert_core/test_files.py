@@ -617,3 +617,21 @@ def test_a_bucket_that_is_not_there_is_told_from_a_misspelt_path(
         CorpusError, match="wanted a file, a folder or a glob with at least one fil"
     ):
         files.find_files(f"{object_store}{pattern or '/nothing'}")
+
+
+def test_what_is_not_there_is_told_with_what_resembles_it(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "questions.csv").touch()
+    for missing, told in {
+        "runs/question.csv": " (did you mean questions.csv?)",
+        "rnus/questions.csv": " (did you mean runs?)",
+        "runs/questions.csv": "",
+        "runs/x": "",
+        "runs/questions.csv/train": "",
+    }.items():
+        assert files.similar(str(tmp_path / missing)) == told
+    assert files.similar("s3://bucket/question.csv") == ""
+    with pytest.raises(
+        CorpusError, match=r"found none \(did you mean questions.csv\?\): check the"
+    ):
+        files.find_files(str(tmp_path / "runs" / "question.csv"))

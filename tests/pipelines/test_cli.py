@@ -77,6 +77,27 @@ def test_a_config_that_is_not_there_is_named_with_the_nearest() -> None:
         parse("prepare", ["--config", "configs/prepare/docstrngs.toml"])
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("seed = 1\noutput = runs/mine\n", r"at line 2, column 10\)\): text is in quotes, as in"),
+        ("[pairs\nmax_length = 1\n", r"Expected ']' at the end of a table declaration"),
+    ],
+)
+def test_a_config_that_is_no_toml_is_named_with_the_place(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"--config: wanted TOML in {path}, .*{told}"):
+        parse("prepare", [*PREPARE, "--config", str(path)])
+
+
+def test_a_value_in_place_of_a_table_of_fields_is_told_how_to_give_them() -> None:
+    with pytest.raises(ConfigError, match=r"got rows.csv: give them as --train.source …$"):
+        parse("finetune", ["--output", "out", "--model", "bundle", "--train", "rows.csv"])
+
+
 def test_a_switch_needs_no_value() -> None:
     assert parse("prepare", [*PREPARE, "--force"]).force
     assert parse("prepare", ["--force", *PREPARE]).force

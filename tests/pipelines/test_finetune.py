@@ -216,6 +216,18 @@ def test_without_held_out_rows_nothing_is_scored_on_them(
     assert Predictor(tmp_path / "out" / "bundle", device="cpu").predict(["Open a file."])
 
 
+def test_a_model_that_learnt_little_is_told_from_one_that_learnt(
+    pretrained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    still = replace(pretrained.finetune(tmp_path / "still"), lr=1e-9, seeds=(0,), epochs=0.5)
+    finetune.run(still)
+    told = capsys.readouterr().out
+    assert "an answer that ignores the input has accuracy" in told
+    assert "try more epochs than 0.5, or a higher lr than 1e-09 (small encoders take 1e-3)" in told
+    finetune.run(replace(still, output=str(tmp_path / "learnt"), lr=2e-3, epochs=30.0))
+    assert "so little was learnt" not in capsys.readouterr().out
+
+
 def test_from_scratch_takes_fresh_weights(finetuned: Any, tmp_path: Path) -> None:
     config = replace(finetuned.finetune(tmp_path / "scratch"), from_scratch=True, epochs=0.5)
     finetune.run(config)

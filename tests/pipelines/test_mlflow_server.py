@@ -179,11 +179,13 @@ def test_the_page_of_a_run_is_on_the_server_that_it_was_written_to(
     # Of an output in a bucket, the record lies in a folder of it.
     record = (tmp_path / "run" / "mlflow_run.json").read_bytes()
     files.write_bytes(f"{object_store}/out/record/mlflow_run.json", record)
+    assert recorder.run_id is not None
+    experiment = connect(tracking.server.uri).get_run(recorder.run_id).info.experiment_id
     for output in (f"{tmp_path}/run", f"{object_store}/out"):
         ui.run(ui.UiConfig(run=output))
         assert capsys.readouterr().out == (
-            f"MLflow is already at {tracking.server.uri}/#/runs/{recorder.run_id}: open it in a "
-            "browser\n"
+            f"MLflow is already at {tracking.server.uri}/#/experiments/{experiment}/runs/"
+            f"{recorder.run_id}?workflowType=machine_learning: open it in a browser\n"
         )
 
 

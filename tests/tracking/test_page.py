@@ -2,11 +2,27 @@
 
 import json
 import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import mlflow
+import pytest
 
-from tracking.page import EXPERIMENT_KIND, VIEW_TAG, experiment_tags, missing_tags, runs_page
+from tracking.page import (
+    EXPERIMENT_KIND,
+    NOTE,
+    RESULT,
+    VIEW_TAG,
+    experiment_tags,
+    missing_tags,
+    run_page,
+    runs_page,
+)
+from tracking.runs import PARENT_TAG, RunRecorder
 from tracking.server import connect, experiment_id
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 def test_a_new_experiment_is_of_training_and_has_the_view(store: str) -> None:
@@ -26,3 +42,37 @@ def test_an_older_experiment_gets_what_it_lacks_but_a_chosen_kind_stays(store: s
     assert tags[EXPERIMENT_KIND] == "genai_development"
     assert tags[VIEW_TAG] == experiment_tags()[VIEW_TAG]
     assert missing_tags(tags) == {}
+
+
+@pytest.mark.drill
+def test_a_browser_shows_training_with_results_and_a_sweep_over_its_trials(
+    server: Any, browser: "Browser", tmp_path: Path
+) -> None:
+    server.start()
+
+    def record(name: str, result: str, **tags: str) -> str:
+        told = {RESULT: result, NOTE: f"**{result}**\n\n```bash\nraybert tune --lr 1\n```", **tags}
+        with RunRecorder.open(
+            tmp_path / name, uri=server.uri, run_name=f"tune {name}", params={"lr": 1e-3}, tags=told
+        ) as recorder:
+            recorder.flush()
+        assert recorder.run_id is not None
+        return recorder.run_id
+
+    sweep = record("sweep", "best of 1: accuracy 81.7 %")
+    record("trial", "accuracy 81.7 %", **{PARENT_TAG: sweep})
+    experiment = experiment_id(connect(server.uri), server.uri, "raybert")
+    page = browser.new_page(viewport={"width": 1600, "height": 950})
+    page.set_default_timeout(60_000)  # the page is megabytes of scripts
+    page.goto(server.uri + runs_page(experiment))
+    page.get_by_text("best of 1: accuracy 81.7 %").wait_for()
+    headers = page.get_by_role("columnheader").all_inner_texts()
+    assert {"Run Name", "result", "lr"} <= {text.strip() for text in headers}
+    assert page.get_by_text("tune trial").count() == 0  # below its sweep
+    page.get_by_role("gridcell").filter(has_text="tune sweep").get_by_role("button").first.click()
+    page.get_by_text("tune trial").wait_for()
+    page.goto(server.uri + run_page(experiment, sweep))
+    page.get_by_text("raybert tune --lr 1").first.wait_for()
+    page.get_by_role("link", name="tune trial").wait_for()  # of its child runs
+    assert page.get_by_text("Evaluation runs").count() == 0  # which the side of GenAI has
+    page.close()

@@ -112,6 +112,10 @@ def test_a_registered_version_is_the_bundle_that_was_published(
         (f"models:/{NAME}/9", "model resolved has no version 9, it has: 1, 2"),
         (f"models:/{NAME}", "wanted models:/<name>@<alias> or models:/<name>/<version>"),
         ("runs/a/nothing", "runs/a/nothing: wanted the folder of a bundle, got nothing there"),
+        (
+            str(Path(__file__).with_suffix("")),
+            r"got nothing there \(did you mean test_resolve.py\?",
+        ),
         ("", "wanted the folder of a bundle, got an empty string"),
         (__file__, "test_resolve.py: wanted the folder of a bundle, got a file"),
         ("nosuch://host/bundle", "nosuch://host/bundle: wanted a folder, or a URI that can be"),

@@ -121,6 +121,12 @@ def test_a_line_that_is_no_object_is_named_by_its_byte(line: bytes, message: str
         list(jsonl_rows(data, "a.jsonl", offset=100))
 
 
+@pytest.mark.parametrize("text", ['[{"text": "a"}]', '\ufeff[\n  {"text": "a"}\n]'])
+def test_a_list_of_objects_is_told_apart_from_a_bad_line(text: str) -> None:
+    with pytest.raises(CorpusError, match=r"byte 0 .*: of a list, write each object as a line \("):
+        list(jsonl_rows(text.encode(), "a.jsonl"))
+
+
 def test_a_missing_column_is_named_with_those_there_are() -> None:
     with pytest.raises(
         CorpusError, match=r"a: wanted text in the column 'text', got NoneType; there are: id, body"

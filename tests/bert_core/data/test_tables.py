@@ -50,7 +50,7 @@ def test_a_row_says_on_which_line_it_begins_whatever_lies_within_its_quotes(
         ('x,"a"b\n', 1, "cannot be read (',' expected after '\"'): quote cells that hold commas"),
         ("x\n", 1, "wanted 2 cells, as many as the header has columns, got 1: quote cells that"),
         ('x,"a\nb",c\n', 2, "wanted 2 cells, as many as the header has columns, got 3: quote"),
-        ("x,caf\udce9\n", 1, "wanted UTF-8, byte 0xe9 is not: convert the file with iconv"),
+        ("x,caf\udce9\n", 1, "0xe9 is not: convert the file, if it is WINDOWS-1252 with `iconv"),
     ],
 )
 def test_a_row_that_cannot_be_read_takes_no_other_with_it(bad: str, lines: int, fault: str) -> None:
@@ -94,7 +94,8 @@ def test_rows_are_those_that_were_written() -> None:
         ("text\tlabel\na\tb\n", "a.csv", "got none of these but '\\t': name the file .tsv"),
         ("text,label\na,b\n", "a.tsv.bz2", "separated by tabs, got none of these but ',': name the "
          "file .csv"),
-        ("\n\ufefft\udcffxt,label\n", "a.csv", "a.csv, line 2: wanted UTF-8, byte 0xff is not"),
+        ("\n\ufefft\udcffxt,label\n", "a.csv", "wanted UTF-8, byte 0xff is not: convert "
+         "the file, if it is UTF-16 with `iconv -f UTF-16 -t UTF-8`, or leave it out"),
         ('a,"b', "a.csv", "a.csv, line 1: wanted a row of .csv, it cannot be read (a quote opens"),
     ],
 )  # fmt: skip

@@ -70,8 +70,13 @@ def test_a_quoted_field_of_a_csv_may_hold_line_breaks() -> None:
         (
             b"text,label\na,1\n",
             "a.csv",
-            "a.csv, row 1: wanted text in the column 'sentence', got nothing; "
-            "there are: text, label",
+            "a.csv: wanted a column 'sentence', there are: text, label: say with columns.text "
+            "which holds the text, or add a first line with the names of the columns",
+        ),
+        (
+            b"sentense,label\na,1\n",
+            "a.csv",
+            "there are: sentense, label (did you mean sentense?): say with columns.text",
         ),
         (
             b"sentence\tlabel\na\t1\nb\t\n",
@@ -82,7 +87,13 @@ def test_a_quoted_field_of_a_csv_may_hold_line_breaks() -> None:
         (
             parquet(sentence=["a"], y=[1.5]),
             "a.parquet",
-            "'label', got nothing; there are: sentence, y",
+            "wanted a column 'label', there are: sentence, y: say with columns.label which holds "
+            "the label",
+        ),
+        (
+            b'{"sentence": "a", "label": "x"}\n{"sentence": "b"}\n',
+            "a.jsonl",
+            "a.jsonl, row 2: wanted text in the column 'label', got nothing; there are: sentence: ",
         ),
         (b"sentence,label\n", "a.csv", "a.csv: wanted labelled rows, the file holds none"),
         (b"", "a.jsonl", "a.jsonl: wanted labelled rows, the file holds none: give another file"),
@@ -95,8 +106,11 @@ def test_a_quoted_field_of_a_csv_may_hold_line_breaks() -> None:
         (
             b"x",
             "a.xlsx",
-            "a.xlsx: wanted .csv, .tsv, .jsonl or .parquet, also .gz, .bz2 or .zst, got .xlsx: con",
+            "a.xlsx: wanted .csv, .tsv, .jsonl or .parquet, also .gz, .bz2 or .zst, got .xlsx: sav",
         ),
+        (b"[]", "a.json", "got .json: write an object per line as .jsonl (pandas: read_json(…)"),
+        (b"a\nb", "a.txt", "got .txt: write a .csv whose first line names its columns, such as te"),
+        (b"x", "a.dat", "got .dat: convert or rename it"),
     ],
 )
 def test_labelled_files_that_will_not_do_say_why(data: bytes, source: str, message: str) -> None:
@@ -189,7 +203,7 @@ def test_a_cell_may_hold_a_hundred_thousand_words() -> None:
             {"text": "x", "label": "a"},
             OneLabel,
             {"text_pair": "b"},
-            "text in the column 'b'",
+            "wanted a column 'b', there are: text, label: say with columns.text_pair which",
         ),
         (
             {"text": "x", "label": "a"},

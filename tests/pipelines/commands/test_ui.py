@@ -47,7 +47,10 @@ def test_the_store_of_a_run_is_opened_at_that_run(tmp_path: Path) -> None:
     try:
         assert page.stdout is not None
         place = f"http://127.0.0.1:{port}"
-        told = f"MLflow on {uri}: {place}/#/runs/{recorder.run_id} (Ctrl-C stops it)\n"
+        told = (
+            f"MLflow on {uri}: {place}/#/experiments/1/runs/{recorder.run_id}"
+            "?workflowType=machine_learning (Ctrl-C stops it)\n"
+        )
         assert page.stdout.readline() == told
         run = f"{place}/api/2.0/mlflow/runs/get?run_id={recorder.run_id}"
         deadline = time.monotonic() + 120

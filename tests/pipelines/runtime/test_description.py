@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from bert_core.errors import CorpusError, ResourceError
 from pipelines.configure import CONFIGS, STAGES, parse
-from pipelines.runtime.description import described, folded, run_name
+from pipelines.runtime.description import described, failure, folded, run_name
 from pipelines.runtime.stage import determining_fields, stage_command
 from tracking.page import NOTE, RESULT
 from tracking.runs import DatasetInput
@@ -74,4 +75,17 @@ def test_a_description_leads_to_what_a_run_was_made_from(tmp_path: Path) -> None
     assert "[card](#/models/m)" in told[NOTE]
     elsewhere = described("raybert x", "runs/x", inputs, "sqlite:///there.db")
     assert "#/runs/" not in elsewhere[NOTE]
-    assert RESULT not in elsewhere
+    assert elsewhere[RESULT] == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (CorpusError("a.csv: wanted a column"), "failed: a.csv: wanted a column"),
+        (ValueError("no\nmore"), "failed: ValueError: no"),
+        (ResourceError("https://me:pw@host/a.csv is away"), "failed: https://host/a.csv is away"),
+        (KeyboardInterrupt(), "interrupted"),
+    ],
+)
+def test_a_run_without_a_result_says_why(error: BaseException, told: str) -> None:
+    assert failure(error) == told

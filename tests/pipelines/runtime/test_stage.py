@@ -13,7 +13,7 @@ import pytest
 from mlflow.entities import Run
 
 from bert_core import files
-from bert_core.errors import ConfigError, ResourceError
+from bert_core.errors import ConfigError, CorpusError, ResourceError
 from bert_core.files import read_json
 from bert_core.manifest import Output, is_complete, read_manifest
 from pipelines.corpus.config import CorpusConfig
@@ -203,6 +203,25 @@ def test_a_killed_run_goes_on_in_its_folder_and_one_of_other_settings_starts_ove
     Path(config.output, "manifest.json").unlink()
     run_stage("copy", replace(config, times=3), source, work)
     assert seen == [True, False]
+
+
+def test_a_failed_run_says_why_until_it_goes_on(config: CopyConfig) -> None:
+    def failing(digest: str) -> Result:
+        raise CorpusError("a.csv: wanted a column")
+
+    def recorded() -> Run:
+        run_id = read_json(f"{config.output}/mlflow_run.json")["run_id"]
+        return mlflow.MlflowClient(config.tracking_uri).get_run(run_id)
+
+    with pytest.raises(CorpusError):
+        run_stage("copy", config, [DatasetInput("source", "d1", "a")], failing)
+    failed = recorded()
+    assert failed.info.status == "FAILED"
+    assert failed.data.tags["result"] == "failed: a.csv: wanted a column"
+    run(config, [])
+    finished = recorded()
+    assert (finished.info.run_id, finished.info.status) == (failed.info.run_id, "FINISHED")
+    assert finished.data.tags["result"] == ""
 
 
 @pytest.mark.drill
