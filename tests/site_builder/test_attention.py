@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from benchmarks.checkpoints import ABSENT, MINILM, checkpoint
 from bert_core.inspection import attention
 from bert_core.predictor import Predictor
 from site_builder import attention as pictures
-from tests.bert_core.test_checkpoints import NAME, PACKAGE, folder_of
 
 
 @pytest.mark.parametrize("draw", [pictures.layouts, pictures.distances])
@@ -38,7 +38,9 @@ def test_packed_rows_read_themselves_and_a_window_its_reach() -> None:
 
 @pytest.mark.drill
 def test_heads_look_at_what_their_titles_say() -> None:
-    folder = folder_of(PACKAGE, PACKAGE) / "data" / "embeddings" / NAME
+    folder = checkpoint(MINILM)
+    if folder is None:
+        pytest.skip(ABSENT)
     predictor = Predictor(folder, device="cpu", task="feature-extraction")
     seen = attention(predictor.model, predictor.bundle.tokenizer, pictures.SENTENCE)
     before, after, noun, cls = (
