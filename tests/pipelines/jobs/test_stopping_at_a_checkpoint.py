@@ -36,7 +36,7 @@ def in_open_bucket(
 
 
 def command_of(config: PretrainConfig) -> list[str]:
-    more = ["--variant", config.variant, "--tracking_uri", str(config.tracking_uri)]
+    more = ["--variant", str(config.variant), "--tracking_uri", str(config.tracking_uri)]
     return [*words_of(config), *more]
 
 
