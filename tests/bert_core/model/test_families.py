@@ -167,7 +167,11 @@ CASES = [
     )
 ]
 Model = TypeVar("Model", bound=nn.Module)
-ABOUT_VARIANTS = """# Encoders
+ABOUT_VARIANTS = """---
+hide: [toc] # room for the table
+---
+
+# Encoders
 
 `raybert pretrain --variant <variant>` trains a model of these sizes. Written by
 `tests/bert_core/model/test_families.py`: parameters are exactly those of transformers' class
