@@ -42,8 +42,8 @@ test-cluster: $(INSTALLED)  ## the whole path and drills on six hosts, which are
 	$(BIN)/python -m pytest -n0 -s -m cluster
 
 fake-cuda: $(CUDA)/installed  ## every branch for CUDA on a GPU that is not there; installs 5 GB the first time
-	LD_PRELOAD=$(CURDIR)/$(CUDA)/libcuda.so.1 $(CUDA)/bin/python -c 'import torch; torch.cuda.init()'
-	LD_PRELOAD=$(CURDIR)/$(CUDA)/libcuda.so.1 $(CUDA)/bin/python -m pytest -m fake_cuda tests/fake_cuda
+	LD_PRELOAD=$(abspath $(CUDA))/libcuda.so.1 $(CUDA)/bin/python -c 'import torch; torch.cuda.init()'
+	LD_PRELOAD=$(abspath $(CUDA))/libcuda.so.1 $(CUDA)/bin/python -m pytest -m fake_cuda tests/fake_cuda
 
 lint: $(INSTALLED)  ## format, style, types, and the import contracts
 	$(BIN)/ruff format --check
@@ -63,12 +63,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # The packages of .venv, with torch's build for CUDA before its own. `===` takes the release of that
 # version without a suffix, such as +cpu, which on Linux is the build for CUDA.
+PACKAGES := import site; print(site.getsitepackages()[0])
 $(CUDA)/installed: $(INSTALLED) tests/fake_cuda/idle_gpu.c
 	$(BIN)/python -m venv $(CUDA)
 	$(CUDA)/bin/python -m pip install --constraint constraints.txt \
 		"torch===$$($(BIN)/python -c 'import torch; print(torch.__version__.split("+")[0])')"
-	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $(CUDA)/lib/$(notdir $(wildcard .venv/lib/python3*))/site-packages/venv.pth
-	cd $(CUDA)/lib/python3*/site-packages && gcc -shared -fPIC -Wl,-soname,libcuda.so.1 \
+	$(BIN)/python -c '$(PACKAGES)' > "$$($(CUDA)/bin/python -c '$(PACKAGES)')/venv.pth"
+	cd "$$($(CUDA)/bin/python -c '$(PACKAGES)')" && gcc -shared -fPIC -Wl,-soname,libcuda.so.1 \
 		-I nvidia/cu13/include -I triton/backends/nvidia/include \
-		-o $(CURDIR)/$(CUDA)/libcuda.so.1 $(CURDIR)/tests/fake_cuda/idle_gpu.c
+		-o $(abspath $(CUDA))/libcuda.so.1 $(CURDIR)/tests/fake_cuda/idle_gpu.c
 	touch $@

@@ -8,7 +8,7 @@ tensors of whole numbers carry them where they are known. What comes back to the
 number is 1.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ class FakeGpu(TorchDispatchMode):
         if not all(issubclass(kind, FakeTensor) or kind in _PLAIN for kind in types):
             return NotImplemented  # a sharded tensor, which takes itself apart
         given = list(tree_iter((args, kwargs)))
+        if func.namespace == "c10d":
+            _fits_nccl(given)
         there = any(isinstance(one, torch.device) and one.type == "cuda" for one in given)
         if not there and not any(isinstance(one, FakeTensor) for one in given):
             return func(*args, **kwargs)
@@ -171,6 +173,11 @@ def _index_is_there(source: Tensor, index: Any, *_: Any, **__: Any) -> None:
     for one in index:
         same = one is None or source.is_cuda or not one.is_cuda
         assert same, "wanted the index of a tensor on the CPU on the CPU, it is on the GPU"
+
+
+def _fits_nccl(given: Iterable[Any]) -> None:
+    on_cpu = any(isinstance(one, Tensor) and not isinstance(one, FakeTensor) for one in given)
+    assert not on_cpu, "wanted tensors on the GPU, which NCCL sums, got one on the CPU"
 
 
 def _fits_varlen(

@@ -14,6 +14,7 @@ from bert_core.batches import RankBatches, ShardSource, WindowSource, pack, pad
 from bert_core.data.order import GlobalOrder
 from bert_core.data.shards import ShardRows
 from bert_core.data.windows import Window
+from bert_core.inspection import attention, word_uses
 from bert_core.model.attention import packing
 from bert_core.model.config import EncoderConfig
 from bert_core.model.encoder import Encoder
@@ -23,8 +24,10 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
 from bert_core.objectives.distillation import MATCHED, Distillation
 from bert_core.objectives.mlm import MaskedLanguageModeling
+from bert_core.predictor import Predictor
 from bert_core.scores import TorchBackend
 from bert_core.tasks.base import Kind, Task
+from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.fill_mask import FillMask
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification
@@ -194,20 +197,21 @@ def test_dropout_in_attention_trains(gpu: "FakeGpu") -> None:
 
 
 @pytest.fixture(params=[1, 4])
-def ranks(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A group of so many ranks, of which this process is the first and the others say nothing."""
+def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A group of so many ranks, of which this process is the first and the others say nothing. It
+    is taken for NCCL's."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
+    monkeypatch.setattr(dist, "get_backend", lambda group=None: "nccl")
     yield request.param
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(("optimizer", "again"), [("adamw", True), ("lamb", False)])
 @pytest.mark.parametrize("name", ["mlm nsp", "rtd"])
 def test_sharded_weights_train(
-    gpu: "FakeGpu", ranks: int, name: str, again: bool, optimizer: str
+    gpu: "FakeGpu", ranks: int, name: str, optimizer: str, again: bool
 ) -> None:
     variant = "deberta-v3-tiny" if name == "rtd" else "bert-tiny"
     model = model_of(
@@ -272,6 +276,20 @@ def test_every_task_answers(
     scores = backend.scores(windows, TOKENIZER.pad_id)
     assert len(scores) == len(windows)
     assert all(score.dtype == np.float32 for score in scores)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_bundle_answers_and_shows_its_attention(
+    gpu: "FakeGpu", precision: Any, tmp_path: Path
+) -> None:
+    folder = tiny.bundle(tmp_path / "bundle", TOKENIZER, task=FeatureExtraction())
+    predictor = Predictor(folder, device="cuda", precision=precision)
+    model = predictor.model
+    assert next(model.parameters()).device == CUDA
+    assert len(predictor.predict(["the sea is blue", "a tree"])) == 2
+    shown = attention(model, TOKENIZER, "the sea is blue")
+    assert shown.weights.shape == (2, 4, 6, 6)
+    assert len(word_uses(model, TOKENIZER, "sea", ["the sea", "a sea is a sea"]).uses) == 3
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -364,6 +382,11 @@ def test_what_a_gpu_refuses_is_refused(
 ) -> None:
     with pytest.raises((AssertionError, RuntimeError), match=told):
         wrong()
+
+
+def test_sums_over_ranks_on_the_cpu_are_refused(gpu: "FakeGpu", ranks: int) -> None:
+    with pytest.raises(AssertionError, match="which NCCL sums"):
+        dist.all_reduce(torch.zeros(3))
 
 
 def test_positions_on_the_cpu_in_the_model_are_found(
