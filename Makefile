@@ -5,10 +5,11 @@ PYTHON ?= python3
 VENV_OPTIONS ?=
 BIN := .venv/bin
 INSTALLED := .venv/installed
+CUDA := .venv-cuda
 # Where Python may not keep what it compiles, every process that a test starts compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo fast test drill endurance check matrix test-cluster checkpoints lint docs
+.PHONY: help demo fast test drill endurance check matrix test-cluster fake-cuda checkpoints lint docs
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -18,13 +19,13 @@ demo: $(INSTALLED)  ## the quickstart: from corpus to served answers, on this ma
 	$(BIN)/raybert quickstart
 
 fast: $(INSTALLED)  ## the tests that take under half a second and start no Ray
-	$(BIN)/python -m pytest -m "not ray and not drill and not matrix and not cluster"
+	$(BIN)/python -m pytest -m "not ray and not drill and not matrix and not cluster and not fake_cuda"
 
 test: $(INSTALLED)  ## all tests but the drills
-	$(BIN)/python -m pytest -m "not drill and not matrix and not cluster"
+	$(BIN)/python -m pytest -m "not drill and not matrix and not cluster and not fake_cuda"
 
 check: $(INSTALLED)  ## test and drill in one go, as CI does
-	$(BIN)/python -m pytest -m "not matrix and not cluster"
+	$(BIN)/python -m pytest -m "not matrix and not cluster and not fake_cuda"
 
 drill: $(INSTALLED)  ## the tests that kill processes and cut files
 	$(BIN)/python -m pytest -m drill
@@ -40,6 +41,10 @@ matrix: $(INSTALLED)  ## every task and kind of rows through every command and s
 
 test-cluster: $(INSTALLED)  ## the whole path and drills on six hosts, which are namespaces of this machine; needs root
 	$(BIN)/python -m pytest -n0 -s -m cluster
+
+fake-cuda: $(CUDA)/installed  ## every branch for CUDA on a GPU that is not there; installs 5 GB the first time
+	LD_PRELOAD=$(abspath $(CUDA))/libcuda.so.1 $(CUDA)/bin/python -c 'import torch; torch.cuda.init()'
+	LD_PRELOAD=$(abspath $(CUDA))/libcuda.so.1 $(CUDA)/bin/python -m pytest -m fake_cuda tests/fake_cuda
 
 checkpoints: .checkpoints  ## models that others trained (575 MB), which tests and benchmarks then use
 
@@ -62,4 +67,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("raybert wants Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + ": run make with PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_OPTIONS) .venv
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# The packages of .venv, with torch's build for CUDA before its own. `===` takes the release of that
+# version without a suffix, such as +cpu, which on Linux is the build for CUDA.
+PACKAGES := import site; print(site.getsitepackages()[0])
+$(CUDA)/installed: $(INSTALLED) tests/fake_cuda/idle_gpu.c
+	$(BIN)/python -m venv $(CUDA)
+	$(CUDA)/bin/python -m pip install --constraint constraints.txt \
+		"torch===$$($(BIN)/python -c 'import torch; print(torch.__version__.split("+")[0])')"
+	$(BIN)/python -c '$(PACKAGES)' > "$$($(CUDA)/bin/python -c '$(PACKAGES)')/venv.pth"
+	cd "$$($(CUDA)/bin/python -c '$(PACKAGES)')" && gcc -shared -fPIC -Wl,-soname,libcuda.so.1 \
+		-I nvidia/cu13/include -I triton/backends/nvidia/include \
+		-o $(abspath $(CUDA))/libcuda.so.1 $(CURDIR)/tests/fake_cuda/idle_gpu.c
 	touch $@

@@ -30,6 +30,7 @@ NOT_SENT = [
     "/.checkpoints",
     "/.git",
     "/.venv",
+    "/.venv-cuda",
     "/data",
     "/mlruns",
     "/runs",
