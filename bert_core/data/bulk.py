@@ -183,15 +183,20 @@ class BulkEncoder(ABC):
 def words_at(
     begins: Bool[np.ndarray, "bytes"],
     data: UInt8[np.ndarray, "bytes"],
+    row_offsets: Integer[np.ndarray, "rows_1"],
     kept: Bool[np.ndarray, "bytes"] | None = None,
-) -> pa.BinaryArray:
-    """The words that begin at these bytes, each up to the next one, without the bytes not kept."""
+) -> tuple[pa.BinaryArray, Integer[np.ndarray, "rows_1"]]:
+    """What `BulkEncoder.cut` returns: the words that begin at these bytes, each up to the next one,
+    without the bytes not kept."""
+    starts = np.flatnonzero(begins)
+    words_before_row = np.searchsorted(starts, row_offsets)
     if kept is not None:
-        begins, data = begins[kept], data[kept]
-    offsets = np.append(np.flatnonzero(begins), len(data)).astype(np.int32)
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        starts, data = np.flatnonzero(begins[kept]), data[kept]
+    offsets = np.append(starts, len(data)).astype(np.int32)
+    words = pa.BinaryArray.from_buffers(
+        pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     )
+    return words, words_before_row
 
 
 def settings_of(component: Any) -> dict[str, Any]:

@@ -102,8 +102,7 @@ class BulkByteLevel(BulkEncoder):
         begins[apostrophes[kind[apostrophes + 1] < OTHER]] = 0
         begins_word[1:] |= (begins & HERE).view(bool)
         begins_word[:-1] |= begins >= EARLIER
-        words_before = np.searchsorted(np.flatnonzero(begins_word), row_offsets)
-        return words_at(begins_word, data), words_before
+        return words_at(begins_word, data, row_offsets)
 
     def model_inputs(self, words: pa.StringArray) -> pa.StringArray:
         plain = pc.if_else(pc.match_substring_regex(words, _PLAIN), words, None)

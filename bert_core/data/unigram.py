@@ -88,8 +88,7 @@ class BulkUnigram(BulkEncoder):
             separates = (data == ord(" ")) & ~beside
         begins_word = ~separates
         begins_word[1:] &= separates[:-1] | begins_row[1:-1]
-        words_before = np.searchsorted(np.flatnonzero(begins_word), row_offsets)
-        return words_at(begins_word, data, ~separates), words_before
+        return words_at(begins_word, data, row_offsets, ~separates)
 
     def model_inputs(self, words: pa.StringArray) -> pa.StringArray:
         plain = pc.match_substring_regex(words, _ALL_PLAIN)

@@ -52,8 +52,7 @@ class BulkWordPiece(BulkEncoder):
         rows = row_offsets[:-1]
         follows[rows[rows < len(data)]] = False
         begins_word |= (kind == WORD) & ~follows
-        words_before = np.searchsorted(np.flatnonzero(begins_word), row_offsets)
-        return words_at(begins_word, data, kind != SPACE), words_before
+        return words_at(begins_word, data, row_offsets, kind != SPACE)
 
     def model_inputs(self, words: pa.StringArray) -> pa.StringArray:
         return pc.if_else(pc.match_substring_regex(words, _PLAIN), words, None)
