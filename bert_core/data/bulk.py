@@ -8,8 +8,9 @@ encoded whole. Where a kind of tokenizer splits is left to `wordpiece`, `byte_le
 import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from itertools import chain, pairwise
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class BulkEncoder(ABC):
         if not self.supports(inner):
             raise ValueError(f"{type(self).__name__}: wanted a tokenizer that it supports")
         self.inner = inner
+        self._of_words = inner
         self._added = [token.content for token in inner.get_added_tokens_decoder().values()]
         self._forget()
 
@@ -64,9 +66,9 @@ class BulkEncoder(ABC):
         """
 
     @abstractmethod
-    def model_inputs(self, words: Sequence[str]) -> Sequence[str | None]:
+    def model_inputs(self, words: pa.StringArray) -> pa.StringArray:
         """What normalizer and pre-tokenizer make of each word, where that is known to be a single
-        word for the model; None elsewhere. To encode such words takes half the time."""
+        word for the model; null elsewhere. To encode such words takes half the time."""
 
     def in_context(
         self,
@@ -149,11 +151,11 @@ class BulkEncoder(ABC):
             return indices.to_numpy(), ids, bounds, in_context
         missing = indices.is_null()
         new = words.filter(missing).dictionary_encode()
-        distinct = new.dictionary.cast(pa.string(), safe=False).to_pylist()
+        distinct = new.dictionary.cast(pa.string(), safe=False)
         new_ids, counts = self._encode_words(distinct)
         ids = np.concatenate([ids, new_ids])
         bounds = np.concatenate([bounds, bounds[-1] + np.cumsum(counts)])
-        in_context = np.append(in_context, self.in_context(distinct, new_ids, counts))
+        in_context = np.append(in_context, self.in_context(distinct.to_pylist(), new_ids, counts))
         number = indices.fill_null(0).to_numpy().copy()
         number[missing.to_numpy(zero_copy_only=False)] = len(self._known) + new.indices.to_numpy()
         known = pa.concat_arrays([self._known, new.dictionary])
@@ -162,36 +164,39 @@ class BulkEncoder(ABC):
             self._ids, self._bounds, self._in_context = ids, bounds, in_context
         return number, ids, bounds, in_context
 
-    def _encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def _encode_words(self, words: pa.StringArray) -> tuple[np.ndarray, np.ndarray]:
         """Flat ids of words, and how many ids each has."""
         inputs, tokenize = self.model_inputs(words), self.inner.model.tokenize
-        others = [word for word, known in zip(words, inputs, strict=True) if known is None]
-        encodings = iter(self.inner.encode_batch_fast(others, add_special_tokens=False))
+        others = words.filter(inputs.is_null()).to_pylist()
+        encodings = iter(self._of_words.encode_batch_fast(others, add_special_tokens=False))
         return _flat(
-            [
-                next(encodings).ids if known is None else [one.id for one in tokenize(known)]
-                for known in inputs
-            ]
+            next(encodings).ids if known is None else [one.id for one in tokenize(known)]
+            for known in inputs.to_pylist()
         )
 
     def _encode_texts(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Flat ids of texts, and how many ids each has."""
         encodings = self.inner.encode_batch_fast(texts, add_special_tokens=False)
-        return _flat([encoding.ids for encoding in encodings])
+        return _flat(encoding.ids for encoding in encodings)
 
 
 def words_at(
     begins: Bool[np.ndarray, "bytes"],
     data: UInt8[np.ndarray, "bytes"],
+    row_offsets: Integer[np.ndarray, "rows_1"],
     kept: Bool[np.ndarray, "bytes"] | None = None,
-) -> pa.BinaryArray:
-    """The words that begin at these bytes, each up to the next one, without the bytes not kept."""
+) -> tuple[pa.BinaryArray, Integer[np.ndarray, "rows_1"]]:
+    """What `BulkEncoder.cut` returns: the words that begin at these bytes, each up to the next one,
+    without the bytes not kept."""
+    starts = np.flatnonzero(begins)
+    words_before_row = np.searchsorted(starts, row_offsets)
     if kept is not None:
-        begins, data = begins[kept], data[kept]
-    offsets = np.append(np.flatnonzero(begins), len(data)).astype(np.int32)
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        starts, data = np.flatnonzero(begins[kept]), data[kept]
+    offsets = np.append(starts, len(data)).astype(np.int32)
+    words = pa.BinaryArray.from_buffers(
+        pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     )
+    return words, words_before_row
 
 
 def settings_of(component: Any) -> dict[str, Any]:
@@ -211,9 +216,14 @@ def steps_of(component: Any) -> list[dict[str, Any]]:
     return steps(settings) if (settings := settings_of(component)) else []
 
 
-def _flat(lists: Sequence[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    flat = np.fromiter(chain.from_iterable(lists), np.uint32)
-    return flat, np.fromiter(map(len, lists), np.int64, len(lists))
+def _flat(lists: Iterable[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """All numbers, and how many each list has. No list is kept: the garbage collector would visit
+    tens of thousands of them again and again."""
+    flat, counts = array("I"), array("q")
+    for numbers in lists:
+        flat.extend(numbers)
+        counts.append(len(numbers))
+    return np.array(flat, dtype=np.uint32), np.array(counts, dtype=np.int64)
 
 
 def _slices(texts: pa.StringArray) -> list[tuple[int, int]]:

@@ -1,16 +1,16 @@
 """Where the pre-tokenizer of byte-level BPE splits (RoBERTa, Longformer, ModernBERT)."""
 
-import re
 import string
-from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import tokenizers
 from jaxtyping import Integer, UInt8
-from tokenizers import models, normalizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_core.data.bulk import BulkEncoder, settings_of, words_at
+from bert_core.data.ragged import offsets_of
 
 LETTER, DIGIT, MARK, OTHER, SPACE, WHITE, UNKNOWN = range(7)
 """Kinds of bytes. OTHER is part of a character that is not white space; WHITE is white space apart
@@ -39,7 +39,7 @@ _RANGES = (
     ("\u3000", "\u3000", UNKNOWN),
 )
 # Words of ASCII that are a single match of the regular expression: no contraction begins in them.
-_PLAIN = re.compile(r" ?[!-&(-~]+").fullmatch
+_PLAIN = r"^ ?[!-&(-~]+$"
 HERE, EARLIER = 1, 2
 # What follows from the kinds of two bytes in a row, first * 8 + second: a word begins with the
 # second, or with the first.
@@ -68,6 +68,12 @@ class BulkByteLevel(BulkEncoder):
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         super().__init__(inner)
         self._lowercase = isinstance(inner.normalizer, normalizers.Lowercase)
+        self._leading_space = settings_of(inner.pre_tokenizer)["add_prefix_space"]
+        if self._leading_space:
+            self._of_words = tokenizers.Tokenizer(inner.model)
+            self._of_words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            if inner.normalizer is not None:
+                self._of_words.normalizer = inner.normalizer
 
     @classmethod
     def supports(cls, inner: tokenizers.Tokenizer) -> bool:
@@ -78,13 +84,14 @@ class BulkByteLevel(BulkEncoder):
             and not inner.model.dropout
             and splits.get("type") == "ByteLevel"
             and splits["use_regex"]
-            and not splits["add_prefix_space"]
             and (not normalizer or (normalizer["type"] in ("Lowercase", "NFC") and not normalized))
         )
 
     def cut(
         self, data: UInt8[np.ndarray, "bytes"], row_offsets: Integer[np.ndarray, "rows_1"]
     ) -> tuple[pa.BinaryArray, Integer[np.ndarray, "rows_1"]]:
+        if self._leading_space:
+            data, row_offsets = _with_leading_spaces(data, row_offsets)
         kind = _kinds(data)
         begins_row = np.zeros(len(data) + 1, dtype=bool)
         begins_row[row_offsets] = True
@@ -95,24 +102,32 @@ class BulkByteLevel(BulkEncoder):
         begins[apostrophes[kind[apostrophes + 1] < OTHER]] = 0
         begins_word[1:] |= (begins & HERE).view(bool)
         begins_word[:-1] |= begins >= EARLIER
-        words_before = np.searchsorted(np.flatnonzero(begins_word), row_offsets)
-        return words_at(begins_word, data), words_before
+        return words_at(begins_word, data, row_offsets)
 
-    def model_inputs(self, words: Sequence[str]) -> Sequence[str | None]:
-        inputs = [word.replace(" ", "Ġ") if _PLAIN(word) else None for word in words]
-        if not self._lowercase:
-            return inputs
-        return [None if one is None else one.lower().replace("ġ", "Ġ") for one in inputs]
+    def model_inputs(self, words: pa.StringArray) -> pa.StringArray:
+        plain = pc.if_else(pc.match_substring_regex(words, _PLAIN), words, None)
+        normal = pc.ascii_lower(plain) if self._lowercase else plain
+        return pc.replace_substring(normal, " ", "Ġ")
+
+
+def _with_leading_spaces(
+    data: UInt8[np.ndarray, "bytes"], row_offsets: Integer[np.ndarray, "rows_1"]
+) -> tuple[UInt8[np.ndarray, "bytes_and_spaces"], Integer[np.ndarray, "rows_1"]]:
+    """A space before every row that does not begin with one; empty rows stay empty."""
+    lacks_space = np.diff(row_offsets) > 0
+    lacks_space[lacks_space] = data[row_offsets[:-1][lacks_space]] != ord(" ")
+    spaced = np.insert(data, row_offsets[:-1][lacks_space], ord(" "))
+    return spaced, row_offsets + offsets_of(lacks_space)
 
 
 def _kinds(data: UInt8[np.ndarray, "bytes"]) -> UInt8[np.ndarray, "bytes"]:
     kind = _KIND[data]
-    if not (data >= 0x80).any():
-        return kind
+    leads = np.flatnonzero(data >= 0xC2)
+    lead_bytes = data[leads]
     for first, last, kind_of_range in _RANGES:
         *lead, low = first.encode()
         high = last.encode()[-1]
-        places = np.flatnonzero(data == lead[0])
+        places = leads[lead_bytes == lead[0]]
         for offset, byte in enumerate(lead[1:], 1):
             places = places[data[places + offset] == byte]
         final = data[places + len(lead)]

@@ -1,6 +1,5 @@
 """Where the pre-tokenizer of Unigram splits (ALBERT, XLM-RoBERTa, DeBERTa v3)."""
 
-import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import tokenizers
 from jaxtyping import Bool, Integer, UInt8
 from tokenizers import models
@@ -19,7 +19,7 @@ _WHITE = np.zeros(256, dtype=bool)
 _WHITE[list(WHITE_SPACE.encode())] = True
 _PLAIN = frozenset(map(chr, range(ord("!"), ord("~") + 1)))
 """The characters of ASCII that are neither white space nor control characters."""
-_ALL_PLAIN = re.compile(r"[!-~]+").fullmatch
+_ALL_PLAIN = r"^[!-~]+$"
 _LOCAL = {"NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Lowercase", "Strip", "Precompiled"}
 _PATTERNS = {" {2,}", r"\s{2,}|[\n\r\t]"}
 """Regular expressions that join white space, as published tokenizers have them."""
@@ -88,16 +88,15 @@ class BulkUnigram(BulkEncoder):
             separates = (data == ord(" ")) & ~beside
         begins_word = ~separates
         begins_word[1:] &= separates[:-1] | begins_row[1:-1]
-        words_before = np.searchsorted(np.flatnonzero(begins_word), row_offsets)
-        return words_at(begins_word, data, ~separates), words_before
+        return words_at(begins_word, data, row_offsets, ~separates)
 
-    def model_inputs(self, words: Sequence[str]) -> Sequence[str | None]:
-        plain = [word if _ALL_PLAIN(word) else "" for word in words]
-        normal = self._normalize(" ".join(filter(None, plain)))
+    def model_inputs(self, words: pa.StringArray) -> pa.StringArray:
+        plain = pc.match_substring_regex(words, _ALL_PLAIN)
+        normal = self._normalize(" ".join(words.filter(plain).to_pylist()))
         if any(content in normal for content in self._normalized.values()):
-            return [None] * len(words)
-        known = iter(normal.split(" "))
-        return [_META + next(known) if word else None for word in plain]
+            return pa.nulls(len(words), pa.string())
+        known = pa.array([_META + word for word in normal.split(" ") if word], pa.string())
+        return pc.replace_with_mask(pa.nulls(len(words), pa.string()), plain, known)
 
     def in_context(
         self,

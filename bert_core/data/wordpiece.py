@@ -1,11 +1,10 @@
 """Where BERT's normalizer and pre-tokenizer split, for bulk WordPiece."""
 
-import re
 import string
-from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import tokenizers
 from jaxtyping import Integer, UInt8
 from tokenizers import models, normalizers, pre_tokenizers
@@ -17,7 +16,7 @@ _LOWER = np.frombuffer(bytes(range(256)).lower(), dtype=np.uint8)  # of ASCII le
 _KIND = np.zeros(256, dtype=np.uint8)
 _KIND[list(b" \t\n\r")] = SPACE
 _KIND[list(string.punctuation.encode())] = PUNCTUATION
-_PLAIN = re.compile(r"[0-9A-Za-z]+|[!-~]").fullmatch
+_PLAIN = r"^([0-9A-Za-z]+|[!-~])$"
 
 
 class BulkWordPiece(BulkEncoder):
@@ -53,8 +52,7 @@ class BulkWordPiece(BulkEncoder):
         rows = row_offsets[:-1]
         follows[rows[rows < len(data)]] = False
         begins_word |= (kind == WORD) & ~follows
-        words_before = np.searchsorted(np.flatnonzero(begins_word), row_offsets)
-        return words_at(begins_word, data, kind != SPACE), words_before
+        return words_at(begins_word, data, row_offsets, kind != SPACE)
 
-    def model_inputs(self, words: Sequence[str]) -> Sequence[str | None]:
-        return [word if _PLAIN(word) else None for word in words]
+    def model_inputs(self, words: pa.StringArray) -> pa.StringArray:
+        return pc.if_else(pc.match_substring_regex(words, _PLAIN), words, None)

@@ -112,6 +112,8 @@ def make(name: str) -> tokenizers.Tokenizer:
             return trained("bpe").inner
         case "roberta-uncased":
             return with_steps(trained("bpe"), normalizers.Lowercase())
+        case "roberta-with-spaces":
+            return with_steps(trained("bpe"), None, pre_tokenizers.ByteLevel(add_prefix_space=True))
         case "modernbert":
             return with_steps(trained("bpe"), normalizers.NFC())
         case "albert":
@@ -143,6 +145,7 @@ KINDS = [
     "wordpiece-cased",
     "roberta",
     "roberta-uncased",
+    "roberta-with-spaces",
     "modernbert",
     "albert",
     "xlm-roberta",
@@ -270,7 +273,6 @@ def test_rows_with_a_word_that_depends_on_its_neighbours_are_encoded_whole() -> 
 
 
 OTHERS: dict[str, tuple[Kind, Any, Any]] = {
-    "a space before each text": ("bpe", None, pre_tokenizers.ByteLevel(add_prefix_space=True)),
     "no rule for words": (
         "bpe",
         None,
