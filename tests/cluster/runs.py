@@ -10,9 +10,8 @@ from typing import Any
 from tests.cluster.on_hosts import (
     BUCKET,
     CLIENT,
-    MLFLOW_PORT,
+    MLFLOW,
     SERVE_PORT,
-    TRACKING,
     Cluster,
     wait_until,
 )
@@ -25,7 +24,6 @@ TRAINING = (
     # The controller takes a report every half a second, so no machine trains faster than that.
     *("--report_every_s", "0"),
 )
-MLFLOW = f"http://{TRACKING}:{MLFLOW_PORT}/api/2.0/mlflow"
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,8 @@ class Submitted:
         """Its exit code."""
         return self._process.wait(timeout=timeout_s)
 
-    def ends_well(self) -> None:
-        assert self.ends() == 0, self.says
+    def ends_well(self, *, timeout_s: float = 400) -> None:
+        assert self.ends(timeout_s=timeout_s) == 0, self.says
 
 
 class Pretraining(Submitted):
