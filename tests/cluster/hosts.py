@@ -210,7 +210,7 @@ class Host:
         self.network.ip("link", "set", self._uplink, "nomaster")
 
     def slow_down(self, *, delay_s: float, loss: float) -> None:
-        """All that it sends and gets comes late, and a share of it never, until it is mended."""
+        """Frames from it and to it come late, and a share of them never, until it is mended."""
         far, near = f"{self._port}-far", f"{self._port}-by"
         self.network.ip("link", "add", far, "type", "veth", "peer", "name", near)
         for end in (far, near):

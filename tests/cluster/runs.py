@@ -16,7 +16,7 @@ from tests.cluster.on_hosts import (
     wait_until,
 )
 
-STEPS = 60
+STEPS = 40
 CHECKPOINT_EVERY_STEPS = 10
 TRAINING = (
     *("--loop.max_steps", str(STEPS), "--checkpoint_every_steps", str(CHECKPOINT_EVERY_STEPS)),
@@ -67,8 +67,8 @@ class Submitted:
         """Its exit code."""
         return self._process.wait(timeout=timeout_s)
 
-    def ends_well(self, *, timeout_s: float = 400) -> None:
-        assert self.ends(timeout_s=timeout_s) == 0, self.says
+    def ends_well(self) -> None:
+        assert self.ends() == 0, self.says
 
 
 class Pretraining(Submitted):
@@ -101,9 +101,13 @@ class Pretraining(Submitted):
         """Their digest."""
         return self.cluster.digests(f"{BUCKET}/{self.output}/bundle", ".safetensors")
 
-    def reaches(self, step: int) -> None:
+    def reaches(self, step: int, *, timeout_s: float = 240) -> None:
         """Wait until it has."""
-        self.wait_until(f"step {step}", lambda: any(each.step >= step for each in self.curve))
+        self.wait_until(
+            f"step {step}",
+            lambda: any(each.step >= step for each in self.curve),
+            timeout_s=timeout_s,
+        )
 
     def recovered_s(self, since: float) -> float:
         """From a moment to the end of the longest pause in its curve after that."""
