@@ -16,7 +16,7 @@ from tests.cluster.on_hosts import (
     wait_until,
 )
 
-STEPS = 40
+STEPS = 50
 CHECKPOINT_EVERY_STEPS = 10
 TRAINING = (
     *("--loop.max_steps", str(STEPS), "--checkpoint_every_steps", str(CHECKPOINT_EVERY_STEPS)),
