@@ -353,7 +353,15 @@ def test_all_hosts_are_started_anew_under_load_without_a_lost_request(
 
 
 FAKETIME = "$(find /usr/lib -name libfaketime.so.1)"
-HOUR = f"export LD_PRELOAD={FAKETIME} FAKETIME=+1h FAKETIME_DONT_FAKE_MONOTONIC=1"
+SLEEP = "monotonic_sleep"
+HOUR = f'LD_PRELOAD="$HOME/{SLEEP}.so {FAKETIME}" FAKETIME=+1h FAKETIME_DONT_FAKE_MONOTONIC=1'
+
+
+def set_clock_an_hour_ahead(host: Host) -> None:
+    """For whatever is started there from now on."""
+    host.run(f"test -e {FAKETIME}")
+    host.run(f"cc -shared -fPIC -o ~/{SLEEP}.so {ROOT}/tests/cluster/{SLEEP}.c")
+    host.write("~/.bashrc", f"{host.run('cat ~/.bashrc')}\nexport {HOUR}\n")
 
 
 def test_a_clock_that_is_an_hour_off_is_named_and_breaks_nothing(
@@ -361,8 +369,7 @@ def test_a_clock_that_is_an_hour_off_is_named_and_breaks_nothing(
 ) -> None:
     second = prepared[SECOND]
     bashrc = second.run("cat ~/.bashrc")
-    second.run(f"test -e {FAKETIME}")
-    second.write("~/.bashrc", f"{bashrc}\n{HOUR}\n")
+    set_clock_an_hour_ahead(second)
     try:
         start_ray_anew(prepared, second)
         asked = time.time()
@@ -408,7 +415,7 @@ def test_what_is_wrong_with_a_host_is_named_before_ray_is_started_there(
     packages = "$(readlink -f ~/raybert-venv)/lib/python3*/site-packages"
     spare.run(f"sed -i 's/^Version: .*/Version: 2.9.0/' {packages}/ray-*.dist-info/METADATA")
     spare.run("ray_token=~/.ray/auth_token; mkdir ~/.ray; touch $ray_token; chmod 644 $ray_token")
-    spare.write("~/.bashrc", f"{spare.run('cat ~/.bashrc')}\n{HOUR}\n")
+    set_clock_an_hour_ahead(spare)
     cluster.start(SPARE, "python3 -m http.server 8076")
     listens(cluster, SPARE, 8076)
     free_kb = int(spare.run("df --output=avail /tmp | tail -1"))
