@@ -225,6 +225,20 @@ def _lacking(workers: int, threads: int, gpus: Gpus) -> tuple[str | None, bool]:
     return lacks, found >= workers
 
 
+def room(threads: int, *, one_gpu: bool) -> int:
+    """How many workers with these threads, and a GPU each if so, the nodes have in all, busy or
+    not."""
+    import ray
+
+    count = 0
+    for node in ray.nodes():
+        if node["Alive"]:
+            has = node["Resources"]
+            workers = has.get("CPU", 0) // threads
+            count += int(min(workers, has.get("GPU", 0)) if one_gpu else workers)
+    return count
+
+
 @contextmanager
 def preemption_watch() -> Iterator[None]:
     """Inside, Ray Train watches for notice of preemption only in a cluster that was joined: nobody

@@ -3,17 +3,26 @@
 import gc
 import json
 import os
+import threading
+import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from bert_core import errors
 from pipelines.runtime import cluster
+from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import StageConfig
 
 Item = TypeVar("Item")
 IN_FLIGHT = 3  # items per actor, including the one it works on
+GONE_AFTER_S = 45.0
+"""How long the room of lost workers may be lacking, with no item finished, before the others get
+their items: a host that comes back is back sooner."""
+ROOM_POLL_S = 1.0
 
 
 def run_tasks(
@@ -28,8 +37,9 @@ def run_tasks(
     Items are handed to workers in order, so one may wait for the result of an earlier one.
 
     Ray Data hands the items to `config.num_workers` actors; what is expensive to build is built
-    once per actor if `work` caches it. A lost actor is replaced and its items are done again.
-    With `num_workers` 0 items are done in this process, one after the other.
+    once per actor if `work` caches it. A lost actor is replaced and its items are done again: if
+    its host is gone and no other has room, by the actors that there is room for. With `num_workers`
+    0 items are done in this process, one after the other.
 
     Args:
         work: returns something JSON can hold; writes only to storage that all workers see.
@@ -62,35 +72,123 @@ def run_tasks(
         wait=config.wait,
     )
     _silence_pool_warning()
+    left = dict.fromkeys(range(len(items)))
+    while left:
+        watch = _Watch(config.threads_per_worker, gets_gpus)
+        watch.start()
+        try:
+            for index, answer in _answers(work, items, list(left), least_workers, config, watch):
+                watch.last = time.monotonic()
+                if answer["error"] is not None:
+                    raise getattr(errors, answer["error"]["kind"], errors.RaybertError)(
+                        answer["error"]["message"]
+                    )
+                del left[index]
+                yield index, answer["result"]
+        except ray.exceptions.RayError:
+            if not watch.has_ended_all:
+                raise
+            least_workers = 1
+        finally:
+            watch.end()
+
+
+def _answers(
+    work: Callable[[Item], Any],
+    items: Sequence[Item],
+    indices: Sequence[int],
+    least_workers: int,
+    config: StageConfig,
+    watch: "_Watch",
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What a pool of actors answers for the items with these indices, in any order."""
+    import ray
+
     # NOTE: not `range`: reading it is a separate operator, which half the CPUs are reserved for.
-    numbers = [{"id": index} for index in range(len(items))]
-    source = ray.data.from_items(numbers, override_num_blocks=len(items))
+    numbers = [{"id": index} for index in indices]
+    source = ray.data.from_items(numbers, override_num_blocks=len(numbers))
     with warnings.catch_warnings():
-        # NOTE: Ray Data lets an actor reorder its items unless this argument forbids it, which Ray
-        # 2.64 will drop.
+        # NOTE: Ray Data lets an actor reorder its items, and gives it no name, unless these
+        # arguments say otherwise, which Ray 2.64 will drop.
         warnings.simplefilter("ignore", DeprecationWarning)
         answers = source.map(
             _Answering,  # type: ignore[arg-type]  # a class is right, Ray's stub only has functions
             fn_constructor_args=(work, items),
             num_cpus=config.threads_per_worker,
-            num_gpus=1 if gets_gpus else None,
+            num_gpus=1 if watch.gets_gpus else None,
             allow_out_of_order_execution=False,
+            ray_remote_args_fn=watch.name_next,
             # An actor has its next item ready: with tasks a CPU idles 0.2 s after each.
             compute=ray.data.ActorPoolStrategy(
-                min_size=least_workers,
-                max_size=min(config.most_workers, len(items)),
+                min_size=min(least_workers, len(numbers)),
+                max_size=min(config.most_workers, len(numbers)),
                 max_tasks_in_flight_per_actor=IN_FLIGHT,
             ),
         )
     # NOTE: not `iter_rows`, which holds each row back until the next one arrives.
     for batch in answers.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy"):
-        for number, text in zip(batch["id"], batch["answer"], strict=True):
-            answer = json.loads(text)
-            if answer["error"] is not None:
-                raise getattr(errors, answer["error"]["kind"], errors.RaybertError)(
-                    answer["error"]["message"]
+        for index, text in zip(batch["id"], batch["answer"], strict=True):
+            yield int(index), json.loads(text)
+
+
+class _Watch(threading.Thread):
+    """Ends the actors of a pool that cannot go on.
+
+    Ray starts a lost actor again where there is room for it, and as long as there is none it keeps
+    the items that the actor has, which others may wait for.
+    """
+
+    def __init__(self, threads: int, gets_gpus: bool) -> None:
+        super().__init__(name="pool-watch", daemon=True)
+        self.gets_gpus = gets_gpus
+        self.last = time.monotonic()
+        """When an item was finished."""
+        self.has_ended_all = False
+        self._threads = threads
+        self._names: list[str] = []
+        self._actors: dict[str, Any] = {}
+        self._over = threading.Event()
+
+    def name_next(self) -> dict[str, str]:
+        """Arguments of the next actor."""
+        self._names.append(uuid4().hex)
+        return {"name": self._names[-1]}
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        most_room, lacking_since = 0, time.monotonic()
+        while not self._over.wait(ROOM_POLL_S):
+            self._find_actors()
+            room = cluster.room(self._threads, one_gpu=self.gets_gpus)
+            most_room = max(most_room, room)
+            wanted = min(len(self._actors), most_room)
+            now = time.monotonic()
+            if room >= wanted:
+                lacking_since = now
+            elif now - max(lacking_since, self.last) > GONE_AFTER_S:
+                say(
+                    f"the cluster has lost nodes, and has room for {room} of "
+                    f"{counted(wanted, 'worker')}: what is left to do is handed out anew"
                 )
-            yield int(number), answer["result"]
+                self._end_all()
+                return
+
+    def _find_actors(self) -> None:
+        import ray
+
+        for name in set(self._names) - set(self._actors):
+            with suppress(ValueError):  # not yet
+                self._actors[name] = ray.get_actor(name)
+
+    def _end_all(self) -> None:
+        import ray
+
+        self.has_ended_all = True
+        for actor in self._actors.values():
+            ray.kill(actor)
 
 
 @cache

@@ -19,6 +19,7 @@ from typing import IO
 import psutil
 
 ROOT = Path(__file__).parent.parent.parent
+SLOW_LINK = Path(__file__).parent / "slow_link.py"
 PACKAGES = "RAYBERT_TEST_PACKAGES"
 """Variable with a folder of Debian packages that hosts have and this machine has not."""
 PROGRAMS = ("ip", "unshare", "nsenter", "pivot_root", "sshd", "rsync", "ssh-keygen")
@@ -137,11 +138,14 @@ class Network:
         host.wait_until_up()
         return host
 
+    @property
+    def enter(self) -> tuple[str, str]:
+        """The command that runs another in the namespace of the bridge."""
+        return "nsenter", f"--net=/proc/{self._process.pid}/ns/net"
+
     def ip(self, *arguments: str) -> None:
         """Run `ip` in the namespace of the bridge."""
-        subprocess.run(
-            ["nsenter", f"--net=/proc/{self._process.pid}/ns/net", "ip", *arguments], check=True
-        )
+        subprocess.run([*self.enter, "ip", *arguments], check=True)
 
     def end(self) -> None:
         for host in self.hosts:
@@ -157,6 +161,8 @@ class Host:
         self.address = network.addresses[name]
         self._started: list[subprocess.Popen[bytes]] = []
         self._port = f"{name}-{len(network.hosts)}"  # a name of its own after a reboot
+        self._uplink = self._port  # what is connected to the bridge
+        self._slow_link: subprocess.Popen[bytes] | None = None
         state = network.folder / self._port
         state.mkdir()
         self._log = network.folder / f"{self._port}.log"
@@ -197,11 +203,25 @@ class Host:
 
     def plug(self) -> None:
         """Connect it to the bridge."""
-        self.network.ip("link", "set", self._port, "master", "bridge")
+        self.network.ip("link", "set", self._uplink, "master", "bridge")
 
     def unplug(self) -> None:
         """Silence: no packet comes or goes, and no connection is closed."""
-        self.network.ip("link", "set", self._port, "nomaster")
+        self.network.ip("link", "set", self._uplink, "nomaster")
+
+    def slow_down(self, *, delay_s: float, loss: float) -> None:
+        """Frames from it and to it come late, and a share of them never, until it is mended."""
+        far, near = f"{self._port}-far", f"{self._port}-by"
+        self.network.ip("link", "add", far, "type", "veth", "peer", "name", near)
+        for end in (far, near):
+            self.network.ip("link", "set", end, "up")
+        self.unplug()
+        log = self.network.folder / f"{self._port}-link.log"
+        relay = f"exec {sys.executable} {SLOW_LINK} {self._port} {near} {delay_s} {loss} 0"
+        self._slow_link = _start(self.network.enter, relay, {"PATH": PATH}, log)
+        _await_up(self._slow_link, log)
+        self._uplink = far
+        self.plug()
 
     def crash(self) -> None:
         """End all of its processes, with nothing said to other hosts; its disk stays."""
@@ -213,10 +233,16 @@ class Host:
         """Bring it back, whatever has befallen it."""
         if "sshd" not in self.run("ps -eo comm"):
             self.run(f"rm -rf /dev/shm/*\n{SSHD}")
+        if self._slow_link is not None:
+            _end(self._slow_link)
+            self.network.ip("link", "delete", self._uplink)
+            self._slow_link, self._uplink = None, self._port
         self.plug()
 
     def end(self) -> None:
         """End all of its processes."""
+        if self._slow_link is not None:
+            _end(self._slow_link)
         _end(self._process)
         for process in self._started:
             process.wait()
@@ -275,11 +301,11 @@ def running_network(
 
 
 def _start(
-    unshare: Sequence[str], script: str, environment: dict[str, str], log: Path
+    within: Sequence[str], script: str, environment: dict[str, str], log: Path
 ) -> "subprocess.Popen[bytes]":
     with log.open("wb") as output:
         return subprocess.Popen(
-            [*unshare, "bash", "-c", script],
+            [*within, "bash", "-c", script],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

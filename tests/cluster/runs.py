@@ -10,14 +10,13 @@ from typing import Any
 from tests.cluster.on_hosts import (
     BUCKET,
     CLIENT,
-    MLFLOW_PORT,
+    MLFLOW,
     SERVE_PORT,
-    TRACKING,
     Cluster,
     wait_until,
 )
 
-STEPS = 60
+STEPS = 50
 CHECKPOINT_EVERY_STEPS = 10
 TRAINING = (
     *("--loop.max_steps", str(STEPS), "--checkpoint_every_steps", str(CHECKPOINT_EVERY_STEPS)),
@@ -25,7 +24,6 @@ TRAINING = (
     # The controller takes a report every half a second, so no machine trains faster than that.
     *("--report_every_s", "0"),
 )
-MLFLOW = f"http://{TRACKING}:{MLFLOW_PORT}/api/2.0/mlflow"
 
 
 @dataclass(frozen=True)
@@ -103,9 +101,13 @@ class Pretraining(Submitted):
         """Their digest."""
         return self.cluster.digests(f"{BUCKET}/{self.output}/bundle", ".safetensors")
 
-    def reaches(self, step: int) -> None:
+    def reaches(self, step: int, *, timeout_s: float = 240) -> None:
         """Wait until it has."""
-        self.wait_until(f"step {step}", lambda: any(each.step >= step for each in self.curve))
+        self.wait_until(
+            f"step {step}",
+            lambda: any(each.step >= step for each in self.curve),
+            timeout_s=timeout_s,
+        )
 
     def recovered_s(self, since: float) -> float:
         """From a moment to the end of the longest pause in its curve after that."""
