@@ -391,7 +391,7 @@ def start_ray_anew(cluster: Cluster, host: Host) -> None:
     wait_until_whole(cluster)
 
 
-def test_a_host_with_a_full_disk_is_named(prepared: Cluster) -> None:
+def test_a_host_with_a_full_disk_is_named(prepared: Cluster, table: Table) -> None:
     second = prepared[SECOND]
     # So much that the 5 % that Ray wants free have room for what a job brings.
     second.run("head -c 400M /dev/zero > /tmp/filler")
@@ -401,10 +401,13 @@ def test_a_host_with_a_full_disk_is_named(prepared: Cluster) -> None:
         told = prepared.doctor("--address http://localhost:8265")
         assert re.search(rf"WRONG +disk +{SECOND} .* got 0.0 GB of", told), told
         second.run("cat /dev/zero > /tmp/rest || true")
+        asked = time.time()
         refused = prepared.fails(prepared.submission("pretrain", *TRAINING, output="full"))
+        refused_s = time.time() - asked
         name = rf"wanted an answer from {SECOND} \({second.address}\), got "
         wanted = f"{name}.* No space left on device: see `raybert doctor"
         assert re.search(wanted, refused), refused
+        table.add("a job names the host whose disk is full", refused_s)
     finally:
         second.run("rm -f /tmp/filler /tmp/rest; mount -o remount,size=8g /tmp")
         time.sleep(BAD_ENVIRONMENT_S)
