@@ -48,7 +48,6 @@ class Write:
 
 @pytest.mark.ray
 @pytest.mark.drill
-@pytest.mark.timeout(240)
 def test_items_of_a_lost_node_go_to_the_others_if_none_has_room_for_its_worker(
     nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
