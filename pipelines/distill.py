@@ -91,6 +91,7 @@ class DistillConfig(LabelledTrainingConfig):
                 f"layers: wanted none with variant, since {self.variant} starts from fresh "
                 f"weights, got {list(self.layers)}: leave one of them out"
             )
+        self.optimizer.check_sharding(self.fsdp)
         of_rows = [
             setting.name
             for setting in fields(self)

@@ -123,6 +123,7 @@ class PretrainConfig(TrainingConfig):
                     f"as it is, got {given!r}: leave one of the two out"
                 )
         check_names(self.objectives)
+        self.optimizer.check_sharding(self.fsdp)
         for name, phase in zip(("", "then."), self.phases, strict=False):
             if phase.global_batch_size < self.most_workers:
                 raise ConfigError(

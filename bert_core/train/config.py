@@ -14,10 +14,11 @@ from bert_core.checks import (
     ShareBelowOne,
     check_fields,
 )
+from bert_core.errors import ConfigError
 
 Precision = Literal["fp32", "bf16"]
 Decay = Literal["linear", "cosine", "constant"]
-Algorithm = Literal["adamw", "lamb"]
+Algorithm = Literal["adamw", "lamb", "muon"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,9 @@ class OptimizerConfig:
     """Optimizer settings. Defaults: Devlin et al. 2019, appendix A.2."""
 
     name: Algorithm = "adamw"
-    """`adamw` (Loshchilov and Hutter 2019), or `lamb` for large batches (You et al. 2020)."""
+    """`adamw` (Loshchilov and Hutter 2019); `lamb` for large batches (You et al. 2020); `muon` for
+    the matrices of the encoder's layers, scaled to AdamW's steps, which all else keeps (Jordan et
+    al. 2024; Liu et al. 2025)."""
     lr: PositiveFloat = 1e-4
     """Peak learning rate."""
     weight_decay: NonNegativeFloat = 0.01
@@ -45,6 +48,14 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check_fields(self, prefix="optimizer.")
 
+    def check_sharding(self, sharded: bool) -> None:
+        """Raises: ConfigError if weights are `sharded` and the optimizer needs whole matrices."""
+        if sharded and self.name == "muon":
+            raise ConfigError(
+                "optimizer.name: wanted adamw or lamb with fsdp, got muon, which needs whole "
+                "matrices: train with copies (--fsdp false), or with adamw"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
@@ -55,6 +66,9 @@ class ScheduleConfig:
     decay: Decay = "linear"
     """Schedule after the warmup: `linear` falls to 0 after the last step, `cosine` falls along a
     half cosine (Loshchilov and Hutter 2017), `constant` stays at the peak."""
+    decay_share: PositiveShare = 1.0
+    """Share of the steps after the warmup in which the rate falls; before them it stays at the peak
+    (Hu et al. 2024, MiniCPM, use the last tenth)."""
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="schedule.")
@@ -69,7 +83,8 @@ class ScheduleConfig:
             return (step + 1) / self.warmup_steps
         if self.decay == "constant":
             return 1.0
-        left = max(0.0, (max_steps - step) / max(1, max_steps - self.warmup_steps))
+        falling = self.decay_share * (max_steps - self.warmup_steps)
+        left = min(1.0, max(0.0, (max_steps - step) / max(1, falling)))
         return left if self.decay == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
 
 

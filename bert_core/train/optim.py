@@ -1,6 +1,7 @@
 """Optimizers and their parameter groups."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -47,12 +48,71 @@ def _layers_below_head(name: str, layers: int) -> int:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) in torch's fused form, or LAMB."""
+    """AdamW (Loshchilov and Hutter 2019) in torch's fused form, LAMB, or Muon.
+
+    Raises: ConfigError if the weights are sharded and the optimizer needs whole ones.
+    """
+    config.check_sharding(any(map(is_part, model.parameters())))
     groups = parameter_groups(model, config.weight_decay, config.layer_decay)
     betas = (config.beta1, config.beta2)
     if config.name == "lamb":
         return Lamb(groups, lr=config.lr, betas=betas, eps=config.eps)
+    if config.name == "muon":
+        groups = list(_by_algorithm(groups, model))
+        return Muon(groups, lr=config.lr, betas=betas, eps=config.eps)
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+
+
+def _by_algorithm(groups: list[dict[str, Any]], model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Groups of matrices of layers, which are `orthogonalized`, and groups of all else."""
+    matrices = {
+        weight
+        for name, weight in model.named_parameters()
+        if _LAYER.search(name) and weight.ndim == 2
+    }
+    for group in groups:
+        for orthogonalized in (True, False):
+            chosen = [
+                weight for weight in group["params"] if (weight in matrices) == orthogonalized
+            ]
+            if chosen:
+                yield {**group, "params": chosen, "orthogonalized": orthogonalized}
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan et al. 2024) for matrices of layers, and AdamW for all other weights.
+
+    Both are torch's. Muon's steps have the size of AdamW's (Liu et al. 2025, Muon is scalable for
+    LLM training, section 2.2), so that both take the same learning rate and decay.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(groups, {"lr": lr})
+        chosen = [
+            [group for group in self.param_groups if group["orthogonalized"] == orthogonalized]
+            for orthogonalized in (True, False)
+        ]
+        # They set their own defaults in the groups, which are this optimizer's.
+        muon = torch.optim.Muon(chosen[0], lr=lr, adjust_lr_fn="match_rms_adamw")
+        adamw = torch.optim.AdamW(chosen[1], lr=lr, betas=betas, eps=eps, fused=True)
+        self._optimizers: dict[bool, torch.optim.Optimizer] = {True: muon, False: adamw}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all weights that have a gradient."""
+        for orthogonalized, optimizer in self._optimizers.items():
+            optimizer.state = self.state  # both may have been loaded since
+            optimizer.param_groups = [
+                group for group in self.param_groups if group["orthogonalized"] == orthogonalized
+            ]
+            optimizer.step()
 
 
 class Lamb(torch.optim.Optimizer):

@@ -1,6 +1,7 @@
 """Settings of a training run: what they mean step by step, and which are refused."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,14 @@ def test_the_learning_rate_climbs_to_its_peak_and_falls_to_nothing() -> None:
     assert factors(schedule, 8) == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25]
     assert schedule.factor(8, 8) == 0.0
     assert schedule.factor(100, 8) == 0.0
+
+
+def test_the_learning_rate_falls_in_a_share_of_the_steps_alone() -> None:
+    schedule = ScheduleConfig(warmup_steps=2, decay_share=0.5)
+    assert factors(schedule, 10) == [0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    cosine = replace(schedule, decay="cosine")
+    assert factors(cosine, 10)[:7] == [0.5, 1, 1, 1, 1, 1, 1]
+    assert 0 < cosine.factor(9, 10) < cosine.factor(8, 10) < 1
 
 
 def test_a_constant_learning_rate_stays_at_its_peak() -> None:
@@ -60,6 +69,7 @@ def test_defaults_are_those_of_the_paper() -> None:
         (OptimizerConfig, {"max_grad_norm": -1.0}, "optimizer.max_grad_norm: wanted at least 0"),
         (OptimizerConfig, {"beta1": 1.0}, "optimizer.beta1: wanted at least 0 and below 1"),
         (OptimizerConfig, {"beta2": -0.1}, "optimizer.beta2: wanted at least 0 and below 1, got"),
+        (ScheduleConfig, {"decay_share": 0.0}, "schedule.decay_share: wanted above 0"),
         (ScheduleConfig, {"warmup_steps": -1}, "schedule.warmup_steps: wanted at least 0, got -1"),
         (LoopConfig, {"max_steps": 0}, "max_steps: wanted at least 1, got 0"),
     ],
@@ -77,7 +87,7 @@ def test_settings_out_of_range_are_refused(config: type, settings: dict, message
             "decay",
             "schedule.decay: wanted one of linear, cosine, constant, got 'x'",
         ),
-        (OptimizerConfig(), "name", "optimizer.name: wanted one of adamw, lamb, got 'x'"),
+        (OptimizerConfig(), "name", "optimizer.name: wanted one of adamw, lamb, muon, got 'x'"),
         (LoopConfig(max_steps=1), "precision", "precision: wanted one of fp32, bf16, got 'x'"),
     ],
 )

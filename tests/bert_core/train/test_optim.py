@@ -1,11 +1,13 @@
-"""AdamW as the paper of BERT sets it, with decay on matrices alone, and LAMB."""
+"""AdamW as the paper of BERT sets it, with decay on matrices alone, LAMB and Muon."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from bert_core.errors import ConfigError
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
 from bert_core.train.config import OptimizerConfig
@@ -125,3 +127,74 @@ def test_lamb_leaves_what_has_no_gradient_as_it_is(model: ObjectiveModel) -> Non
     optimizer.step()
     moved = [not torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)]
     assert moved == [True] + [False] * (len(before) - 1)
+
+
+MUON = OptimizerConfig(name="muon", lr=0.1, weight_decay=0.3)
+
+
+def of_layers(model: ObjectiveModel) -> set[str]:
+    """Names of the matrices that Muon moves."""
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if ".layers." in name and parameter.ndim == 2
+    }
+
+
+def given_gradients(model: ObjectiveModel) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+
+
+def test_muon_turns_the_gradients_of_layers_into_orthogonal_steps_of_adamws_size(
+    model: ObjectiveModel,
+) -> None:
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    given_gradients(model)
+    build_optimizer(model, MUON).step()
+    for name in of_layers(model):
+        moved = (before[name] * (1 - 0.1 * 0.3) - model.get_parameter(name).detach()) / 0.1
+        longest = max(moved.shape)
+        # Its five iterations leave singular values near 1; 0.2 is the root mean square of AdamW's.
+        values = torch.linalg.svdvals(moved / (0.2 * longest**0.5))
+        assert 0.3 < values.min() <= values.max() < 1.5, name
+
+
+def test_muon_leaves_all_else_to_adamw(model: ObjectiveModel) -> None:
+    other = tiny.model(CONFIG, *OF_BERT)
+    other.load_state_dict(model.state_dict())
+    given_gradients(model)
+    for parameter, alike in zip(model.parameters(), other.parameters(), strict=True):
+        assert parameter.grad is not None
+        alike.grad = parameter.grad.clone()
+    build_optimizer(model, MUON).step()
+    build_optimizer(other, replace(MUON, name="adamw")).step()
+    differs = {
+        name
+        for name, parameter in model.named_parameters()
+        if not torch.equal(parameter, other.get_parameter(name))
+    }
+    assert differs == of_layers(model)
+
+
+def test_a_muon_that_was_saved_goes_on_as_it_was(model: ObjectiveModel) -> None:
+    first = build_optimizer(model, MUON)
+    given_gradients(model)
+    first.step()
+    other = tiny.model(CONFIG, *OF_BERT)
+    other.load_state_dict(model.state_dict())
+    second = build_optimizer(other, MUON)
+    second.load_state_dict(deepcopy(first.state_dict()))
+    given_gradients(model)
+    for parameter, alike in zip(model.parameters(), other.parameters(), strict=True):
+        assert parameter.grad is not None
+        alike.grad = parameter.grad.clone()
+    for optimizer in (first, second):
+        optimizer.step()
+    for parameter, alike in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(parameter, alike)
+
+
+def test_muon_refuses_sharded_weights() -> None:
+    with pytest.raises(ConfigError, match="wanted adamw or lamb with fsdp, got muon"):
+        MUON.check_sharding(True)
