@@ -50,7 +50,8 @@ def labelled(
     if not records:
         raise CorpusError(f"{source}: wanted labelled rows, the file holds none: give another file")
     optional, targets = _optional(shapes), _hints(shapes[1:])
-    # A text column empty in every record is meant for other tasks; empty in some, it is empty text.
+    # A text column empty in every record is meant for other tasks; empty in some, it is empty text,
+    # but for a target, which is then unknown.
     unused = {
         name
         for name in optional
@@ -64,7 +65,8 @@ def labelled(
             hint = hints[name]
             cell = record.get(column)
             value = _converted(cell, hint, is_target=name in targets)
-            nothing = value is None or (value == "" and (name in unused or not _is_text(hint)))
+            may_be_empty = _is_text(hint) and name not in unused and name not in targets
+            nothing = value is None or (value == "" and not may_be_empty)
             if nothing and name in optional and (name not in columns or column in record):
                 continue
             is_blank = name in targets and _has_blank(value)

@@ -108,7 +108,7 @@ NAN = float("nan")
             "a list of texts in the column",
         ),
         (TokenClassification, {"tokens": None, "tags": ["O"]}, "a list of texts in the column"),
-        (QuestionAnswering, QUESTION, "a list of objects in the column 'answers', got"),
+        (QuestionAnswering, QUESTION, "wanted a column 'answers', there are: "),
         (QuestionAnswering, QUESTION | {"answers": [{"text": "blue"}]}, "row 1: wanted answers wi"),
         (
             QuestionAnswering,
