@@ -146,7 +146,6 @@ class _Watch(threading.Thread):
         self.has_ended_all = False
         self._threads = threads
         self._names: list[str] = []
-        self._actors: dict[str, Any] = {}
         self._over = threading.Event()
 
     def name_next(self) -> dict[str, str]:
@@ -161,10 +160,9 @@ class _Watch(threading.Thread):
     def run(self) -> None:
         most_room, lacking_since = 0, time.monotonic()
         while not self._over.wait(ROOM_POLL_S):
-            self._find_actors()
             room = cluster.room(self._threads, one_gpu=self.gets_gpus)
             most_room = max(most_room, room)
-            wanted = min(len(self._actors), most_room)
+            wanted = min(len(self._names), most_room)
             now = time.monotonic()
             if room >= wanted:
                 lacking_since = now
@@ -176,19 +174,14 @@ class _Watch(threading.Thread):
                 self._end_all()
                 return
 
-    def _find_actors(self) -> None:
-        import ray
-
-        for name in set(self._names) - set(self._actors):
-            with suppress(ValueError):  # not yet
-                self._actors[name] = ray.get_actor(name)
-
     def _end_all(self) -> None:
         import ray
 
         self.has_ended_all = True
-        for actor in self._actors.values():
-            ray.kill(actor)
+        for name in self._names:
+            # NOTE: only now: to look an actor up while it is being created can end it.
+            with suppress(ValueError):  # it is no more
+                ray.kill(ray.get_actor(name))
 
 
 @cache
