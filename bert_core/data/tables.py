@@ -27,7 +27,7 @@ _CONVERSIONS = {
     "txt": "write a .csv whose first line names its columns, such as text,label",
     "xlsx": "save it as .csv in UTF-8",
 }
-"""Suffix that is not read → how its rows are had all the same."""
+"""Suffix of a file that is not read → how to convert the file."""
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 

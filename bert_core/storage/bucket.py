@@ -34,13 +34,13 @@ _JITTER = random.Random()
 
 T = TypeVar("T")
 
-# What requests that fail may still cost, in seconds over all of them.
+# Seconds that may still be spent on requests that fail, in all.
 _patience_s = math.inf
 
 
 def give_up_after(seconds: float) -> None:
-    """Let requests that fail cost no more than this from now on, over all of them, and make none
-    after that: this process is to end."""
+    """From now on, spend at most this long on requests that fail, in all, and then make no more:
+    the process is stopping."""
     global _patience_s
     _patience_s = seconds
 

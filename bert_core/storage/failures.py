@@ -164,10 +164,10 @@ def error_of(
 
 
 def given_up(path: str, verb: str) -> ResourceError:
-    """The error for a request that is not made any more, since others have failed."""
+    """The error for a request that is not made, because others have failed for too long."""
     return ResourceError(
-        f"{path}: could not be {verb}: the store does not answer, and this process is to end: run "
-        "the same command again when it does"
+        f"{path}: could not be {verb}: the store does not answer, and this process is stopping: "
+        "run the same command again when it answers"
     )
 
 

@@ -87,31 +87,24 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        groups: list[dict],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
+        self, groups: list[dict], *, lr: float, betas: tuple[float, float], eps: float
     ) -> None:
         super().__init__(groups, {"lr": lr})
-        chosen = [
-            [group for group in self.param_groups if group["orthogonalized"] == orthogonalized]
-            for orthogonalized in (True, False)
-        ]
         # They set their own defaults in the groups, which are this optimizer's.
-        muon = torch.optim.Muon(chosen[0], lr=lr, adjust_lr_fn="match_rms_adamw")
-        adamw = torch.optim.AdamW(chosen[1], lr=lr, betas=betas, eps=eps, fused=True)
-        self._optimizers: dict[bool, torch.optim.Optimizer] = {True: muon, False: adamw}
+        self._optimizers: dict[bool, torch.optim.Optimizer] = {
+            True: torch.optim.Muon(self._groups(True), lr=lr, adjust_lr_fn="match_rms_adamw"),
+            False: torch.optim.AdamW(self._groups(False), lr=lr, betas=betas, eps=eps, fused=True),
+        }
+
+    def _groups(self, orthogonalized: bool) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if group["orthogonalized"] == orthogonalized]
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all weights that have a gradient."""
         for orthogonalized, optimizer in self._optimizers.items():
             optimizer.state = self.state  # both may have been loaded since
-            optimizer.param_groups = [
-                group for group in self.param_groups if group["orthogonalized"] == orthogonalized
-            ]
+            optimizer.param_groups = self._groups(orthogonalized)
             optimizer.step()
 
 

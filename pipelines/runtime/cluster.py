@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 DATA_LOGGING = Path(__file__).with_name("ray_data_logging.yaml")
 END_TIMEOUT_S = 5.0
 STORAGE_PATIENCE_S = 10.0
-"""How long a process that is told to end puts up with storage that fails, of the minute that a job
-has for it."""
+"""How long a process that was told to stop retries storage that fails, in all; a job has a minute
+to stop."""
 KNOCK_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 RECOUNTS = 20
@@ -226,8 +226,7 @@ def _lacking(workers: int, threads: int, gpus: Gpus) -> tuple[str | None, bool]:
 
 
 def room(threads: int, *, one_gpu: bool) -> int:
-    """How many workers with these threads, and a GPU each if so, the nodes have in all, busy or
-    not."""
+    """How many workers of this size fit on the nodes that are alive, whether busy or idle."""
     import ray
 
     count = 0

@@ -20,8 +20,8 @@ from pipelines.runtime.stage import StageConfig
 Item = TypeVar("Item")
 IN_FLIGHT = 3  # items per actor, including the one it works on
 GONE_AFTER_S = 45.0
-"""How long the room of lost workers may be lacking, with no item finished, before the others get
-their items: a host that comes back is back sooner."""
+"""How long the cluster may lack room for a lost worker, with no item finished, before the others
+get its items. A host that only restarts is back sooner."""
 ROOM_POLL_S = 1.0
 
 
@@ -85,6 +85,7 @@ def run_tasks(
                     )
                 del left[index]
                 yield index, answer["result"]
+            return
         except ray.exceptions.RayError:
             if not watch.has_ended_all:
                 raise
@@ -134,8 +135,8 @@ def _answers(
 class _Watch(threading.Thread):
     """Ends the actors of a pool that cannot go on.
 
-    Ray starts a lost actor again where there is room for it, and as long as there is none it keeps
-    the items that the actor has, which others may wait for.
+    Ray restarts a lost actor where there is room for it. As long as there is none, it keeps the
+    items that the actor had, which others may be waiting for.
     """
 
     def __init__(self, threads: int, gets_gpus: bool) -> None:
@@ -179,8 +180,7 @@ class _Watch(threading.Thread):
 
         self.has_ended_all = True
         for name in self._names:
-            # NOTE: only now: to look an actor up while it is being created can end it.
-            with suppress(ValueError):  # it is no more
+            with suppress(ValueError):  # it has ended already
                 ray.kill(ray.get_actor(name))
 
 

@@ -47,7 +47,7 @@ class Write:
 
 
 @pytest.mark.ray
-@pytest.mark.cluster  # alone in its process: handles of an earlier cluster end actors of this one
+@pytest.mark.cluster  # in a process with other clusters, Ray once ended an actor before it ran
 def test_items_of_a_lost_node_go_to_the_others_if_none_has_room_for_its_worker(
     nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
