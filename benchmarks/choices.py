@@ -85,7 +85,7 @@ CHOICES: dict[str, Choice] = {
 }
 
 
-class Laboratory:
+class Trials:
     """The folder in which all choices are tried, with what they share."""
 
     def __init__(self, folder: Path, hours: float) -> None:
@@ -155,7 +155,7 @@ class Laboratory:
         return {
             **self._of_words(bundle),
             "blimp_accuracy": blimp.counts["accuracy"],
-            "sst2_accuracy": tuned.counts["accuracy"],
+            "sst2_accuracy": tuned.counts["accuracy_mean"],
             "sst2_std": tuned.counts["accuracy_std"],
         }
 
@@ -203,17 +203,17 @@ class Laboratory:
 
 def benchmark(folder: Path, minutes: float, only: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A line of the table for each choice."""
-    laboratory = Laboratory(folder, minutes / 60)
+    trials = Trials(folder, minutes / 60)
     for name, choice in CHOICES.items():
         if only and name not in only:
             continue
         began = time.monotonic()
-        bundle = laboratory.learn(name, choice)
+        bundle = trials.learn(name, choice)
         yield {
             "name": name,
             "minutes": minutes,
             "all_minutes": (time.monotonic() - began) / 60,
-            **laboratory.measure(name, bundle),
+            **trials.measure(name, bundle),
             "made": made(),
         }
 
