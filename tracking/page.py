@@ -72,3 +72,8 @@ def runs_page(experiment_id: str) -> str:
 def run_page(experiment_id: str, run_id: str) -> str:
     """The path of the page of a run, on the side of training."""
     return f"/#/experiments/{experiment_id}/runs/{run_id}?workflowType={WORKFLOW}"
+
+
+def version_page(model: str, version: int) -> str:
+    """The path of the page of a version of a registered model, on the side of training."""
+    return f"/#/models/{model}/versions/{version}?workflowType={WORKFLOW}"

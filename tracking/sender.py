@@ -139,8 +139,8 @@ class Sender(threading.Thread):
                 self._spool.mark_all_unsent()
             stored = client.create_run(experiment, run_name=run.run_name, tags={KEY_TAG: run.key})
         self._stored_steps = {each.key: each.step for each in stored.to_proto().data.metrics}
-        if stored.info.run_id != run.run_id:
-            self._spool.belongs_to(stored.info.run_id)
+        if (stored.info.experiment_id, stored.info.run_id) != (run.experiment_id, run.run_id):
+            self._spool.belongs_to(stored.info.experiment_id, stored.info.run_id)
         return client
 
     def _send_records(self, client: "MlflowClient", run_id: str) -> None:

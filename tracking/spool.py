@@ -26,7 +26,8 @@ from typing import Any, Literal
 from bert_core.errors import FormatError, ResourceError
 from bert_core.files import write_bytes, write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1 had no `experiment_id`."""
 METRICS = "metrics.jsonl"
 SENT = "metrics.sent"
 RUN = "mlflow_run.json"
@@ -71,6 +72,8 @@ class Run:
     experiment: str
     run_name: str
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    experiment_id: str | None = None
+    """MLflow's, of `experiment`; None until MLflow has answered."""
     run_id: str | None = None
     status: str | None = None
     """The status last noted."""
@@ -95,7 +98,8 @@ def parse_run(data: bytes, path: str) -> Run:
         stored: dict[str, Any] = json.loads(data)
         version = stored["format_version"]
         notes = tuple(Note(**note) for note in stored["untold"])
-        run = Run(**{**stored, "untold": notes}) if version <= FORMAT_VERSION else None
+        now = {"untold": notes, "format_version": FORMAT_VERSION}
+        run = Run(**stored | now) if version <= FORMAT_VERSION else None
     except (ValueError, TypeError, KeyError) as error:
         raise FormatError(
             f"{path}: wanted the JSON that raybert writes there, got something else ({error}): "
@@ -208,10 +212,10 @@ class Spool:
     def run(self) -> Run:
         return self._run
 
-    def belongs_to(self, run_id: str | None) -> None:
-        """Note which MLflow run it is; None if it no longer exists."""
+    def belongs_to(self, experiment_id: str, run_id: str) -> None:
+        """Note which MLflow run it is, and in which experiment."""
         with self._lock:
-            self._save(replace(self._run, run_id=run_id))
+            self._save(replace(self._run, experiment_id=experiment_id, run_id=run_id))
 
     def tell(self, kind: NoteKind, value: Any) -> None:
         """Queue something to send to MLflow. A status replaces an earlier one."""

@@ -15,13 +15,14 @@ from bert_core import files
 from bert_core.errors import RaybertError
 from bert_core.manifest import BUNDLE
 from bert_core.wording import shortened
-from tracking.page import NOTE, RESULT
+from tracking.page import NOTE, RESULT, run_page, version_page
 from tracking.runs import DatasetInput
 from tracking.spool import Run, read_run
 
 COMMAND = "command"
 """Tag of a run: the command line that makes the same."""
-_HOME = "runs"
+_COMMON_FOLDERS = ("runs", "trials")
+"""Folders that say nothing of a run."""
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"]+@")
 _QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*")
 
@@ -30,9 +31,7 @@ def run_name(stage: str, output: str) -> str:
     """`runs/quickstart/pretrain` → `pretrain quickstart`: the last two folders of the output,
     without what every path has."""
     place = output.partition("://")[2] or output
-    parts = [part for part in PurePosixPath(place).parts if part != "/"][-2:]
-    if parts[:1] == [_HOME]:
-        parts = parts[1:]
+    parts = [part for part in PurePosixPath(place).parts if part not in ("/", *_COMMON_FOLDERS)][-2:]
     if parts[-1:] == [stage]:
         parts = parts[:-1]
     return " ".join([stage, "/".join(parts)]).strip()
@@ -160,19 +159,35 @@ def failure(error: BaseException) -> str:
 
 
 def card_links(
-    stage: str, run_id: str | None, config: Any, counts: Mapping[str, Any]
+    stage: str, run: Run | None, config: Any, counts: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The pages of MLflow with the cards that a stage wrote."""
+    """The pages of MLflow with the cards that a stage wrote.
+
+    Args:
+        run: that of the stage, if it is known.
+    """
     if stage == "publish":
-        return {"the model card": f"#/models/{config.name}/versions/{counts['version']}"}
-    if stage == "prepare" and run_id is not None:
-        return {"the data card, among the artifacts": f"#/runs/{run_id}"}
+        return {"the model card": _on_this_server(version_page(config.name, counts["version"]))}
+    if stage == "prepare" and run is not None and (page := _page(run)):
+        return {"the data card, among the artifacts": page}
     return {}
+
+
+def _page(run: Run) -> str | None:
+    """A link to a run's page; None until MLflow has answered."""
+    if run.experiment_id is None or run.run_id is None:
+        return None
+    return _on_this_server(run_page(run.experiment_id, run.run_id))
+
+
+def _on_this_server(path: str) -> str:
+    """The link to a path of the server that shows the description, wherever its page is."""
+    return path.removeprefix("/")
 
 
 def _input(each: DatasetInput, uri: str) -> str:
     name = each.name.replace("_", " ")
     run = recorded_run(each.source)
-    if run is not None and run.run_id is not None and run.tracking_uri == uri:
-        return f"{name} [{run.run_name}](#/runs/{run.run_id})"
+    if run is not None and run.tracking_uri == uri and (page := _page(run)):
+        return f"{name} [{run.run_name}]({page})"
     return f"{name} `{without_secrets(each.source)}` ({each.digest[:12]})"

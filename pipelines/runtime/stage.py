@@ -402,14 +402,13 @@ def _description(
 ) -> dict[str, str]:
     """The description of the run: when it begins, and with its counts when it ends."""
     recorded = None if counts is None else read_run(config.local_folder)
-    run_id = None if recorded is None else recorded.run_id
     return described(
         stage_command(stage, config),
         config.output,
         inputs,
         without_password(tracking_uri(config.tracking_uri)),
         result="" if counts is None else result(stage, counts),
-        links=None if counts is None else card_links(stage, run_id, config, counts),
+        links=None if counts is None else card_links(stage, recorded, config, counts),
     )
 
 

@@ -118,7 +118,7 @@ def test_a_closed_spool_changes_nothing_more(tmp_path: Path) -> None:
     late.close()
     spool = open_spool(tmp_path)
     spool.tell("status", "FINISHED")
-    late.belongs_to("another run")
+    late.belongs_to("1", "another run")
     late.mark_all_unsent()
     kept = read_run(tmp_path)
     assert kept == spool.run
@@ -149,5 +149,5 @@ def test_a_damaged_or_newer_run_file_is_refused_by_name(tmp_path: Path) -> None:
         read_run(tmp_path)
     newer = {"format_version": FORMAT_VERSION + 1, "untold": []}
     (tmp_path / RUN).write_text(json.dumps(newer))
-    with pytest.raises(FormatError, match="has format 2, this raybert reads up to 1"):
+    with pytest.raises(FormatError, match="has format 3, this raybert reads up to 2"):
         read_run(tmp_path)

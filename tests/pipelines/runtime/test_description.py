@@ -24,6 +24,7 @@ SHIPPED = sorted(path for word in STAGES for path in (CONFIGS / word).glob("*.to
         ("/data/me/wiki/base", "pretrain wiki/base"),
         ("s3://bucket/wiki-base/pretrain", "pretrain wiki-base"),
         ("runs/pretrain", "pretrain"),
+        ("runs/sweep/trials/003", "pretrain sweep/003"),
     ],
 )
 def test_a_run_is_named_after_its_folder(output: str, name: str) -> None:
@@ -57,8 +58,10 @@ def test_a_secret_in_an_address_is_in_no_command(source: str, told: str) -> None
 
 def test_a_description_leads_to_what_a_run_was_made_from(tmp_path: Path) -> None:
     here = "sqlite:///here.db"
-    made = Run(tracking_uri=here, experiment="e", run_name="pretrain wiki", run_id="abc")
-    Spool(tmp_path / "wiki", made).close()
+    made = Run(tracking_uri=here, experiment="e", run_name="pretrain wiki")
+    spool = Spool(tmp_path / "wiki", made)
+    spool.belongs_to("7", "abc")
+    spool.close()
     inputs = [
         DatasetInput("model", "0" * 40, str(tmp_path / "wiki" / "bundle")),
         DatasetInput("train", "1" * 40, "https://host/rows.jsonl?token=s"),
@@ -69,12 +72,12 @@ def test_a_description_leads_to_what_a_run_was_made_from(tmp_path: Path) -> None
     assert told[RESULT] == "good"
     assert "```bash\nraybert x \\\n  --n 1\n```" in told[NOTE]
     assert (
-        "model [pretrain wiki](#/runs/abc), train `https://host/rows.jsonl` (111111111111)"
-        in (told[NOTE])
+        "model [pretrain wiki](#/experiments/7/runs/abc?workflowType=machine_learning), "
+        "train `https://host/rows.jsonl` (111111111111)" in told[NOTE]
     )
     assert "[card](#/models/m)" in told[NOTE]
     elsewhere = described("raybert x", "runs/x", inputs, "sqlite:///there.db")
-    assert "#/runs/" not in elsewhere[NOTE]
+    assert "#/experiments/" not in elsewhere[NOTE]
     assert elsewhere[RESULT] == ""
 
 
