@@ -148,9 +148,10 @@ def _attend_in_blocks(
 ) -> Float[Tensor, "*tokens hidden"]:
     """Attention block by block; rows in a block have one length. Packed short rows share blocks."""
     layout: RowLayout | Bins = rows
-    bins = rows.bins if isinstance(rows, Packed) and scores is None else None
-    if bins is not None and (reach is None or rows.longest <= reach + 1):
-        layout, reach = bins, None
+    if isinstance(rows, Packed) and scores is None and (reach is None or rows.longest <= reach + 1):
+        fused = _is_fused(qkv, rows.longest, dropout_p)
+        if not (fused and rows.row_by_row) and rows.bins is not None:
+            layout, reach = rows.bins, None
     blocks = []
     for block, mask in zip(layout.blocks(qkv), layout.masks(), strict=True):
         query, key, value = block.permute(2, 0, 3, 1, 4)  # each (b, H, s, D / H)
@@ -236,12 +237,10 @@ def _dot_product_attention(
     scores: Scores | None = None,
 ) -> Float[Tensor, "batch heads queries size"]:
     """Scaled dot-product attention; by default, `scale` is 1 / sqrt(size)."""
-    fused = not dropout_p or query.is_cuda or torch.compiler.is_compiling()
-    if fused and scores is None:
+    if scores is None and _is_fused(query, query.shape[-2], dropout_p):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale
         )
-    # A CPU has no fused kernel with dropout, and our dropout is faster there.
     logits = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
     logits = logits if bias is None else logits + bias
     if scores is not None:
@@ -250,6 +249,25 @@ def _dot_product_attention(
     with torch.autocast(logits.device.type, enabled=False):
         weights = logits.softmax(-1)
     return dropout(weights, dropout_p) @ value
+
+
+FUSED_FROM = 512
+"""Tokens of a row from which a CPU trains fastest with its fused kernel in half precision: with 64,
+the kernel's backward pass takes five times as long as plain products, with 128 four times."""
+
+
+def _is_fused(like: Tensor, longest: int, dropout_p: float) -> bool:
+    """Whether attention runs in a fused kernel.
+
+    Args:
+        like: queries, or what they are part of.
+        longest: tokens of the longest row.
+    """
+    if like.is_cuda or torch.compiler.is_compiling():
+        return True
+    if dropout_p:  # a CPU has no fused kernel with dropout, and our dropout is faster there
+        return False
+    return like.element_size() > 2 or not like.requires_grad or longest >= FUSED_FROM
 
 
 PACKED_FROM = 0.1
@@ -382,8 +400,7 @@ class RelativeBias(nn.Module):
 
     def forward(self, rows: RowLayout) -> Float[Tensor, "heads width width"]:
         """The bias for each query (first) and key, as wide as the widest block of rows."""
-        bins = rows.bins if isinstance(rows, Packed) else None
-        width = rows.longest if bins is None else bins.width
+        width = rows.bin_width if isinstance(rows, Packed) else rows.longest
         # Places in a bin are farther apart than positions in a row only in different rows.
         farthest = len(self._buckets) // 2
         places = torch.arange(width)

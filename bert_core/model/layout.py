@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 ROW_BY_ROW = 48
-"""Mean tokens per row from which a CPU computes row by row; with shorter rows, calls cost more than
-padding."""
+"""Mean tokens per row from which a fused kernel on a CPU takes one row at a time; with shorter
+rows, calls cost more than padding."""
 BIN_TOKENS = 64
 """Tokens of a bin, unless a row is longer."""
 WIDTH_MULTIPLE = 8
@@ -125,8 +125,12 @@ class Packed(RowLayout):
             return None
         if in_inference():
             return [(len(list(rows)), length) for length, rows in groupby(self.lengths)]
-        long = self._tokens >= ROW_BY_ROW * (len(self.offsets) - 1)
-        return [(1, length) for length in self.lengths] if long else None
+        return [(1, length) for length in self.lengths] if self.row_by_row else None
+
+    @property
+    def row_by_row(self) -> bool:
+        """Whether a fused kernel on a CPU is fastest with one row at a time."""
+        return self._tokens >= ROW_BY_ROW * (len(self.offsets) - 1)
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -173,9 +177,14 @@ class Packed(RowLayout):
 
     @cached_property
     def bins(self) -> "Bins | None":
-        """The bins in which short rows attend; None if blocks are faster."""
-        at_once = self._runs is not None or self.offsets.device.type != "cpu"
-        return None if at_once else Bins(self)
+        """The bins in which rows attend together while a CPU trains; None elsewhere."""
+        training = self.offsets.device.type == "cpu" and not in_inference()
+        return Bins(self, self.bin_width) if training else None
+
+    @property
+    def bin_width(self) -> int:
+        """Tokens of a bin, at least those of the longest row."""
+        return max(BIN_TOKENS, rounded_up(self.longest, WIDTH_MULTIPLE))
 
     def each(self, of_rows: Int[Tensor, "batch"]) -> Int[Tensor, "tokens"]:
         """Repeat each row's value for each of its tokens."""
@@ -183,19 +192,17 @@ class Packed(RowLayout):
 
 
 class Bins:
-    """Short rows side by side in a few wide bins, filled in order: a block (b, s, size) in which
-    each token attends to its own row only. One attention call serves all rows, instead of one call
-    per row or padding to the longest."""
+    """Rows side by side in wide bins, filled in order: a block (b, s, size) in which each token
+    attends to its own row only. One attention call serves all rows, instead of one call per row or
+    padding to the longest."""
 
-    def __init__(self, rows: Packed) -> None:
-        width = max(BIN_TOKENS, rounded_up(rows.longest, WIDTH_MULTIPLE))
+    def __init__(self, rows: Packed, width: int) -> None:
         starts, used = [], 0
         for length in rows.lengths:
             if -used % width < length:  # the rest of the bin
                 used = rounded_up(used, width)
             starts.append(used)
             used += length
-        self.width = width
         self._shape = rounded_up(used, width) // width, width
         self._places = rows.each(torch.tensor(starts)) + rows.positions()
         self._token_at = torch.zeros(self._shape[0] * width, dtype=torch.long)

@@ -441,6 +441,31 @@ def test_tokens_that_are_asked_for_get_the_vectors_and_gradients_of_all(
             torch.testing.assert_close(slope, wanted[name], atol=1e-4, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_half_precision_gradients_are_those_of_fp32_but_for_rounding(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    encoder = scrambled(Encoder(config_of(kind))).eval()
+    _, packed = batches()
+    rows = {name: packed[name] for name in ("input_ids", "token_type_ids", "offsets")}
+
+    def gradient(half: bool) -> Tensor:
+        encoder.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            hidden = encoder(**rows).hidden
+        hidden.float().cos().sum().backward()
+        return torch.cat([p.grad.flatten() for p in encoder.parameters() if p.grad is not None])
+
+    wanted = gradient(half=False)
+    for fused_from in (0, 512):
+        monkeypatch.setattr("bert_core.model.attention.FUSED_FROM", fused_from)
+        for row_by_row in (0, 1000):
+            monkeypatch.setattr(ROW_BY_ROW, row_by_row)
+            error = (gradient(half=True) - wanted).norm() / wanted.norm()
+            assert 1e-4 < error < 0.05, (fused_from, row_by_row)
+
+
 @pytest.mark.parametrize("row_by_row", [0, 1000])
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_of_attention_are_those_of_transformers_and_change_nothing(
