@@ -66,7 +66,8 @@ docs: $(INSTALLED)  ## the documentation, in site/index.html; a page or link tha
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("raybert wants Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + ": run make with PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_OPTIONS) .venv
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	# Python compiles what it imports; to compile all of the packages takes minutes.
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 # The packages of .venv, with torch's build for CUDA before its own. `===` takes the release of that

@@ -69,9 +69,10 @@ def runs_page(experiment_id: str) -> str:
     return f"/#/experiments/{experiment_id}/runs?{chosen}"
 
 
-def run_page(experiment_id: str, run_id: str) -> str:
-    """The path of the page of a run, on the side of training."""
-    return f"/#/experiments/{experiment_id}/runs/{run_id}?workflowType={WORKFLOW}"
+def run_page(experiment_id: str, run_id: str, artifact: str | None = None) -> str:
+    """The path of the page of a run, or of one of its artifacts, on the side of training."""
+    shown = "" if artifact is None else f"/artifacts/{artifact}"
+    return f"/#/experiments/{experiment_id}/runs/{run_id}{shown}?workflowType={WORKFLOW}"
 
 
 def version_page(model: str, version: int) -> str:

@@ -28,10 +28,9 @@ from bert_core.wording import shortened
 from pipelines.commands.drawing import Box, Line, chart, flow, short, wrapped
 from pipelines.commands.inspect import LOOK
 from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
-from pipelines.corpus.data_card import CARD, VOCABULARY_CARD
 from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
 from pipelines.publish import MODEL_CARD
-from pipelines.runtime.description import folded
+from pipelines.runtime.description import DATA_CARD, VOCABULARY_CARD, folded
 from pipelines.runtime.progress import say
 from tracking import metric_names as names
 from tracking.curves import Curve
@@ -422,7 +421,7 @@ def _cells(fields: Mapping[str, Any]) -> str:
 def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
     for run in runs:
         for title, name in (
-            ("Vocabulary", VOCABULARY_CARD), ("Data card", CARD), ("Model card", MODEL_CARD)
+            ("Vocabulary", VOCABULARY_CARD), ("Data card", DATA_CARD), ("Model card", MODEL_CARD)
         ):  # fmt: skip
             if (text := run.text(name)) is not None:
                 yield f"{title}: {run.name}", _rendered(text, run.place)

@@ -22,9 +22,9 @@ from pipelines.corpus.config import DOCSTRINGS, CorpusConfig
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.screen import REASONS, dropped_documents
 from pipelines.corpus.sources import Corpus
+from pipelines.runtime.description import DATA_CARD, VOCABULARY_CARD
 from tracking.resolve import load_tokenizer
 
-CARD, VOCABULARY_CARD = "data_card.md", "vocabulary_card.md"
 SAMPLE_BLOCKS, SAMPLE_CHARACTERS = 8, 1 << 17
 HUB_NAMES = {True: "google-bert/bert-base-uncased", False: "google-bert/bert-base-cased"}
 
@@ -74,8 +74,8 @@ def write(
             *(f"![{picture.stem}]({picture.name})" for picture in pictures),
         ]
     )
-    files.write_bytes(str(folder / CARD), f"{text}\n".encode())
-    return [folder / CARD, *pictures]
+    files.write_bytes(str(folder / DATA_CARD), f"{text}\n".encode())
+    return [folder / DATA_CARD, *pictures]
 
 
 def write_of_vocabulary(

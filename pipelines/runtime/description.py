@@ -21,7 +21,10 @@ from tracking.spool import Run, read_run
 
 COMMAND = "command"
 """Tag of a run: the command line that makes the same."""
-_COMMON_FOLDERS = ("runs", "trials")
+DATA_CARD, VOCABULARY_CARD = "data_card.md", "vocabulary_card.md"
+"""Artifacts of a run."""
+_CARDS = {"prepare": ("data card", DATA_CARD), "vocab": ("vocabulary card", VOCABULARY_CARD)}
+_COMMON = ("/", "runs", "trials")
 """Folders that say nothing of a run."""
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"]+@")
 _QUERY = re.compile(r"(https?://[^?\s\"]*)\?[^\s\"]*")
@@ -31,7 +34,7 @@ def run_name(stage: str, output: str) -> str:
     """`runs/quickstart/pretrain` → `pretrain quickstart`: the last two folders of the output,
     without what every path has."""
     place = output.partition("://")[2] or output
-    parts = [part for part in PurePosixPath(place).parts if part not in ("/", *_COMMON_FOLDERS)][-2:]
+    parts = [part for part in PurePosixPath(place).parts if part not in _COMMON][-2:]
     if parts[-1:] == [stage]:
         parts = parts[:-1]
     return " ".join([stage, "/".join(parts)]).strip()
@@ -168,16 +171,18 @@ def card_links(
     """
     if stage == "publish":
         return {"the model card": _on_this_server(version_page(config.name, counts["version"]))}
-    if stage == "prepare" and run is not None and (page := _page(run)):
-        return {"the data card, among the artifacts": page}
+    if stage in _CARDS and run is not None:
+        title, artifact = _CARDS[stage]
+        if page := _page(run, artifact):
+            return {f"the {title}": page}
     return {}
 
 
-def _page(run: Run) -> str | None:
-    """A link to a run's page; None until MLflow has answered."""
+def _page(run: Run, artifact: str | None = None) -> str | None:
+    """A link to a run's page, or to an artifact; None until MLflow has answered."""
     if run.experiment_id is None or run.run_id is None:
         return None
-    return _on_this_server(run_page(run.experiment_id, run.run_id))
+    return _on_this_server(run_page(run.experiment_id, run.run_id, artifact))
 
 
 def _on_this_server(path: str) -> str:

@@ -1,13 +1,14 @@
 """What MLflow shows of a stage's run besides its figures."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bert_core.errors import CorpusError, ResourceError
 from pipelines.configure import CONFIGS, STAGES, parse
-from pipelines.runtime.description import described, failure, folded, run_name
+from pipelines.runtime.description import card_links, described, failure, folded, run_name
 from pipelines.runtime.stage import determining_fields, stage_command
 from tracking.page import NOTE, RESULT
 from tracking.runs import DatasetInput
@@ -79,6 +80,14 @@ def test_a_description_leads_to_what_a_run_was_made_from(tmp_path: Path) -> None
     elsewhere = described("raybert x", "runs/x", inputs, "sqlite:///there.db")
     assert "#/experiments/" not in elsewhere[NOTE]
     assert elsewhere[RESULT] == ""
+
+
+def test_a_card_is_one_click_away_once_mlflow_has_answered() -> None:
+    unknown = Run(tracking_uri="sqlite:///x.db", experiment="e", run_name="prepare wiki")
+    run = replace(unknown, experiment_id="7", run_id="abc")
+    card = "#/experiments/7/runs/abc/artifacts/data_card.md?workflowType=machine_learning"
+    assert card_links("prepare", run, None, {}) == {"the data card": card}
+    assert card_links("prepare", unknown, None, {}) == card_links("pretrain", run, None, {}) == {}
 
 
 @pytest.mark.parametrize(
