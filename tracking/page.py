@@ -75,6 +75,6 @@ def run_page(experiment_id: str, run_id: str, artifact: str | None = None) -> st
     return f"/#/experiments/{experiment_id}/runs/{run_id}{shown}?workflowType={WORKFLOW}"
 
 
-def version_page(model: str, version: int) -> str:
+def version_page(model: str, version: str) -> str:
     """The path of the page of a version of a registered model, on the side of training."""
     return f"/#/models/{model}/versions/{version}?workflowType={WORKFLOW}"

@@ -8,6 +8,7 @@ import pytest
 
 from bert_core.errors import CorpusError, ResourceError
 from pipelines.configure import CONFIGS, STAGES, parse
+from pipelines.publish import PublishConfig
 from pipelines.runtime.description import card_links, described, failure, folded, run_name
 from pipelines.runtime.stage import determining_fields, stage_command
 from tracking.page import NOTE, RESULT
@@ -87,6 +88,9 @@ def test_a_card_is_one_click_away_once_mlflow_has_answered() -> None:
     run = replace(unknown, experiment_id="7", run_id="abc")
     card = "#/experiments/7/runs/abc/artifacts/data_card.md?workflowType=machine_learning"
     assert card_links("prepare", run, None, {}) == {"the data card": card}
+    model = "#/models/wiki/versions/3?workflowType=machine_learning"
+    config = PublishConfig(output="o", model="m", evaluation="e", name="wiki")
+    assert card_links("publish", run, config, {"version": "3"}) == {"the model card": model}
     assert card_links("prepare", unknown, None, {}) == card_links("pretrain", run, None, {}) == {}
 
 
