@@ -121,6 +121,7 @@ class Batcher(Generic[Item, Answer]):
         """
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done():
+            self._arrival = asyncio.Event()  # of this loop
             self._worker = loop.create_task(self._work())
         self._turns += 1
         waiting: _Waiting[Item, Answer] = _Waiting(

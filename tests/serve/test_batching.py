@@ -1,6 +1,7 @@
 """The token-budget batcher, without a model: an item is its own number of tokens."""
 
 import asyncio
+import gc
 import itertools
 import threading
 import time
@@ -57,6 +58,22 @@ def run_with(
 
 async def submit_all(batcher: Batcher[int, int], items: list[int]) -> list[Any]:
     return await asyncio.gather(*map(batcher.submit, items), return_exceptions=True)
+
+
+def test_one_event_loop_after_another_may_ask(caplog: pytest.LogCaptureFixture) -> None:
+    batcher: Batcher[int, int] = Batcher(
+        Recorder(), length_of=abs, max_batch_tokens=100, max_wait_ms=5.0
+    )
+
+    async def scenario() -> int:
+        answer = await batcher.submit(3)
+        await asyncio.sleep(0.02)  # it waits for the next item
+        return answer
+
+    assert [asyncio.run(scenario()) for _ in range(2)] == [9, 9]
+    del batcher
+    gc.collect()  # tells what a forgotten task has failed with
+    assert not caplog.records
 
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
