@@ -63,10 +63,10 @@ docs: $(INSTALLED)  ## the documentation, in site/index.html; a page or link tha
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	$(BIN)/python -m site_builder.check site
 
+# Python compiles what it imports; compiling every package first would take minutes.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("raybert wants Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + ": run make with PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_OPTIONS) .venv
-	# Python compiles what it imports; to compile all of the packages takes minutes.
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

@@ -146,7 +146,7 @@ def _attend_in_blocks(
     reach: int | None,
     added: Float[Tensor, "heads width width"] | None,
 ) -> Float[Tensor, "*tokens hidden"]:
-    """Attention block by block; rows in a block have one length. Packed short rows share blocks."""
+    """Attention block by block; rows in a block have one length. Packed rows may share bins."""
     layout: RowLayout | Bins = rows
     if isinstance(rows, Packed) and scores is None and (reach is None or rows.longest <= reach + 1):
         fused = _is_fused(qkv, rows.longest, dropout_p)

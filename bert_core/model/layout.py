@@ -177,9 +177,9 @@ class Packed(RowLayout):
 
     @cached_property
     def bins(self) -> "Bins | None":
-        """The bins in which rows attend together while a CPU trains; None elsewhere."""
-        training = self.offsets.device.type == "cpu" and not in_inference()
-        return Bins(self, self.bin_width) if training else None
+        """Where rows attend together on a CPU, outside inference mode; None elsewhere."""
+        binned = self.offsets.device.type == "cpu" and not in_inference()
+        return Bins(self, self.bin_width) if binned else None
 
     @property
     def bin_width(self) -> int:

@@ -249,7 +249,7 @@ def test_a_host_that_dies_while_shards_are_written_changes_no_byte(
     shards = prepared.digests(f"{BUCKET}/shards")
     assert len(shards) > 1
     assert shards == prepared.digests(f"{BUCKET}/shards-again")
-    # The stage may end first, and until then the host's old node would pass for the new one.
+    # Until then, Ray's node of before the crash would pass for the one that is started next.
     wait_until_given_up(prepared, HEAD, FIRST)
     table.add("preparation after a host has died", ended_s)
 
