@@ -52,7 +52,10 @@ def test_the_guides_go_from_texts_to_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    # A guide sets MLflow's URI for its process, and with it the variable: both are undone.
+    monkeypatch.setattr("mlflow.tracking._tracking_service.utils._tracking_uri", None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     ran: list[str] = []
     for guide in ORDER:
         for language, text in fences(guide, "bash", "python"):
