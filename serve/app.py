@@ -32,6 +32,7 @@ from serve.applications import (
     start,
 )
 from serve.config import ServeConfig, models_of
+from serve.haproxy_launcher import CONNECTIONS, DESCRIPTORS, possible_connections
 from serve.plan import Found, find
 from serve.room import check_room
 from tracking.ports import require_free
@@ -143,6 +144,11 @@ def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
     name, model = next(iter(models.items()))
     print(f"serving {', '.join(models)} at {url} (a page for trying them; stop with Ctrl-C)")
     print(curl(f"{url}/v1/models/{name}", model.example))
+    if config.haproxy and (most := possible_connections()) < CONNECTIONS:
+        print(
+            f"up to {most:,} connections at once, since this machine's hard limit of open files "
+            f"(ulimit -Hn) is low: {CONNECTIONS:,} want {DESCRIPTORS:,}"
+        )
     print(f"logs: {_logs_folder()}", flush=True)
 
 

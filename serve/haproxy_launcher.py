@@ -16,7 +16,9 @@ ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it
 - the frontend speaks TLS if there is a certificate;
 - `OPTIONS *`, which asks about no path, is answered here, and HTTP/2 in clear is refused;
 - no line of its log has the path of a request, or a method that is not HTTP's, and no metric of
-  Ray's has the latter: both may hold anything.
+  Ray's has the latter: both may hold anything;
+- it holds as many connections as there are file descriptors for, where a hard limit allows fewer
+  than Ray's 4,096 (HAProxy would not start).
 
 What is no HTTP at all gets HAProxy's built-in 400, in HTML: it has no file for that.
 """
@@ -25,6 +27,7 @@ import ctypes
 import json
 import os
 import re
+import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -46,6 +49,13 @@ ERRORS = "raybert"
 """Name of the section with our error responses."""
 LOG_FORMAT = "%ci:%cp [%tr] %ft %b/%s %TR/%Tw/%Tc/%Tr/%Ta %ST %B %tsc %ac/%fc/%bc/%sc/%rc %HM"
 """HAProxy's own, `httplog`, without headers and path."""
+CONNECTIONS = 4096
+"""How many connections HAProxy is to hold at once: Ray's own default."""
+DESCRIPTORS_PER_CONNECTION = 2.5
+"""Its two sockets, and the two ends of a pipe for one in four, for splicing."""
+OTHER_DESCRIPTORS = 256
+"""Of listeners, logs, threads and health checks, rounded up."""
+DESCRIPTORS = int(CONNECTIONS * DESCRIPTORS_PER_CONNECTION) + OTHER_DESCRIPTORS
 METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 METHOD = "txn.raybert_method"
 """Variable of HAProxy with a request's method, if it is one of these."""
@@ -72,11 +82,26 @@ _STATUS_LINES = {
 }
 
 
-def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
+def possible_connections() -> int:
+    """How many connections HAProxy can hold at once by this machine's hard limit of descriptors."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, int((limit - OTHER_DESCRIPTORS) / DESCRIPTORS_PER_CONNECTION))
+
+
+def rewritten(
+    config: str,
+    folder: Path,
+    certificate: str | None = None,
+    *,
+    connections: int = sys.maxsize,
+) -> str:
     """Ray's config with the changes that the module describes.
 
     Args:
         folder: where the files of `write_error_files` are.
+        connections: how many there may be at once at most.
     """
     lines: list[str] = []
     for line in config.splitlines():
@@ -84,6 +109,8 @@ def rewritten(config: str, folder: Path, certificate: str | None = None) -> str:
             continue
         line = re.sub(r"^(\s*)option httplog$", rf'\1log-format "{LOG_FORMAT}"', line)
         line = line.replace("%HM", f"%[var({METHOD})]")
+        if most := re.match(r"(\s*maxconn )(\d+)$", line):
+            line = f"{most[1]}{min(int(most[2]), connections)}"
         line = re.sub(r"^(\s*server \S+ \S+)", rf"\1 tcp-ut {SILENT_S}s", line)
         begins_frontend = bool(lines) and lines[-1].strip() == "frontend http_frontend"
         if not begins_frontend:  # which is told where to listen: `*` means `host` = 0.0.0.0
@@ -157,7 +184,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     path = Path(arguments[arguments.index("-f") + 1])
     write_error_files(path.parent)
-    config = rewritten(path.read_text(), path.parent, os.environ.get(CERTIFICATE))
+    config = rewritten(
+        path.read_text(),
+        path.parent,
+        os.environ.get(CERTIFICATE),
+        connections=possible_connections(),
+    )
     path.write_text(config)
     parent = os.getppid()
     # It closes its port, and ends when it has passed on the answers to what it was asked.

@@ -34,6 +34,8 @@ defaults
     timeout server 3600s
     log global
     option httplog
+    option splice-request
+    option splice-response
     errorfile 503 {folder}/500.http
     balance leastconn
 frontend prometheus
@@ -83,7 +85,9 @@ def upstream() -> Iterator[int]:
 class Proxy:
     """A running HAProxy, started as Ray Serve starts it."""
 
-    def __init__(self, folder: Path, upstream: int, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, upstream: int, *, descriptors: int | None = None, **environment: str
+    ) -> None:
         self.port, self.metrics, self.stats, nothing = free_ports(4)
         self.silent = socket.create_server(("127.0.0.1", 0))  # which ends without an answer
         silent = self.silent.getsockname()[1]
@@ -104,6 +108,8 @@ class Proxy:
             )
         )
         command = [sys.executable, "-m", "serve.haproxy_launcher", "-db", "-f", str(config)]
+        if descriptors is not None:
+            command = ["prlimit", f"--nofile={descriptors}", *command]
         self.process = subprocess.Popen(command, env={**os.environ, **environment})
         deadline_s = time.monotonic() + 20
         while not (folder / "admin.sock").exists():
@@ -169,6 +175,18 @@ def test_requests_pass_and_errors_of_the_proxy_are_json_with_their_own_status(
         assert headers["Retry-After"] == str(haproxy_launcher.RETRY_AFTER_S)
         assert headers["Content-Type"] == "application/json"
         assert json.loads(body)["error_type"] == "not_ready"
+
+
+def test_with_few_file_descriptors_it_takes_fewer_connections(
+    tmp_path: Path, upstream: int
+) -> None:
+    proxy = Proxy(tmp_path, upstream, descriptors=1024)
+    try:
+        status, _, body = proxy.ask("/app")
+        assert (status, json.loads(body)) == (200, {"answer": "yes"})
+        assert "maxconn 307\n" in (tmp_path / "haproxy.cfg").read_text()
+    finally:
+        proxy.end()
 
 
 def test_metrics_and_statistics_listen_on_loopback_only(proxy: Proxy) -> None:
