@@ -202,7 +202,7 @@ def train(training: Training, report: Report) -> None:
     model.to(place.device)
     if config.fsdp and place.world_size > 1:
         shard(model)
-    optimizer = build_optimizer(model, training.optimizer)
+    optimizer = build_optimizer(model, training.optimizer, loop.precision)
     before, recorded = Progress(), list[tuple[int, dict[str, float]]]()
     if checkpoint is not None:
         load_optimizer(checkpoint, optimizer, run_digest=training.digest)

@@ -2,15 +2,19 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from bert_core.errors import ConfigError
 from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
-from bert_core.train.config import OptimizerConfig
+from bert_core.train.config import OptimizerConfig, Precision
 from bert_core.train.optim import build_optimizer, parameter_groups
 from tests import tiny
 
@@ -146,18 +150,57 @@ def given_gradients(model: ObjectiveModel) -> None:
         parameter.grad = torch.randn_like(parameter)
 
 
+@pytest.mark.parametrize("precision", get_args(Precision))
 def test_muon_turns_the_gradients_of_layers_into_orthogonal_steps_of_adamws_size(
-    model: ObjectiveModel,
+    model: ObjectiveModel, precision: Precision
 ) -> None:
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     given_gradients(model)
-    build_optimizer(model, MUON).step()
+    build_optimizer(model, MUON, precision).step()
     for name in of_layers(model):
         moved = (before[name] * (1 - 0.1 * 0.3) - model.get_parameter(name).detach()) / 0.1
         longest = max(moved.shape)
         # Its five iterations leave singular values near 1; 0.2 is the root mean square of AdamW's.
         values = torch.linalg.svdvals(moved / (0.2 * longest**0.5))
         assert 0.3 < values.min() <= values.max() < 1.5, name
+
+
+def test_muon_moves_as_torchs_does(model: ObjectiveModel) -> None:
+    other = tiny.model(CONFIG, *OF_BERT)
+    other.load_state_dict(model.state_dict())
+    ours = build_optimizer(model, MUON)
+    torchs = torch.optim.Muon(
+        [other.get_parameter(name) for name in of_layers(model)],
+        lr=MUON.lr,
+        weight_decay=MUON.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for _ in range(3):
+        given_gradients(model)
+        for name in of_layers(model):
+            other.get_parameter(name).grad = model.get_parameter(name).grad
+        ours.step()
+        torchs.step()
+    for name in of_layers(model):
+        assert torch.equal(model.get_parameter(name), other.get_parameter(name)), name
+
+
+def test_muon_in_fp32_computes_nothing_in_bfloat16(model: ObjectiveModel) -> None:
+    optimizer = build_optimizer(model, MUON, "fp32")
+    given_gradients(model)
+    made: set[torch.dtype] = set()
+
+    class Dtypes(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            made.update(each.dtype for each in tree_leaves(result) if isinstance(each, Tensor))
+            return result
+
+    with Dtypes():
+        optimizer.step()
+    assert made == {torch.float32}
 
 
 def test_muon_leaves_all_else_to_adamw(model: ObjectiveModel) -> None:
