@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bert_core.train.config import OptimizerConfig, Precision
-from bert_core.train.parallel import is_part, norms, own_part
+from bert_core.train.parallel import each_on_one_rank, is_part, norms, own_part
 
 MUON_MOMENTUM = 0.95
 ADAMW_STEP = 0.2
@@ -90,10 +91,12 @@ def _by_algorithm(groups: list[dict[str, Any]], model: nn.Module) -> Iterator[di
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024) for matrices of layers, and torch's AdamW for all other weights.
 
-    A matrix moves by its momentum with all singular values made nearly equal. Steps have the size
-    of AdamW's (Liu et al. 2025, Muon is scalable for LLM training, section 2.2), so that both take
-    the same learning rate and decay. torch has a Muon, too, which computes in bfloat16 whatever the
-    processor: on one without it, a step of BERT-tiny then takes 27 times as long.
+    A matrix moves by its momentum with all singular values made nearly equal. Ranks share this work
+    out and exchange the results. Steps have the size of AdamW's (Liu et al. 2025, Muon is scalable
+    for LLM training, section 2.2), so that both take the same learning rate and decay.
+
+    torch's own Muon computes in bfloat16 whatever the processor: on one that lacks it, a step of
+    BERT-tiny takes 27 times as long.
     """
 
     def __init__(
@@ -119,19 +122,27 @@ class Muon(torch.optim.Optimizer):
         self._adamw.state = self.state  # which may have been loaded since
         self._adamw.param_groups = self._groups(False)
         self._adamw.step()
-        for group in self._groups(True):
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._move(weight, weight.grad, group["lr"], group["weight_decay"])
+        moved = [
+            (weight, group)
+            for group in self._groups(True)
+            for weight in group["params"]
+            if weight.grad is not None
+        ]
+        momenta = [self._momentum(weight, weight.grad) for weight, _ in moved]
+        work = partial(orthogonalized, dtype=self.dtype)
+        directions = each_on_one_rank(work, momenta, self.dtype)
+        for (weight, group), direction in zip(moved, directions, strict=True):
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+            size = group["lr"] * ADAMW_STEP * max(weight.shape) ** 0.5
+            weight.add_(direction, alpha=-size)
 
-    def _move(self, weight: Tensor, slope: Tensor, lr: float, decay: float) -> None:
+    def _momentum(self, weight: Tensor, slope: Tensor) -> Tensor:
+        """Nesterov's: the mean of gradients so far, with the present one counted again."""
         state = self.state[weight]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(weight)
-        momentum = state["momentum_buffer"].lerp_(slope, 1 - MUON_MOMENTUM)
-        direction = orthogonalized(slope.lerp(momentum, MUON_MOMENTUM), self.dtype)
-        weight.mul_(1 - lr * decay)
-        weight.add_(direction, alpha=-lr * ADAMW_STEP * max(weight.shape) ** 0.5)
+        mean = state["momentum_buffer"].lerp_(slope, 1 - MUON_MOMENTUM)
+        return slope.lerp(mean, MUON_MOMENTUM)
 
 
 def orthogonalized(matrix: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,7 @@
 """A model on many ranks: a copy on each (DistributedDataParallel), or a shard on each (FSDP2)."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -109,6 +109,46 @@ def norms(tensors: Sequence[Tensor], sharded: bool) -> list[Tensor]:
     squares = torch.stack(local).square()
     dist.all_reduce(squares)
     return list(squares.sqrt().unbind())
+
+
+def each_on_one_rank(
+    work: Callable[[Tensor], Tensor], matrices: Sequence[Tensor], dtype: torch.dtype
+) -> list[Tensor]:
+    """`work` of every matrix, done by one rank and sent to the others. Collective.
+
+    Every rank passes matrices of the same shapes; a result has its matrix's shape, and `dtype`.
+    """
+    rank, world_size = rank_of_world()
+    if world_size == 1:
+        return [work(matrix) for matrix in matrices]
+    shares = _shares([matrix.numel() * min(matrix.shape) for matrix in matrices], world_size)
+    sizes = [sum(matrices[place].numel() for place in share) for share in shares]
+    parts = torch.zeros(world_size, max(sizes), dtype=dtype, device=matrices[0].device)
+    own = parts[rank].clone()
+    if shares[rank]:
+        done = [work(matrices[place]).flatten() for place in shares[rank]]
+        torch.cat(done, out=own[: sizes[rank]])
+    # As bytes, since not every backend sends every dtype.
+    dist.all_gather(list(parts.view(torch.uint8)), own.view(torch.uint8))
+    results = list(matrices)
+    for share, part in zip(shares, parts, strict=True):
+        start = 0
+        for place in share:
+            matrix = matrices[place]
+            results[place] = part[start : start + matrix.numel()].view(matrix.shape)
+            start += matrix.numel()
+    return results
+
+
+def _shares(costs: Sequence[int], world_size: int) -> list[list[int]]:
+    """The places that each rank works on: the dearest first, each to the rank with least to do."""
+    shares: list[list[int]] = [[] for _ in range(world_size)]
+    loads = [0] * world_size
+    for place in sorted(range(len(costs)), key=lambda place: -costs[place]):
+        rank = loads.index(min(loads))
+        shares[rank].append(place)
+        loads[rank] += costs[place]
+    return shares
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:

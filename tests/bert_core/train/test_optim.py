@@ -1,13 +1,19 @@
 """AdamW as the paper of BERT sets it, with decay on matrices alone, LAMB and Muon."""
 
+import os
+import subprocess
+import sys
 from copy import deepcopy
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -16,6 +22,7 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.objectives.catalog import PRETRAINING
 from bert_core.train.config import OptimizerConfig, Precision
 from bert_core.train.optim import build_optimizer, parameter_groups
+from bert_core.train.parallel import each_on_one_rank
 from tests import tiny
 
 CONFIG = tiny.encoder_config(40)
@@ -185,6 +192,47 @@ def test_muon_moves_as_torchs_does(model: ObjectiveModel) -> None:
         assert torch.equal(model.get_parameter(name), other.get_parameter(name)), name
 
 
+def after_three_steps() -> dict[str, Tensor]:
+    """A model's weights after steps of Muon by gradients that are the same on all ranks."""
+    model = tiny.model(CONFIG, *OF_BERT)
+    optimizer = build_optimizer(model, MUON)
+    torch.manual_seed(0)
+    for _ in range(3):
+        given_gradients(model)
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.drill
+def test_ranks_that_share_muons_work_end_with_the_weights_of_one(tmp_path: Path) -> None:
+    other = subprocess.Popen(
+        [sys.executable, __file__, "1", str(tmp_path)], env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    as_rank(0, tmp_path)
+    assert other.wait(timeout=60) == 0
+    alone = after_three_steps()
+    for rank in range(2):
+        weights, doubled = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert weights.keys() == alone.keys()
+        assert all(torch.equal(weight, alone[name]) for name, weight in weights.items())
+        assert torch.equal(doubled, torch.full((2, 3), 2.0))
+
+
+def as_rank(rank: int, folder: Path) -> None:
+    """What one of two processes ends with: it is kept in `folder`."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    try:
+        weights = after_three_steps()
+        # One matrix: a rank has nothing to do.
+        [doubled] = each_on_one_rank(lambda matrix: matrix * 2, [torch.ones(2, 3)], torch.float32)
+    finally:
+        dist.destroy_process_group()
+    torch.save((weights, doubled), folder / f"{rank}.pt")
+
+
 def test_muon_in_fp32_computes_nothing_in_bfloat16(model: ObjectiveModel) -> None:
     optimizer = build_optimizer(model, MUON, "fp32")
     given_gradients(model)
@@ -241,3 +289,7 @@ def test_a_muon_that_was_saved_goes_on_as_it_was(model: ObjectiveModel) -> None:
 def test_muon_refuses_sharded_weights() -> None:
     with pytest.raises(ConfigError, match="wanted adamw or lamb with fsdp, got muon"):
         MUON.check_sharding(True)
+
+
+if __name__ == "__main__":
+    as_rank(int(sys.argv[1]), Path(sys.argv[2]))
