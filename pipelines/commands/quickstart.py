@@ -96,7 +96,7 @@ def _stages(config: QuickstartConfig) -> Iterator[tuple[str, Manifest]]:
     yield "corpus", docstrings.corpus(force=config.force)
     _title("vocab", "Learning which pieces words are made of.")
     yield "vocab", _stage("vocab", config)
-    _title("prepare", "Cutting the text into pairs of passages and hiding 15 % of the tokens.")
+    _title("prepare", "Cutting the text into pairs of passages and hiding 30 % of the tokens.")
     yield "prepare", _stage("prepare", config)
     _title(
         "pretrain", "Teaching a small BERT to fill gaps and to tell if a passage follows another."
