@@ -58,36 +58,39 @@ class Choice:
 BERT = Choice()
 SENTENCES = BERT.and_then(prepare="--pairs.kind full_sentences")
 """No next sentences: rows are full of consecutive ones (Liu et al. 2019)."""
-LONGER = SENTENCES.and_then(prepare="--pairs.max_length 128", pretrain="--global_batch_size 32")
-MODERN = SENTENCES.and_then(pretrain="--variant modernbert-base --sizes_of bert-mini")
+MUON = SENTENCES.and_then(pretrain="--optimizer.name muon")
+MODERN = MUON.and_then(pretrain="--variant modernbert-base --sizes_of bert-mini")
 """Normalization first, GeGLU, rotary positions, no biases (Warner et al. 2024)."""
 MORE_MASKS = "--masking.masked_lm_prob 0.3 --masking.max_predictions_per_seq 24"
 MOST_MASKS = "--masking.masked_lm_prob 0.4 --masking.max_predictions_per_seq 30"
-MUON = "--optimizer.name muon"
+BEST = MUON.and_then(prepare=MORE_MASKS)
+"""What the choices below it are beside."""
 
 CHOICES: dict[str, Choice] = {
     "bert": BERT,
     "full_sentences": SENTENCES,
-    "128_tokens": LONGER,
-    "smaller_batches": SENTENCES.and_then(pretrain="--global_batch_size 32"),
-    "larger_batches": SENTENCES.and_then(pretrain="--global_batch_size 128"),
-    "30_percent_masked": SENTENCES.and_then(prepare=MORE_MASKS),
-    "40_percent_masked": SENTENCES.and_then(prepare=MOST_MASKS),
-    "40_then_15_percent_masked": Choice(
-        SENTENCES.and_then(prepare=MOST_MASKS).prepare,
-        ("--schedule.decay", "constant"),
-        tail=Choice(SENTENCES.prepare, ("--schedule.warmup_steps", "0")),
+    "full_sentences_long_warmup": SENTENCES.and_then(pretrain="--schedule.warmup_steps 650"),
+    "muon": MUON,
+    "modern_muon": MODERN,
+    "muon_30_percent": BEST,
+    "muon_40_percent": MUON.and_then(prepare=MOST_MASKS),
+    "muon_40_then_15_percent": Choice(
+        MUON.and_then(prepare=MOST_MASKS).prepare,
+        (*MUON.pretrain, "--schedule.decay", "constant"),
+        tail=Choice(MUON.prepare, (*MUON.pretrain, "--schedule.warmup_steps", "0")),
     ),
-    "whole_words": SENTENCES.and_then(prepare="--masking.strategy whole_word"),
-    "late_decay": SENTENCES.and_then(pretrain="--schedule.decay_share 0.3"),
-    "muon": SENTENCES.and_then(pretrain=MUON),
-    "muon_next_sentences": BERT.and_then(pretrain=MUON),
-    "muon_twice_the_rate": SENTENCES.and_then(pretrain=f"{MUON} --optimizer.lr 4e-3"),
-    "muon_larger_batches": SENTENCES.and_then(pretrain=f"{MUON} --global_batch_size 128"),
-    "muon_30_percent": SENTENCES.and_then(prepare=MORE_MASKS, pretrain=MUON),
-    "modern": MODERN,
-    "modern_muon": MODERN.and_then(pretrain=MUON),
-    "modern_muon_30_percent": MODERN.and_then(prepare=MORE_MASKS, pretrain=MUON),
+    "next_sentences": BEST.and_then(prepare="--pairs.kind nsp"),
+    "whole_words": BEST.and_then(prepare="--masking.strategy whole_word"),
+    "128_tokens": BEST.and_then(
+        prepare="--pairs.max_length 128 --masking.max_predictions_per_seq 48",
+        pretrain="--global_batch_size 32",
+    ),
+    "smaller_batches": BEST.and_then(pretrain="--global_batch_size 32"),
+    "larger_batches": BEST.and_then(pretrain="--global_batch_size 128"),
+    "half_the_rate": BEST.and_then(pretrain="--optimizer.lr 1e-3"),
+    "twice_the_rate": BEST.and_then(pretrain="--optimizer.lr 4e-3"),
+    "late_decay": BEST.and_then(pretrain="--schedule.decay_share 0.3"),
+    "modern": MODERN.and_then(prepare=MORE_MASKS),
 }
 
 
