@@ -86,7 +86,7 @@ class Proxy:
     """A running HAProxy, started as Ray Serve starts it."""
 
     def __init__(
-        self, folder: Path, upstream: int, *, descriptors: int | None = None, **environment: str
+        self, folder: Path, upstream: int, *, descriptors: int | None = None, certificate: str = ""
     ) -> None:
         self.port, self.metrics, self.stats, nothing = free_ports(4)
         self.silent = socket.create_server(("127.0.0.1", 0))  # which ends without an answer
@@ -110,7 +110,9 @@ class Proxy:
         command = [sys.executable, "-m", "serve.haproxy_launcher", "-db", "-f", str(config)]
         if descriptors is not None:
             command = ["prlimit", f"--nofile={descriptors}", *command]
-        self.process = subprocess.Popen(command, env={**os.environ, **environment})
+        self.process = subprocess.Popen(
+            command, env={**os.environ, haproxy_launcher.CERTIFICATE: certificate}
+        )
         deadline_s = time.monotonic() + 20
         while not (folder / "admin.sock").exists():
             assert self.process.poll() is None
@@ -271,7 +273,7 @@ def _state(pid: int) -> str:
 
 def test_it_speaks_tls_with_a_certificate(tmp_path: Path, upstream: int) -> None:
     chain, pem = live.certificate(tmp_path)
-    proxy = Proxy(tmp_path, upstream, **{haproxy_launcher.CERTIFICATE: str(pem)})
+    proxy = Proxy(tmp_path, upstream, certificate=str(pem))
     try:
         context = ssl.create_default_context(cafile=str(chain))
         connection = http.client.HTTPSConnection(
