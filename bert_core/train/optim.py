@@ -146,7 +146,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """A matrix with the same singular vectors and singular values of about 0.7 to 1.2.
+    """A matrix with the same singular vectors and singular values near 1.
 
     Source: Jordan et al. 2024, five Newton-Schulz iterations with their coefficients.
     Args:
