@@ -36,8 +36,6 @@ PAIRS_PER_SET = 100
 ROWS = 1_000
 HELD_OUT_ROWS = 4_096
 TEXTS = ("wikitext2/train.txt", "classic_books/")
-WARMUP_STEPS = "100"
-"""In place of the 650 of the whole run, which would be most of ten minutes on a slow machine."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,10 @@ class Choice:
 
 
 BERT = Choice()
-SENTENCES = BERT.and_then(prepare="--pairs.kind full_sentences")
+"""Next sentences and AdamW; its warmup is a tenth of an hour's steps."""
+SENTENCES = BERT.and_then(
+    prepare="--pairs.kind full_sentences", pretrain="--schedule.warmup_steps 100"
+)
 """No next sentences: rows are full of consecutive ones (Liu et al. 2019)."""
 MUON = SENTENCES.and_then(pretrain="--optimizer.name muon")
 MODERN = MUON.and_then(pretrain="--variant modernbert-base --sizes_of bert-mini")
@@ -137,7 +138,6 @@ class Trials:
                 *("--tokenizer", str(self.folder / "vocab")),
                 *("--loop.max_hours", str(hours)),
                 *("--evaluate_every_steps", "0"),
-                *("--schedule.warmup_steps", WARMUP_STEPS),
                 *part.pretrain,
                 *goes_on,
             )

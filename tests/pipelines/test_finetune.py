@@ -89,9 +89,9 @@ def test_the_optimizer_moves_the_words_alone_that_rows_have(
 ) -> None:
     moved: list[int] = []
 
-    def watched(model: ObjectiveModel, config: OptimizerConfig) -> torch.optim.Optimizer:
+    def watched(model: ObjectiveModel, *settings: Any) -> torch.optim.Optimizer:
         moved.append(len(model.encoder.embeddings.word_embeddings.weight))
-        return build_optimizer(model, config)
+        return build_optimizer(model, *settings)
 
     monkeypatch.setattr(worker, "build_optimizer", watched)
     config = replace(finetuned.finetune(tmp_path / "out"), seeds=(0,))
