@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import pipeline
 
-from bert_core.determinism import fix_products
 from bert_core.errors import FormatError, InputError
 from bert_core.objectives.mlm import MaskedLanguageModeling
 from bert_core.objectives.nsp import NextSentencePrediction
@@ -19,6 +18,7 @@ from bert_core.tasks.text_classification import (
     TextClassificationParameters,
 )
 from tests import tiny
+from tests.exactness import TOLERANCE
 
 WORDS = [f"word{number}" for number in range(40)]
 TOKENIZER = tiny.tokenizer(WORDS)
@@ -71,9 +71,8 @@ def test_a_text_gets_the_same_answer_in_any_company_and_order(predictor: Predict
     together = scores(predictor, texts)
     backwards = scores(predictor, texts[::-1])[::-1]
     alone = np.concatenate([scores(predictor, [text]) for text in texts[:20]])
-    tolerance = 0.0 if fix_products() else 1e-6  # which this process's environment has done
-    np.testing.assert_allclose(together, backwards, rtol=0, atol=tolerance)
-    np.testing.assert_allclose(together[:20], alone, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(together, backwards, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(together[:20], alone, rtol=0, atol=TOLERANCE)
 
 
 def test_a_long_text_is_refused_or_cut_at_the_last_position(predictor: Predictor) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bert_core.data.windows import Window
-from bert_core.determinism import fix_products
 from bert_core.model.config import Pooling
 from bert_core.model.variants import VARIANTS
 from bert_core.scores import TorchBackend
@@ -17,6 +16,7 @@ from bert_core.tasks.shapes import as_row
 from bert_core.tasks.text_classification import TextClassification
 from bert_core.tasks.token_classification import TokenClassification, TokenClassificationOptions
 from tests import tiny
+from tests.exactness import TOLERANCE
 
 TOKENIZER = tiny.tokenizer()
 SIZES = tiny.encoder_config(TOKENIZER.vocab_size)
@@ -66,7 +66,6 @@ def test_heads_of_one_encoder_score_together_as_alone(variant: str, pooling: Poo
     for task in TASKS:
         rows = [as_row(task.inputs, text, "inputs") for text in texts()]
         windows.append(task.encode(rows, TOKENIZER, SIZES.max_length))
-    tolerance = 0.0 if fix_products() else 1e-6  # which this process's environment has done
     for chosen in ([0], [1, 2], [0, 3], [4, 5], [1, 4], range(len(heads))):
         together = heads[chosen[0]].joint_scores(
             [heads[place] for place in chosen], [windows[place] for place in chosen], 0
@@ -74,4 +73,4 @@ def test_heads_of_one_encoder_score_together_as_alone(variant: str, pooling: Poo
         for place, found in zip(chosen, together, strict=True):
             alone = heads[place].scores(windows[place], 0)
             for one, other in zip(found, alone, strict=True):
-                np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+                np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)

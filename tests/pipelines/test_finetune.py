@@ -27,7 +27,6 @@ from bert_core.objectives.base import ObjectiveModel
 from bert_core.predictor import Predictor
 from bert_core.tasks.question_answering import QuestionAnswering
 from bert_core.tasks.text_classification import TextClassification
-from bert_core.train.config import OptimizerConfig
 from bert_core.train.optim import build_optimizer
 from pipelines import evaluate, finetune, publish
 from pipelines.corpus.labelled import LabelledConfig

@@ -1,4 +1,4 @@
-"""A text gets the same answer alone and in any company: over HTTP, to the last bit."""
+"""A text gets the same answer alone and in any company: over HTTP."""
 
 import asyncio
 import random
@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bert_core.determinism import fix_products
+from tests.exactness import same
 from tests.serve.conftest import TEXTS
 
 WORDS = " ".join(TEXTS).split()
@@ -32,7 +32,6 @@ async def answers(url: str, batches: list[list[str]], at_once: int) -> list[list
 
 
 @pytest.mark.drill
-@pytest.mark.skipif(not fix_products(), reason="this CPU's products depend on their shape")
 @pytest.mark.parametrize("model", ["text-classification", "feature-extraction"])
 def test_a_text_gets_the_same_answer_alone_and_in_any_company(front: str, model: str) -> None:
     texts, url = texts_of_all_lengths(200), f"{front}/v1/models/{model}"
@@ -48,4 +47,4 @@ def test_a_text_gets_the_same_answer_alone_and_in_any_company(front: str, model:
             order = order[size:]
         asked = [[texts[index] for index in batch] for batch in batches]
         for batch, its in zip(batches, asyncio.run(answers(url, asked, 12)), strict=True):
-            assert its == [alone[index] for index in batch]
+            assert its == same([alone[index] for index in batch])

@@ -17,7 +17,6 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from bert_core.bundle.format import load_bundle, save_bundle
-from bert_core.determinism import fix_products
 from bert_core.tasks.base import Task
 from bert_core.tasks.feature_extraction import FeatureExtraction
 from bert_core.tasks.fill_mask import FillMask
@@ -31,6 +30,7 @@ from serve.observing import Recorder
 from serve.served import Card, Response, ServedModel
 from serve.slot import Challenger, Slot
 from tests import tiny
+from tests.exactness import same
 from tests.serve import live
 from tests.serve.conftest import TEXTS
 from tests.serve.server import Server
@@ -47,9 +47,6 @@ HEADS: Mapping[str, Task] = {
 """Models that share an encoder: with a pooler each, with tags, of all layers, tied to the words."""
 MASKED = "Parse a [MASK] as JSON."
 WORDS = " ".join(TEXTS).split()
-is_exact = pytest.mark.skipif(
-    not fix_products(), reason="this CPU's products depend on their shape"
-)
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +142,8 @@ LISTS = [[MASKED], TEXTS[:2], texts_of_all_lengths(60), texts_of_all_lengths(40,
 
 
 @pytest.mark.drill
-@is_exact
 @pytest.mark.parametrize("inputs", [MASKED, *LISTS])
-def test_the_answers_are_those_of_each_model_alone_to_the_last_bit(
+def test_the_answers_are_those_of_each_model_alone(
     server: tuple[httpx.Client, dict[str, Slot]], inputs: Any
 ) -> None:
     client, _ = server
@@ -157,11 +153,10 @@ def test_the_answers_are_those_of_each_model_alone_to_the_last_bit(
     response = ask(client, {"models": names, "inputs": inputs})
     assert response.status_code == 200, response.text
     assert list(response.json()) == names
-    assert response.json() == alone(client, names, inputs)
+    assert response.json() == same(alone(client, names, inputs))
 
 
 @pytest.mark.drill
-@is_exact
 def test_requests_for_several_models_and_for_one_do_not_change_each_other(
     server: tuple[httpx.Client, dict[str, Slot]],
 ) -> None:
@@ -188,7 +183,7 @@ def test_requests_for_several_models_and_for_one_do_not_change_each_other(
                         response = await many.post("/v1/predict", json=body)
                         answers = response.raise_for_status().json()
                 for name, its in answers.items():
-                    assert its == [wanted[name][place] for place in places]
+                    assert its == same([wanted[name][place] for place in places])
 
             async with asyncio.TaskGroup() as group:
                 for _ in range(60):
@@ -253,7 +248,7 @@ def test_a_text_that_models_read_differently_is_read_by_each_in_its_way(
         for name, parameters in models.items():
             body = {"inputs": [TEXTS[0], long], "parameters": parameters}
             own = client.post(f"/v1/models/{name}", json=body)
-            assert own.json() == response.json()[name]
+            assert own.json() == same(response.json()[name])
             cut = own.headers.get("x-cut-inputs")
             assert cut is None or f"{name}={cut}" in response.headers["x-cut-inputs"]
         assert shared < sum(calls)

@@ -1,16 +1,11 @@
 """A student's gradient is that of the global batch, for any number of workers and micro-batch."""
 
-import os
-import subprocess
-import sys
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
@@ -21,6 +16,7 @@ from bert_core.train.config import LoopConfig
 from bert_core.train.loop import evaluate, training_steps
 from bert_core.train.parallel import rank_of_world
 from tests import tiny
+from tests.two_ranks import on_two_ranks
 
 WORDS = [f"word{number}" for number in range(50)]
 TOKENIZER = tiny.tokenizer(WORDS)
@@ -89,13 +85,8 @@ def test_the_micro_batch_does_not_change_the_gradient(
 
 @pytest.mark.drill
 def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
-    other = subprocess.Popen(
-        [sys.executable, __file__, "1", str(tmp_path)], env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
     alone = gradients(1 << 20)
-    as_rank(0, tmp_path)
-    assert other.wait(timeout=60) == 0
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    ranks = on_two_ranks(gradients_of_rank, tmp_path)
     for number, most in enumerate([most for _, most in PRECISIONS] * 2):
         assert torch.equal(ranks[0][number][0], ranks[1][number][0])
         assert relative_error(ranks[0][number][0], alone[number][0]) < most
@@ -111,18 +102,5 @@ def gradients(budget: int, rank: int = 0, world_size: int = 1) -> list[tuple[Ten
     ]
 
 
-def as_rank(rank: int, folder: Path) -> None:
-    """What one of two processes computes: it is kept in `folder`."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
-    try:
-        found = gradients(300, rank, rank_of_world()[1])
-    finally:
-        dist.destroy_process_group()
-    torch.save(found, folder / f"{rank}.pt")
-
-
-if __name__ == "__main__":
-    as_rank(int(sys.argv[1]), Path(sys.argv[2]))
+def gradients_of_rank() -> list[tuple[Tensor, dict]]:
+    return gradients(300, *rank_of_world())

@@ -1,16 +1,11 @@
 """Rows whose loss is of all of them together: nothing but the global batch decides the gradient."""
 
-import os
-import subprocess
-import sys
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from bert_core.batches import RankBatches, WindowSource
 from bert_core.data.order import GlobalOrder
@@ -21,6 +16,7 @@ from bert_core.train.loop import evaluate, training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import rank_of_world
 from tests import tiny
+from tests.two_ranks import on_two_ranks
 
 WORDS = [f"word{number}" for number in range(50)]
 TOKENIZER = tiny.tokenizer(WORDS)
@@ -87,33 +83,20 @@ def test_the_micro_batch_does_not_change_the_gradient(
 
 @pytest.mark.drill
 def test_the_number_of_workers_does_not_change_the_gradient(tmp_path: Path) -> None:
-    other = subprocess.Popen(
-        [sys.executable, __file__, "1", str(tmp_path)], env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
     alone = [gradient_of(dtype, 1 << 20, scored=False) for dtype, _ in PRECISIONS]
-    as_rank(0, tmp_path)
-    assert other.wait(timeout=60) == 0
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    ranks = on_two_ranks(gradients_of_rank, tmp_path)
     for number, (_, most) in enumerate(PRECISIONS):
         assert torch.equal(ranks[0][number][0], ranks[1][number][0])
         assert relative_error(ranks[0][number][0], alone[number][0]) < most
         assert ranks[0][number][1] == pytest.approx(alone[number][1], rel=most * 10)
 
 
-def as_rank(rank: int, folder: Path) -> None:
-    """What one of two processes computes: it is kept in `folder`."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
-    try:
-        found = [
-            gradient_of(dtype, 300, scored=False, rank=rank, world_size=rank_of_world()[1])
-            for dtype, _ in PRECISIONS
-        ]
-    finally:
-        dist.destroy_process_group()
-    torch.save(found, folder / f"{rank}.pt")
+def gradients_of_rank() -> list[tuple[Tensor, dict[str, float]]]:
+    rank, world_size = rank_of_world()
+    return [
+        gradient_of(dtype, 300, scored=False, rank=rank, world_size=world_size)
+        for dtype, _ in PRECISIONS
+    ]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])
@@ -139,7 +122,3 @@ def test_every_worker_wants_a_group() -> None:
     source, order = WindowSource([], 0), GlobalOrder([9], seed=0)
     with pytest.raises(ConfigError, match="a group of 4 rows for each of 3 workers, got 8"):
         RankBatches(source, order, 8, 100, 0, 3, 4)
-
-
-if __name__ == "__main__":
-    as_rank(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,11 +1,7 @@
 """AdamW as the paper of BERT sets it, with decay on matrices alone, LAMB and Muon."""
 
-import os
-import subprocess
-import sys
 from copy import deepcopy
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -24,6 +19,7 @@ from bert_core.train.config import OptimizerConfig, Precision
 from bert_core.train.optim import build_optimizer, parameter_groups
 from bert_core.train.parallel import each_on_one_rank
 from tests import tiny
+from tests.two_ranks import on_two_ranks
 
 CONFIG = tiny.encoder_config(40)
 OF_BERT = [PRETRAINING[name] for name in ("mlm", "nsp", "sop")]
@@ -205,32 +201,18 @@ def after_three_steps() -> dict[str, Tensor]:
 
 @pytest.mark.drill
 def test_ranks_that_share_muons_work_end_with_the_weights_of_one(tmp_path: Path) -> None:
-    other = subprocess.Popen(
-        [sys.executable, __file__, "1", str(tmp_path)], env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    as_rank(0, tmp_path)
-    assert other.wait(timeout=60) == 0
     alone = after_three_steps()
-    for rank in range(2):
-        weights, doubled = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+    for weights, doubled in on_two_ranks(share_the_work, tmp_path):
         assert weights.keys() == alone.keys()
         assert all(torch.equal(weight, alone[name]) for name, weight in weights.items())
         assert torch.equal(doubled, torch.full((2, 3), 2.0))
 
 
-def as_rank(rank: int, folder: Path) -> None:
-    """What one of two processes ends with: it is kept in `folder`."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
-    try:
-        weights = after_three_steps()
-        # One matrix: a rank has nothing to do.
-        [doubled] = each_on_one_rank(lambda matrix: matrix * 2, [torch.ones(2, 3)], torch.float32)
-    finally:
-        dist.destroy_process_group()
-    torch.save((weights, doubled), folder / f"{rank}.pt")
+def share_the_work() -> tuple[dict[str, Tensor], Tensor]:
+    weights = after_three_steps()
+    # One matrix: a rank has nothing to do.
+    [doubled] = each_on_one_rank(lambda matrix: matrix * 2, [torch.ones(2, 3)], torch.float32)
+    return weights, doubled
 
 
 def test_muon_in_fp32_computes_nothing_in_bfloat16(model: ObjectiveModel) -> None:
@@ -289,7 +271,3 @@ def test_a_muon_that_was_saved_goes_on_as_it_was(model: ObjectiveModel) -> None:
 def test_muon_refuses_sharded_weights() -> None:
     with pytest.raises(ConfigError, match="wanted adamw or lamb with fsdp, got muon"):
         MUON.check_sharding(True)
-
-
-if __name__ == "__main__":
-    as_rank(int(sys.argv[1]), Path(sys.argv[2]))
