@@ -16,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from tracking.goodput import duration
+
 FIRST_LINE_S, LINE_EVERY_S = 2.0, 10.0
 """Without a terminal: seconds until the first line, and then between lines."""
 
@@ -59,7 +61,7 @@ def say(text: str) -> None:
 
 
 class Meter:
-    """Shows how much of `total` is done, the rate and the time left.
+    """Shows how much of `total` is done, the rate (of all but time itself) and the time left.
 
     The rate counts from the first progress, so that it includes neither what an earlier run did nor
     the time until work begins.
@@ -92,8 +94,9 @@ class Meter:
         parts = [f"{self.done:,.0f} of {self.total:,.0f} {self.unit}"]
         if self._first is not None and self.done > self._first[1]:
             rate = (self.done - self._first[1]) / (time.monotonic() - self._first[0])
-            parts.append(f"{rate:,.1f} {self.unit}/s")
-            parts.append(f"{(self.total - self.done) / rate:,.0f} s left")
+            if self.unit not in ("seconds", "minutes"):
+                parts.append(f"{rate:,.1f} {self.unit}/s")
+            parts.append(f"{duration((self.total - self.done) / rate)} left")
         return f"  {self.title}: {', '.join([*parts, self.note] if self.note else parts)}"
 
 

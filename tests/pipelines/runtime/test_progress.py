@@ -21,16 +21,35 @@ def test_a_log_gets_lines_with_the_rate_and_the_time_left(
     with progress.meter("reading", 1000, "blocks") as shown:
         shown.set(400)  # by an earlier run: in no rate
         time.sleep(0.05)
-        shown.add(10, note="loss 2.5")
+        shown.add(100, note="loss 2.5")
     first, second = capsys.readouterr().out.splitlines()
     assert first == "  reading: 400 of 1,000 blocks"
     found = re.fullmatch(
-        r"  reading: 410 of 1,000 blocks, ([\d.]+) blocks/s, ([\d,]+) s left, loss 2.5", second
+        r"  reading: 500 of 1,000 blocks, ([\d,.]+) blocks/s, \d+ s left, loss 2.5", second
     )
     assert found
-    rate, left_s = float(found[1]), float(found[2])
-    assert 0 < rate <= 10 / 0.05
-    assert left_s == pytest.approx(590 / rate, abs=1)
+    assert 0 < float(found[1].replace(",", "")) <= 100 / 0.05
+
+
+@pytest.mark.usefixtures("every_line")
+def test_the_time_left_follows_from_the_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.meter("reading", 100_000, "blocks") as shown:
+        shown.set(1)
+        time.sleep(0.1)
+        shown.add(10)  # at most 100 per second, so that at least 1,000 s are left
+    left = capsys.readouterr().out.splitlines()[-1].split(", ")[-1]
+    minutes = float(re.fullmatch(r"(\d+) min left", left)[1])  # type: ignore[index]
+    assert 16 < minutes < 100
+
+
+@pytest.mark.usefixtures("every_line")
+def test_time_that_passes_has_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.meter("pretraining", 38, "minutes") as shown:
+        shown.set(1)
+        time.sleep(0.01)
+        shown.set(2, note="step 20")
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"  pretraining: 2 of 38 minutes, \d+ s left, step 20", line)
 
 
 def test_a_log_is_not_flooded(capsys: pytest.CaptureFixture[str]) -> None:
