@@ -53,32 +53,29 @@ class Choice:
         return Choice((*self.prepare, *prepare.split()), (*self.pretrain, *pretrain.split()))
 
 
-BERT = Choice()
-"""Next sentences and AdamW; its warmup is a tenth of an hour's steps."""
-SENTENCES = BERT.and_then(
-    prepare="--pairs.kind full_sentences", pretrain="--schedule.warmup_steps 100"
-)
-"""No next sentences: rows are full of consecutive ones (Liu et al. 2019)."""
-MUON = SENTENCES.and_then(pretrain="--optimizer.name muon")
-MODERN = MUON.and_then(pretrain="--variant modernbert-base --sizes_of bert-mini")
+BEST = Choice()
+"""The books' recipe: rows of consecutive sentences (Liu et al. 2019), Muon, 30 % masks."""
+FEWER_MASKS = "--masking.masked_lm_prob 0.15 --masking.max_predictions_per_seq 20"
+MORE_MASKS = "--masking.masked_lm_prob 0.4 --masking.max_predictions_per_seq 30"
+MUON = BEST.and_then(prepare=FEWER_MASKS)
+SENTENCES = MUON.and_then(pretrain="--optimizer.name adamw")
+BERT = SENTENCES.and_then(prepare="--pairs.kind nsp", pretrain="--schedule.warmup_steps 650")
+"""Next sentences and AdamW (Devlin et al. 2019); warmup takes a tenth of an hour's steps."""
+MODERN = BEST.and_then(pretrain="--variant modernbert-base --sizes_of bert-mini")
 """Normalization first, GeGLU, rotary positions, no biases (Warner et al. 2024)."""
-MORE_MASKS = "--masking.masked_lm_prob 0.3 --masking.max_predictions_per_seq 24"
-MOST_MASKS = "--masking.masked_lm_prob 0.4 --masking.max_predictions_per_seq 30"
-BEST = MUON.and_then(prepare=MORE_MASKS)
-"""What the choices below it are beside."""
 
 CHOICES: dict[str, Choice] = {
     "bert": BERT,
     "full_sentences": SENTENCES,
     "full_sentences_long_warmup": SENTENCES.and_then(pretrain="--schedule.warmup_steps 650"),
     "muon": MUON,
-    "modern_muon": MODERN,
+    "modern_muon": MODERN.and_then(prepare=FEWER_MASKS),
     "muon_30_percent": BEST,
-    "muon_40_percent": MUON.and_then(prepare=MOST_MASKS),
+    "muon_40_percent": BEST.and_then(prepare=MORE_MASKS),
     "muon_40_then_15_percent": Choice(
-        MUON.and_then(prepare=MOST_MASKS).prepare,
-        (*MUON.pretrain, "--schedule.decay", "constant"),
-        tail=Choice(MUON.prepare, (*MUON.pretrain, "--schedule.warmup_steps", "0")),
+        BEST.and_then(prepare=MORE_MASKS).prepare,
+        ("--schedule.decay", "constant"),
+        tail=Choice(MUON.prepare, ("--schedule.warmup_steps", "0")),
     ),
     "next_sentences": BEST.and_then(prepare="--pairs.kind nsp"),
     "whole_words": BEST.and_then(prepare="--masking.strategy whole_word"),
@@ -91,7 +88,7 @@ CHOICES: dict[str, Choice] = {
     "half_the_rate": BEST.and_then(pretrain="--optimizer.lr 1e-3"),
     "twice_the_rate": BEST.and_then(pretrain="--optimizer.lr 4e-3"),
     "late_decay": BEST.and_then(pretrain="--schedule.decay_share 0.3"),
-    "modern": MODERN.and_then(prepare=MORE_MASKS),
+    "modern": MODERN,
 }
 
 
@@ -104,7 +101,7 @@ class Trials:
         texts = json.dumps([str(self.data / text) for text in TEXTS])
         self._corpus = ("--corpus.source", texts)
         self.run("vocab", folder / "vocab", *self._corpus)
-        self._shared_rows = self.rows(SENTENCES.prepare)
+        self._shared_rows = self.rows(MUON.prepare)
         self._pairs = self._some_pairs(Path(os.environ["RAYBERT_BLIMP"]))
 
     def run(self, word: str, output: Path, *given: str, config: str | None = BOOKS) -> Manifest:
