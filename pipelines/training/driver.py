@@ -116,6 +116,7 @@ def _fit_on_ray(
         num_cpus=config.cpus,
         allow_open_cluster=config.allow_open_cluster,
     )
+    import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
 
     from pipelines.training.controller import RecordingCallback, Trainer
@@ -133,9 +134,11 @@ def _fit_on_ray(
         config.record_copy,
         spent,
     )
+    # By reference: it may hold all rows, and Ray Train passes its config on several times.
+    shared = ray.put(worker)
     trainer = Trainer(
         on_ray,
-        train_loop_config={"worker": worker, "config": config, "digest": digest},
+        train_loop_config={"worker": shared, "config": config, "digest": digest},
         scaling_config=ScalingConfig(  # type: ignore[call-arg]  # the stub is outdated
             num_workers=config.num_workers,  # type: ignore[arg-type]
             elastic_resize_monitor_interval_s=config.resize_every_s,

@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from ray import train as ray_train
 
@@ -106,11 +107,12 @@ def on_ray(arguments: dict[str, Any]) -> None:
         return "checkpoint" if new else "nothing"
 
     config, rank = arguments["config"], ray_train.get_context().get_world_rank()
+    worker = ray.get(arguments["worker"])
     stop = files.join(config.output, STOPPING)
     check_storage(config.output, rank)
     try:
         with suppress(StoppedError):
-            arguments["worker"](config, arguments["digest"], report)
+            worker(config, arguments["digest"], report)
     except DivergedError as error:  # if raised, training would be retried, to diverge again
         if rank == 0:
             files.write_bytes(files.join(config.output, DIVERGED), str(error).encode())
