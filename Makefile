@@ -31,7 +31,7 @@ drill: $(INSTALLED)  ## the tests that kill processes and cut files
 	$(BIN)/python -m pytest -m drill
 
 endurance: $(INSTALLED)  ## the long drills at their whole size: 20,000 bodies, 200,000 requests, …
-	$(BIN)/python -m pytest -n0 -m drill --whole tests/bert_core/data/test_wordpiece.py \
+	$(BIN)/python -m pytest -n0 -m drill --whole tests/bert_core/data/test_bulk.py \
 		tests/serve/test_abuse.py tests/serve/test_schemas.py tests/serve/test_mixed_load.py \
 		tests/serve/test_endurance.py tests/pipelines/test_failing_storage.py \
 		tests/test_checkpoints.py

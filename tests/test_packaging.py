@@ -86,6 +86,12 @@ def test_the_wheel_holds_the_four_packages_and_refuses_to_be_uploaded(tmp_path: 
     )
 
 
+def test_every_test_that_make_names_exists() -> None:
+    named = re.findall(r"\btests/[\w/.]+", read("Makefile"))
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_the_changelog_and_the_release_notes_tell_of_this_version() -> None:
     headings = re.findall(r"^## (\S+) – \d{4}-\d\d-\d\d$", read("CHANGELOG.md"), re.MULTILINE)
     assert headings[0] == PROJECT["version"]

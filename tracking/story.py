@@ -135,6 +135,13 @@ def _corpus_sentence(counts: Counts) -> str:
     )
 
 
+def _vocab_sentence(counts: Counts) -> str:
+    return (
+        f"The vocabulary has {counts['vocab_size']:,} word pieces, learnt from "
+        f"{amount(counts['words'])} words of {counts['documents']:,} documents."
+    )
+
+
 def _prepare_sentence(counts: Counts) -> str:
     return (
         f"{counts['documents']:,} documents with {amount(counts['tokens'])} tokens were cut into "
@@ -152,8 +159,8 @@ def _pretrain_sentence(counts: Counts) -> str:
     if right is None:
         return f"{told}."
     base = counts.get(names.UNIGRAM_ACCURACY)
-    than = "" if base is None else f", where the most frequent word would be right {percent(base)}"
-    return f"{told}: the model now fills {percent(right)} of them right{than} of the time."
+    than = "" if base is None else f" ({percent(base)} for always guessing the most frequent word)"
+    return f"{told}: the model now predicts {percent(right)} of them correctly{than}."
 
 
 def _finetune_sentence(counts: Counts) -> str:
@@ -163,11 +170,15 @@ def _finetune_sentence(counts: Counts) -> str:
         return ""
     seeds, base = len(counts["seeds"]), counts.get(f"baseline_{main}")
     spread = f" ± {figure(main, counts[f'{main}_std'])} over {seeds} seeds" if seeds > 1 else ""
-    than = "" if base is None else f"; an answer that ignores the text gets {figure(main, base)}"
+    than = "" if base is None else f" (without reading the text: {figure(main, base)})"
     return (
         f"Fine-tuned on {counts['train_rows']:,} labelled rows, it reaches {words(main)} "
         f"{figure(main, value)}{spread} on {counts['held_out_rows']:,} rows it has not seen{than}."
     )
+
+
+def _tune_sentence(counts: Counts) -> str:
+    return f"Trial {counts['best']} is the {_tune(counts)}."
 
 
 def _evaluate_sentence(counts: Counts) -> str:
@@ -184,12 +195,37 @@ def _publish_sentence(counts: Counts) -> str:
     return f"In the registry, {counts['why']}."
 
 
+def _export_sentence(counts: Counts) -> str:
+    return (
+        f"The exported graph is {counts['size_bytes'] / 1e6:,.1f} MB; its scores differ from the "
+        f"model's by {counts['largest_difference']:.2g} at most."
+    )
+
+
+def _predict_sentence(counts: Counts) -> str:
+    return f"The model answered {counts['rows']:,} rows."
+
+
+def _search_sentence(counts: Counts) -> str:
+    return f"{counts['queries']:,} queries were compared with {counts['rows']:,} rows."
+
+
+def _extract_sentence(counts: Counts) -> str:
+    return f"Fields were extracted from {counts['rows']:,} documents."
+
+
 _SENTENCES = {
     "docstrings": _corpus_sentence,
+    "vocab": _vocab_sentence,
     "prepare": _prepare_sentence,
     "pretrain": _pretrain_sentence,
     "finetune": _finetune_sentence,
     "distill": _finetune_sentence,
+    "tune": _tune_sentence,
     "evaluate": _evaluate_sentence,
     "publish": _publish_sentence,
+    "export": _export_sentence,
+    "predict": _predict_sentence,
+    "search": _search_sentence,
+    "extract": _extract_sentence,
 }

@@ -32,13 +32,13 @@ export function ModelCard({model}) {
           ${metrics.length ? html`
             <dl>${metrics.map(([name, value]) => html`
               <div><dt>${name}</dt><dd>${figure(value)}</dd></div>`)}</dl>`
-            : html`<p class="hint">Its bundle holds no evaluation.</p>`}
+            : html`<p class="hint">The model was not evaluated.</p>`}
         </div>
         <div>
           <h3>Made from</h3>
           ${known.length ? html`
             <ol class="lineage">${known.map(ancestor => html`<${Step} ...${ancestor} />`)}</ol>`
-            : html`<p class="hint">Its bundle does not say.</p>`}
+            : html`<p class="hint">The model does not record it.</p>`}
         </div>
       </div>
     </section>`;

@@ -38,6 +38,6 @@ function timing({totalMs, stages, tokens, isKept}) {
   const parts = [`${totalMs.toFixed(1)} ms`];
   if (tokens) parts.push(count(Number(tokens), "token"));
   parts.push(...stages.map(([name, ms]) => `${name} ${ms.toFixed(1)} ms`));
-  if (isKept) parts.push("answer was kept");
+  if (isKept) parts.push("cached answer");
   return parts.join(" · ");
 }

@@ -56,6 +56,36 @@ def test_a_sentence_holds_a_score_against_its_baseline() -> None:
     counts |= {"seeds": [0], "train_rows": 2700, "held_out_rows": 2463}
     told = "Fine-tuned on 2,700 labelled rows, it reaches accuracy 80.0 % on 2,463 rows it has not "
     assert plain(sentence("finetune", counts)) == (
-        f"{told}seen; an answer that ignores the text gets 20.0 %."
+        f"{told}seen (without reading the text: 20.0 %)."
     )
+
+
+@pytest.mark.parametrize(
+    ("stage", "counts", "told"),
+    [
+        (
+            "vocab",
+            {"vocab_size": 4000, "words": 1.1e6, "documents": 1114},
+            "The vocabulary has 4,000 word pieces, learnt from 1.1 M words of 1,114 documents.",
+        ),
+        (
+            "tune",
+            {"trials": 4, "best": 2, "parameters": {"lr": 1e-3}, "selection_accuracy": 0.9},
+            "Trial 2 is the best of 4: accuracy 90.0 %, lr 0.001.",
+        ),
+        (
+            "export",
+            {"size_bytes": 24_600_000, "largest_difference": 3.1e-6},
+            "The exported graph is 24.6 MB; its scores differ from the model's by 3.1e-06 at most.",
+        ),
+        ("predict", {"rows": 1200}, "The model answered 1,200 rows."),
+        ("search", {"queries": 3, "rows": 1200}, "3 queries were compared with 1,200 rows."),
+        ("extract", {"rows": 7}, "Fields were extracted from 7 documents."),
+        ("predict", {"of": "another version"}, ""),
+    ],
+)
+def test_a_sentence_sums_up_what_a_stage_made(
+    stage: str, counts: dict[str, object], told: str
+) -> None:
+    assert plain(sentence(stage, counts)) == told
     assert sentence("predict", {}) == ""
