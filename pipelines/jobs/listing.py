@@ -21,7 +21,7 @@ COLUMNS = [
 ]  # fmt: skip
 # A line of `runtime.progress.Meter`: `  pretraining: 40 of 240 steps, 8.1 steps/s, 25 s left, …`
 _PROGRESS = re.compile(
-    r"^  [^:\n]+: ([\d,]+ of [\d,]+ \w+)(?:, [\d,.]+ \w+/s, ([\d,]+ s) left)?", re.M
+    r"^  [^:\n]+: ([\d,]+ of [\d,]+ \w+)(?:, [\d,.]+ \w+/s)?(?:, ([\d,.]+ (?:s|min|h)) left)?", re.M
 )
 
 
@@ -79,9 +79,13 @@ def told_by_record(output: str) -> tuple[str, str, str]:
 def _progress(server: JobServer, job: "JobDetails") -> tuple[str, str]:
     """How much is done and the time left, as the log says last."""
     try:
-        log = server.log(job.submission_id or "", patience_s=0)
+        return progress_in(server.log(job.submission_id or "", patience_s=0))
     except ResourceError:
         return "", ""
+
+
+def progress_in(log: str) -> tuple[str, str]:
+    """How much is done and the time left, by the last line of a `Meter` in a log."""
     last = next(reversed(list(_PROGRESS.finditer(log))), None)
     return ("", "") if last is None else (last[1], last[2] or "")
 

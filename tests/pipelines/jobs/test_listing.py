@@ -1,9 +1,13 @@
 """What `raybert jobs` shows of the record in an output."""
 
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from bert_core import files
-from pipelines.jobs.listing import told_by_record
+from pipelines.jobs.listing import progress_in, told_by_record
+from pipelines.runtime import progress
 from tracking.goodput import CLUSTER, FILE, Goodput
 from tracking.metric_names import COMPUTING
 from tracking.mirror import RECORD
@@ -31,3 +35,35 @@ def test_a_record_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
     assert told_by_record("") == told_by_record(str(tmp_path / "elsewhere")) == ("", "", "")
     (tmp_path / FILE).write_text("{")
     assert told_by_record(str(tmp_path)) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("total", "unit", "per_s", "after_s", "shown"),
+    [
+        (240, "steps", 8.0, 20.0, ("161 of 240 steps", "10 s")),
+        (24_000, "steps", 8.0, 600.0, ("4,801 of 24,000 steps", "40 min")),
+        (240_000, "steps", 8.0, 600.0, ("4,801 of 240,000 steps", "8.2 h")),
+        (38, "minutes", 1 / 60, 600.0, ("11 of 38 minutes", "27 min")),
+    ],
+)
+def test_progress_is_read_from_the_lines_that_a_meter_prints(
+    total: int,
+    unit: str,
+    per_s: float,
+    after_s: float,
+    shown: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s))
+    with progress.meter("pretraining", total, unit) as meter:
+        meter.set(1)
+        now_s = after_s
+        meter.set(1 + round(after_s * per_s), note="loss 2.5")
+    log = f"pretrain: starting\n{capsys.readouterr().out}and something else\n"
+    assert progress_in(log) == shown
+
+
+def test_a_log_without_progress_tells_of_none() -> None:
+    assert progress_in("pretrain: starting\n") == ("", "")
