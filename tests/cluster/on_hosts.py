@@ -15,6 +15,7 @@ from typing import Any
 
 import toml
 
+from tests import waiting
 from tests.cluster.hosts import ROOT, Host, Network, running_network
 from tests.test_readme import ROWS, SMALL, TEXT, small_checkout
 
@@ -128,11 +129,7 @@ class Cluster:
 
 
 def wait_until(what: str, done: Callable[[], Any], *, timeout_s: float = 120) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := done()):
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s until {what}"
-        time.sleep(0.2)
-    return found
+    return waiting.wait_until(what, done, timeout_s=timeout_s, every_s=0.2)
 
 
 def onprem(network: Network) -> str:

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from pipelines.runtime.stage import STARTED
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.sweep import SweepConfig
 from pipelines.tune import TuneConfig
+from tests.commands import raybert
 from tests.hub import OWNER, STRANGER, Hub, Repository, contents, running_hub
 from tracking.hub import load_bundle as load_with_origin
 from tracking.resolve import resolve
@@ -183,11 +183,11 @@ def test_the_command_line_takes_an_id_and_the_variables_of_the_client(
     hub: Hub, classifier: Repository, finetuned: Any, tmp_path: Path
 ) -> None:
     classifier.private = True
-    command = [
-        sys.executable, "-m", "pipelines.cli", "predict", "--model=somebody/classifier@main",
-        f"--source={finetuned.rows.source}", f"--output={tmp_path / 'out'}", "--num_workers=0",
+    command = raybert(
+        "predict", "--model=somebody/classifier@main", f"--source={finetuned.rows.source}",
+        f"--output={tmp_path / 'out'}", "--num_workers=0",
         f"--tracking_uri={finetuned.tracking_uri}",
-    ]  # fmt: skip
+    )  # fmt: skip
     variables = {
         "HF_ENDPOINT": hub.endpoint,
         "HF_HOME": str(tmp_path / "home"),

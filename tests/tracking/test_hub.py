@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import termios
-import time
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
 from tests import tiny
 from tests.hub import OWNER, STRANGER, Hub, Repository, contents
+from tests.waiting import wait_until
 from tracking.hub import HubModel, on_this_machine, parse
 from tracking.resolve import load_tokenizer, pinned, resolve
 
@@ -172,8 +172,10 @@ def test_after_a_kill_only_what_is_missing_is_fetched(
     hub.stall_after = 10_000  # only the weights are larger
     process = in_a_process(hub)
     try:
-        wait_until(lambda: hub.fetched() == sorted(foreign(bundles[0])))
-        wait_until(lambda: len(cached_files()) == len(foreign(bundles[0])) - 1)
+        names = sorted(foreign(bundles[0]))
+        wait = partial(wait_until, timeout_s=60, every_s=0.05)
+        wait("all files are asked for", lambda: hub.fetched() == names)
+        wait("all but one are there", lambda: len(cached_files()) == len(names) - 1)
     finally:
         process.kill()
         process.communicate()
@@ -186,13 +188,6 @@ def test_after_a_kill_only_what_is_missing_is_fetched(
 
 def cached_files() -> list[Path]:
     return [path for path in Path(constants.HF_HUB_CACHE).rglob("snapshots/*/*") if path.is_file()]
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_offline_the_cached_commit_is_used(

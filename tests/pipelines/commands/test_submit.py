@@ -5,7 +5,6 @@ import platform
 import re
 import socket
 import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 
 from bert_core.errors import ConfigError, ResourceError
 from pipelines.commands.submit import SubmitConfig, run, split_arguments
+from tests.commands import raybert
 
 ROOT = Path(__file__).parents[3]
 REFUSAL = "wanted a Ray cluster that asks for a token"
@@ -74,18 +74,10 @@ def test_a_cluster_of_another_version_is_refused_before_anything_is_sent() -> No
     with ThreadingHTTPServer(("127.0.0.1", 0), OfAnotherVersion) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}"
-        command = [
-            "submit",
-            "--allow_open_cluster",
-            "--address",
-            address,
-            "vocab",
-            "--output",
-            "/x",
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "pipelines.cli", *command], capture_output=True, text=True
+        command = raybert(
+            "submit", "--allow_open_cluster", "--address", address, "vocab", "--output", "/x"
         )
+        done = subprocess.run(command, capture_output=True, text=True)
         server.shutdown()
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(r"Ray: wanted 2\.60\.\d+ on the cluster at .*, got 2\.61\.0: ", done.stderr)
