@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput as DatasetInputEntity
     from mlflow.entities import Run
 
-    from tests.conftest import Server
+    from tests.mlflow_server import Server
 
 _numbers = count()
 
