@@ -89,7 +89,7 @@ def test_an_id_is_the_bundle_that_a_clone_would_be_and_only_its_files_are_fetche
     assert bundle_digest(folder) == bundle_digest(clone)
     assert load_bundle(folder).task is not None
     assert hub.fetched() == sorted(foreign(bundles[0]))
-    hub.asked.clear()
+    hub.requests.clear()
     assert resolve(NAME) == folder
     assert hub.fetched() == []
 
@@ -137,7 +137,7 @@ def test_a_branch_and_a_tag_are_revisions(model: Repository, bundles: list[Path]
 def in_a_process(hub: Hub, stderr: int = subprocess.PIPE) -> "subprocess.Popen[str]":
     """Resolve the model in a fresh process, whose variables set what the fixture sets here."""
     variables = {
-        "HF_ENDPOINT": hub.endpoint,
+        "HF_ENDPOINT": hub.url,
         "HF_HUB_CACHE": constants.HF_HUB_CACHE,
         "HF_HUB_DISABLE_XET": "1",
         "HF_TOKEN": "",
@@ -181,7 +181,7 @@ def test_after_a_kill_only_what_is_missing_is_fetched(
         process.communicate()
     assert process.returncode == -signal.SIGKILL
     hub.stall_after = None
-    hub.asked.clear()
+    hub.requests.clear()
     assert load_bundle(resolve(NAME)).task is not None
     assert hub.fetched() == ["model.safetensors"]
 
@@ -195,10 +195,10 @@ def test_offline_the_cached_commit_is_used(
 ) -> None:
     folder, reference = resolve(NAME), pinned(NAME)
     model.commit(foreign(bundles[1]))
-    hub.asked.clear()
+    hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert (resolve(NAME), pinned(NAME)) == (folder, reference)
-    assert hub.asked == []
+    assert hub.requests == []
     with pytest.raises(ResourceError, match=r"HF_HUB_OFFLINE is set, with no complete copy of"):
         resolve("somebody/else")
 
@@ -244,20 +244,18 @@ def test_missing_models_and_revisions_are_told_apart_from_missing_folders(
         ConfigError, match=r"encoder@v9: wanted a branch, tag or commit of somebody/encoder, the"
     ):
         resolve(f"{NAME}@v9")
-    hub.asked.clear()
+    hub.requests.clear()
     for path in ("runs/books/sst2", "./bert", "~/bert"):
         with pytest.raises(ConfigError, match="wanted the folder of a bundle, got nothing there"):
             resolve(path)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_gated_and_private_models_say_what_to_do_and_open_to_a_token(
     hub: Hub, model: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model.gated = True
-    accept = (
-        rf"got a gated one: accept its terms at {hub.endpoint}/{NAME}, and set HF_TOKEN, or run"
-    )
+    accept = rf"got a gated one: accept its terms at {hub.url}/{NAME}, and set HF_TOKEN, or run"
     with pytest.raises(ConfigError, match=accept):
         resolve(NAME)
     monkeypatch.setenv("HF_TOKEN", STRANGER)
