@@ -3,7 +3,6 @@
 import json
 import platform
 import re
-import socket
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +15,7 @@ import yaml
 from bert_core.errors import ConfigError, ResourceError
 from pipelines.commands.submit import SubmitConfig, run, split_arguments
 from tests.commands import raybert
+from tracking.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 REFUSAL = "wanted a Ray cluster that asks for a token"
@@ -49,8 +49,7 @@ def test_a_job_is_sent_to_a_cluster_without_a_token_only_where_that_is_allowed(
 
 
 def test_a_cluster_that_does_not_answer_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        address = f"http://127.0.0.1:{held.getsockname()[1]}"
+    address = f"http://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(ResourceError, match=f"wanted a Ray cluster at {address}, could not reach"):
         run(SubmitConfig(address=address), ["vocab", "--output", "/shared/vocab"])
 
