@@ -19,12 +19,12 @@ START_TIMEOUT_S = 60.0
 
 def program(name: str) -> str:
     """The path of one of its programs; skips the test where it is not installed."""
-    found = shutil.which(name) or next(
-        (str(path) for path in sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None
+    path = shutil.which(name) or next(
+        map(str, sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None
     )
-    if found is None:
+    if path is None:
         pytest.skip(f"{name} is not installed: apt-get install postgresql")
-    return found
+    return path
 
 
 class Postgres:

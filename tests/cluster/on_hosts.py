@@ -256,11 +256,11 @@ def is_down(host: Host) -> bool:
 def alive(cluster: Cluster) -> set[str]:
     """Hosts that are nodes of the cluster."""
     token = '"Authorization: Bearer $(cat ~/.ray/auth_token)"'
-    told = cluster[CLIENT].run(
+    answer = cluster[CLIENT].run(
         f"curl --silent --max-time 10 --header {token} http://localhost:8265/api/v0/nodes || true"
     )
-    listed = json.loads(told)["data"]["result"]["result"] if told.startswith("{") else []
-    up = {each["node_ip"] for each in listed if each["state"] == "ALIVE"}
+    nodes = json.loads(answer)["data"]["result"]["result"] if answer.startswith("{") else []
+    up = {node["node_ip"] for node in nodes if node["state"] == "ALIVE"}
     return {name for name, address in cluster.network.addresses.items() if address in up}
 
 

@@ -118,15 +118,15 @@ def wait_for(process: subprocess.Popen, folder: Path, files: str) -> None:
 
 def workers_of(pid: int) -> list[int]:
     """Ray Data's workers of the session that `pid` leads, by what they call themselves."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             session = int((path / "stat").read_text().rpartition(")")[2].split()[3])
             if session == pid and (path / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
-                found.append(int(path.name))
+                pids.append(int(path.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 @pytest.mark.drill

@@ -71,12 +71,12 @@ class Server:
 
     def pids(self) -> list[int]:
         """The processes that carry the mark."""
-        found = []
+        pids = []
         for environment in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
                 if f"{MARKER}={self.mark}".encode() in environment.read_bytes():
-                    found.append(int(environment.parent.name))
-        return found
+                    pids.append(int(environment.parent.name))
+        return pids
 
     def processes(self) -> list[str]:
         """Their names."""

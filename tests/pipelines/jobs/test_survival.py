@@ -163,12 +163,12 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
 def drivers(head: "Head") -> list[int]:
     """The processes of jobs that run on a head."""
     assert head.process is not None
-    found = []
+    pids = []
     for child in psutil.Process(head.process.pid).children(recursive=True):
         with suppress(psutil.Error):  # it has ended
             if {"pipelines.cli", "pretrain"} <= set(child.cmdline()):
-                found.append(child.pid)
-    return found
+                pids.append(child.pid)
+    return pids
 
 
 def assert_nothing_told(head: "Head", output: str, run: Any, says: Path) -> None:
