@@ -5,16 +5,17 @@ import hashlib
 import hmac
 import os
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.processes import start
+from tests.waiting import wait_until
 from tracking.ports import free_ports
 
 PROGRAM, VARIABLE = "azurite-blob", "RAYBERT_AZURITE"
@@ -36,15 +37,14 @@ def running_azurite(folder: Path) -> Iterator[str]:
         )
     (port,) = free_ports(1)
     command = [program, "--blobPort", str(port), "--inMemoryPersistence", "--disableTelemetry"]
-    with (folder / "azurite.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+    log = folder / "azurite.log"
+    process = start(command, log, cwd=folder)
     try:
         address = f"http://127.0.0.1:{port}/{ACCOUNT}"
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not _answers(address):
-            assert process.poll() is None, (folder / "azurite.log").read_text()
-            assert time.monotonic() < deadline_s, (folder / "azurite.log").read_text()
-            time.sleep(0.1)
+        wait_until(
+            "Azurite answers", partial(_answers, address),
+            timeout_s=START_TIMEOUT_S, process=process, log=log,
+        )  # fmt: skip
         yield address
     finally:
         process.kill()

@@ -1,6 +1,6 @@
 """The Hugging Face hub on loopback: models with commits, access, downloads in ranges and uploads.
 
-As far as `huggingface_hub` asks for them; what it is asked is in `Hub.asked`.
+As far as `huggingface_hub` asks for them; the requests that came are in `Hub.requests`.
 """
 
 import asyncio
@@ -8,7 +8,6 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import pytest
 from aiohttp import web
 from huggingface_hub import constants
 
-from tracking.ports import free_ports
+from tests.web_server import WebServer
 
 OWNER, STRANGER = "hf_owner", "hf_stranger"
 """Tokens: of the user who may read and write everything, and of one who may read what is public."""
@@ -68,12 +67,12 @@ def object_id(name: str, data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
-class Hub:
-    """A server; a context manager that starts and stops it."""
+class Hub(WebServer):
+    """The hub; a context manager that starts and stops it."""
 
     def __init__(self) -> None:
         self.models: dict[str, Repository] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.sent_bytes: dict[str, int] = {}
         """How much of every file went out."""
         self.stall_after: int | None = None
@@ -82,7 +81,6 @@ class Hub:
         """Bytes of a file after which its connection ends, once."""
         self.fail_commits = self.fail_large_files = False
         self._large: dict[str, bytes] = {}
-        (self.port,) = free_ports(1)
         app = web.Application(middlewares=[self._noting], client_max_size=1 << 28)
         app.router.add_get(f"/api/models/{_ID}", self._info)
         app.router.add_get(f"/api/models/{_ID}/revision/{{revision}}", self._info)
@@ -94,20 +92,17 @@ class Hub:
         app.router.add_post(f"/{_ID}.git/info/lfs/objects/batch", self._batch)
         app.router.add_put("/large/{oid}", self._put)
         app.router.add_post(f"/api/models/{_ID}/commit/{{revision}}", self._commit)
-        self._app, self._loop = app, asyncio.new_event_loop()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        super().__init__(app)
 
     def fetched(self) -> list[str]:
         """The names of the files whose content was asked for, sorted."""
-        paths = (asked.partition("/resolve/")[2] for asked in self.asked if asked[:4] == "GET ")
+        gets = (request for request in self.requests if request.startswith("GET "))
+        paths = (request.partition("/resolve/")[2] for request in gets)
         return sorted({path.partition("/")[2] for path in paths if path})
 
     @web.middleware
     async def _noting(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        self.asked.append(f"{request.method} {request.path}")
+        self.requests.append(f"{request.method} {request.path}")
         try:
             return await handler(request)
         except RefusedError as refused:
@@ -126,14 +121,14 @@ class Hub:
 
     def _repository(self, request: web.Request, *, contents: bool = False) -> Repository:
         """The model asked for; whoever may not see it is told that there is none."""
-        token, found = self._token(request), self.models.get(request.match_info["id"])
-        if found is None or (found.private and token != OWNER):
+        token, repository = self._token(request), self.models.get(request.match_info["id"])
+        if repository is None or (repository.private and token != OWNER):
             status = 401 if token is None else 404
             raise RefusedError(status, "RepoNotFound", "Repository not found")
-        if contents and found.gated and token != OWNER:
+        if contents and repository.gated and token != OWNER:
             status = 401 if token is None else 403
             raise RefusedError(status, "GatedRepo", "Access to this model is restricted")
-        return found
+        return repository
 
     def _at(self, repository: Repository, request: web.Request) -> str:
         revision = request.match_info.get("revision", "main")
@@ -206,14 +201,14 @@ class Hub:
 
     async def _create(self, request: web.Request) -> web.Response:
         self._writer(request)
-        asked = await request.json()
-        name = f"{asked['organization']}/{asked['name']}"
+        body = await request.json()
+        name = f"{body['organization']}/{body['name']}"
         if name in self.models:
-            body = {"error": "You already created this model", "url": f"{self.endpoint}/{name}"}
-            return web.json_response(body, status=409)
-        self.models[name] = Repository(private=asked.get("visibility") == "private")
+            error = {"error": "You already created this model", "url": f"{self.url}/{name}"}
+            return web.json_response(error, status=409)
+        self.models[name] = Repository(private=body.get("visibility") == "private")
         self.models[name].commit({".gitattributes": b"*.safetensors filter=lfs"})
-        return web.json_response({"url": f"{self.endpoint}/{name}"})
+        return web.json_response({"url": f"{self.url}/{name}"})
 
     async def _validate(self, request: web.Request) -> web.Response:
         content = (await request.json())["content"]
@@ -232,18 +227,18 @@ class Hub:
                 "shouldIgnore": False,
                 "oid": object_id(name, present[name]) if name in present else None,
             }
-            for asked in (await request.json())["files"]
-            for name in [asked["path"]]
+            for file in (await request.json())["files"]
+            for name in [file["path"]]
         ]
         return web.json_response({"files": files})
 
     async def _batch(self, request: web.Request) -> web.Response:
         self._writer(request)
         objects = []
-        for asked in (await request.json())["objects"]:
-            entry = {"oid": asked["oid"], "size": asked["size"]}
-            if asked["oid"] not in self._large:
-                entry["actions"] = {"upload": {"href": f"{self.endpoint}/large/{asked['oid']}"}}
+        for file in (await request.json())["objects"]:
+            entry = {"oid": file["oid"], "size": file["size"]}
+            if entry["oid"] not in self._large:
+                entry["actions"] = {"upload": {"href": f"{self.url}/large/{entry['oid']}"}}
             objects.append(entry)
         return web.json_response({"transfer": "basic", "objects": objects})
 
@@ -273,33 +268,8 @@ class Hub:
             elif entry["key"] == "deletedFile":
                 del files[value["path"]]
         commit = repository.commit(files, message=message)
-        url = f"{self.endpoint}/{request.match_info['id']}/commit/{commit}"
+        url = f"{self.url}/{request.match_info['id']}/commit/{commit}"
         return web.json_response({"commitUrl": url, "commitOid": commit})
-
-    def __enter__(self) -> "Hub":
-        started = threading.Event()
-
-        async def serve() -> None:
-            self._runner = web.AppRunner(self._app, shutdown_timeout=1)
-            await self._runner.setup()
-            await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-            started.set()
-
-        def run() -> None:
-            asyncio.set_event_loop(self._loop)
-            self._loop.run_until_complete(serve())
-            self._loop.run_forever()
-
-        self._thread = threading.Thread(target=run, daemon=True)
-        self._thread.start()
-        assert started.wait(30)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
-        self._loop.close()
 
 
 @contextmanager
@@ -307,8 +277,8 @@ def running_hub(home: Path) -> Iterator[Hub]:
     """A hub that this process's client asks, with its cache below `home` and no token."""
     with Hub() as hub, pytest.MonkeyPatch.context() as patch:
         # What variables set, which the client reads when it is imported.
-        template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        patch.setattr(constants, "ENDPOINT", hub.endpoint)
+        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        patch.setattr(constants, "ENDPOINT", hub.url)
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
         patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))

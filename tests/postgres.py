@@ -12,17 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import start
+
 START_TIMEOUT_S = 60.0
 
 
 def program(name: str) -> str:
     """The path of one of its programs; skips the test where it is not installed."""
-    found = shutil.which(name) or next(
-        (str(path) for path in sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None
+    path = shutil.which(name) or next(
+        map(str, sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None
     )
-    if found is None:
+    if path is None:
         pytest.skip(f"{name} is not installed: apt-get install postgresql")
-    return found
+    return path
 
 
 class Postgres:
@@ -39,9 +41,9 @@ class Postgres:
         (self.port,) = free_ports(1)
         self.uri = f"postgresql://mlflow@127.0.0.1:{self.port}/mlflow"
         self.process: subprocess.Popen[bytes] | None = None
-        made = [program("initdb"), "--pgdata", f"{self.folder}/data", "--username", "mlflow"]
         subprocess.run(
-            [*made, "--auth", "trust", "--no-sync"],
+            [program("initdb"), "--pgdata", f"{self.folder}/data", "--username", "mlflow",
+             "--auth", "trust", "--no-sync"],
             user=self.user, cwd=self.folder, check=True, capture_output=True,
         )  # fmt: skip
         self.start()
@@ -57,10 +59,7 @@ class Postgres:
         while self._ask("pg_isready").returncode:
             assert time.monotonic() < deadline, log.read_text()
             if self.process is None or self.process.poll() is not None:
-                with open(log, "ab") as output:
-                    self.process = subprocess.Popen(
-                        command, user=self.user, cwd=self.folder, stdout=output, stderr=output
-                    )
+                self.process = start(command, log, mode="ab", user=self.user, cwd=self.folder)
             time.sleep(0.2)
 
     def kill(self) -> None:

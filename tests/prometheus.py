@@ -16,6 +16,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.waiting import wait_until
 from tracking.ports import free_ports
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -25,13 +26,10 @@ Page = dict[str, list[dict[str, str]]]
 """Labels of the samples of each metric."""
 
 
-def eventually(what: Callable[[], Any]) -> Any:
-    """The first true value that comes."""
-    deadline_s = time.monotonic() + WITHIN_S
-    while not (value := what()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.5)
-    return value
+def eventually(what: str, value: Callable[[], Any]) -> Any:
+    """The first true value, for metrics that are exported and scraped every few seconds."""
+    __tracebackhide__ = True
+    return wait_until(what, value, timeout_s=WITHIN_S, every_s=0.5)
 
 
 def page_of(text: str) -> Page:
@@ -134,7 +132,7 @@ def running(job: str, target: str, rules: str, folder: Path) -> Iterator[Prometh
             return False
 
     try:
-        eventually(is_up)
+        eventually("Prometheus is up, with a sample of the target", is_up)
         yield prometheus
     finally:
         process.terminate()

@@ -11,7 +11,8 @@ import pytest
 
 from bert_core import files
 from bert_core.manifest import read_manifest
-from tests.conftest import Server, running_head
+from tests.mlflow_server import Server
+from tests.ray_clusters import running_head
 from tests.test_readme import BASH, PROLOGUE, ROOT, ROWS, run, small_checkout
 from tracking.ports import free_ports
 from tracking.registry import champion

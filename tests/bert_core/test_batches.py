@@ -27,6 +27,7 @@ from bert_core.batches import (
 )
 from bert_core.data.masking import STRATEGIES, Masker, MaskingConfig, Strategy
 from bert_core.data.order import GlobalOrder, Samples
+from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError
@@ -42,7 +43,7 @@ def shard_of(count: int, seed: int) -> ShardRows:
     """Rows `[CLS] A [SEP] B [SEP]`; a label is the place of its row and of its position."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(6, 30, count)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = offsets_of(lengths)
     ids = rng.integers(5, 60_000, offsets[-1]).astype(np.uint16)
     middle = lengths // 2
     ids[offsets[:-1]], ids[offsets[:-1] + middle - 1], ids[offsets[1:] - 1] = CLS, SEP, SEP
@@ -60,7 +61,7 @@ def shard_of(count: int, seed: int) -> ShardRows:
         labels={"next_sentence_label": rng.integers(0, 2, count).astype(np.uint8)},
         masked_positions=np.concatenate([np.zeros(0, np.int64), *positions]),
         masked_labels=np.arange(picks.sum(), dtype=np.uint16) + 100 * seed,
-        masked_offsets=np.concatenate([[0], np.cumsum(picks)]),
+        masked_offsets=offsets_of(picks),
     )
 
 

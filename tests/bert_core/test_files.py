@@ -1,6 +1,5 @@
 """Files at a path and at a URI: whole or not at all, found by one set of rules."""
 
-import asyncio
 import bz2
 import gzip
 import hashlib
@@ -8,7 +7,6 @@ import io
 import pickle
 import resource
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +20,7 @@ from aiohttp import web
 
 from bert_core import files
 from bert_core.errors import ConfigError, CorpusError, ResourceError
+from tests.web_server import WebServer
 from tracking.ports import free_ports
 
 # What `zstd` writes of CHECKED: a frame that ends in a checksum, which those of pyarrow lack.
@@ -61,26 +60,12 @@ def website(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[s
     async def refusal(request: web.Request) -> web.Response:
         return web.Response(status=403)
 
-    async def serve() -> web.AppRunner:
-        site = web.Application()
-        site.router.add_get("/stream.txt", without_length)
-        site.router.add_get("/refused.txt", refusal)
-        site.router.add_static("/", folder)
-        runner = web.AppRunner(site)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        return runner
-
-    [port] = free_ports(1)
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    runner = asyncio.run_coroutine_threadsafe(serve(), loop).result(timeout=30)
-    yield f"http://127.0.0.1:{port}", folder
-    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(timeout=30)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(timeout=30)
-    loop.close()
+    site = web.Application()
+    site.router.add_get("/stream.txt", without_length)
+    site.router.add_get("/refused.txt", refusal)
+    site.router.add_static("/", folder)
+    with WebServer(site) as server:
+        yield server.url, folder
 
 
 def names_of(folder: str, pattern: str = "") -> list[str]:

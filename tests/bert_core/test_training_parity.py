@@ -18,6 +18,7 @@ from bert_core.data.documents import clean, document_digest, split_sentences
 from bert_core.data.draws import row_keys
 from bert_core.data.masking import Masker, MaskingConfig
 from bert_core.data.pairs import Documents, PairsConfig, assemble, make_rows
+from bert_core.data.ragged import offsets_of
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.data.windows import Window
@@ -74,7 +75,7 @@ def rows_of_docstrings(rng: np.random.Generator) -> tuple[list[Row], int]:
     documents = Documents(
         input_ids=encoded.values.to_numpy(),
         sentence_offsets=encoded.offsets.to_numpy().astype(np.int64),
-        document_offsets=np.cumsum([0, *map(len, sentences)]),
+        document_offsets=offsets_of([*map(len, sentences)]),
         digests=[document_digest(text) for text in texts],
         own=len(texts),
     )

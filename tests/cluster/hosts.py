@@ -18,6 +18,8 @@ from typing import IO
 
 import psutil
 
+from tests import processes
+
 ROOT = Path(__file__).parent.parent.parent
 SLOW_LINK = Path(__file__).parent / "slow_link.py"
 PACKAGES = "RAYBERT_TEST_PACKAGES"
@@ -28,7 +30,6 @@ USER = "raybert"
 """Whoever logs in: the superuser by another name, since the environment of this machine, which may
 be in a folder that only the superuser reads, is theirs as well."""
 HOME = f"/home/{USER}"
-BOOT_TIMEOUT_S = 60.0
 
 SWITCH = """
 set -eu
@@ -268,15 +269,9 @@ class Host:
 
     def start(self, script: str, says: Path) -> "subprocess.Popen[bytes]":
         """Start a line of bash, with what it prints in a file of this machine."""
-        with says.open("wb") as output:
-            process = subprocess.Popen(
-                self.command(script),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        self._started.append(process)
-        return process
+        command = self.command(script)
+        self._started.append(processes.start(command, says, stdin=subprocess.DEVNULL))
+        return self._started[-1]
 
     def write(self, path: str, text: str) -> None:
         """Write a file on it."""

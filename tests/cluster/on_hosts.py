@@ -15,6 +15,7 @@ from typing import Any
 
 import toml
 
+from tests import waiting
 from tests.cluster.hosts import ROOT, Host, Network, running_network
 from tests.test_readme import ROWS, SMALL, TEXT, small_checkout
 
@@ -128,11 +129,7 @@ class Cluster:
 
 
 def wait_until(what: str, done: Callable[[], Any], *, timeout_s: float = 120) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := done()):
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s until {what}"
-        time.sleep(0.2)
-    return found
+    return waiting.wait_until(what, done, timeout_s=timeout_s, every_s=0.2)
 
 
 def onprem(network: Network) -> str:
@@ -259,11 +256,11 @@ def is_down(host: Host) -> bool:
 def alive(cluster: Cluster) -> set[str]:
     """Hosts that are nodes of the cluster."""
     token = '"Authorization: Bearer $(cat ~/.ray/auth_token)"'
-    told = cluster[CLIENT].run(
+    answer = cluster[CLIENT].run(
         f"curl --silent --max-time 10 --header {token} http://localhost:8265/api/v0/nodes || true"
     )
-    listed = json.loads(told)["data"]["result"]["result"] if told.startswith("{") else []
-    up = {each["node_ip"] for each in listed if each["state"] == "ALIVE"}
+    nodes = json.loads(answer)["data"]["result"]["result"] if answer.startswith("{") else []
+    up = {node["node_ip"] for node in nodes if node["state"] == "ALIVE"}
     return {name for name, address in cluster.network.addresses.items() if address in up}
 
 

@@ -80,11 +80,11 @@ class Pretraining(Submitted):
     @property
     def curve(self) -> list[Point]:
         """What MLflow has of the loss."""
-        told = self.cluster.content(f"{self.output}/record/mlflow_run.json")
-        if told is None:
+        record = self.cluster.content(f"{self.output}/record/mlflow_run.json")
+        if record is None:
             return []
-        asked = f"run_id={json.loads(told)['run_id']}&metric_key=loss&max_results=1000"
-        history = json.loads(self.cluster.get(f"{MLFLOW}/metrics/get-history?{asked}") or "{}")
+        query = f"run_id={json.loads(record)['run_id']}&metric_key=loss&max_results=1000"
+        history = json.loads(self.cluster.get(f"{MLFLOW}/metrics/get-history?{query}") or "{}")
         return [
             Point(int(each["step"]), float(each["value"]), each["timestamp"] / 1000)
             for each in history.get("metrics", [])
@@ -118,9 +118,9 @@ class Pretraining(Submitted):
     def is_whole(self) -> None:
         """There is one MLflow run, which has finished, with every step once."""
         output = f"tags.output = '{BUCKET}/{self.output}'"
-        asked = {"experiment_ids": [str(each) for each in range(9)], "filter": output}
-        told = self.cluster.get(f"{MLFLOW}/runs/search", "--json", json.dumps(asked))
-        [run] = json.loads(told or "{}")["runs"]
+        query = {"experiment_ids": [str(number) for number in range(9)], "filter": output}
+        answer = self.cluster.get(f"{MLFLOW}/runs/search", "--json", json.dumps(query))
+        [run] = json.loads(answer or "{}")["runs"]
         assert run["info"]["status"] == "FINISHED"
         assert [each.step for each in self.curve] == list(range(1, STEPS + 1))
 
@@ -139,7 +139,7 @@ key, port, concurrency = sys.argv[1], *map(int, sys.argv[2:])
 hosts = pathlib.Path("balancer")  # those that a load balancer sends requests to
 
 
-async def ask(number, told):
+async def ask(number, answers):
     async with httpx.AsyncClient(
         headers={"Authorization": f"Bearer {key}"}, timeout=httpx.Timeout(60, connect=3)
     ) as client:
@@ -153,14 +153,14 @@ async def ask(number, told):
                 status = str(answer.status_code)
             except httpx.TransportError as error:
                 status = type(error).__name__
-            told.append([host, began, time.time(), status])
+            answers.append([host, began, time.time(), status])
             await asyncio.sleep(0.05)
 
 
 async def main():
-    told = []
-    await asyncio.gather(*(ask(number, told) for number in range(concurrency)))
-    print(json.dumps(told))
+    answers = []
+    await asyncio.gather(*(ask(number, answers) for number in range(concurrency)))
+    print(json.dumps(answers))
 
 
 asyncio.run(main())

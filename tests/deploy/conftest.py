@@ -17,9 +17,9 @@ def tool() -> Tool:
 
     def find(name: str, source: str) -> str:
         places = [str(Path(sys.executable).parent), os.environ["PATH"]]
-        found = shutil.which(name, path=os.pathsep.join(places))
-        if found is None:
+        path = shutil.which(name, path=os.pathsep.join(places))
+        if path is None:
             pytest.skip(f"{name} is missing: {source}")
-        return found
+        return path
 
     return find

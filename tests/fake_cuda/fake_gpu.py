@@ -44,11 +44,11 @@ class FakeGpu(TorchDispatchMode):
         kwargs = kwargs or {}
         if not all(issubclass(kind, FakeTensor) or kind in _PLAIN for kind in types):
             return NotImplemented  # a sharded tensor, which takes itself apart
-        given = list(tree_iter((args, kwargs)))
+        operands = list(tree_iter((args, kwargs)))
         if func.namespace == "c10d":
-            _fits_nccl(given)
-        there = any(isinstance(one, torch.device) and one.type == "cuda" for one in given)
-        if not there and not any(isinstance(one, FakeTensor) for one in given):
+            _fits_nccl(operands)
+        there = any(isinstance(one, torch.device) and one.type == "cuda" for one in operands)
+        if not there and not any(isinstance(one, FakeTensor) for one in operands):
             return func(*args, **kwargs)
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
@@ -79,12 +79,12 @@ class FakeGpu(TorchDispatchMode):
         whole = all(not one.is_floating_point() for one in (*results, *written))
         numbers = _in_numbers(func, args, kwargs) if whole and (results or written) else None
         if written:
-            for one in written:
-                if isinstance(one, FakeTensor):
+            for tensor in written:
+                if isinstance(tensor, FakeTensor):
                     if numbers is None:
-                        one.numbers = None  # type: ignore[attr-defined]
+                        tensor.numbers = None  # type: ignore[attr-defined]
                 elif numbers is None:
-                    one.fill_(1)
+                    tensor.fill_(1)
             return written[0] if isinstance(out, Tensor) else out
         known = iter([None] * len(results) if numbers is None else tree_iter(numbers))
         return tree_map(lambda one: _with(one, known) if isinstance(one, Tensor) else one, out)
@@ -94,9 +94,9 @@ class FakeGpu(TorchDispatchMode):
         if not isinstance(numbers, Tensor):
             return numbers
         with self.fake:
-            made: Any = torch.empty(numbers.shape, dtype=numbers.dtype, device=CUDA)
-        made.numbers = numbers
-        return made
+            tensor: Any = torch.empty(numbers.shape, dtype=numbers.dtype, device=CUDA)
+        tensor.numbers = numbers
+        return tensor
 
     def _as_places(self, index: Any) -> Any:
         """An index by a mask as one by places, whose number is known."""
@@ -110,15 +110,15 @@ class FakeGpu(TorchDispatchMode):
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _with(one: Tensor, known: Iterator[Any]) -> Tensor:
+def _with(result: Tensor, known: Iterator[Any]) -> Tensor:
     """A result with the next known numbers."""
     numbers = next(known)
-    if one.device.type == "cpu":
-        return torch.ones(one.shape, dtype=one.dtype) if numbers is None else numbers
-    assert isinstance(one, FakeTensor)
-    one.constant = None  # on which torch would compute for real
-    one.numbers = numbers  # type: ignore[attr-defined]
-    return one
+    if result.device.type == "cpu":
+        return torch.ones(result.shape, dtype=result.dtype) if numbers is None else numbers
+    assert isinstance(result, FakeTensor)
+    result.constant = None  # on which torch would compute for real
+    result.numbers = numbers  # type: ignore[attr-defined]
+    return result
 
 
 def _numbers(one: Tensor) -> Tensor | None:
@@ -132,12 +132,12 @@ class _UnknownError(Exception):
 def _in_numbers(func: Any, args: Any, kwargs: Any) -> Any:
     """The operation on the CPU, with numbers; None if one of them is not known."""
 
-    def known(one: Any) -> Any:
-        if isinstance(one, torch.device):
+    def known(operand: Any) -> Any:
+        if isinstance(operand, torch.device):
             return torch.device("cpu")
-        if not isinstance(one, Tensor):
-            return one
-        numbers = _numbers(one)
+        if not isinstance(operand, Tensor):
+            return operand
+        numbers = _numbers(operand)
         if numbers is None:
             raise _UnknownError
         return numbers
@@ -151,12 +151,12 @@ def _in_numbers(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that the operation writes to."""
-    found: list[Any] = []
+    written: list[Any] = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[place] if place < len(args) else kwargs.get(argument.name)
-            found += list(tree_iter(given))
-    return found
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            written += list(tree_iter(value))
+    return written
 
 
 def _same_dtype(*operands: int) -> Callable[..., None]:
@@ -175,8 +175,8 @@ def _index_is_there(source: Tensor, index: Any, *_: Any, **__: Any) -> None:
         assert same, "wanted the index of a tensor on the CPU on the CPU, it is on the GPU"
 
 
-def _fits_nccl(given: Iterable[Any]) -> None:
-    on_cpu = any(isinstance(one, Tensor) and not isinstance(one, FakeTensor) for one in given)
+def _fits_nccl(operands: Iterable[Any]) -> None:
+    on_cpu = any(isinstance(one, Tensor) and not isinstance(one, FakeTensor) for one in operands)
     assert not on_cpu, "wanted tensors on the GPU, which NCCL sums, got one on the CPU"
 
 

@@ -12,6 +12,7 @@ from torch import distributed as dist
 
 from bert_core.batches import RankBatches, ShardSource, WindowSource, pack, pad
 from bert_core.data.order import GlobalOrder
+from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
 from bert_core.data.windows import Window
 from bert_core.inspection import attention, word_uses
@@ -121,7 +122,7 @@ def shard_rows() -> ShardRows:
     ]
     return ShardRows(
         input_ids=rng.integers(6, VOCABULARY, lengths.sum()),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        offsets=offsets_of(lengths),
         segment_b_start=lengths // 2,
         labels={
             name: rng.integers(0, 2, count).astype(np.uint8)
@@ -129,7 +130,7 @@ def shard_rows() -> ShardRows:
         },
         masked_positions=np.concatenate(positions),
         masked_labels=rng.integers(6, VOCABULARY, picks.sum()),
-        masked_offsets=np.concatenate([[0], np.cumsum(picks)]),
+        masked_offsets=offsets_of(picks),
     )
 
 

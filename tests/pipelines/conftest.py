@@ -33,12 +33,13 @@ MODULES = """
 def sources() -> dict[str, list[str]]:
     """Docstrings of modules of the standard library, by module."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = {}
+    docstrings = {}
     for module in MODULES:
         path = root / f"{module}.py"
         path = path if path.exists() else root / module / "__init__.py"
-        found[module] = [text.replace("\n\n", "\n") for text in docstrings_of(path.read_bytes())]
-    return found
+        texts = docstrings_of(path.read_bytes())
+        docstrings[module] = [text.replace("\n\n", "\n") for text in texts]
+    return docstrings
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from bert_core.tasks.token_classification import TokenClassification
 from pipelines import extract
 from pipelines.extract import ExtractConfig, ReaderConfig, TaggerConfig
 from tests import tiny
+from tests.pipelines.interruption import run_interrupted
 
 pytestmark = pytest.mark.ray
 
@@ -201,19 +202,7 @@ def test_a_text_file_is_divided_as_it_is_said(
 def test_a_run_that_was_killed_goes_on_with_what_is_missing(
     config: ExtractConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[int] = []
-    make = extract._make_part
-
-    def killed(config: Any, folders: Any, item: Any) -> Any:
-        if len(made) == 2:
-            raise KeyboardInterrupt
-        made.append(item[0])
-        return make(config, folders, item)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(extract, "_make_part", killed)
-        with pytest.raises(KeyboardInterrupt):
-            extract.run(config)
+    run_interrupted(extract, config, parts=2)
     first = {path: path.stat().st_mtime_ns for path in Path(config.output, "parts").iterdir()}
     assert len(first) == 2
 

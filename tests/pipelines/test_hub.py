@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from pipelines.runtime.stage import STARTED
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.sweep import SweepConfig
 from pipelines.tune import TuneConfig
+from tests.commands import raybert
 from tests.hub import OWNER, STRANGER, Hub, Repository, contents, running_hub
 from tracking.hub import load_bundle as load_with_origin
 from tracking.resolve import resolve
@@ -183,13 +183,13 @@ def test_the_command_line_takes_an_id_and_the_variables_of_the_client(
     hub: Hub, classifier: Repository, finetuned: Any, tmp_path: Path
 ) -> None:
     classifier.private = True
-    command = [
-        sys.executable, "-m", "pipelines.cli", "predict", "--model=somebody/classifier@main",
-        f"--source={finetuned.rows.source}", f"--output={tmp_path / 'out'}", "--num_workers=0",
+    command = raybert(
+        "predict", "--model=somebody/classifier@main", f"--source={finetuned.rows.source}",
+        f"--output={tmp_path / 'out'}", "--num_workers=0",
         f"--tracking_uri={finetuned.tracking_uri}",
-    ]  # fmt: skip
+    )  # fmt: skip
     variables = {
-        "HF_ENDPOINT": hub.endpoint,
+        "HF_ENDPOINT": hub.url,
         "HF_HOME": str(tmp_path / "home"),
         "HF_HUB_DISABLE_XET": "1",
     }
@@ -259,7 +259,7 @@ def test_what_is_published_to_the_hub_is_the_same_model_by_its_id(
     commit = there.branches["main"]
     assert (counts["hub"], counts["hub_url"]) == (
         f"somebody/answers@{commit}",
-        f"{hub.endpoint}/somebody/answers/tree/{commit}",
+        f"{hub.url}/somebody/answers/tree/{commit}",
     )
     assert len(there.commits) == 2, "the one that creates it, and the bundle's"
     assert not there.private
@@ -296,6 +296,11 @@ def test_the_card_on_the_hub_has_the_metadata_that_the_hub_reads(
     assert f"`{commit}` on the Hugging Face hub" in text
 
 
+def uploads(hub: Hub) -> list[str]:
+    """The large files that were sent."""
+    return [request for request in hub.requests if request.startswith("PUT ")]
+
+
 @pytest.mark.drill
 def test_an_upload_that_failed_goes_on_and_removes_what_the_bundle_no_longer_has(
     hub: Hub, ready: Ready, monkeypatch: pytest.MonkeyPatch
@@ -310,16 +315,16 @@ def test_an_upload_that_failed_goes_on_and_removes_what_the_bundle_no_longer_has
     with pytest.raises(ResourceError, match=r"could not be uploaded \(HfHubHTTPError: .*check the"):
         publish.run(ready.config)
     hub.fail_large_files, hub.fail_commits = False, True
-    hub.asked.clear()
+    hub.requests.clear()
     with pytest.raises(
         ResourceError, match=r"hub: somebody/answers could not be uploaded, the hub"
     ):
         publish.run(ready.config)
-    sent = [asked for asked in hub.asked if asked.startswith("PUT ")]
+    sent = uploads(hub)
     assert sent
     hub.fail_commits = False
     publish.run(ready.config)
-    assert [asked for asked in hub.asked if asked.startswith("PUT ")] == sent, "none is sent twice"
+    assert uploads(hub) == sent, "none is sent twice"
     assert set(before.files()) == {*contents(ready.bundle), "README.md", *kept}
     versions = connect(str(ready.config.tracking_uri)).search_model_versions(
         f"name = '{ready.config.name}'"

@@ -5,7 +5,6 @@ One machine; a host is a process group with a home and a working directory of it
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,15 +17,15 @@ from safetensors.numpy import load
 from bert_core import files
 from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
+from tests import processes
 from tests.pipelines.test_pretrain import (
     assert_equal_bits,
     command,
-    descendants,
-    kill_all,
     losses,
     run_of,
     weights,
 )
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
@@ -42,15 +41,13 @@ class Host:
         self._says = folder / "says.txt"
         arguments = [*command(config), "--checkpoint_every_steps", "10", *more]
         environment = {name: value for name, value in os.environ.items() if name != "RAYBERT_CACHE"}
-        with self._says.open("wb") as says:
-            self.process = subprocess.Popen(
-                arguments,
-                cwd=folder,
-                env=environment | {"HOME": str(folder)},
-                stdout=says,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.process = processes.start(
+            arguments,
+            self._says,
+            cwd=folder,
+            env=environment | {"HOME": str(folder)},
+            start_new_session=True,
+        )
 
     @property
     def says(self) -> str:
@@ -58,15 +55,10 @@ class Host:
 
     def lose(self) -> None:
         """End all of its processes."""
-        kill_all(self.process.pid, *descendants(self.process.pid))
-        self.process.wait()
+        processes.kill_tree(self.process)
 
     def wait_until(self, what: str, done: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 240
-        while not done():
-            assert self.process.poll() is None, f"ended before {what}: {self.says}"
-            assert time.monotonic() < deadline, f"waited until {what}: {self.says}"
-            time.sleep(0.1)
+        wait_until(what, done, timeout_s=240, process=self.process, log=self._says)
 
 
 Start = Callable[..., Host]

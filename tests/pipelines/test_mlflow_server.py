@@ -21,8 +21,10 @@ from bert_core.train.config import LoopConfig
 from pipelines import cli, pretrain
 from pipelines.commands import ui
 from pipelines.training.records import METRICS
-from tests.conftest import S3_REGION, Server
+from tests.mlflow_server import Server
 from tests.postgres import Postgres
+from tests.s3 import S3_REGION
+from tests.waiting import wait_until
 from tracking.probe import write_and_delete_run
 from tracking.runs import RunRecorder
 from tracking.server import RefusedError, connect, require_answer, require_consent
@@ -189,13 +191,6 @@ def test_the_page_of_a_run_is_on_the_server_that_it_was_written_to(
         )
 
 
-def wait_until(done: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s until {what}"
-        time.sleep(0.1)
-
-
 @pytest.mark.ray
 @pytest.mark.drill
 @pytest.mark.usefixtures("local_ray")
@@ -227,16 +222,20 @@ def test_what_dies_under_a_training_run_loses_no_point_and_repeats_none(
         client, runs = connect(tracking.server.uri), tracking.runs(config.experiment)
         return sum(len(client.get_metric_history(run.info.run_id, "loss")) for run in runs)
 
+    def wait_for_a_point(when: str) -> None:
+        before = points()
+        wait_until(f"MLflow has another point, {when}", lambda: points() > before, timeout_s=120)
+
     def kill_and_start_again(name: str, victim: Postgres | Server) -> None:
-        had = points()
-        wait_until(lambda: points() > had, f"MLflow has another point, before the {name} dies")
+        wait_for_a_point(f"before the {name} dies")
         victim.kill() if isinstance(victim, Postgres) else victim.stop()
         killed.append(name)
         before = lines()
-        wait_until(lambda: lines() > before + 20, f"training goes on without the {name}")
+        goes_on = f"training goes on without the {name}"
+        wait_until(goes_on, lambda: lines() > before + 20, timeout_s=120)
         victim.start()
-        started_s, had = time.monotonic(), points()
-        wait_until(lambda: points() > had, f"MLflow gets points again, after the {name} was away")
+        started_s = time.monotonic()
+        wait_for_a_point(f"after the {name} was away")
         recovered(f"MLflow's {name} is killed, and started again", started_s, 60)
 
     def drill() -> None:

@@ -19,6 +19,7 @@ from bert_core.tasks.texts import TextInput
 from pipelines import predict
 from pipelines.corpus.labelled import LabelledConfig, read_labelled
 from pipelines.predict import PredictConfig
+from tests.pipelines.interruption import run_interrupted
 
 pytestmark = pytest.mark.ray
 
@@ -291,22 +292,10 @@ def test_what_is_not_to_be_cut_is_put_aside(config: PredictConfig) -> None:
 
 
 def test_a_run_that_was_killed_goes_on_with_the_parts_that_are_missing(
-    config: PredictConfig, monkeypatch: pytest.MonkeyPatch
+    config: PredictConfig,
 ) -> None:
     Path(str(config.source)).write_text("".join(f"{json.dumps({'text': t})}\n" for t in TEXTS))
-    made: list[int] = []
-    make = predict.make_part
-
-    def killed(config: Any, folder: Any, item: Any) -> Any:
-        if len(made) == 2:
-            raise KeyboardInterrupt
-        made.append(item[0])
-        return make(config, folder, item)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(predict, "make_part", killed)
-        with pytest.raises(KeyboardInterrupt):
-            predict.run(config)
+    run_interrupted(predict, config, parts=2)
     first = {path: path.stat().st_mtime_ns for path in Path(config.output, "rows").iterdir()}
     assert len(first) == 2
     counts = predict.run(config).counts

@@ -5,8 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +28,9 @@ from pipelines.corpus.blocks import plan_blocks, read_block
 from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.sources import list_corpus
 from pipelines.prepare import PrepareConfig
+from tests.commands import raybert
+from tests.processes import kill_group
+from tests.waiting import wait_until
 
 
 def digests(folder: Path) -> list[tuple[str, str]]:
@@ -37,14 +38,14 @@ def digests(folder: Path) -> list[tuple[str, str]]:
 
 
 def command(config: Any) -> list[str]:
-    return [
-        sys.executable, "-m", "pipelines.cli", "prepare", "--output", config.output,
+    return raybert(
+        "prepare", "--output", config.output,
         "--corpus.source", config.corpus.source, "--corpus.held_out_share", "0.1",
         "--tokenizer", config.tokenizer, "--tracking_uri", config.tracking_uri,
         "--pairs.max_length", "48", "--pairs.dupe_factor", "2",
         "--masking.max_predictions_per_seq", "8", "--shard_bytes", "60000",
         "--block_bytes", str(config.block_bytes), "--num_workers", str(config.num_workers),
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 @pytest.mark.drill
@@ -90,16 +91,16 @@ def test_a_run_that_everything_happens_to_ends_in_the_same_bytes(
     config = replace(prepared.prepare(folder), num_workers=2, block_bytes=2_000)
     process = subprocess.Popen(command(config), start_new_session=True)
     wait_for(process, folder, "fragments/*.arrow")
-    kill_session(process)
+    kill_group(process)
     process = subprocess.Popen(command(config), start_new_session=True)
     wait_for(process, folder, "fragments/*.arrow")
-    deadline = time.monotonic() + 60
-    while not (workers := workers_of(process.pid)):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
+    workers = wait_until(
+        "there are workers", lambda: workers_of(process.pid),
+        timeout_s=60, every_s=0, process=process,
+    )  # fmt: skip
     os.kill(workers[0], signal.SIGKILL)
     wait_for(process, folder, "train-*.arrow")
-    kill_session(process)
+    kill_group(process)
     assert not (folder / "manifest.json").exists()
     with pytest.raises(FormatError, match=r"it has no manifest.json"):
         ShardSet.read(str(folder))
@@ -109,29 +110,23 @@ def test_a_run_that_everything_happens_to_ends_in_the_same_bytes(
 
 
 def wait_for(process: subprocess.Popen, folder: Path, files: str) -> None:
-    deadline = time.monotonic() + 120
-    while not list(folder.glob(files)):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.01)
-
-
-def kill_session(process: subprocess.Popen) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    wait_until(
+        f"there are {files}", lambda: list(folder.glob(files)),
+        timeout_s=120, every_s=0.01, process=process,
+    )  # fmt: skip
 
 
 def workers_of(pid: int) -> list[int]:
     """Ray Data's workers of the session that `pid` leads, by what they call themselves."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             session = int((path / "stat").read_text().rpartition(")")[2].split()[3])
             if session == pid and (path / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
-                found.append(int(path.name))
+                pids.append(int(path.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 @pytest.mark.drill

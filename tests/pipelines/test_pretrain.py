@@ -6,10 +6,8 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,10 @@ from pipelines import prepare, pretrain, vocab
 from pipelines.pretrain import PhaseConfig, PretrainConfig
 from pipelines.training import driver
 from pipelines.training.records import read_records, record_all
+from tests import processes
+from tests.commands import pretrain_arguments, raybert
+from tests.processes import descendants, kill_all
+from tests.waiting import wait_until
 from tracking import metric_names as names
 
 pytestmark = pytest.mark.ray
@@ -345,9 +347,10 @@ def test_a_run_that_everything_happens_to_ends_as_one_left_alone(
     server.stop()
     wait_for_steps(process, folder)
     everything = [process.pid, *descendants(process.pid)]
-    deadline = time.monotonic() + 60
-    while not checkpoint_in_writing(folder):  # no sleep: it is written in no time
-        assert time.monotonic() < deadline
+    wait_until(
+        "a checkpoint is being written", lambda: checkpoint_in_writing(folder),
+        timeout_s=60, every_s=0,  # no sleep: it is written in no time
+    )  # fmt: skip
     kill_all(*everything)
     process.wait()
     assert not (folder / "manifest.json").exists()
@@ -398,32 +401,25 @@ Start = Callable[[PretrainConfig, Path], "subprocess.Popen[bytes]"]
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts a run whose output goes to a file; what a failed test leaves of it is killed."""
-    started = []
+    started: list[subprocess.Popen[Any]] = []
 
     def start(config: PretrainConfig, says: Path) -> "subprocess.Popen[bytes]":
-        with says.open("wb") as output:
-            process = subprocess.Popen(
-                command(config), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        started.append(process)
-        return process
+        started.append(processes.start(command(config), says, start_new_session=True))
+        return started[-1]
 
     yield start
     for process in started:
-        kill_all(process.pid, *descendants(process.pid))
-        process.wait()
+        processes.kill_tree(process)
 
 
 def wait_for_other_workers(process: "subprocess.Popen[bytes]", victims: list[int]) -> None:
     """Until as many train again, none of whom trained before."""
-    deadline = time.monotonic() + 180
-    while True:
+
+    def are_others() -> bool:
         workers = ray_processes(process.pid, "RayTrainWorker")
-        if len(workers) == len(victims) and not set(workers) & set(victims):
-            return
-        assert time.monotonic() < deadline
-        assert process.poll() is None, "the run ended without the worker that was killed"
-        time.sleep(0.05)
+        return len(workers) == len(victims) and not set(workers) & set(victims)
+
+    wait_until("other workers train", are_others, timeout_s=180, every_s=0.05, process=process)
 
 
 def checkpoint_in_writing(folder: Path) -> bool:
@@ -449,42 +445,27 @@ def test_a_run_of_hours_ends_with_them_and_its_schedule_too(
 
 
 def command(config: PretrainConfig) -> list[str]:
-    assert config.variant is not None
-    return [
-        sys.executable, "-m", "pipelines.cli", "pretrain", "--output", config.output,
-        "--shards", config.shards, "--tokenizer", config.tokenizer, "--variant", config.variant,
-        "--global_batch_size", "16", "--micro_batch_tokens", "256", "--held_out_rows", "64",
+    arguments = pretrain_arguments(
+        config,
         "--log_every_steps", "1", "--checkpoint_every_steps", "4",
-        "--loop.max_steps", str(config.loop.max_steps), "--loop.precision", "fp32",
         "--optimizer.lr", "1e-3", "--schedule.warmup_steps", "2",
         "--num_workers", str(config.num_workers), "--tracking_uri", str(config.tracking_uri),
-    ]  # fmt: skip
+    )  # fmt: skip
+    return raybert(*arguments)
 
 
 def wait_for_steps(process: "subprocess.Popen[bytes]", folder: Path) -> None:
     """Until the run has recorded some more steps, and has a checkpoint."""
-    deadline, target = time.monotonic() + 180, max(read_records(folder), default=-1) + 4
-    while max(read_records(folder), default=-1) < target or not list(
-        folder.glob("checkpoints/*/checkpoint.json")
-    ):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.05)
+    target = max(read_records(folder), default=-1) + 4
 
+    def is_far_enough() -> bool:
+        has_checkpoint = any(folder.glob("checkpoints/*/checkpoint.json"))
+        return has_checkpoint and max(read_records(folder), default=-1) >= target
 
-def descendants(pid: int) -> list[int]:
-    """Processes that `pid` started, and those that they started (Linux)."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(status.parent.name)] = int(fields[1])
-    found = [pid]
-    for _ in range(6):
-        found = sorted({*found, *(child for child, parent in parents.items() if parent in found)})
-    return [child for child in found if child != pid]
+    wait_until(
+        f"step {target} and a checkpoint are recorded", is_far_enough,
+        timeout_s=180, every_s=0.05, process=process,
+    )  # fmt: skip
 
 
 def ray_processes(pid: int, name: str) -> list[int]:
@@ -498,12 +479,6 @@ def ray_processes(pid: int, name: str) -> list[int]:
         if name.encode() in title:
             named.append(child)
     return named
-
-
-def kill_all(*pids: int) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_vocabulary_that_does_not_match_the_shards_is_refused(

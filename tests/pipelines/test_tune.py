@@ -1,12 +1,9 @@
 """Sweeps: which trials there are; the best is found, scored once and registered."""
 
 import json
-import os
 import pickle
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,8 @@ from pipelines.finetune import FinetuneConfig
 from pipelines.training.selection import SelectionConfig
 from pipelines.training.sweep import SweepConfig
 from pipelines.tune import TuneConfig
+from tests.processes import kill_tree, start_with_input
+from tests.waiting import wait_until
 from tracking.spool import read_run
 
 pytestmark = pytest.mark.ray
@@ -249,17 +248,12 @@ def test_a_sweep_that_was_killed_goes_on_and_runs_no_finished_trial_again(
     config = sweep(pretrained, tmp_path / "killed", search=SweepConfig(space=space), held_out=None)
     trials = tmp_path / "killed" / "trials"
     process = started(config)
-    deadline = time.monotonic() + 180
-    while not ((trials / "000" / "manifest.json").exists() and len(measured(trials / "001")) > 3):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, "the sweep ended before it could be killed"
-        time.sleep(0.05)
-    for pid in [process.pid, *descendants(process.pid)]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    process.wait()
+    wait_until(
+        "one trial is done, and the next half done",
+        lambda: (trials / "000" / "manifest.json").exists() and len(measured(trials / "001")) > 3,
+        timeout_s=180, every_s=0.05, process=process,
+    )  # fmt: skip
+    kill_tree(process)
     before = measured(trials / "001")
     assert not (trials / "001" / "manifest.json").exists()
     assert list((trials / "001").glob("checkpoints/0/*/checkpoint.json"))
@@ -281,24 +275,7 @@ def measured(trial: Path) -> list[Any]:
 
 
 def started(config: TuneConfig) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", RUN], stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    process.stdin.write(pickle.dumps(config))
-    process.stdin.close()
-    return process
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes that `pid` started, and those that they started (Linux)."""
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        children.setdefault(parent, []).append(int(status.parent.name))
-    found = children.get(pid, [])
-    return [*found, *(each for child in found for each in descendants(child))]
+    return start_with_input([sys.executable, "-c", RUN], pickle.dumps(config))
 
 
 def test_the_grid_that_is_there_without_a_word_is_that_of_the_paper() -> None:

@@ -1,7 +1,6 @@
 """The vocabulary is the same bytes for any number of workers and in every process."""
 
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from bert_core.errors import CorpusError
 from bert_core.manifest import read_manifest
 from pipelines import prepare, vocab
 from pipelines.corpus.config import CorpusConfig
+from tests.commands import raybert
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -25,7 +25,7 @@ def test_a_fresh_process_with_two_workers_gives_the_same_bytes(
     arguments = ["vocab", "--corpus.source", str(prepared.text), "--corpus.held_out_share", "0.1"]
     arguments += ["--vocab_size", "1000", "--num_workers", "2"]
     arguments += ["--tracking_uri", prepared.tracking_uri, "--output", str(tmp_path / "vocab")]
-    subprocess.run([sys.executable, "-m", "pipelines.cli", *arguments], check=True, timeout=120)
+    subprocess.run(raybert(*arguments), check=True, timeout=120)
     assert digests(tmp_path / "vocab") == digests(prepared.folder / "vocab")
     assert len(digests(tmp_path / "vocab")) == 4
 

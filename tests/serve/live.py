@@ -15,6 +15,7 @@ from serve import api
 from serve.limits import Limits
 from serve.model import Model
 from serve.slot import Slot
+from tests.waiting import wait_until
 from tracking.ports import free_ports
 
 
@@ -80,9 +81,9 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return chain, pem
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait until it holds."""
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+def eventually(
+    holds: Callable[[], bool], timeout_s: float = 60.0, *, every_s: float = 0.05
+) -> None:
+    """Wait until it holds; if it never does, pytest shows the line that waits."""
+    __tracebackhide__ = True
+    wait_until("this holds", holds, timeout_s=timeout_s, every_s=every_s)

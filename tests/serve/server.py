@@ -5,7 +5,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
+from tests import processes
+from tests.waiting import wait_until
 from tracking.ports import free_ports
 
 START_S = 240.0
@@ -38,14 +38,12 @@ class Server:
         mark, output = uuid.uuid4().hex, folder / "output.txt"
         ours = ("RAY", "MKL_CBWR")  # which users do not set
         clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
-                env={**clean, MARKER: mark, "RAY_ADDRESS": "local", **environment},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                process_group=0,  # so that a test may send it a signal
-            )
+        process = processes.start(
+            [sys.executable, "-m", *arguments],
+            output,
+            env={**clean, MARKER: mark, "RAY_ADDRESS": "local", **environment},
+            process_group=0,  # so that a test may send it a signal
+        )
         return cls(process, port, output, mark)
 
     @property
@@ -54,15 +52,18 @@ class Server:
 
     def wait_until_ready(self, say: str | None = None) -> None:
         """Until it answers, and has said so where it is waited for what it says."""
-        deadline_s = time.monotonic() + START_S
-        while time.monotonic() < deadline_s and self.process.poll() is None:
-            with suppress(httpx.TransportError):
-                url = f"{self.url}/readyz"
-                ready = httpx.get(url, timeout=20, verify=self.tls or True).status_code == 200
-                if ready and (say is None or say in self.output.read_text()):
-                    return
-            time.sleep(0.3)
-        pytest.fail(f"no server within {START_S:.0f} s:\n{self.output.read_text()}")
+
+        def is_ready() -> bool:
+            try:
+                response = httpx.get(f"{self.url}/readyz", timeout=20, verify=self.tls or True)
+            except httpx.TransportError:
+                return False
+            return response.status_code == 200 and (say is None or say in self.output.read_text())
+
+        wait_until(
+            "the server is ready", is_ready,
+            timeout_s=START_S, every_s=0.3, process=self.process, log=self.output,
+        )  # fmt: skip
 
     def end(self, signum: int) -> int:
         self.process.send_signal(signum)
@@ -70,12 +71,12 @@ class Server:
 
     def pids(self) -> list[int]:
         """The processes that carry the mark."""
-        found = []
+        pids = []
         for environment in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
                 if f"{MARKER}={self.mark}".encode() in environment.read_bytes():
-                    found.append(int(environment.parent.name))
-        return found
+                    pids.append(int(environment.parent.name))
+        return pids
 
     def processes(self) -> list[str]:
         """Their names."""

@@ -397,10 +397,8 @@ def test_models_in_one_process_ask_for_keys_by_https_and_leave_nothing_when_it_i
                 response = client.post(path, json={"inputs": TEXTS}, headers=headers)
                 assert_same_answers(response.json(), wanted)
         server.end(signal.SIGKILL)
-        deadline_s = time.monotonic() + 20
-        while "haproxy" in server.processes():  # or it would keep the port
-            assert time.monotonic() < deadline_s
-            time.sleep(0.2)
+        # Or it would keep the port.
+        live.eventually(lambda: "haproxy" not in server.processes(), 20, every_s=0.2)
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind(("127.0.0.1", port))

@@ -52,10 +52,8 @@ def asked(url: str, body: Any) -> Iterator[socket.socket]:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
+    __tracebackhide__ = True
+    live.eventually(holds, 20, every_s=0.005)
 
 
 @pytest.mark.drill

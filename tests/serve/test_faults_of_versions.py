@@ -37,7 +37,7 @@ from tracking.registry import publish
 from tracking.server import connect
 
 if TYPE_CHECKING:
-    from tests.conftest import Server as Registry
+    from tests.mlflow_server import Server as Registry
 
 pytestmark = pytest.mark.drill
 

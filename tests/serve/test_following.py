@@ -1,7 +1,6 @@
 """A served model that follows its alias: a real registry, a live server under load."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -55,10 +54,8 @@ def point(registry: str, version: str) -> None:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    __tracebackhide__ = True
+    live.eventually(holds, every_s=0.02)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from fastapi import FastAPI
 
 from serve import haproxy_launcher
 from tests.serve import live
+from tests.waiting import wait_until
 from tracking.ports import free_ports
 
 # What matters here of Ray's template, in its words.
@@ -113,11 +113,10 @@ class Proxy:
         self.process = subprocess.Popen(
             command, env={**os.environ, haproxy_launcher.CERTIFICATE: certificate}
         )
-        deadline_s = time.monotonic() + 20
-        while not (folder / "admin.sock").exists():
-            assert self.process.poll() is None
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
+        wait_until(
+            "HAProxy has its socket", (folder / "admin.sock").exists,
+            timeout_s=20, every_s=0.02, process=self.process,
+        )  # fmt: skip
 
     def _end_every_request(self) -> None:
         with suppress(OSError):  # until it is closed
@@ -258,10 +257,7 @@ def test_it_ends_with_the_process_that_started_it_but_for_requests_in_progress(
         starter.send_signal(signal.SIGKILL)
     assert connection.getresponse().status == 200
     connection.close()
-    deadline_s = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and "Z" not in _state(pid):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    wait_until("HAProxy has ended", lambda: _state(pid) == "Z", timeout_s=10, every_s=0.05)
 
 
 def _state(pid: int) -> str:

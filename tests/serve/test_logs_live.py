@@ -15,6 +15,7 @@ from bert_core.tasks.catalog import TASKS
 from serve.surfaces.catalog import SURFACES
 from tests.serve.server import Server, running_together
 from tests.serve.test_observing import MARKER
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
@@ -90,18 +91,16 @@ def lines_of(server: Server) -> list[dict[str, Any]]:
 
 def line_of(server: Server, request_id: str) -> dict[str, Any]:
     """The line of one request, which follows its response."""
-    deadline_s = time.monotonic() + 20
-    while True:
-        found = [
+
+    def lines() -> list[dict[str, Any]]:
+        return [
             line
             for line in lines_of(server)
             if line.get("request_id") == request_id and "status" in line
         ]
-        if found:
-            (line,) = found
-            return line
-        assert time.monotonic() < deadline_s
-        time.sleep(0.2)
+
+    (line,) = wait_until(f"{request_id} is logged", lines, timeout_s=20, every_s=0.2)
+    return line
 
 
 def test_a_line_says_all_about_a_request_but_its_text(server: Server) -> None:

@@ -145,10 +145,10 @@ def page(server: Server, registry: str) -> Page:
     """The metrics after a roll-over and one that failed."""
     ask(server)
     point(registry, "2")
-    eventually(lambda: _version(server) == "2")
+    eventually("version 2 answers", lambda: _version(server) == "2")
     ask(server)
     point(registry, "3")
-    eventually(lambda: "3" in (_card(server)["problem"] or ""))
+    eventually("version 3 has failed", lambda: "3" in (_card(server)["problem"] or ""))
     ask(server)
 
     def complete() -> Page | None:
@@ -156,7 +156,7 @@ def page(server: Server, registry: str) -> Page:
         failed = page.get("ray_raybert_rollovers_total")
         return page if failed and "ray_serve_deployment_replica_healthy" in page else None
 
-    return eventually(complete)
+    return eventually("the page is complete", complete)
 
 
 def _card(server: Server) -> Any:
@@ -203,7 +203,8 @@ def test_versions_errors_and_a_failed_roll_over_are_told_apart(page: Page, serve
 
     # What no longer answers is no longer told.
     eventually(
-        lambda: values("ray_raybert_rollover_failed") == {("docs", "2"): 1, ("other", other): 0}
+        "only what answers is told",
+        lambda: values("ray_raybert_rollover_failed") == {("docs", "2"): 1, ("other", other): 0},
     )
 
 
@@ -242,7 +243,7 @@ def test_every_query_of_the_dashboard_has_an_answer(
             return not missing
 
         try:
-            eventually(none_is_missing)
+            eventually("every query has an answer", none_is_missing)
         except AssertionError:
             pytest.fail(f"no answer to {missing}")
         assert {rule["health"] for rule in asked.rules()} == {"ok"}
@@ -285,7 +286,7 @@ def test_a_collector_gets_the_stages_of_a_request_below_the_callers_span(server:
         tops = [ancestors(span, spans)[-1] for span in spans.values() if span.name in STAGES]
         return spans if len(tops) >= 6 and {top.hex() for top in tops} == {CALLER} else None
 
-    spans: dict[bytes, Span] = eventually(traced)
+    spans: dict[bytes, Span] = eventually("all spans have come", traced)
     stages = [span for span in spans.values() if span.name in STAGES]
     assert {span.name for span in stages} == STAGES
     for span in stages:
@@ -313,7 +314,7 @@ def test_a_replica_that_dies_is_replaced_without_noise_on_the_console(server: Se
         now = [pid for pid in server.pids() if "ServeReplica:model-docs" in _title(pid)]
         return bool(now) and now != replicas
 
-    eventually(is_replaced)
+    eventually("the replica is replaced", is_replaced)
 
     def is_ready() -> bool:
         try:  # HAProxy cuts connections when it learns of the new replica
@@ -321,7 +322,7 @@ def test_a_replica_that_dies_is_replaced_without_noise_on_the_console(server: Se
         except httpx.TransportError:
             return False
 
-    eventually(is_ready)
+    eventually("the new replica is ready", is_ready)
     time.sleep(2)  # the raylet's message takes a moment
     assert server.output.read_text() == before
 

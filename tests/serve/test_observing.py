@@ -49,10 +49,7 @@ class Kept(Recorder):
 
     def last(self, count: int) -> Seen:
         """The newest of so many requests: a response comes before it is recorded."""
-        deadline_s = time.monotonic() + 10
-        while len(self.requests) < count:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.005)
+        live.eventually(lambda: len(self.requests) >= count, 10, every_s=0.005)
         return self.requests[-1]
 
 

@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import termios
-import time
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.tasks.feature_extraction import FeatureExtraction, FeatureExtractionOptions
 from tests import tiny
 from tests.hub import OWNER, STRANGER, Hub, Repository, contents
+from tests.waiting import wait_until
 from tracking.hub import HubModel, on_this_machine, parse
 from tracking.resolve import load_tokenizer, pinned, resolve
 
@@ -89,7 +89,7 @@ def test_an_id_is_the_bundle_that_a_clone_would_be_and_only_its_files_are_fetche
     assert bundle_digest(folder) == bundle_digest(clone)
     assert load_bundle(folder).task is not None
     assert hub.fetched() == sorted(foreign(bundles[0]))
-    hub.asked.clear()
+    hub.requests.clear()
     assert resolve(NAME) == folder
     assert hub.fetched() == []
 
@@ -137,7 +137,7 @@ def test_a_branch_and_a_tag_are_revisions(model: Repository, bundles: list[Path]
 def in_a_process(hub: Hub, stderr: int = subprocess.PIPE) -> "subprocess.Popen[str]":
     """Resolve the model in a fresh process, whose variables set what the fixture sets here."""
     variables = {
-        "HF_ENDPOINT": hub.endpoint,
+        "HF_ENDPOINT": hub.url,
         "HF_HUB_CACHE": constants.HF_HUB_CACHE,
         "HF_HUB_DISABLE_XET": "1",
         "HF_TOKEN": "",
@@ -172,14 +172,16 @@ def test_after_a_kill_only_what_is_missing_is_fetched(
     hub.stall_after = 10_000  # only the weights are larger
     process = in_a_process(hub)
     try:
-        wait_until(lambda: hub.fetched() == sorted(foreign(bundles[0])))
-        wait_until(lambda: len(cached_files()) == len(foreign(bundles[0])) - 1)
+        names = sorted(foreign(bundles[0]))
+        wait = partial(wait_until, timeout_s=60, every_s=0.05)
+        wait("all files are asked for", lambda: hub.fetched() == names)
+        wait("all but one are there", lambda: len(cached_files()) == len(names) - 1)
     finally:
         process.kill()
         process.communicate()
     assert process.returncode == -signal.SIGKILL
     hub.stall_after = None
-    hub.asked.clear()
+    hub.requests.clear()
     assert load_bundle(resolve(NAME)).task is not None
     assert hub.fetched() == ["model.safetensors"]
 
@@ -188,22 +190,15 @@ def cached_files() -> list[Path]:
     return [path for path in Path(constants.HF_HUB_CACHE).rglob("snapshots/*/*") if path.is_file()]
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_offline_the_cached_commit_is_used(
     hub: Hub, model: Repository, bundles: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, reference = resolve(NAME), pinned(NAME)
     model.commit(foreign(bundles[1]))
-    hub.asked.clear()
+    hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert (resolve(NAME), pinned(NAME)) == (folder, reference)
-    assert hub.asked == []
+    assert hub.requests == []
     with pytest.raises(ResourceError, match=r"HF_HUB_OFFLINE is set, with no complete copy of"):
         resolve("somebody/else")
 
@@ -249,20 +244,18 @@ def test_missing_models_and_revisions_are_told_apart_from_missing_folders(
         ConfigError, match=r"encoder@v9: wanted a branch, tag or commit of somebody/encoder, the"
     ):
         resolve(f"{NAME}@v9")
-    hub.asked.clear()
+    hub.requests.clear()
     for path in ("runs/books/sst2", "./bert", "~/bert"):
         with pytest.raises(ConfigError, match="wanted the folder of a bundle, got nothing there"):
             resolve(path)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_gated_and_private_models_say_what_to_do_and_open_to_a_token(
     hub: Hub, model: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model.gated = True
-    accept = (
-        rf"got a gated one: accept its terms at {hub.endpoint}/{NAME}, and set HF_TOKEN, or run"
-    )
+    accept = rf"got a gated one: accept its terms at {hub.url}/{NAME}, and set HF_TOKEN, or run"
     with pytest.raises(ConfigError, match=accept):
         resolve(NAME)
     monkeypatch.setenv("HF_TOKEN", STRANGER)

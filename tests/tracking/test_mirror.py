@@ -2,14 +2,12 @@
 
 import json
 import logging
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bert_core import files
+from tests.waiting import wait_until
 from tracking import mirror
 from tracking.mirror import fetch_newer, read_copy
 from tracking.runs import RunRecorder, finish_run
@@ -38,15 +36,15 @@ def record(recorder: RunRecorder, first: int, last: int) -> None:
         recorder.record(step, {"loss": float(step)})
 
 
+def wait_for_steps(place: str, *expected: int) -> None:
+    wait_until(
+        f"the copy has the steps {expected}", lambda: steps(place) == [*expected],
+        timeout_s=120, every_s=0.05,
+    )  # fmt: skip
+
+
 def history(uri: str, run_id: str) -> list[int]:
     return [each.step for each in connect(uri).get_metric_history(run_id, "loss")]
-
-
-def wait_until(done: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -91,7 +89,7 @@ def test_whoever_opened_the_record_last_has_it(
     monkeypatch.setattr(mirror, "COPY_EVERY_S", 0.3)
     first = RunRecorder.open(tmp_path / "a", uri=store, copy=place, experiment="taken")
     record(first, 0, 2)
-    wait_until(lambda: steps(place) == [0, 1, 2])
+    wait_for_steps(place, 0, 1, 2)
     second = RunRecorder.open(tmp_path / "b", uri=store, copy=place)
     assert first._mirror is not None
     first._mirror.join(30)
@@ -173,12 +171,12 @@ def test_a_bucket_that_is_away_is_told_once_and_stops_nothing(
         recorder = RunRecorder.open(tmp_path, uri=store, copy=place, experiment="away")
         server.stop()
         recorder.record(0, {"loss": 1.0})
-        wait_until(told)
+        wait_until("a warning is logged", told, timeout_s=120, every_s=0.05)
         assert f"it is kept in {tmp_path}" in told()[0]
         record(recorder, 1, 4)
         server = ThreadedMotoServer(host, port)
         server.start()
-        wait_until(lambda: steps(place) == [0, 1, 2, 3, 4])
+        wait_for_steps(place, 0, 1, 2, 3, 4)
         recorder.close()
     server.stop()
     assert len(told()) == 1

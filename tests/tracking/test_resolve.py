@@ -17,7 +17,7 @@ from tracking.resolve import cached, download, fetch_remote, release, resolve
 from tracking.server import connect
 
 if TYPE_CHECKING:
-    from tests.conftest import Server
+    from tests.mlflow_server import Server
 
 NAME = "resolved"
 

@@ -2,7 +2,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bert_core.errors import FormatError
+from tracking.ports import free_ports
 from tracking.runs import DatasetInput, RunRecorder, finish_run, flatten
 from tracking.server import connect
 from tracking.spool import METRICS, Spool
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput as DatasetInputEntity
     from mlflow.entities import Run
 
-    from tests.conftest import Server
+    from tests.mlflow_server import Server
 
 _numbers = count()
 
@@ -51,9 +51,7 @@ def history(uri: str, run_id: str, metric: str) -> list[tuple[int, float]]:
 
 def free_uri() -> str:
     """A URI where nothing listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_ports(1)[0]}"
 
 
 def test_a_stage_is_one_run_with_params_inputs_metrics_and_plots(

@@ -1,5 +1,4 @@
 import os
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 from bert_core.cache import FOLDER
 from bert_core.errors import ConfigError, ResourceError
 from tracking import server
+from tracking.ports import free_ports
 from tracking.server import connect, experiment_id, require_answer, tracking_uri, without_password
 
 
@@ -40,11 +40,9 @@ def test_a_password_is_not_written_down() -> None:
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        uri = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(ResourceError, match=f"wanted MLflow at {uri}, it does not answer"):
-            require_answer(uri)
+    uri = f"http://127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(ResourceError, match=f"wanted MLflow at {uri}, it does not answer"):
+        require_answer(uri)
 
 
 def test_threads_make_their_stores_one_after_the_other(tmp_path: Path) -> None:

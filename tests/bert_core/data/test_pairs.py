@@ -24,6 +24,7 @@ from bert_core.data.pairs import (
     assemble,
     make_rows,
 )
+from bert_core.data.ragged import offsets_of
 from bert_core.data.tokenizer import CONTINUATION, Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
 from bert_core.errors import ConfigError, CorpusError
@@ -87,8 +88,8 @@ def documents_of(
     sentences = [sentence for text in texts for sentence in text]
     return Documents(
         input_ids=np.array(list(chain(*sentences)), dtype=np.int64),
-        sentence_offsets=np.cumsum([0, *map(len, sentences)]),
-        document_offsets=np.cumsum([0, *map(len, texts)]),
+        sentence_offsets=offsets_of([*map(len, sentences)]),
+        document_offsets=offsets_of([*map(len, texts)]),
         digests=digests or [f"{index:04}".encode() for index in range(len(texts))],
         own=len(texts) if own < 0 else own,
     )

@@ -10,6 +10,7 @@ import pytest
 from bert_core.data import row_maker as module
 from bert_core.data.masking import STRATEGIES, MaskingConfig, Strategy
 from bert_core.data.pairs import LABELS, Documents, Kind, PairsConfig
+from bert_core.data.ragged import offsets_of
 from bert_core.data.row_maker import RowMaker
 from bert_core.data.shards import ShardRows
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -26,8 +27,8 @@ def documents_of(count: int = 16, seed: int = 0) -> Documents:
     lengths = rng.integers(1, 30, sentences.sum())
     return Documents(
         input_ids=rng.integers(5, TOKENIZER.vocab_size, lengths.sum()).astype(np.uint16),
-        sentence_offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        document_offsets=np.concatenate([[0], np.cumsum(sentences)]),
+        sentence_offsets=offsets_of(lengths),
+        document_offsets=offsets_of(sentences),
         digests=[hashlib.sha256(bytes([n])).digest() for n in range(count)],
         own=count,
     )

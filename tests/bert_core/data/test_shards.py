@@ -16,6 +16,7 @@ from bert_core import cache as cache_module
 from bert_core import files
 from bert_core.cache import SHARDS, Cache
 from bert_core.data.masking import MaskingConfig
+from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import (
     FORMAT,
     FORMAT_VERSION,
@@ -40,7 +41,7 @@ def rows_of(count: int = 50, seed: int = 0, dynamic: bool = False) -> ShardRows:
     positions = [np.sort(rng.permutation(n)[:k]) for n, k in zip(lengths, picks, strict=True)]
     rows = ShardRows(
         input_ids=rng.integers(0, 60_000, lengths.sum()),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        offsets=offsets_of(lengths),
         segment_b_start=lengths // 2,
         labels={"next_sentence_label": rng.integers(0, 2, count).astype(np.uint8)},
     )
@@ -51,7 +52,7 @@ def rows_of(count: int = 50, seed: int = 0, dynamic: bool = False) -> ShardRows:
         rows,
         masked_positions=np.concatenate([np.zeros(0, np.int64), *positions]),
         masked_labels=rng.integers(0, 60_000, picks.sum()),
-        masked_offsets=np.concatenate([[0], np.cumsum(picks)]),
+        masked_offsets=offsets_of(picks),
     )
 
 

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from bert_core.batches import RankBatches, ShardSource, row_lengths
 from bert_core.data.order import GlobalOrder
+from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
 from bert_core.model.config import EncoderConfig, FeedForwardConfig
 from bert_core.model.size import training_flops
@@ -78,12 +79,12 @@ def shard_of(count: int) -> ShardRows:
     positions = [np.sort(rng.permutation(n)[:k]) for n, k in zip(lengths, picks, strict=True)]
     return ShardRows(
         input_ids=rng.integers(1, VOCABULARY, lengths.sum()),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        offsets=offsets_of(lengths),
         segment_b_start=lengths // 2,
         labels={"next_sentence_label": rng.integers(0, 2, count).astype(np.uint8)},
         masked_positions=np.concatenate(positions),
         masked_labels=rng.integers(1, VOCABULARY, picks.sum()),
-        masked_offsets=np.concatenate([[0], np.cumsum(picks)]),
+        masked_offsets=offsets_of(picks),
     )
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from bert_core.errors import ConfigError, CorpusError, ResourceError
 from pipelines.commands.bench import PLOT, RESULTS, BenchConfig, bodies_of, inputs_of, run
 from pipelines.commands.load import OK, Target, closed_loop, open_loop
 from pipelines.configure import parse
+from tests.web_server import WebServer
 
 ANSWER_S = 0.02
 
@@ -43,29 +43,10 @@ class Server:
 
 @contextmanager
 def serving() -> Iterator[tuple[str, Server]]:
-    server, started, stop = Server(), threading.Event(), threading.Event()
-    urls: list[str] = []
-
-    async def serve() -> None:
-        app = web.Application()
-        app.router.add_post("/{path:.*}", server.answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        urls.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        started.set()
-        await asyncio.to_thread(stop.wait)
-        await runner.cleanup()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    started.wait()
-    try:
-        yield urls[0], server
-    finally:
-        stop.set()
-        thread.join()
+    server, app = Server(), web.Application()
+    app.router.add_post("/{path:.*}", server.answer)
+    with WebServer(app) as web_server:
+        yield web_server.url, server
 
 
 def config_of(url: str, folder: Path, **settings: Any) -> BenchConfig:

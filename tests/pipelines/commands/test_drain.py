@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,6 +18,8 @@ import pytest
 from bert_core.errors import ConfigError
 from pipelines.commands.drain import DrainConfig
 from pipelines.runtime import notices
+from tests.commands import raybert
+from tests.waiting import wait_until
 
 
 class Metadata(BaseHTTPRequestHandler):
@@ -147,11 +148,9 @@ WITHIN_S = 120.0
 
 
 @contextmanager
-def a_command(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+def running(command: list[str]) -> Iterator["subprocess.Popen[str]"]:
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             yield process
         finally:
@@ -169,13 +168,6 @@ def until(process: "subprocess.Popen[str]", pattern: str) -> str:
     pytest.fail(f"wanted {pattern}, got {seen}")
 
 
-def wait_for(path: Path) -> None:
-    deadline_s = time.monotonic() + WITHIN_S
-    while not path.exists():
-        assert time.monotonic() < deadline_s, path
-        time.sleep(0.1)
-
-
 @pytest.mark.ray
 @pytest.mark.drill
 def test_a_node_is_drained_at_the_notice_finishes_its_work_and_leaves(tmp_path: Path) -> None:
@@ -186,21 +178,20 @@ def test_a_node_is_drained_at_the_notice_finishes_its_work_and_leaves(tmp_path: 
     assert nodes.head_node is not None
     try:
         second = nodes.add_node(num_cpus=1, resources={"second": 1})
-        to = ["--address", nodes.address, "--allow_open_cluster"]
-        drain = ["-m", "pipelines.cli", "drain", *to]
+        drain = raybert("drain", "--address", nodes.address, "--allow_open_cluster")
         head = subprocess.run(
-            [sys.executable, *drain, "--node_id", nodes.head_node.node_id],
+            [*drain, "--node_id", nodes.head_node.node_id],
             capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert head.returncode == 1
         assert "wanted a node besides the head, got the head" in head.stderr
         watch = [*drain, "--node_id", second.node_id, "--poll_every_s=0.2", "--wait"]
         with (
-            a_command(*watch, "--on_notice", str(notice)) as watcher,
-            a_command("-c", WORK, nodes.address, str(tmp_path)),
+            running([*watch, "--on_notice", str(notice)]) as watcher,
+            running([sys.executable, "-c", WORK, nodes.address, str(tmp_path)]),
         ):
             until(watcher, rf"^waiting for a notice of preemption \({notice}\)$")
-            wait_for(tmp_path / "began")
+            wait_until("the work began", (tmp_path / "began").exists, timeout_s=WITHIN_S)
             notice.touch()
             until(watcher, rf"^notice of preemption \({notice} was made\): draining this node$")
             until(watcher, rf"^node {second.node_id} \(.*\) gets no new work .* to go in 120 s$")

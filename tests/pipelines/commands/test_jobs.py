@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,13 @@ import pytest
 
 from bert_core.errors import ConfigError
 from pipelines.commands.jobs import JobsConfig
+from tests import processes
+from tests.commands import raybert
 from tests.tcp_proxy import Proxy
+from tests.waiting import wait_for_words, wait_until
 
 ROOT = Path(__file__).parents[3]
+WITHIN_S = 120.0
 
 
 def ask(head: Any, method: str, path: str, **arguments: Any) -> Any:
@@ -36,18 +39,14 @@ def start(head: Any, name: str, *words: str, **runtime_env: Any) -> None:
     ask(head, "POST", "/api/jobs/", json=request)
 
 
-def wait_for(condition: Any, timeout_s: float = 120) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s, condition
-        time.sleep(0.1)
-    return found
-
-
 def log_of_success(head: Any, name: str) -> str:
     """What a job printed that ends well."""
     ended = ("SUCCEEDED", "FAILED", "STOPPED")
-    wait_for(lambda: ask(head, "GET", f"/api/jobs/{name}")["status"] in ended)
+    wait_until(
+        f"{name} has ended",
+        lambda: ask(head, "GET", f"/api/jobs/{name}")["status"] in ended,
+        timeout_s=WITHIN_S,
+    )
     log = ask(head, "GET", f"/api/jobs/{name}/logs")["logs"]
     assert ask(head, "GET", f"/api/jobs/{name}")["status"] == "SUCCEEDED", log
     return log
@@ -55,14 +54,7 @@ def log_of_success(head: Any, name: str) -> str:
 
 def launch(head: Any, says: Path, *arguments: str) -> "subprocess.Popen[bytes]":
     """A client that runs in the background; what it says goes to a file."""
-    with says.open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pipelines.cli", *arguments],
-            env=head.environment,
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    return processes.start(raybert(*arguments), says, env=head.environment, cwd=ROOT)
 
 
 LINES = 120
@@ -84,10 +76,10 @@ def test_a_broken_stream_goes_on_without_losing_or_repeating_a_line(
         process = launch(head, says, "jobs", "attach", "raybert-count-0123456789ab",
                          "--address", proxy.url)  # fmt: skip
         for last in (10, 40, 80):
-            wait_for(lambda: f"\nline {last} " in says.read_text())  # noqa: B023
+            wait_for_words(f"\nline {last} ", says, timeout_s=WITHIN_S)
             proxy.cut()
             if last == 40:
-                wait_for(lambda: "does not answer" in says.read_text())
+                wait_for_words("does not answer", says, timeout_s=WITHIN_S)
             proxy.restore()
         assert process.wait(timeout=120) == 0
     output = says.read_text()
@@ -104,7 +96,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_what_to_do(head: Any, tmp_path: 
     start(head, name, "python", "-u", "-c", code)
     says = tmp_path / "says.txt"
     process = launch(head, says, "jobs", "attach", name)
-    wait_for(lambda: "\nbegun" in says.read_text())
+    wait_for_words("\nbegun", says, timeout_s=WITHIN_S)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert f"`raybert jobs attach {name}` shows it again" in says.read_text()

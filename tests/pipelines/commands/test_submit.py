@@ -3,9 +3,7 @@
 import json
 import platform
 import re
-import socket
 import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +14,8 @@ import yaml
 
 from bert_core.errors import ConfigError, ResourceError
 from pipelines.commands.submit import SubmitConfig, run, split_arguments
+from tests.commands import raybert
+from tracking.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 REFUSAL = "wanted a Ray cluster that asks for a token"
@@ -49,8 +49,7 @@ def test_a_job_is_sent_to_a_cluster_without_a_token_only_where_that_is_allowed(
 
 
 def test_a_cluster_that_does_not_answer_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        address = f"http://127.0.0.1:{held.getsockname()[1]}"
+    address = f"http://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(ResourceError, match=f"wanted a Ray cluster at {address}, could not reach"):
         run(SubmitConfig(address=address), ["vocab", "--output", "/shared/vocab"])
 
@@ -74,18 +73,10 @@ def test_a_cluster_of_another_version_is_refused_before_anything_is_sent() -> No
     with ThreadingHTTPServer(("127.0.0.1", 0), OfAnotherVersion) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}"
-        command = [
-            "submit",
-            "--allow_open_cluster",
-            "--address",
-            address,
-            "vocab",
-            "--output",
-            "/x",
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "pipelines.cli", *command], capture_output=True, text=True
+        command = raybert(
+            "submit", "--allow_open_cluster", "--address", address, "vocab", "--output", "/x"
         )
+        done = subprocess.run(command, capture_output=True, text=True)
         server.shutdown()
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(r"Ray: wanted 2\.60\.\d+ on the cluster at .*, got 2\.61\.0: ", done.stderr)

@@ -4,8 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +12,8 @@ import pytest
 
 from bert_core.errors import ConfigError, ResourceError
 from pipelines.commands.ui import UiConfig, run
+from tests.commands import raybert
+from tests.waiting import wait_until
 from tracking.ports import free_ports
 from tracking.runs import RunRecorder
 
@@ -39,7 +39,7 @@ def test_the_store_of_a_run_is_opened_at_that_run(tmp_path: Path) -> None:
     with RunRecorder.open(tmp_path / "out", uri=uri) as recorder:
         recorder.flush()
     [port] = free_ports(1)
-    command = [sys.executable, "-m", "pipelines.cli", "ui", f"{tmp_path}/out", f"--port={port}"]
+    command = raybert("ui", f"{tmp_path}/out", f"--port={port}")
     other = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/another.db"}
     page = subprocess.Popen(
         command, env=os.environ | other, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -53,14 +53,13 @@ def test_the_store_of_a_run_is_opened_at_that_run(tmp_path: Path) -> None:
         )
         assert page.stdout.readline() == told
         run = f"{place}/api/2.0/mlflow/runs/get?run_id={recorder.run_id}"
-        deadline = time.monotonic() + 120
-        while True:
+
+        def has_run() -> bool:
             with suppress(httpx.TransportError):
-                if httpx.get(run, timeout=30).is_success:
-                    break
-            assert time.monotonic() < deadline
-            assert page.poll() is None
-            time.sleep(0.2)
+                return httpx.get(run, timeout=30).is_success
+            return False
+
+        wait_until("MLflow has the run", has_run, timeout_s=120, every_s=0.2, process=page)
     finally:
         os.killpg(page.pid, signal.SIGKILL)
         page.communicate()

@@ -1,7 +1,5 @@
 """Data sets of the hub through its own client and HTTP, as far as it is asked to read files."""
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ from aiohttp import web
 from bert_core.manifest import read_manifest
 from bert_core.tasks.text_classification import TextClassification
 from tests.labelled_rows import rows_of, write
+from tests.web_server import WebServer
 from tests.with_ray import run_with_ray
-from tracking.ports import free_ports
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
@@ -31,12 +29,11 @@ configs:
 """
 
 
-class Hub:
+class Hub(WebServer):
     """One data set in a folder, by the few routes of the hub's API that reading files takes."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.asked = folder, list[str]()
-        (self.port,) = free_ports(1)
+        self.folder, self.requests = folder, list[str]()
         app = web.Application(middlewares=[self._noting])
         app.router.add_get(f"/api/datasets/{NAME}", self._info)
         app.router.add_get(f"/api/datasets/{NAME}/revision/{{revision}}", self._info)
@@ -44,11 +41,11 @@ class Hub:
         app.router.add_get(f"/api/datasets/{NAME}/tree/{{revision}}/{{path:.*}}", self._tree)
         app.router.add_post(f"/api/datasets/{NAME}/paths-info/{{revision}}", self._paths)
         app.router.add_get(f"/datasets/{NAME}/resolve/{{revision}}/{{path:.*}}", self._file)
-        self._app, self._loop = app, asyncio.new_event_loop()
+        super().__init__(app)
 
     @web.middleware
     async def _noting(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        self.asked.append(f"{request.method} {request.path}")
+        self.requests.append(f"{request.method} {request.path}")
         return await handler(request)
 
     def _entry(self, path: Path) -> dict[str, Any]:
@@ -68,40 +65,17 @@ class Hub:
 
     async def _paths(self, request: web.Request) -> web.Response:
         if request.content_type == "application/json":
-            asked = (await request.json())["paths"]
+            names = (await request.json())["paths"]
         else:
-            asked = [str(path) for path in (await request.post()).getall("paths")]
-        found = [self.folder / path for path in asked if (self.folder / path).exists()]
-        return web.json_response([self._entry(path) for path in found])
+            names = [str(path) for path in (await request.post()).getall("paths")]
+        paths = [self.folder / name for name in names]
+        return web.json_response([self._entry(path) for path in paths if path.exists()])
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         path = self.folder / request.match_info["path"]
         if not path.is_file():
             return web.Response(status=404, headers={"X-Error-Code": "EntryNotFound"})
         return web.FileResponse(path, headers={"X-Repo-Commit": COMMIT, "ETag": f'"{path.name}"'})
-
-    def __enter__(self) -> "Hub":
-        started = threading.Event()
-
-        async def serve() -> None:
-            runner = web.AppRunner(self._app)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", self.port).start()
-            started.set()
-
-        def run() -> None:
-            asyncio.set_event_loop(self._loop)
-            self._loop.run_until_complete(serve())
-            self._loop.run_forever()
-
-        self._thread = threading.Thread(target=run, daemon=True)
-        self._thread.start()
-        assert started.wait(30)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
 
 
 @pytest.fixture
@@ -135,7 +109,7 @@ def test_rows_and_texts_of_the_hub_are_read_by_workers(
             for word, arguments in commands.items()
         ],
         tmp_path,
-        HF_ENDPOINT=f"http://127.0.0.1:{hub.port}",
+        HF_ENDPOINT=hub.url,
         HF_HOME=str(tmp_path / "home"),
         HF_TOKEN="",
         HF_HUB_DISABLE_XET="1",
@@ -146,4 +120,4 @@ def test_rows_and_texts_of_the_hub_are_read_by_workers(
     assert read_manifest(str(tmp_path / "evaluate")).counts["rows"] == 8
     # A prediction reads the split that a corpus is read from.
     assert read_manifest(str(tmp_path / "predict")).counts["rows"] == 32
-    assert any("/resolve/" in request and "train-" in request for request in hub.asked)
+    assert any("/resolve/" in request and "train-" in request for request in hub.requests)

@@ -1,11 +1,9 @@
 """Documents are the same however a corpus is cut and packed, and what is wrong with it is named."""
 
-import asyncio
 import bz2
 import gzip
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from pipelines.corpus.config import CorpusConfig
 from pipelines.corpus.labelled import LabelledConfig, Split, read_labelled, read_unlabelled
 from pipelines.corpus.readers.base import Block
 from pipelines.corpus.sources import corpus_size_bytes, list_corpus
-from tracking.ports import free_ports
+from tests.web_server import WebServer
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,
@@ -375,25 +373,11 @@ def website(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     async def refuse(request: web.Request) -> web.Response:
         return web.Response(status=403)
 
-    async def serve() -> None:
-        site = web.Application()
-        site.router.add_get("/{file}/README.md", refuse)
-        site.router.add_static("/", tmp_path)
-        runner = web.AppRunner(site)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        started.set()
-        await asyncio.to_thread(finished.wait)
-        await runner.cleanup()
-
-    [port] = free_ports(1)
-    started, finished = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert started.wait(timeout=30)
-    yield f"http://127.0.0.1:{port}"
-    finished.set()
-    thread.join(timeout=30)
+    site = web.Application()
+    site.router.add_get("/{file}/README.md", refuse)
+    site.router.add_static("/", tmp_path)
+    with WebServer(site) as server:
+        yield server.url
 
 
 def test_a_corpus_may_lie_in_the_web(tmp_path: Path, website: str) -> None:

@@ -2,10 +2,10 @@
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ from bert_core.train.checkpoint import LAST_FILE, latest_checkpoint
 from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
 from pipelines.training.records import CHECKPOINTS, STOPPING
+from tests import processes
+from tests.commands import raybert
 from tests.fault_proxy import Fault, Hold, fault_proxy, no_fault
-from tests.pipelines.jobs.test_survival import ROOT, run_of, wait_for, words_of
+from tests.pipelines.jobs.test_survival import ROOT, WITHIN_S, run_of, words_of
 from tests.pipelines.test_on_a_bucket import open_to_all
+from tests.waiting import wait_until
 
 STEPS = 16
 PART = r"/step-\d+/optimizer\.safetensors\?.*partNumber=1"
@@ -36,8 +39,7 @@ def in_open_bucket(
 
 
 def command_of(config: PretrainConfig) -> list[str]:
-    more = ["--variant", str(config.variant), "--tracking_uri", str(config.tracking_uri)]
-    return [*words_of(config), *more]
+    return [*words_of(config), "--tracking_uri", str(config.tracking_uri)]
 
 
 def settings(address: str) -> dict[str, str]:
@@ -48,19 +50,15 @@ def submitted(
     config: PretrainConfig, head: Any, address: str, says: Path
 ) -> "subprocess.Popen[bytes]":
     """A job whose bucket is at `address`, and whose output goes to the file `says`."""
-    with says.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pipelines.cli", "submit", *command_of(config)],
-            env=head.environment | settings(address),
-            cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    command = raybert("submit", *command_of(config))
+    return processes.start(command, says, env=head.environment | settings(address), cwd=ROOT)
 
 
 def stopping(head: Any, says: Path) -> "subprocess.Popen[str]":
     """`raybert jobs stop`, of the job that `says` tells of."""
     [job_id] = set(re.findall(r"raybert-pretrain-[0-9a-f]{12}", says.read_text()))
     return subprocess.Popen(
-        [sys.executable, "-m", "pipelines.cli", "jobs", "stop", job_id],
+        raybert("jobs", "stop", job_id),
         env=head.environment, cwd=ROOT, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -97,13 +95,15 @@ def test_a_job_that_is_stopped_in_the_middle_of_a_checkpoint_goes_on_with_the_sa
             proxy.decide = hold
             says = tmp_path / "says.txt"
             process = submitted(config, head, proxy.address, says)
-            wait_for(hold.began.is_set, process, says)
+            wait_until(
+                "a checkpoint is being written", hold.began.is_set,
+                timeout_s=WITHIN_S, process=process, log=says,
+            )  # fmt: skip
             assert len(uploads(object_store)) == 1
             stop = stopping(head, says)
             began_s = time.monotonic()
-            while not files.exists(f"{output}/{STOPPING}"):
-                assert time.monotonic() < began_s + 60, says.read_text()
-                time.sleep(0.1)
+            asked_to_stop = partial(files.exists, f"{output}/{STOPPING}")
+            wait_until("the job is asked to stop", asked_to_stop, timeout_s=60, log=says)
             if is_let_through:
                 hold.released.set()
             told, _ = stop.communicate(timeout=120)
@@ -162,7 +162,10 @@ def test_a_job_that_is_stopped_while_its_bucket_is_away_says_so_and_mlflow_says_
     with fault_proxy(s3_endpoint, silence_s=120) as proxy:
         process = submitted(config, head, proxy.address, says)
         checkpoints = f"{config.output}/{CHECKPOINTS}"
-        wait_for(lambda: latest_checkpoint(checkpoints) is not None, process, says)
+        wait_until(
+            "there is a checkpoint", lambda: latest_checkpoint(checkpoints) is not None,
+            timeout_s=WITHIN_S, process=process, log=says,
+        )  # fmt: skip
         proxy.decide = lambda method, path: fault
         began_s = time.monotonic()
         told, _ = stopping(head, says).communicate(timeout=120)

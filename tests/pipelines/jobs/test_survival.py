@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,26 +23,28 @@ from bert_core.storage import open_bucket
 from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
 from pipelines.training.records import CHECKPOINTS, read_records
+from tests import processes
+from tests.commands import pretrain_arguments, raybert
+from tests.waiting import wait_for_words, wait_until
 
 if TYPE_CHECKING:
-    from tests.conftest import Head, Server
+    from tests.mlflow_server import Server
+    from tests.ray_clusters import Head
 
 ROOT = Path(__file__).parents[3]
 STEPS = 60  # more than are trained until the head is killed, at two steps a second
+WITHIN_S = 240.0
 
 
 def words_of(config: PretrainConfig) -> list[str]:
-    return [
-        "pretrain", "--output", config.output, "--shards", config.shards,
-        "--tokenizer", config.tokenizer, "--variant", "bert-tiny",
-        "--global_batch_size", "16", "--micro_batch_tokens", "256", "--held_out_rows", "64",
+    return pretrain_arguments(
+        config,
         "--log_every_steps", "1", "--checkpoint_every_steps", str(config.checkpoint_every_steps),
         # The controller takes a report every half a second, so no machine trains faster than that.
         "--report_every_s", "0",
-        "--loop.max_steps", str(config.loop.max_steps), "--loop.precision", "fp32",
         "--optimizer.lr", "1e-3", "--schedule.warmup_steps", "2",
         "--num_workers", "1",
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def run_of(config: PretrainConfig) -> tuple[Any, mlflow.MlflowClient]:
@@ -59,12 +60,11 @@ def last_step(head: "Head") -> int:
     return max((max(read_records(folder), default=-1) for folder in records), default=-1)
 
 
-def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[bytes]", says: Path) -> None:
-    deadline_s = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < deadline_s, says.read_text()
-        assert process.poll() is None, says.read_text()
-        time.sleep(0.1)
+def wait_for_step(step: int, head: "Head", process: "subprocess.Popen[bytes]", says: Path) -> None:
+    wait_until(
+        f"step {step} is recorded", lambda: last_step(head) >= step,
+        timeout_s=WITHIN_S, process=process, log=says,
+    )  # fmt: skip
 
 
 @pytest.mark.ray
@@ -86,31 +86,27 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
         prepared.pretrain(tmp_path / "alone", steps=STEPS), checkpoint_every_steps=10 * STEPS
     )
     hurt = replace(prepared.on_bucket(alone, object_store), tracking_uri=lasting_server.uri)
-    command = [sys.executable, "-m", "pipelines.cli", "submit", "--patience", "4m", "--retries",
-               "2", *words_of(hurt)]  # fmt: skip
+    command = raybert("submit", "--patience", "4m", "--retries", "2", *words_of(hurt))
 
     def submit(says: Path = says) -> "subprocess.Popen[bytes]":
-        with says.open("wb") as output:
-            return subprocess.Popen(
-                command, env=head.environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
-            )
+        return processes.start(command, says, env=head.environment, cwd=ROOT)
 
     process = submit()
     pretrain.run(alone)  # while the job starts
-    wait_for(lambda: "pretraining: " in says.read_text(), process, says)
+    wait_for_words("pretraining: ", says, timeout_s=WITHIN_S, process=process)
     [job_id] = set(re.findall(r"raybert-pretrain-[0-9a-f]{12}", says.read_text()))
 
     # Submitted again while it runs, it is found; leaving it leaves it running.
     other = tmp_path / "other.txt"
     second = submit(other)
-    wait_for(lambda: f"job {job_id} is already running" in other.read_text(), second, other)
-    wait_for(lambda: "pretraining: " in other.read_text(), second, other)
+    for words in (f"job {job_id} is already running", "pretraining: "):
+        wait_for_words(words, other, timeout_s=WITHIN_S, process=second)
     second.send_signal(signal.SIGINT)
     assert second.wait(timeout=60) == 130
     assert f"`raybert jobs attach {job_id}` shows it again" in other.read_text()
 
     # It is stopped: it writes a checkpoint, and says so, here and in MLflow.
-    wait_for(lambda: last_step(head) >= 5, process, says)
+    wait_for_step(5, head, process, says)
     stopped = head.raybert("jobs", "stop", job_id)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     [name] = files.list_names(f"{hurt.output}/{CHECKPOINTS}")
@@ -124,24 +120,24 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
     # Submitted again it goes on from there. Its driver is killed, and then its head, with all that
     # runs there: when there is one again it goes on by itself.
     process = submit()
-    before = last_step(head)
-    wait_for(lambda: last_step(head) > before + 5, process, says)
+    wait_for_step(last_step(head) + 6, head, process, says)
     assert "resuming the earlier run of" in says.read_text()
     [driver] = drivers(head)
     os.kill(driver, signal.SIGKILL)
     killed_s = time.monotonic()
-    wait_for(lambda: f"job {job_id}-2 lost: retry 1 of 2" in says.read_text(), process, says)
+    words = f"job {job_id}-2 lost: retry 1 of 2"
+    wait_for_words(words, says, timeout_s=WITHIN_S, process=process)
     before = last_step(head)
-    wait_for(lambda: last_step(head) > before, process, says)
+    wait_for_step(before + 1, head, process, says)
     recovered("a job's driver is killed", killed_s, 120)
-    wait_for(lambda: last_step(head) > before + 5, process, says)
+    wait_for_step(before + 6, head, process, says)
     head.kill()
     killed_s = time.monotonic()
     before = last_step(head)
-    wait_for(lambda: "does not answer" in says.read_text(), process, says)
+    wait_for_words("does not answer", says, timeout_s=WITHIN_S, process=process)
     head.environment["RAYBERT_CACHE"] = f"{tmp_path}/another-cache"
     head.start()
-    wait_for(lambda: last_step(head) > before, process, says)
+    wait_for_step(before + 1, head, process, says)
     recovered("a job's head is killed, and started again", killed_s, 240)
     assert process.wait(timeout=600) == 0, says.read_text()
     assert f"job {job_id}-3 lost: retry 2 of 2" in says.read_text()
@@ -167,12 +163,12 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
 def drivers(head: "Head") -> list[int]:
     """The processes of jobs that run on a head."""
     assert head.process is not None
-    found = []
+    pids = []
     for child in psutil.Process(head.process.pid).children(recursive=True):
         with suppress(psutil.Error):  # it has ended
             if {"pipelines.cli", "pretrain"} <= set(child.cmdline()):
-                found.append(child.pid)
-    return found
+                pids.append(child.pid)
+    return pids
 
 
 def assert_nothing_told(head: "Head", output: str, run: Any, says: Path) -> None:

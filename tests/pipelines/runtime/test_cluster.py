@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +13,7 @@ import pytest
 
 from bert_core.errors import ConfigError, ResourceError
 from pipelines.runtime import cluster
+from tracking.ports import free_ports
 
 # Connects, tells its marker, and then works on Ray until it is ended.
 DRIVER = """
@@ -105,8 +105,7 @@ def unconnected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unconnected")
 def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        free_address = f"127.0.0.1:{held.getsockname()[1]}"
+    free_address = f"127.0.0.1:{free_ports(1)[0]}"
     began = time.monotonic()
     with pytest.raises(ResourceError) as caught:
         cluster.connect(address=free_address)
@@ -189,6 +188,8 @@ def test_a_stage_joins_a_cluster_with_its_token(head: Any, tmp_path: Path) -> No
 JOIN = """
 import os, sys
 from pipelines.runtime import cluster
+from tracking.ports import free_ports
+from tracking.ports import free_ports
 
 cluster.connect(address=sys.argv[1], allow_open_cluster=True)
 import ray

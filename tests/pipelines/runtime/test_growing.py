@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Head, running_head
 from tests.pipelines.runtime.test_cluster import vocab_command
+from tests.ray_clusters import Head, running_head
 
 NODES = """
 import sys, time

@@ -1,5 +1,6 @@
 """One writer per output: a second one is told, waits, or takes the place of a dead one."""
 
+import json
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ import pytest
 from bert_core import files
 from bert_core.errors import FormatError, ResourceError
 from pipelines.runtime import lease
-from pipelines.runtime.lease import NAME, Holder, _decoded, _take, held
+from pipelines.runtime.lease import NAME, Holder, held
 
 EXPIRES_AFTER_S = 1.5
 
@@ -37,8 +38,14 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def holder(output: str) -> Holder:
-    path = files.join(output, NAME)
-    return _decoded(files.read_bytes(path), path)
+    return Holder(**files.read_json(files.join(output, NAME)))
+
+
+def left_by_a_dead_process(output: str) -> Holder:
+    """A lease that nobody renews or releases."""
+    dead = Holder.me(1, token="of a dead process")
+    assert files.create(files.join(output, NAME), dead.encoded())
+    return dead
 
 
 def taken_over(output: str) -> None:
@@ -46,7 +53,7 @@ def taken_over(output: str) -> None:
     path, tag = files.join(output, NAME), None
     while tag is None:  # until it is not renewed in between
         data, before = files.read_tagged(path)
-        ours = _decoded(data, path)
+        ours = Holder(**json.loads(data))
         other = replace(ours, number=ours.number + 1, token="other", host="elsewhere", pid=7)
         tag = files.replace_if(path, other.encoded(), before)
 
@@ -87,7 +94,7 @@ def test_one_that_waits_goes_on_when_the_other_has_ended(
 def test_a_lease_that_nobody_renews_is_taken_over_with_the_next_number(object_store: str) -> None:
     """Whoever takes it need not have said that it would wait: that is for writers that live."""
     output = f"{object_store}/out"
-    dead, _ = _take(files.join(output, NAME), wait=False)
+    dead = left_by_a_dead_process(output)
     began = time.monotonic()
     with held(output):
         assert time.monotonic() - began > EXPIRES_AFTER_S
@@ -136,7 +143,7 @@ def test_a_process_that_is_told_to_end_lets_the_output_go(object_store: str) -> 
 def test_of_many_who_try_at_once_one_succeeds(object_store: str, before: str) -> None:
     output, together = f"{object_store}/out", threading.Barrier(6)
     if before == "a dead one":
-        _take(files.join(output, NAME), wait=False)
+        left_by_a_dead_process(output)
 
     def attempt(_: int) -> bool:
         together.wait()
@@ -184,10 +191,12 @@ def test_a_writer_that_lost_its_lease_is_interrupted_and_told_who_has_it(object_
 
 
 def test_what_is_not_a_lease_is_named(object_store: str) -> None:
-    path = f"{object_store}/out/{NAME}"
+    output, path = f"{object_store}/out", f"{object_store}/out/{NAME}"
     files.write_bytes(path, b"[]")
-    with pytest.raises(FormatError, match=r"lease\.json: wanted a lease that raybert wrote"):
-        _take(path, wait=False)
+    message = r"lease\.json: wanted a lease that raybert wrote"
+    with pytest.raises(FormatError, match=message), held(output):
+        pytest.fail("it is not a lease")
     files.write_json(path, {"format_version": 2})
-    with pytest.raises(FormatError, match=r"lease\.json: wanted format_version 1 or older, got 2"):
-        _take(path, wait=False)
+    message = r"lease\.json: wanted format_version 1 or older, got 2"
+    with pytest.raises(FormatError, match=message), held(output):
+        pytest.fail("it is not a lease")

@@ -13,6 +13,8 @@ import pytest
 
 from bert_core import files
 from pipelines import cli
+from tests import processes
+from tests.commands import raybert
 
 
 def vocab(folder: Path, *more: str) -> list[str]:
@@ -139,11 +141,8 @@ def another_node(head: Any, log: Path, *before: str) -> Iterator[None]:
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
     command += [f"--address={head.addresses['host:port']}", "--num-gpus=1"]
     command += ["--disable-usage-stats", *(f"--{name}={port}" for name, port in ports)]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [*before, *command],
-            env=head.environment | {"RAY_AUTH_MODE": "token"}, stdout=output, stderr=output,
-        )  # fmt: skip
+    environment = head.environment | {"RAY_AUTH_MODE": "token"}
+    process = processes.start([*before, *command], log, env=environment)
     yield
     process.terminate()
     process.wait(timeout=60)
@@ -167,9 +166,9 @@ def blind_node(head: Any, tmp_path: Path) -> Iterator[Path]:
 def test_a_stage_that_is_told_to_wait_goes_on_when_the_cluster_has_room(
     head: Any, tmp_path: Path
 ) -> None:
-    command = vocab(tmp_path, "--num_workers", "2", "--address", "auto", "--wait")
+    arguments = vocab(tmp_path, "--num_workers", "2", "--address", "auto", "--wait")
     with subprocess.Popen(
-        [sys.executable, "-m", "pipelines.cli", *command],
+        raybert(*arguments),
         env=head.environment | {"PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from bert_core.train.config import LoopConfig, ScheduleConfig
 from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
 from pipelines.training.records import read_records
+from tests.commands import raybert
+from tests.processes import start_with_input
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
@@ -37,6 +41,8 @@ CHECKS_OF_NODES = {
     "health_check_failure_threshold": 3,
 }
 NOTICED_SOON = {"RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5"}
+
+wait = partial(wait_until, timeout_s=150, every_s=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -67,26 +73,14 @@ def config_of(prepared: Any, folder: Path, cluster: Cluster) -> PretrainConfig:
 @contextmanager
 def running(config: PretrainConfig) -> Iterator[subprocess.Popen]:
     """The run, in a process of its own; killed when enough was seen of it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN], stdin=subprocess.PIPE, env=os.environ | NOTICED_SOON
+    process = start_with_input(
+        [sys.executable, "-c", RUN], pickle.dumps(config), env=os.environ | NOTICED_SOON
     )
-    assert process.stdin is not None
-    process.stdin.write(pickle.dumps(config))
-    process.stdin.close()
     try:
         yield process
     finally:
         process.kill()
         process.wait()
-
-
-def wait_until(process: subprocess.Popen, what: str, done: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 150
-    while not (found := done()):
-        assert process.poll() is None, f"the run ended before {what}"
-        assert time.monotonic() < deadline, f"waited 150 s until {what}"
-        time.sleep(0.05)
-    return found
 
 
 def workers(folder: Path) -> list[int]:
@@ -111,23 +105,23 @@ def test_workers_follow_the_nodes_and_losses_stay(
     config = replace(config_of(prepared, folder, cluster), num_workers=(1, 2))
     config = replace(config, checkpoint_every_steps=CHECKPOINT_EVERY_STEPS, keep_checkpoints=99)
     with running(config) as process:
-        wait_until(process, "two train", lambda: workers(folder)[20:])
+        wait("two train", lambda: workers(folder)[20:], process=process)
         assert set(workers(folder)) == {2}
         subprocess.run(
-            [sys.executable, "-m", "pipelines.cli", "drain", "--address", cluster.address,
-             "--node_id", second.node_id, "--allow_open_cluster"],
+            raybert("drain", "--address", cluster.address,
+                    "--node_id", second.node_id, "--allow_open_cluster"),
             check=True,
             env=os.environ,
         )  # fmt: skip
-        step = wait_until(process, "a checkpoint out of turn", lambda: out_of_turn(folder))
+        step = wait("a checkpoint is out of turn", lambda: out_of_turn(folder), process=process)
         cluster.remove_node(second, allow_graceful=False)  # sooner than the notice said
-        wait_until(process, "one trains", lambda: 1 in workers(folder))
+        wait("one trains", lambda: 1 in workers(folder), process=process)
         assert workers(folder).index(1) >= step
         third = cluster.add_node(num_cpus=1)
-        wait_until(process, "two train again", lambda: workers(folder)[-1] == 2)
+        wait("two train again", lambda: workers(folder)[-1] == 2, process=process)
         lost = time.monotonic()
         cluster.remove_node(third, allow_graceful=False)
-        wait_until(process, "one trains again", lambda: workers(folder)[-1] == 1)
+        wait("one trains again", lambda: workers(folder)[-1] == 1, process=process)
         recovered("a node of a range of workers is lost", lost, 120)
     found = losses(folder)
     loop = replace(config.loop, max_steps=len(found))
@@ -154,12 +148,12 @@ def test_a_lost_node_is_replaced_by_another(
     second = cluster.add_node(num_cpus=1)
     config = replace(config_of(prepared, tmp_path / "out", cluster), num_workers=2)
     with running(config) as process:
-        wait_until(process, "two train", lambda: workers(tmp_path / "out")[20:])
+        wait("two train", lambda: workers(tmp_path / "out")[20:], process=process)
         cluster.add_node(num_cpus=1)
         lost = time.monotonic()
         cluster.remove_node(second, allow_graceful=False)
         at_loss = len(workers(tmp_path / "out"))
-        wait_until(process, "they go on", lambda: len(workers(tmp_path / "out")) > at_loss + 20)
+        wait("they go on", lambda: len(workers(tmp_path / "out")) > at_loss + 20, process=process)
         recovered("a node is lost while another is there", lost, 120)
         assert set(workers(tmp_path / "out")) == {2}
 

@@ -16,8 +16,9 @@ import pytest
 from bert_core.train.config import LoopConfig
 from pipelines.training.records import read_records
 from tests import prometheus
-from tests.conftest import Head, running_head
+from tests.processes import start_with_input
 from tests.prometheus import Page, Prometheus
+from tests.ray_clusters import Head, running_head
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 
@@ -98,15 +99,8 @@ def watched(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def stages(head: Head, pickled: bytes) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen(
-        [sys.executable, "-c", STAGES],
-        stdin=subprocess.PIPE,
-        env=os.environ | head.environment,
-    )
-    assert process.stdin is not None
-    process.stdin.write(pickled)
-    process.stdin.close()
-    return process
+    environment = os.environ | head.environment
+    return start_with_input([sys.executable, "-c", STAGES], pickled, env=environment)
 
 
 def exported(target: str) -> Page:

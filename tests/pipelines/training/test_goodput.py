@@ -25,6 +25,7 @@ from pipelines.runtime.stage import determining_fields
 from pipelines.training.records import Notice, Report, read_records
 from pipelines.training.selection import SelectionConfig
 from pipelines.tune import TuneConfig
+from tests.processes import start_with_input
 from tracking import goodput
 from tracking import metric_names as names
 from tracking.goodput import Goodput
@@ -181,13 +182,8 @@ def dying_after(step: int) -> Callable[..., None]:
 
 
 def started(config: PretrainConfig) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
-    assert process.stdin is not None
-    process.stdin.write(pickle.dumps(config))
-    process.stdin.close()
-    return process
+    command = [sys.executable, "-c", RUN]
+    return start_with_input(command, pickle.dumps(config), stdout=subprocess.DEVNULL)
 
 
 def kill_between_checkpoints(

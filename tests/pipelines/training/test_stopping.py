@@ -2,9 +2,8 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,12 @@ from bert_core import files
 from bert_core.train.checkpoint import LAST_FILE, latest_checkpoint
 from pipelines.training.driver import write_last_checkpoint
 from pipelines.training.records import STOPPING
+from tests.commands import pretrain_arguments, raybert
 from tests.fault_proxy import Hold, fault_proxy
+from tests.processes import start
+from tests.waiting import wait_for_words, wait_until
+
+STEPS = 1_000_000  # more than are trained
 
 
 @pytest.mark.ray
@@ -27,33 +31,23 @@ def test_a_run_that_is_told_to_end_while_it_writes_a_checkpoint_writes_one_more(
     the run has been told."""
     import boto3
 
-    config = prepared.pretrain(tmp_path / "out")
     output, tracking_uri = f"{object_store}/out", f"sqlite:///{tmp_path}/mlflow.db"
-    command = [
-        sys.executable, "-m", "pipelines.cli", "pretrain", "--output", output,
-        # Of this size a checkpoint is uploaded in parts.
-        "--shards", config.shards, "--tokenizer", config.tokenizer, "--variant", "bert-mini",
-        "--global_batch_size", "16", "--micro_batch_tokens", "256", "--held_out_rows", "64",
+    # Of this size a checkpoint is uploaded in parts.
+    config = replace(prepared.pretrain(tmp_path, STEPS), output=output, variant="bert-mini")
+    arguments = pretrain_arguments(
+        config,
         "--log_every_steps", "1", "--report_every_s", "0", "--checkpoint_every_steps", "4",
-        "--loop.max_steps", "1000000", "--loop.precision", "fp32", "--num_workers", "2",
-        "--tracking_uri", tracking_uri,
-    ]  # fmt: skip
+        "--num_workers", "2", "--tracking_uri", tracking_uri,
+    )  # fmt: skip
     hold, says = Hold("PUT", r"/step-00000004/model\.safetensors\?.*partNumber=1"), tmp_path / "log"
-    with fault_proxy(s3_endpoint, hold) as proxy, says.open("wb") as log:
+    with fault_proxy(s3_endpoint, hold) as proxy:
         environment = os.environ | {"AWS_ENDPOINT_URL": proxy.address}
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        process = start(raybert(*arguments), says, env=environment)
+        wait = partial(wait_until, timeout_s=240, process=process, log=says)
         try:
-
-            def wait_for(what: Any) -> None:
-                deadline_s = time.monotonic() + 240
-                while not what():
-                    assert time.monotonic() < deadline_s, says.read_text()
-                    assert process.poll() is None, says.read_text()
-                    time.sleep(0.1)
-
-            wait_for(hold.began.is_set)
+            wait("a checkpoint is being written", hold.began.is_set)
             process.send_signal(signal.SIGTERM)
-            wait_for(lambda: files.exists(f"{output}/{STOPPING}"))
+            wait("the run is asked to stop", lambda: files.exists(f"{output}/{STOPPING}"))
             assert latest_checkpoint(f"{output}/checkpoints") is None
             hold.released.set()
             assert process.wait(timeout=120) != 0
@@ -93,25 +87,15 @@ def test_a_last_checkpoint_that_cannot_be_asked_for_is_told(
 def test_a_run_that_is_told_to_end_while_its_bucket_is_silent_is_killed_in_mlflow(
     prepared: Any, object_store: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
-    config = prepared.pretrain(tmp_path / "out")
     tracking_uri, says = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "log"
-    command = [
-        sys.executable, "-m", "pipelines.cli", "pretrain", "--output", f"{object_store}/out",
-        "--shards", config.shards, "--tokenizer", config.tokenizer, "--variant", "bert-tiny",
-        "--global_batch_size", "16", "--micro_batch_tokens", "256", "--held_out_rows", "64",
-        "--loop.max_steps", "1000000", "--loop.precision", "fp32", "--num_workers", "0",
-        "--tracking_uri", tracking_uri,
-    ]  # fmt: skip
-    with fault_proxy(s3_endpoint, silence_s=120) as proxy, says.open("wb") as log:
+    config = replace(prepared.pretrain(tmp_path, STEPS), output=f"{object_store}/out")
+    options = ("--num_workers", "0", "--tracking_uri", tracking_uri)
+    with fault_proxy(s3_endpoint, silence_s=120) as proxy:
         environment = os.environ | {"AWS_ENDPOINT_URL": proxy.address}
         environment |= {"RAYBERT_STORAGE_TIMEOUT_S": "3"}
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        process = start(raybert(*pretrain_arguments(config, *options)), says, env=environment)
         try:
-            deadline_s = time.monotonic() + 240
-            while "pretraining: " not in says.read_text():
-                assert time.monotonic() < deadline_s, says.read_text()
-                assert process.poll() is None, says.read_text()
-                time.sleep(0.1)
+            wait_for_words("pretraining: ", says, timeout_s=240, process=process)
             proxy.decide = lambda method, path: "silence"
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 128 + signal.SIGTERM, says.read_text()
