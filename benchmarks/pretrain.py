@@ -35,6 +35,7 @@ from bert_core.data.documents import split_sentences
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.order import GlobalOrder
 from bert_core.data.pairs import Documents, PairsConfig
+from bert_core.data.ragged import offsets_of
 from bert_core.data.row_maker import RowMaker
 from bert_core.data.shards import ShardRows
 from bert_core.data.tokenizer import Tokenizer
@@ -399,7 +400,7 @@ def pair_rows(texts: list[str], tokenizer: Tokenizer, length: int) -> ShardRows:
     documents = Documents(
         input_ids=encoded.values.to_numpy(),
         sentence_offsets=encoded.offsets.to_numpy().astype(np.int64),
-        document_offsets=np.concatenate([[0], np.cumsum([len(document) for document in split_up])]),
+        document_offsets=offsets_of([len(document) for document in split_up]),
         digests=[index.to_bytes(8) for index in range(len(texts))],
         own=len(texts),
     )

@@ -15,6 +15,7 @@ import numpy as np
 
 from bert_core.batches import RankBatches, ShardSource
 from bert_core.data.order import GlobalOrder
+from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
 from pipelines.corpus.blocks import plan_blocks
 from pipelines.corpus.config import CorpusConfig
@@ -109,7 +110,7 @@ def _rows(rng: np.random.Generator) -> ShardRows:
     """Rows as `prepare` makes them: mostly full, some short; their words do not matter here."""
     short = rng.random(ROWS_PER_SHARD) < 2 * (LONGEST - MEAN_LENGTH) / LONGEST
     lengths = np.where(short, rng.integers(16, LONGEST, ROWS_PER_SHARD), LONGEST)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = offsets_of(lengths)
     return ShardRows(
         input_ids=np.zeros(int(offsets[-1]), np.uint16),
         offsets=offsets,

@@ -10,6 +10,7 @@ import pyarrow as pa
 from jaxtyping import Float
 
 from bert_core.checks import PositiveInt, Range, check_fields
+from bert_core.data.ragged import offsets_of
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, InputError
@@ -255,6 +256,6 @@ def _matrix(vectors: Sequence[Sequence[Mapping[str, Any]]]) -> "csr_array":
 
     indices = [entry["index"] for vector in vectors for entry in vector]
     values = [entry["value"] for vector in vectors for entry in vector]
-    starts = np.cumsum([0, *map(len, vectors)])
+    offsets = offsets_of([len(vector) for vector in vectors])
     shape = (len(vectors), 1 + max(indices, default=0))
-    return csr_array((values, indices, starts), shape=shape, dtype=np.float64)
+    return csr_array((values, indices, offsets), shape=shape, dtype=np.float64)
