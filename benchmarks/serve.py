@@ -56,7 +56,7 @@ from benchmarks.served import (
     texts,
 )
 from benchmarks.servers import ServerError, running
-from bert_core.bundle.layout import Run
+from bert_core.bundle.layout import Execution
 from bert_core.predictor import Predictor
 from pipelines.commands.load import Target
 from tracking.ports import free_ports
@@ -209,11 +209,11 @@ class Bench:
             time.sleep(SETTLE_S)
         return self._url
 
-    def _run(self, model: str, precision: str) -> Run:
+    def _run(self, model: str, precision: str) -> Execution:
         """What our server has chosen."""
         name = _served(model, precision)
         card = httpx.get(f"{self._ours(name)}/v1/models/{name}", timeout=30).json()
-        return Run(card["backend"], card["precision"])
+        return Execution(card["backend"], card["precision"])
 
     def _predictor(self, model: str, precision: str) -> Predictor:
         """What our server runs, in this process."""

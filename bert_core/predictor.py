@@ -13,9 +13,9 @@ import torch
 
 from bert_core.batches import PAD_MULTIPLE
 from bert_core.bundle.format import Bundle, load_bundle
-from bert_core.bundle.layout import WEIGHTS, Run
+from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.bundle.weights import build_model
-from bert_core.choice import AUTO, possible_runs, seconds_per_token
+from bert_core.choice import AUTO, possible_executions, seconds_per_token
 from bert_core.data.windows import Window
 from bert_core.determinism import fix_products
 from bert_core.engines.catalog import ENGINES
@@ -46,7 +46,7 @@ class Predictor:
         options: Mapping[str, Any] | None = None,
         precision: str | None = None,
         backend: str | None = None,
-        prefer: Run | None = None,
+        prefer: Execution | None = None,
     ) -> None:
         """Load the bundle.
 
@@ -57,8 +57,8 @@ class Predictor:
                 `fill-mask` if it was only pretrained.
             options: by name, for a task that is not trained or has no head; others keep those that
                 they were trained with.
-            precision: of matrix products: fp32 or bf16 with torch; one of those in `Bundle.runs`
-                with a graph. None takes fp32 for weights, and any of a graph's.
+            precision: of matrix products: fp32 or bf16 with torch; with a graph, one of those in
+                `Bundle.executions`. None takes fp32 for weights, and any of a graph's.
             backend: `torch` or one of `ENGINES`. None takes the one by which the bundle's metrics
                 were measured, if it is installed; `auto` measures all that may run the bundle, on
                 the task's examples, and takes the fastest.
@@ -85,24 +85,24 @@ class Predictor:
         bundle = replace(bundle, encoder_config=config)
         own_folder = None if isinstance(folder, Bundle) else Path(folder)
         build = partial(_backend, bundle, self.task, own_folder, device)
-        runs = possible_runs(bundle, where, backend or AUTO, precision)
+        executions = possible_executions(bundle, where, backend or AUTO, precision)
         # A multiple of `pad`'s step, so that padding never exceeds the last position.
         self.max_length = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
-        if backend == AUTO and prefer is None and len(runs) > 1:
-            self.backend = self._fastest(bundle, runs, build)
+        if backend == AUTO and prefer is None and len(executions) > 1:
+            self.backend = self._fastest(bundle, executions, build)
         else:
-            self.backend = build(prefer if prefer in runs else runs[0])
+            self.backend = build(prefer if prefer in executions else executions[0])
         self.model = self.backend.model
         # The model holds a copy of the weights: keeping the bundle's would double the memory.
         self.bundle = replace(bundle, state={})
 
     @property
-    def run(self) -> Run:
+    def execution(self) -> Execution:
         """What computes its scores."""
-        return Run(self.backend.engine, self.backend.precision)
+        return Execution(self.backend.engine, self.backend.precision)
 
     def _fastest(
-        self, bundle: Bundle, runs: Sequence[Run], build: Callable[[Run], Backend]
+        self, bundle: Bundle, executions: Sequence[Execution], build: Callable[[Execution], Backend]
     ) -> Backend:
         """The fastest of those that this machine can run, on the task's examples.
 
@@ -111,11 +111,11 @@ class Predictor:
         rows, tokenizer = self.rows(self.task.examples), bundle.tokenizer
         windows = self.task.encode(rows, tokenizer, self.max_length)
         measured: list[tuple[float, Backend]] = []
-        for run in runs:
+        for execution in executions:
             try:
-                backend = build(run)
+                backend = build(execution)
             except ResourceError:  # an engine is missing, or the CPU does not have the precision
-                if run == runs[-1] and not measured:
+                if execution == executions[-1] and not measured:
                     raise
                 continue
             measured.append((seconds_per_token(backend, windows, tokenizer.pad_id), backend))
@@ -188,7 +188,7 @@ class Predictor:
 
 
 def _backend(
-    bundle: Bundle, task: Task, folder: Path | None, device: str | None, run: Run
+    bundle: Bundle, task: Task, folder: Path | None, device: str | None, execution: Execution
 ) -> Backend:
     config = bundle.encoder_config
     if bundle.graph is None or folder is None:
@@ -196,18 +196,19 @@ def _backend(
         if on_cpu := place.type == "cpu":
             fix_products()
         model = build_model(bundle, [task.build_objective(config)], require_heads=True)
-        precision = cast("Precision", run.precision)
+        precision = cast("Precision", execution.precision)
         packed_from = 0.0 if on_cpu else packing(config, place, precision)
         return TorchBackend(model.to(place).eval(), packed_from, precision=precision)
     if device not in (None, "cpu"):
         raise ConfigError(
-            f"device: wanted cpu for {folder / bundle.graph}, where {run.engine} runs it, got "
-            f"{device}: leave it unset, or give the bundle with {WEIGHTS} that it was exported from"
+            f"device: wanted cpu for {folder / bundle.graph}, where {execution.engine} runs it, "
+            f"got {device}: leave it unset, or give the bundle with {WEIGHTS} that it was exported "
+            "from"
         )
     with torch.device("meta"):
         model = ObjectiveModel(config, [task.build_objective(config)])
-    engine = ENGINES[run.engine]
-    return engine(folder / bundle.graph, model.eval(), torch.get_num_threads(), run.precision)
+    engine = ENGINES[execution.engine]
+    return engine(folder / bundle.graph, model.eval(), torch.get_num_threads(), execution.precision)
 
 
 def _task_of(

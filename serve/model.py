@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from bert_core.batches import PAD_MULTIPLE
-from bert_core.bundle.layout import Run
+from bert_core.bundle.layout import Execution
 from bert_core.data.cuts import Place, places_of
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError, InputError
@@ -157,7 +157,7 @@ class Model:
         max_wait_ms: float,
         backend: str = "auto",
         precision: str | None = None,
-        prefer: Run | None = None,
+        prefer: Execution | None = None,
         limits: Limits | None = None,
         digest: str | None = None,
         version: str | None = None,
@@ -561,8 +561,8 @@ class Model:
             metrics=self.predictor.bundle.metrics,
             digest=self.digest,
             encoder_digest=self.encoder_digest,
-            backend=self.predictor.run.engine,
-            precision=self.predictor.run.precision,
+            backend=self.predictor.execution.engine,
+            precision=self.predictor.execution.precision,
             note=RANGES_OF_BATCH if self.predictor.bundle.ranges_of_batch else None,
             lineage=ancestors(self.digest, self._lineage),
             max_tokens=self.predictor.max_length,

@@ -30,9 +30,9 @@ from bert_core.bundle.layout import (
     OBJECTIVE,
     RECORD,
     TRAINED_ROWS,
-    UNRECORDED_RUNS,
+    UNRECORDED_EXECUTIONS,
     WEIGHTS,
-    Run,
+    Execution,
     digest_of,
     names_in,
     read_json,
@@ -69,7 +69,7 @@ class Bundle:
     """Weights under our names, on the CPU, in fp32; empty if there is a graph."""
     graph: str | None = None
     """Path in the folder of the ONNX graph that replaces the weights, if any."""
-    runs: tuple[Run, ...] = ()
+    executions: tuple[Execution, ...] = ()
     """How the graph may be run: the first as its metrics were measured, the others by which they
     are not worse."""
     ranges_of_batch: bool = False
@@ -109,7 +109,7 @@ def save_bundle(
     lineage: dict[str, Any],
     trained_rows: Digests = NO_ROWS,
     graph: tuple[str, Callable[[Path], object]] | None = None,
-    runs: Sequence[Run] = (),
+    executions: Sequence[Execution] = (),
     spent: dict[str, float] | None = None,
 ) -> None:
     """Write a bundle atomically: the folder appears complete or not at all.
@@ -118,7 +118,7 @@ def save_bundle(
         trained_rows: `Bundle.trained_rows`, in any order.
         graph: instead of weights, one of `GRAPHS` and the function that writes it to a path, with
             any data files next to it.
-        runs: `Bundle.runs` of the graph.
+        executions: `Bundle.executions` of the graph.
         spent: `Bundle.spent`.
     Raises: ConfigError if `folder` already exists, or the tokenizer has more tokens than the model.
     """
@@ -175,7 +175,7 @@ def save_bundle(
             **({"labels": None} if task is None else task.record),
             "metrics": metrics,
             "lineage": lineage,
-            **({"runs": [run._asdict() for run in runs]} if runs else {}),
+            **({"runs": [execution._asdict() for execution in executions]} if executions else {}),
             **({"spent": spent} if spent else {}),
             "files": sha256s_of(partial, names_in(partial)),
         }
@@ -217,7 +217,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     precision, graph = next(
         ((kind, name) for kind, name in GRAPHS.items() if name in sha256s), ("fp32", None)
     )
-    recorded = tuple(Run(**run) for run in (record or {}).get("runs", ()))
+    recorded = tuple(Execution(**fields) for fields in (record or {}).get("runs", ()))
     try:
         config = encoder_config_from_huggingface(entries)
         name = class_name(entries)
@@ -246,7 +246,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         encoder_config=config,
         state=state,
         graph=graph,
-        runs=() if graph is None else recorded or UNRECORDED_RUNS[precision],
+        executions=() if graph is None else recorded or UNRECORDED_EXECUTIONS[precision],
         ranges_of_batch=precision == "int8" and not recorded,
         tokenizer=tokenizer,
         task=task,

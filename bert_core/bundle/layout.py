@@ -17,7 +17,7 @@ GRAPHS = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
 """Path of the graph, by its precision."""
 
 
-class Run(NamedTuple):
+class Execution(NamedTuple):
     """A way to compute a model's scores."""
 
     engine: str
@@ -29,9 +29,9 @@ class Run(NamedTuple):
         return f"{self.engine} in {self.precision}"
 
 
-UNRECORDED_RUNS = {
-    "fp32": (Run("onnxruntime", "fp32"), Run("openvino", "fp32")),
-    "int8": (Run("onnxruntime", "int8"),),
+UNRECORDED_EXECUTIONS = {
+    "fp32": (Execution("onnxruntime", "fp32"), Execution("openvino", "fp32")),
+    "int8": (Execution("onnxruntime", "int8"),),
 }
 """Precision of a graph → how it may be run, in bundles from before that was recorded. The 8 bits of
 those take their ranges from each batch."""
