@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_core import files
-from bert_core.cache import BUNDLES, Cache, Entry
+from bert_core.cache import BUNDLES, Cache, CacheEntry
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.manifest import BUNDLE, folder_with
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 CONFIG, RECORD = "config.json", "raybert.json"
 _REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
-_HELD: defaultdict[Path, list[Entry]] = defaultdict(list)
+_HELD: defaultdict[Path, list[CacheEntry]] = defaultdict(list)
 """What of the cache this process uses."""
 
 
@@ -93,7 +93,7 @@ def release(folder: Path) -> None:
         entries.pop().close()
 
 
-def _held(entry: Entry) -> Path:
+def _held(entry: CacheEntry) -> Path:
     _HELD[entry.path].append(entry)
     return entry.path
 

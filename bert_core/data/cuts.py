@@ -17,7 +17,7 @@ NEARBY = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CutPlace:
     """Where a text was cut.
 
     As text, `3@512` if the only text of row 3 was read up to character 512, `3.text_pair@512` if it
@@ -37,7 +37,7 @@ class Place:
         return f"{where}@{self.character}{'-' if self.from_end else ''}"
 
 
-def places_of(tokenizer: Tokenizer, windows: Sequence[Window], most: int) -> list[Place]:
+def places_of(tokenizer: Tokenizer, windows: Sequence[Window], most: int) -> list[CutPlace]:
     """Where the first texts that were cut were, at most `most` of them, in order.
 
     A text that several windows have, such as that of a zero-shot classifier, was read as far as in
@@ -51,13 +51,13 @@ def places_of(tokenizer: Tokenizer, windows: Sequence[Window], most: int) -> lis
                 cuts[key] = min(cuts.get(key, cut), cut, key=lambda other: other.ids)
     characters = characters_of(tokenizer, list(cuts.values()))
     return [
-        Place(row, name, character, cut.from_end)
+        CutPlace(row, name, character, cut.from_end)
         for ((row, name), cut), character in zip(cuts.items(), characters, strict=True)
     ]
 
 
 def characters_of(tokenizer: Tokenizer, cuts: Sequence[Cut]) -> list[int]:
-    """The character of each cut's `Place`.
+    """The character of each cut's `CutPlace`.
 
     The text up to it has exactly the ids that were read, unless the last of these ends within a
     character, as some bytes of an emoji do. The text from where the end was read need not have

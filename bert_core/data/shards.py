@@ -16,7 +16,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Integer, UInt8
 
 from bert_core import files
-from bert_core.cache import SHARDS, Cache, Entry
+from bert_core.cache import SHARDS, Cache, CacheEntry
 from bert_core.data.masking import Masker, MaskingConfig
 from bert_core.data.pairs import LABELS
 from bert_core.errors import FormatError
@@ -302,7 +302,7 @@ def _masker(counts: dict[str, Any]) -> Masker:
     )
 
 
-def _kept(path: str, info: ShardInfo, cache: Cache) -> Entry:
+def _kept(path: str, info: ShardInfo, cache: Cache) -> CacheEntry:
     """A local copy of the shard at `path`.
 
     Raises: FormatError naming `path` if the file is not the shard of the manifest; ResourceError.
