@@ -22,8 +22,8 @@ IS_NEXT, IS_RANDOM = 0, 1  # Hugging Face's and Google's `next_sentence_label`
 IN_ORDER, SWAPPED = 0, 1  # Hugging Face's `sentence_order_label`
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] A [SEP] B [SEP]
 
-Kind = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
-LABELS: dict[Kind, str | None] = {
+PairsKind = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
+LABELS: dict[PairsKind, str | None] = {
     "nsp": "next_sentence_label",
     "sop": "sentence_order_label",
     "full_sentences": None,
@@ -36,7 +36,7 @@ LABELS: dict[Kind, str | None] = {
 class PairsConfig:
     """How sentences become rows. Defaults: google-research/bert, create_pretraining_data.py."""
 
-    kind: Kind = "nsp"
+    kind: PairsKind = "nsp"
     """`nsp`: two segments, the second is next or random (BERT); `sop`: two segments, in order or
     swapped (ALBERT); `full_sentences`: rows filled with sentences, across documents (RoBERTa);
     `doc_sentences`: the same within one document (SpanBERT)."""
@@ -341,7 +341,7 @@ def _greedy_rows(begins: list[int], stops: list[int], limits: list[int], longest
     return row_starts
 
 
-ROWS: dict[Kind, Callable[..., Segments]] = {
+ROWS: dict[PairsKind, Callable[..., Segments]] = {
     "nsp": partial(_pairs, random_next=True),
     "sop": partial(_pairs, random_next=False),
     "full_sentences": partial(_full_sentences, cross_documents=True),

@@ -33,7 +33,7 @@ CONTINUATION = "##"
 # Prefixes of tokens that begin a word: the space of byte-level BPE, and of Unigram.
 BYTE_SPACE, SPACE = "Ġ", "▁"
 MAX_CHARACTERS_PER_WORD = 100
-Kind = Literal["wordpiece", "bpe", "unigram"]
+TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
 # BERT's tokenizer makes each of them a word, so it finds no entry with one beside other characters.
 PUNCTUATION = frozenset(string.punctuation)
 MOST_UNREACHABLE = 0.25
@@ -266,15 +266,15 @@ class Tokenizer:
         return normalizer is not None and normalizer.normalize_str("AB") == "ab"
 
     @cached_property
-    def kind(self) -> Kind:
+    def kind(self) -> TokenizerKind:
         """The algorithm that splits words."""
         name = type(self.inner.model).__name__.lower()
-        if name not in get_args(Kind):
+        if name not in get_args(TokenizerKind):
             raise FormatError(
-                f"tokenizer: wanted a model of {', '.join(get_args(Kind))}, got {name}: "
+                f"tokenizer: wanted a model of {', '.join(get_args(TokenizerKind))}, got {name}: "
                 "convert the tokenizer, or train one with `raybert vocab`"
             )
-        return cast("Kind", name)
+        return cast("TokenizerKind", name)
 
     @cached_property
     def begins_word(self) -> np.ndarray:

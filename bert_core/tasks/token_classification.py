@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from bert_core.objectives.feature_based import FeatureBasedTokenClassification
     from bert_core.objectives.token_classification import TokenClassification as TokenObjective
 
-Strategy = Literal["none", "simple", "first", "average", "max"]
+AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
 Spans = Int[np.ndarray, "words 2"]
 Mark = tuple[str, int, int]
 """Type or tag, start character, and end character (exclusive)."""
@@ -122,7 +122,7 @@ class TokenClassificationOptions(Options):
 class TagParameters(Parameters):
     """Hugging Face's parameters for token classification."""
 
-    aggregation_strategy: Strategy | None = None
+    aggregation_strategy: AggregationStrategy | None = None
     """`none` returns the tag of every word, the others entities; None follows the model's tags. A
     word has the tag of its first piece (`first`, and `simple`, since words are never split), that
     with the best mean over its pieces (`average`), or that of its most certain piece (`max`)."""
@@ -322,7 +322,7 @@ class TokenClassification(Task):
         scheme = None
         if isinstance(parameters, TokenClassificationParameters):
             scheme = parameters.scheme
-        usual: Strategy = "simple" if self.chosen.entities and scheme is None else "none"
+        usual: AggregationStrategy = "simple" if self.chosen.entities and scheme is None else "none"
         strategy = parameters.aggregation_strategy or usual
         answers: list[list[dict[str, Any]]] = []
         by_row: list[list[int]] = [[] for _ in rows]
@@ -344,7 +344,7 @@ class TokenClassification(Task):
         self,
         origin: "_Words",
         parts: Sequence[tuple["_Words", np.ndarray]],
-        strategy: Strategy,
+        strategy: AggregationStrategy,
     ) -> tuple[list[str], np.ndarray]:
         """The best tag of each word and its probability; a word without pieces is outside."""
         outside = OUTSIDE if OUTSIDE in self._ids else self.labels[0]
@@ -525,7 +525,7 @@ def _counted(sizes: Int[np.ndarray, "runs"]) -> Int[np.ndarray, "_"]:
 def _by_word(
     words: Int[np.ndarray, "scored"],
     probabilities: Float[np.ndarray, "scored classes"],
-    strategy: Strategy,
+    strategy: AggregationStrategy,
 ) -> tuple[Int[np.ndarray, "words"], Float[np.ndarray, "words classes"]]:
     """Words, and the probabilities of each from those of its pieces, as transformers' aggregation
     strategies do."""
