@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bert_core.bundle.format import load_bundle
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Ids, Pieces, Window, joined, pieces_of
+from bert_core.data.windows import Ids, Pieces, Window, pieces_of, with_special_tokens
 from bert_core.predictor import Predictor
 from bert_core.tasks.shapes import Row
 
@@ -149,7 +149,7 @@ class Candidates:
         assert self._predictor is not None
         ids = ids.copy()
         ids[place] = self._tokenizer.mask_id
-        sequence = joined(self._tokenizer, ids, None, self._predictor.max_length)
+        sequence = with_special_tokens(self._tokenizer, ids, None, self._predictor.max_length)
         return Window(
             row=0,
             ids=(sequence.ids,),

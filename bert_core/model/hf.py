@@ -82,7 +82,7 @@ def from_huggingface(
     theirs = _modern(state, layout)
     names = _readable(layout, name.removeprefix(layout.title))
     renamed: dict[str, Tensor] = {}
-    joined: dict[str, dict[str, Tensor]] = {}
+    parts_of_qkv: dict[str, dict[str, Tensor]] = {}
     thirds = {layout.prefix + part: part for part in layout.split or ()}
     for name, tensor in theirs.items():
         part = _renamed(name, dict.fromkeys(thirds, "encoder.layers.{n}.attention.qkv"))
@@ -90,7 +90,7 @@ def from_huggingface(
         if part is not None:
             third = next(thirds[key] for key in thirds if _renamed(name, {key: key}))
             _check_shape(name, tensor, config.hidden_size, config)
-            joined.setdefault(part, {})[third] = tensor
+            parts_of_qkv.setdefault(part, {})[third] = tensor
         elif ours is not None:
             heads = config.attention.num_heads
             by_head = layout.by_head and ours.endswith("qkv.weight")
@@ -105,15 +105,15 @@ def from_huggingface(
                 f"tensor {name}: the encoder of {layout.title} has no such tensor; wanted the "
                 f"weights of a {layout.title} as published"
             )
-    for part, tensors in joined.items():
-        wanted = layout.split or ()
-        if len(tensors) != len(wanted):
-            wanted_names = [name.rpartition(".")[2] for name in wanted]
+    for part, tensors in parts_of_qkv.items():
+        thirds_of_qkv = layout.split or ()
+        if len(tensors) != len(thirds_of_qkv):
+            wanted_names = [name.rpartition(".")[2] for name in thirds_of_qkv]
             names_read = [name.rpartition(".")[2] for name in tensors]
             raise FormatError(
                 f"tensor {part}: wanted {', '.join(wanted_names)}, got only {', '.join(names_read)}"
             )
-        renamed[part] = torch.cat([tensors[name] for name in wanted])
+        renamed[part] = torch.cat([tensors[name] for name in thirds_of_qkv])
     return renamed
 
 

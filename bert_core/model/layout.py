@@ -54,7 +54,7 @@ class RowLayout(ABC):
         """The tokens in blocks (b, s, size) of rows that are computed together."""
 
     @abstractmethod
-    def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "..."]:
+    def from_blocks(self, blocks: Sequence[Tensor]) -> Float[Tensor, "..."]:
         """The reverse of `blocks`."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Padded(RowLayout):
     def blocks(self, tokens: Float[Tensor, "batch seq *size"]) -> Sequence[Tensor]:
         return [tokens]
 
-    def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "batch seq *size"]:
+    def from_blocks(self, blocks: Sequence[Tensor]) -> Float[Tensor, "batch seq *size"]:
         return blocks[0]
 
     def masks(self) -> Sequence[Tensor | None]:
@@ -158,7 +158,7 @@ class Packed(RowLayout):
         padded = tokens.new_zeros(rows * self.longest, *tokens.shape[1:])
         return [padded.index_copy(0, self._places, tokens).unflatten(0, (rows, self.longest))]
 
-    def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
+    def from_blocks(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
         if self._runs is not None:
             return torch.cat([block.flatten(0, 1) for block in blocks])
         return gather_tokens(blocks[0], self._places)
@@ -216,7 +216,7 @@ class Bins:
         """The tokens in one block; unused places repeat the first token."""
         return [_Moved.apply(tokens, self._token_at, self._places).unflatten(0, self._shape)]
 
-    def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
+    def from_blocks(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
         """The reverse of `blocks`."""
         return _Moved.apply(blocks[0].flatten(0, 1), self._places, self._token_at)
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Num
 
 from bert_core.checks import PositiveFloat, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, joined
+from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
@@ -448,11 +448,11 @@ def sequences_of(
     room = limit - 2
     for text, ids in zip(texts, all_ids, strict=True):
         if not parameters.truncate or len(ids) <= room:
-            yield joined(tokenizer, ids).ids, None
+            yield with_special_tokens(tokenizer, ids).ids, None
             continue
         kept = ids[-room:] if from_end else ids[:room]
         cut = Cut(text, room, from_end=from_end, prompt=len(prompt))
-        yield joined(tokenizer, kept).ids, cut
+        yield with_special_tokens(tokenizer, kept).ids, cut
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.data.tokenizer import MASK, OTHER_NAMES, Tokenizer
-from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, joined
+from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics
 from bert_core.model.config import EncoderConfig
@@ -132,7 +132,7 @@ class FillMask(Task):
             if "words" in row:
                 masks = int(np.count_nonzero(ids == tokenizer.mask_id))
                 wanted = _word_ids(row, number + 1, tokenizer, masks)
-            sequence = joined(tokenizer, ids, None, limit)
+            sequence = with_special_tokens(tokenizer, ids, None, limit)
             positions = np.flatnonzero(sequence.ids == tokenizer.mask_id)
             if wanted is not None:
                 wanted = wanted[: len(positions)]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from jaxtyping import Float
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Pieces, Window, joined, pieces_of
+from bert_core.data.windows import Pieces, Window, pieces_of, with_special_tokens
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task
 from bert_core.tasks.fill_mask import FillMask, FillMaskOptions
@@ -177,8 +177,8 @@ class MinimalPairs(Task):
 def _window(
     row: int, name: str, text: str, pieces: Pieces, tokenizer: Tokenizer, limit: int | None
 ) -> Window:
-    sequence = joined(tokenizer, pieces.ids, None, limit)
-    count = sequence.kept[0]
+    sequence = with_special_tokens(tokenizer, pieces.ids, None, limit)
+    count = sequence.lengths[0]
     masked = np.tile(sequence.ids, (max(1, count), 1))
     words = pieces.words[:count]
     # Row n is for piece n, which is masked with all later ones of its word.

@@ -15,7 +15,15 @@ from jaxtyping import Float, Int
 
 from bert_core.checks import NonNegativeInt, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Cut, Pieces, Window, first_ids_of, joined, pieces_of, slices
+from bert_core.data.windows import (
+    Cut,
+    Pieces,
+    Window,
+    first_ids_of,
+    pieces_of,
+    slices,
+    with_special_tokens,
+)
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.config import EncoderConfig
@@ -226,7 +234,7 @@ class QuestionAnswering(Task):
                 pieces and any(part.holds(*pieces) for part in parts)
             )
             for part in parts:
-                sequence = joined(tokenizer, kept, context.ids[part.first : part.end])
+                sequence = with_special_tokens(tokenizer, kept, context.ids[part.first : part.end])
                 offsets = characters[part.first : part.end]
                 labels = {}
                 if labelled:

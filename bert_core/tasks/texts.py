@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Window, first_ids_of, ids_of, joined
+from bert_core.data.windows import Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.base import CuttingParameters, Options, Task
 from bert_core.tasks.shapes import Row
@@ -152,7 +152,7 @@ def text_windows(
         if limit is not None and other is not None and min(len(ids), len(other)) > limit:
             # Which of two long texts is the longer one decides where the odd token goes.
             ids, other = ids_of(tokenizer, [rows[number]["text"], pair or ""])
-        sequence = joined(tokenizer, ids, other, limit)
+        sequence = with_special_tokens(tokenizer, ids, other, limit)
         text = rows[number]["text"]
         if pair is None or other is None:
             cuts = sequence.cuts(("", text, ids))

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from bert_core.checks import NonNegativeInt, check_fields
 from bert_core.data.ragged import starts_of
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Pieces, Slice, Window, joined, pieces_of, slices
+from bert_core.data.windows import Pieces, Slice, Window, pieces_of, slices, with_special_tokens
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.entities import (
     OUTSIDE,
@@ -292,7 +292,7 @@ class TokenClassification(Task):
             ids = self._label_ids(rows[number], number + 1) if labelled else None
             parts = slices(len(pieces.ids), room, stride)
             for part, scored in zip(parts, _by_owner(firsts, parts), strict=True):
-                sequence = joined(tokenizer, pieces.ids[part.first : part.end])
+                sequence = with_special_tokens(tokenizer, pieces.ids[part.first : part.end])
                 labels = {} if ids is None else {"token_labels": ids[words[scored]]}
                 positions, scored_words = firsts[scored], words[scored]
                 if all_pieces:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, joined
+from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import CorpusError, FormatError, InputError
 from bert_core.metrics.classification import by_label, single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
@@ -187,7 +187,7 @@ class ZeroShotClassification(Task):
             for name in row_labels:
                 hypothesis = hypotheses[name]
                 cut = _cut(tokenizer, premise, hypothesis, limit, f"inputs[{number}]: {name!r}")
-                sequence = joined(tokenizer, cut, hypothesis)
+                sequence = with_special_tokens(tokenizer, cut, hypothesis)
                 windows.append(
                     Window(
                         row=number,
