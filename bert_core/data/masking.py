@@ -35,7 +35,7 @@ class MaskingConfig:
     masked_lm_prob: Annotated[float, Range(above=0, below=1)] = 0.15
     """Share of a row's tokens to predict, of its length with special tokens."""
     max_predictions_per_seq: PositiveInt = 20
-    """Most positions predicted per row; about 0.15 × max_length."""
+    """Maximum number of positions predicted per row; about 0.15 × max_length."""
     mask_share: Share = MASK_SHARE
     """Share of the predicted positions that show [MASK]; 1 if a generator fills them (`rtd`)."""
     random_share: Share = RANDOM_SHARE

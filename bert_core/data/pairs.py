@@ -41,7 +41,7 @@ class PairsConfig:
     swapped (ALBERT); `full_sentences`: rows filled with sentences, across documents (RoBERTa);
     `doc_sentences`: the same within one document (SpanBERT)."""
     max_length: Annotated[int, Range(least=8, most=65_535)] = 128
-    """Most tokens per row, special ones included."""
+    """Maximum number of tokens per row, special ones included."""
     short_seq_prob: Share = 0.1
     """Share of pairs that aim at a random shorter length, so that training sees both."""
     dupe_factor: PositiveInt = 10
