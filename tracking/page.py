@@ -55,10 +55,9 @@ def experiment_tags() -> dict[str, str]:
 
 def missing_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """What an experiment with these tags lacks; a kind that somebody chose stays."""
-    wanted = experiment_tags()
     return {
         key: value
-        for key, value in wanted.items()
+        for key, value in experiment_tags().items()
         if (key not in tags if key == EXPERIMENT_KIND else tags.get(key) != value)
     }
 

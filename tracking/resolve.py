@@ -76,9 +76,9 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Cache | Non
     if folder is None:
         return FetchedFolder.of(fetch_remote(text, cache), partial(resolve, text, uri=uri))
     if not folder.is_dir():
-        what = "a file" if folder.exists() else "nothing there"
+        found = "a file" if folder.exists() else "nothing there"
         raise ConfigError(
-            f"{text}: wanted the folder of a bundle, got {what}{files.similar(text)}: give a "
+            f"{text}: wanted the folder of a bundle, got {found}{files.similar(text)}: give a "
             "folder, a URI such as s3://bucket/bundle, models:/<name>@champion, or <owner>/<name> "
             "on the Hugging Face hub"
         )
@@ -195,9 +195,9 @@ def _pinned(model: hub.HubModel, reference: str) -> hub.HubModel:
         if reference.startswith(hub.PREFIX):
             raise
         why = str(error).removeprefix(f"{model}: ")
-        near = files.similar(reference)
+        hint = files.similar(reference)
         raise type(error)(
-            f"{reference}: there is no folder {reference}{near}, and {why}"
+            f"{reference}: there is no folder {reference}{hint}, and {why}"
         ) from error
 
 
