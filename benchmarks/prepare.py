@@ -265,9 +265,9 @@ def _datasets_map(texts: list[str], tokenizer: Tokenizer, folder: Path) -> Calla
         return {"input_ids": [encoding.ids for encoding in encodings]}
 
     def group(batch: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-        joined = [i for ids in batch["input_ids"] for i in ids]
-        total = len(joined) // LENGTH * LENGTH
-        return {"input_ids": [joined[start : start + LENGTH] for start in range(0, total, LENGTH)]}
+        ids = [id_ for row in batch["input_ids"] for id_ in row]
+        total = len(ids) // LENGTH * LENGTH
+        return {"input_ids": [ids[start : start + LENGTH] for start in range(0, total, LENGTH)]}
 
     def rate() -> float:
         cache = folder / "datasets"

@@ -371,9 +371,9 @@ def _pretrained(config: Any) -> float:
 
     pretrain.run(config)
     records = read_records(config.local_folder).values()
-    first, *others = [record for record in records if "tokens" in record]
-    tokens = sum(record["tokens"] for record in others)
-    return tokens / (others[-1]["elapsed_s"] - first["elapsed_s"])
+    first, *later = [record for record in records if "tokens" in record]
+    tokens = sum(record["tokens"] for record in later)
+    return tokens / (later[-1]["elapsed_s"] - first["elapsed_s"])
 
 
 def pretraining_texts() -> list[str]:

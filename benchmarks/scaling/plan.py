@@ -23,7 +23,7 @@ from pipelines.corpus.readers.base import CorpusFile
 from pipelines.corpus.sources import Corpus
 from pipelines.prepare import PrepareConfig
 
-Made = TypeVar("Made")
+Plan = TypeVar("Plan")
 MEAN_LENGTH, LONGEST, MASKED = 122, 128, 15
 SHARDS, ROWS_PER_SHARD = 2_240, 60_000
 """Wikipedia and books in shards of 8 MiB of text, with a part of their rows: a window of all of
@@ -64,7 +64,7 @@ class DriverPlan:
     """To every worker, when it starts."""
 
 
-def measured(make: Callable[[], Made]) -> tuple[Made, Measured]:
+def measured(make: Callable[[], Plan]) -> tuple[Plan, Measured]:
     """What `make` makes, the CPU that it took, and the peak of its memory; the CPU is that of a
     first call without tracing."""
     began = time.process_time()
@@ -72,11 +72,11 @@ def measured(make: Callable[[], Made]) -> tuple[Made, Measured]:
     cpu_s = time.process_time() - began
     tracemalloc.start()
     try:
-        made = make()
+        plan = make()
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    return made, Measured(cpu_s=cpu_s, peak_bytes=peak_bytes)
+    return plan, Measured(cpu_s=cpu_s, peak_bytes=peak_bytes)
 
 
 def rank_plan(world_size: int, rows: int, *, steps: int = 5, seed: int = 0) -> RankPlan:
