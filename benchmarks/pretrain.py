@@ -402,7 +402,7 @@ def pair_rows(texts: list[str], tokenizer: Tokenizer, length: int) -> ShardRows:
         sentence_offsets=encoded.offsets.to_numpy().astype(np.int64),
         document_offsets=offsets_of([len(document) for document in split_up]),
         digests=[index.to_bytes(8) for index in range(len(texts))],
-        own=len(texts),
+        num_own=len(texts),
     )
     pairs = PairsConfig(max_length=length, dupe_factor=1)
     masking = MaskingConfig(max_predictions_per_seq=max(20, length * 15 // 100))

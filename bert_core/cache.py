@@ -135,15 +135,15 @@ class Cache:
                 if (entry := self._hold(name)) is not None:
                     return entry
                 self._check_fits(name, size_bytes)
-                other = _lock_to_wait_for(self._part(name))
-                lacking = None if other is not None else self._make_room(size_bytes, spare_bytes)
-                if other is None and lacking is None:
+                fetching = _lock_to_wait_for(self._part(name))
+                lacking = None if fetching is not None else self._make_room(size_bytes, spare_bytes)
+                if fetching is None and lacking is None:
                     return _Part(self._part(name), size_bytes)
-            if other is not None:
+            if fetching is not None:
                 try:
-                    fcntl.flock(other, fcntl.LOCK_SH)  # until it is there, or who fetches it died
+                    fcntl.flock(fetching, fcntl.LOCK_SH)  # until that is done, or its process dead
                 finally:
-                    os.close(other)
+                    os.close(fetching)
                 continue
             if lacking == "disk":
                 free_bytes = shutil.disk_usage(self.folder).free
@@ -177,9 +177,9 @@ class Cache:
                 "on a larger disk"
             )
 
-    def _disk_is_full(self, name: str, wanted: str, got: str) -> ResourceError:
+    def _disk_is_full(self, name: str, needed: str, free: str) -> ResourceError:
         return ResourceError(
-            f"{self.folder / name}: wanted {wanted} of free space for a download, got {got}, and "
+            f"{self.folder / name}: wanted {needed} of free space for a download, got {free}, and "
             f"there is nothing left in the cache that could be removed: free some space on that "
             f"disk, or set {FOLDER} to a folder with more"
         )

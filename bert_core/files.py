@@ -298,20 +298,20 @@ def writing(path: str) -> Iterator[BinaryIO]:
     Raises: ResourceError if a disk is full, or the destination rejects the file.
     """
     filesystem, inner = filesystem_of(path)
-    here = isinstance(filesystem, fs.LocalFileSystem)
-    whole = inner if here else os.path.join(tempfile.gettempdir(), "raybert")
+    is_local = isinstance(filesystem, fs.LocalFileSystem)
+    whole = inner if is_local else os.path.join(tempfile.gettempdir(), "raybert")
     part = f"{whole}.{uuid.uuid4().hex[:8]}.part"
     try:
         with writing_to_disk(path, part):
             os.makedirs(os.path.dirname(part), exist_ok=True)
-            raw = _Part(path, part, mode=0o666 if here else 0o600)
+            raw = _Part(path, part, mode=0o666 if is_local else 0o600)
         with io.BufferedWriter(raw, CHUNK_BYTES) as file:
             yield file
             file.flush()
-            if here:
+            if is_local:
                 with writing_to_disk(path, part, file.tell()):
                     os.fsync(file.fileno())
-        if here:
+        if is_local:
             with writing_to_disk(path, part):
                 os.replace(part, inner)
         else:
@@ -455,9 +455,9 @@ def _find(pattern: str) -> Iterator[str]:
     if spelled_out == pattern:
         paths = _files_in(pattern)
     elif is_uri(pattern):
-        wanted = re.compile(_regex_of(unquote(pattern)))
+        matching = re.compile(_regex_of(unquote(pattern)))
         every = _files_in(spelled_out.rpartition("/")[0])
-        paths = (path for path in every if wanted.fullmatch(unquote(path)))
+        paths = (path for path in every if matching.fullmatch(unquote(path)))
     else:
         every = local_glob.iglob(pattern, recursive=True)
         paths = (path for path in every if Path(path).is_file())

@@ -32,7 +32,7 @@ from bert_core.tasks.shapes import Row, as_row
 class Predictor:
     """A bundle that answers: with torch if it holds weights, with one of `ENGINES` if a graph.
 
-    With torch in fp32 on a CPU, an answer is the same to the bit whatever else is asked with it
+    With torch in fp32 on a CPU, an answer is the same to the bit whatever is computed with it
     (`determinism` says on which CPUs); with a graph, unless `Bundle.ranges_of_batch`, too. Safe to
     call from several threads at once.
     """
@@ -127,11 +127,11 @@ class Predictor:
 
         They share the backend, so that windows of all of them may pass through it together.
         """
-        others = {}
+        predictors = {}
         for task in also(self.task):
-            others[task.name] = copy.copy(self)
-            others[task.name].task = task
-        return others
+            predictors[task.name] = copy.copy(self)
+            predictors[task.name].task = task
+        return predictors
 
     def predict(self, inputs: Any, parameters: Parameters | None = None) -> list[Any]:
         """Answer each input, in order.
@@ -215,13 +215,13 @@ def _task_of(
     bundle: Bundle, name: str | None, options: Mapping[str, Any], folder: str | Path
 ) -> Task:
     able = _tasks_of(bundle)
-    own = FillMask.name if bundle.task is None else bundle.task.name
-    task = able.get(name or own)
+    usual = FillMask.name if bundle.task is None else bundle.task.name
+    task = able.get(name or usual)
     if task is None:
         raise FormatError(_unable(bundle, name, able, folder))
     if not options:
         return task
-    shares_head = own in task.shares_head_with and bundle.task is not None
+    shares_head = usual in task.shares_head_with and bundle.task is not None
     if task.trainable and not task.headless and not shares_head:
         raise ConfigError(
             f"options: wanted none, since a model for {task.name} keeps those that it was "
@@ -233,27 +233,27 @@ def _task_of(
 def _tasks_of(bundle: Bundle) -> dict[str, Task]:
     """Every task that a bundle answers, by name: its own, those that share its head, those whose
     head pretraining has trained, and those that need no head."""
-    own = [] if bundle.task is None else [bundle.task, *also(bundle.task)]
+    same_head = [] if bundle.task is None else [bundle.task, *also(bundle.task)]
     parts = {name.split(".")[1] for name in bundle.state if name.startswith("objectives.")}
     kinds = list(TASKS.values())
     pretrained = [kind for kind in kinds if kind.pretrained and kind.objective in parts]
     headless = [kind for kind in kinds if kind.headless]
     of_kinds = (kind().adapted(bundle.state) for kind in (*pretrained, *headless))
-    return {task.name: task for task in (*of_kinds, *own)}
+    return {task.name: task for task in (*of_kinds, *same_head)}
 
 
 def _unable(bundle: Bundle, name: str | None, able: Collection[str], folder: str | Path) -> str:
     """The message for a bundle that does not answer a task."""
     kind = TASKS.get(name or FillMask.name)
-    got = "only pretrained (or for a task that is unknown here)"
+    state = "only pretrained (or for a task that is unknown here)"
     if bundle.task is not None:
-        got = f"for {bundle.task.name}"
+        state = f"for {bundle.task.name}"
     ways = ["fine-tune it first with `raybert finetune`"]
     if kind is not None and not kind.trainable:
         ways = [f"give a model for {', '.join(kind.shares_head_with)} that can do it"]
-    own = None if bundle.task is None else bundle.task.name
-    ways += [f"ask for {each}" for each in able if each != own]
+    usual = None if bundle.task is None else bundle.task.name
+    ways += [f"ask for {task}" for task in able if task != usual]
     if kind is FillMask:  # which the submodel was trained for
         ways += [f"give {path}" for path in bundle.submodels.values()]
     wanted = name or "a task"
-    return f"{folder}: wanted a bundle for {wanted}, this one is {got}: {', or '.join(ways)}"
+    return f"{folder}: wanted a bundle for {wanted}, this one is {state}: {', or '.join(ways)}"

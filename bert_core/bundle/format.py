@@ -155,10 +155,10 @@ def save_bundle(
         files.write_json(str(partial / CONFIG), entries)
         if graph is None:
             _write_weights(partial, model)
-            for name, _, other in submodels_of(model):
+            for name, _, submodel in submodels_of(model):
                 about: dict[str, Any] = {"task": None, "metrics": {}, "lineage": lineage}
                 about["trained_rows"] = trained_rows
-                save_bundle(partial / name, other, tokenizer, **about)
+                save_bundle(partial / name, submodel, tokenizer, **about)
         else:
             name, write = graph
             (partial / name).parent.mkdir()
@@ -291,10 +291,10 @@ def _is_ours(name: str, model: ObjectiveModel) -> bool:
 def submodels_of(model: ObjectiveModel) -> list[tuple[str, str, ObjectiveModel]]:
     """The models that objectives own: folder, prefix of the tensor names, model."""
     return [
-        (folder, f"objectives.{name}.{folder}.", other)
+        (folder, f"objectives.{name}.{folder}.", submodel)
         for name, objective in model.objectives.items()
         if isinstance(objective, Objective)
-        for folder, other in objective.submodels().items()
+        for folder, submodel in objective.submodels().items()
     ]
 
 
@@ -302,7 +302,7 @@ def _labels(model: ObjectiveModel, task: Task | None) -> list[str]:
     """The labels that a model predicts; without a task, transformers' default names."""
     if task is not None:
         return task.labels
-    heads = [getattr(one, "head", None) for one in model.objectives.values()]
+    heads = [getattr(objective, "head", None) for objective in model.objectives.values()]
     counts = [head.linear.out_features for head in heads if isinstance(head, LinearHead)]
     return [f"LABEL_{index}" for index in range(max(counts, default=0))]
 
@@ -343,9 +343,9 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 
 def _verified(folder: Path, record: dict[str, Any] | None) -> dict[str, str]:
     """The sha256 of each file of the bundle, checked against its record if there is one."""
-    wanted = None if record is None else record["files"]
-    weights = [] if wanted else weight_files(folder)
-    names = wanted or [name for name in FOREIGN_FILES if (folder / name).is_file()]
+    recorded = None if record is None else record["files"]
+    weights = [] if recorded else weight_files(folder)
+    names = recorded or [name for name in FOREIGN_FILES if (folder / name).is_file()]
     for name in (CONFIG, *weights, *names):
         if not (folder / name).is_file():
             raise FormatError(
@@ -354,10 +354,10 @@ def _verified(folder: Path, record: dict[str, Any] | None) -> dict[str, str]:
             )
     sha256s = sha256s_of(folder, dict.fromkeys([*names, *weights]))
     for name, sha256 in sha256s.items():
-        if wanted is not None and sha256 != wanted[name]:
+        if recorded is not None and sha256 != recorded[name]:
             raise FormatError(
-                f"{folder / name}: wanted sha256 {wanted[name][:12]}, got {sha256[:12]}: the file "
-                "has changed since the bundle was written; copy or write the bundle again, or "
+                f"{folder / name}: wanted sha256 {recorded[name][:12]}, got {sha256[:12]}: the "
+                "file has changed since the bundle was written; copy or write the bundle again, or "
                 f"remove {RECORD} to accept the folder as it is"
             )
     return sha256s

@@ -64,22 +64,22 @@ def characters_of(tokenizer: Tokenizer, cuts: Sequence[Cut]) -> list[int]:
     them: it may begin within a word.
     """
     characters = [len(cut.text) if cut.from_end else 0 for cut in cuts]  # right if nothing was read
-    left = [at for at, cut in enumerate(cuts) if cut.ids]
+    remaining = [at for at, cut in enumerate(cuts) if cut.ids]
     per_id = CHARACTERS_PER_ID
-    while left:
+    while remaining:
         parts = [
             end_of(cut.text, per_id * (cut.ids + 1), from_end=cut.from_end)
-            for cut in (cuts[at] for at in left)
+            for cut in (cuts[at] for at in remaining)
         ]
-        again = []
+        too_short = []
         encodings = tokenizer.inner.encode_batch(parts, add_special_tokens=False)
-        for at, part, encoding in zip(left, parts, encodings, strict=True):
+        for at, part, encoding in zip(remaining, parts, encodings, strict=True):
             cut = cuts[at]
             if len(encoding) > cut.ids or len(part) == len(cut.text):
                 characters[at] = _character(tokenizer, cut, part, encoding)
             else:
-                again.append(at)
-        left, per_id = again, 4 * per_id
+                too_short.append(at)
+        remaining, per_id = too_short, 4 * per_id
     return [max(0, character - cut.prompt) for character, cut in zip(characters, cuts, strict=True)]
 
 
@@ -115,8 +115,8 @@ def _checked(
     """
 
     def before(end: int) -> list[int]:
-        [found] = ids_of(tokenizer, [text[:end]])
-        return list(map(int, found))
+        [ids_before] = ids_of(tokenizer, [text[:end]])
+        return list(map(int, ids_before))
 
     reach = 1 if ends_within else NEARBY
     near = range(max(0, character - reach), min(len(text), character + reach) + 1)
@@ -125,7 +125,7 @@ def _checked(
             return end
     if tokenizer.kind == "unigram":
         for end in range(character, max(-1, character - NEARBY), -1):
-            found = before(end)
-            if found == ids[: len(found)]:
+            start_ids = before(end)
+            if start_ids == ids[: len(start_ids)]:
                 return end
     return character

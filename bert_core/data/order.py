@@ -53,11 +53,11 @@ class GlobalOrder:
             window = int(np.searchsorted(window_starts, offset, side="right")) - 1
             window_shards, window_rows = self._window_order(epoch, window)
             first = offset - int(window_starts[window])
-            taken = min(end - position, len(window_rows) - first)
-            shards.append(window_shards[first : first + taken])
-            rows.append(window_rows[first : first + taken])
-            epochs.append(np.full(taken, epoch))
-            position += taken
+            size = min(end - position, len(window_rows) - first)
+            shards.append(window_shards[first : first + size])
+            rows.append(window_rows[first : first + size])
+            epochs.append(np.full(size, epoch))
+            position += size
         if not shards:
             empty = np.zeros(0, dtype=np.int64)
             return Samples(empty, empty, empty)

@@ -53,7 +53,7 @@ class OpenVino(GraphBackend):
         }
         return [port.any_name for port in compiled.inputs], outputs
 
-    def run(self, given: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
+    def run(self, feed: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
         with self._lock:  # a request has the memory of one pass
-            self._request.infer(dict(given), share_inputs=True)
+            self._request.infer(dict(feed), share_inputs=True)
             return [self._request.get_tensor(name).data.copy() for name in names]

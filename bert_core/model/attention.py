@@ -361,7 +361,7 @@ class RotaryPositions(nn.Module):
         positions = places = rows.positions()
         on_cpu = positions.device.type == "cpu"
         by_table = isinstance(rows, Packed) and on_cpu and in_inference()
-        if by_table:  # a cosine's last bit depends on where it stands in a vector register
+        if by_table:  # a cosine's last bit depends on its place in a vector register
             places = torch.arange(rounded_up(rows.longest, TABLE_MULTIPLE))
         steps = torch.arange(0, self.size, 2, device=positions.device) / self.size
         angles = [places[..., None] * theta**-steps for theta in self.thetas]

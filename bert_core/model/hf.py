@@ -127,7 +127,7 @@ def encoder_config_to_huggingface(config: EncoderConfig) -> dict[str, Any]:
         if flat.get(path) is not None and not key.startswith("_")
     }
     filled = {key: entries[other] for key, other in layout.filled.items()}
-    return {"model_type": config.family, **layout.wanted, **filled, **entries}
+    return {"model_type": config.family, **layout.required, **filled, **entries}
 
 
 def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig:
@@ -143,11 +143,11 @@ def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig
             f"model_type = {family!r}: wanted one of the families {', '.join(LAYOUTS)}"
         )
     layout = LAYOUTS[family]
-    for name, wanted in (_WANTED | dict(layout.wanted)).items():
-        value = entries.get(name, layout.absent.get(name, wanted))
-        if _plain(value) != _plain(wanted):
+    for name, required in (_REQUIRED | dict(layout.required)).items():
+        value = entries.get(name, layout.absent.get(name, required))
+        if _plain(value) != _plain(required):
             raise FormatError(
-                f"{name} = {value!r}: wanted {wanted!r}, as in the published {layout.title}"
+                f"{name} = {value!r}: wanted {required!r}, as in the published {layout.title}"
             )
     try:
         ours = layout.read(dict(entries))
@@ -171,7 +171,11 @@ _BARE = (
     "pooler.",
 )
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_WANTED = {"is_decoder": False, "position_embedding_type": "absolute", "tie_word_embeddings": True}
+_REQUIRED = {
+    "is_decoder": False,
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+}
 # Hugging Face has three names for the tanh approximation and two for the exact GELU.
 _ACTIVATIONS = {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
@@ -247,9 +251,9 @@ def _ignored(name: str, config: EncoderConfig) -> bool:
 
 
 def _check_shape(name: str, tensor: Tensor, outputs: int, config: EncoderConfig) -> None:
-    wanted = (outputs, config.hidden_size)[: 1 if name.endswith("bias") else 2]
-    if tensor.shape != wanted:
-        raise FormatError(f"tensor {name}: wanted shape {wanted}, got {tuple(tensor.shape)}")
+    shape = (outputs, config.hidden_size)[: 1 if name.endswith("bias") else 2]
+    if tensor.shape != shape:
+        raise FormatError(f"tensor {name}: wanted shape {shape}, got {tuple(tensor.shape)}")
 
 
 def _check_tied(name: str, twin: str, theirs: Mapping[str, Tensor]) -> None:
@@ -293,9 +297,9 @@ def _changed(config: Any, changes: Mapping[str, Any]) -> Any:
     parts: dict[str, dict[str, Any]] = {}
     direct: dict[str, Any] = {}
     for path, value in changes.items():
-        name, _, rest = path.partition(".")
-        if rest:
-            parts.setdefault(name, {})[rest] = value
+        name, _, inner_path = path.partition(".")
+        if inner_path:
+            parts.setdefault(name, {})[inner_path] = value
         else:
             direct[name] = value
     nested = {

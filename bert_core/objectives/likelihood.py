@@ -1,4 +1,4 @@
-"""How likely a model finds the words behind masks: the masked-word head, asked for known words."""
+"""How likely a model finds the words behind masks: the masked-word head, for known words."""
 
 from jaxtyping import Float, Int
 from torch import Tensor

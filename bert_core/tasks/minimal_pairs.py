@@ -35,7 +35,7 @@ class MinimalPair:
 
 @dataclass(frozen=True, kw_only=True)
 class Phenomenon:
-    """What tells the sentences apart; accuracy is reported for each."""
+    """How the sentences of a pair differ; accuracy is reported for each."""
 
     field: str | None = None
     """Such as `syntax`."""
@@ -157,13 +157,16 @@ class MinimalPairs(Task):
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]] | None:
         """`accuracy` and `support` of every field, term and set that the rows name."""
-        right = columns["margin"] > 0
-        found: dict[str, dict[str, float]] = {}
+        is_right = columns["margin"] > 0
+        figures: dict[str, dict[str, float]] = {}
         for column in PHENOMENA:
             for name in np.unique(columns[column][columns[column] != ""]).tolist():
-                its = columns[column] == name
-                found[name] = {"accuracy": float(right[its].mean()), "support": int(its.sum())}
-        return found or None
+                rows = columns[column] == name
+                figures[name] = {
+                    "accuracy": float(is_right[rows].mean()),
+                    "support": int(rows.sum()),
+                }
+        return figures or None
 
     def faults(self, columns: Columns) -> Float[np.ndarray, "rows"]:
         """By how much the bad sentence has the higher score; a tie is wrong too."""

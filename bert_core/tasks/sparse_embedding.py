@@ -43,7 +43,7 @@ _FIRST = ("Transformer", "MLMTransformer")
 
 @dataclass(frozen=True, kw_only=True)
 class OtherPassages:
-    """What a text's `text_pair`, which belongs to it, is told from."""
+    """What a text's `text_pair`, which belongs to it, is to be distinguished from."""
 
     negatives: list[str] | None = None
     """Texts that do not belong to the first text."""
@@ -220,7 +220,7 @@ class SparseEmbedding(Task):
         vectors = [vector for answer in answers for vector in answer[1:]]
         first = [answer[0] for answer in answers]
         both = _matrix([*first, *(vectors[place] for place in pairs.places)])
-        ranks = sparse_ranks_of(both[: len(first)], both[len(first) :], pairs.right)
+        ranks = sparse_ranks_of(both[: len(first)], both[len(first) :], pairs.targets)
         return retrieval_columns(ranks, pairs.queries)
 
     def constant(self, rows: Sequence[Row]) -> Columns:

@@ -153,7 +153,7 @@ class ZeroShotClassification(Task):
         return None if _entailment(other.labels) is None else cls(other.labels)
 
     def is_comparable(self, other: Task) -> bool:
-        """Whether both choose from the same labels, whatever they say of the text."""
+        """Whether both choose from the same labels, by any template."""
         if not isinstance(other, ZeroShotClassification):
             return False
         return self._known().keys() == other._known().keys()
@@ -272,8 +272,8 @@ class ZeroShotClassification(Task):
         return np.array([known[row["label"]] for row in rows], dtype=np.int64)
 
     def constant(self, rows: Sequence[Row]) -> Columns:
-        wanted = self._label_ids(rows)
-        return {"predicted": np.full_like(wanted, np.bincount(wanted).argmax()), "label": wanted}
+        labels = self._label_ids(rows)
+        return {"predicted": np.full_like(labels, np.bincount(labels).argmax()), "label": labels}
 
     def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
         return dict(answer[0])
@@ -293,14 +293,14 @@ class ZeroShotClassification(Task):
         return np.array([answer[0]["score"] for answer in answers])
 
 
-def _cut(tokenizer: Tokenizer, premise: Ids, hypothesis: Ids, limit: int | None, what: str) -> Ids:
+def _cut(tokenizer: Tokenizer, premise: Ids, hypothesis: Ids, limit: int | None, where: str) -> Ids:
     """As much of the text as there is room for. Raises: InputError if there is no room at all."""
     if limit is None:
         return premise
     room = limit - len(hypothesis) - 2 - tokenizer.separators
     if room < min(1, len(premise)):
         raise InputError(
-            f"{what}: wanted a label and a template of fewer than "
+            f"{where}: wanted a label and a template of fewer than "
             f"{limit - 2 - tokenizer.separators} tokens, which leave room for the text, got "
             f"{len(hypothesis)}: shorten them"
         )

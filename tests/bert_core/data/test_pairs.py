@@ -90,7 +90,7 @@ def documents_of(
         sentence_offsets=np.cumsum([0, *map(len, sentences)]),
         document_offsets=np.cumsum([0, *map(len, texts)]),
         digests=digests or [f"{index:04}".encode() for index in range(len(texts))],
-        own=len(texts) if own < 0 else own,
+        num_own=len(texts) if own < 0 else own,
     )
 
 

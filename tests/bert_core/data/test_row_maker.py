@@ -29,7 +29,7 @@ def documents_of(count: int = 16, seed: int = 0) -> Documents:
         sentence_offsets=np.concatenate([[0], np.cumsum(lengths)]),
         document_offsets=np.concatenate([[0], np.cumsum(sentences)]),
         digests=[hashlib.sha256(bytes([n])).digest() for n in range(count)],
-        own=count,
+        num_own=count,
     )
 
 
