@@ -24,8 +24,8 @@ FOLDERS = {
     REACTION_ATOMS: "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k",
     MPNET: "all-mpnet-base-v2",
 }
-"""Name → folder in transformers' layout. MPNet's comes in parts and is joined when first asked
-for."""
+"""Name → folder in transformers' layout. MPNet's comes in parts, which are joined at its
+first use."""
 
 
 def root() -> Path:

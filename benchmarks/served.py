@@ -1,4 +1,4 @@
-"""What the benchmark of servers serves and asks: bundles, texts of real lengths, right answers."""
+"""What the benchmark of servers serves and sends: bundles, texts of real lengths, right answers."""
 
 import csv
 import json

@@ -211,7 +211,7 @@ class Cache:
             lock = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
-        # Never waits: nobody locks it exclusively but under the lock of the folder.
+        # Never waits: it is locked exclusively only under the lock of the folder.
         fcntl.flock(lock, fcntl.LOCK_SH)
         with suppress(OSError):  # another user's, or on a disk that is only read
             os.utime(path, ns=(time.time_ns(), time.time_ns()))  # the kernel's own are coarser

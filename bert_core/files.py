@@ -293,8 +293,8 @@ def writing(path: str) -> Iterator[BinaryIO]:
 
     On this machine the bytes go to a temporary file next to it, are flushed to disk and renamed.
     For a remote path they go to a local temporary file (TMPDIR), which is uploaded at the end,
-    since an object store completes whatever is closed. A block that raises leaves everything as it
-    was before.
+    since an object store completes every upload that is closed. A block that raises leaves
+    everything as it was before.
     Raises: ResourceError if a disk is full, or the destination rejects the file.
     """
     filesystem, inner = filesystem_of(path)
@@ -406,8 +406,10 @@ def remove(path: str) -> None:
 
 
 def abort_uploads(folder: str) -> None:
-    """Abort what processes that were killed have not finished uploading to a folder, as far as
-    possible: for whoever alone writes there."""
+    """Abort the uploads to a folder that killed processes have left unfinished, as far as possible.
+
+    Only for the single writer of the folder.
+    """
     if storage.opens(folder):
         bucket, key = storage.open_bucket(folder)
         bucket.abort_uploads(key)

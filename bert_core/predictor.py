@@ -32,7 +32,7 @@ from bert_core.tasks.shapes import Row, as_row
 class Predictor:
     """A bundle that answers: with torch if it holds weights, with one of `ENGINES` if a graph.
 
-    With torch in fp32 on a CPU, an answer is the same to the bit whatever is computed with it
+    With torch in fp32 on a CPU, an answer is the same to the bit whatever else is in its batch
     (`determinism` says on which CPUs); with a graph, unless `Bundle.ranges_of_batch`, too. Safe to
     call from several threads at once.
     """

@@ -1,7 +1,7 @@
 """The curves in a run's record, for all code that draws them.
 
 The seeds of a fine-tuning are trained one after the other, and so are their steps in the record;
-here they lie over each other.
+here they are laid over each other.
 """
 
 import json

@@ -7,7 +7,7 @@ from tracking import metric_names as names
 
 Counts = Mapping[str, Any]
 NO_SHARES = ("loss", "mrr", "spearman", "pearson", "matthews", "ndcg", "rmse")
-"""Parts of the names of metrics that are no share of anything, whatever their value."""
+"""Parts of the names of metrics that are not shares, even with values from 0 to 1."""
 _WORDS = {"mrr": "mean reciprocal rank", "f1": "F1", "mlm": "MLM", "nsp": "NSP"}
 
 

@@ -1,7 +1,7 @@
 """Where reading ended in texts that were cut, as characters of the texts as they were sent.
 
 Ids are counted where texts are cut (`bert_core.data.windows`); their characters are found here, for
-the few texts of which somebody wants to know.
+the few texts whose cuts are reported.
 """
 
 from collections.abc import Sequence

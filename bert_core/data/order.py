@@ -1,4 +1,4 @@
-"""The global order of training: which sample comes when, whatever the number of workers.
+"""The global order of training: which sample comes when, for any number of workers.
 
 A function of (seed, epoch) alone: the shards are permuted, and rows are permuted within windows of
 `window` shards, so that a node needs only the shards of its current window. Samples are counted

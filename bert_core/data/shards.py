@@ -273,12 +273,12 @@ class ShardSet:
         local = files.local_path(path)
         if local:
             return open_shard(local, info)
-        copy = _kept(path, info, cache)
+        copy = _local_copy(path, info, cache)
         try:
             rows = open_shard(copy.path, info)
         except FormatError:  # the copy was damaged after it was fetched and verified
             cache.drop(copy)
-            copy = _kept(path, info, cache)
+            copy = _local_copy(path, info, cache)
             rows = open_shard(copy.path, info)
         weakref.finalize(rows, copy.close)
         return rows
@@ -302,7 +302,7 @@ def _masker(counts: dict[str, Any]) -> Masker:
     )
 
 
-def _kept(path: str, info: ShardInfo, cache: Cache) -> CacheEntry:
+def _local_copy(path: str, info: ShardInfo, cache: Cache) -> CacheEntry:
     """A local copy of the shard at `path`.
 
     Raises: FormatError naming `path` if the file is not the shard of the manifest; ResourceError.

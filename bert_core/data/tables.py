@@ -111,15 +111,15 @@ class TextTable:
         self.columns = tuple(row.cells)
         check_header(self.columns, self._source)
 
-    def _wrong_divider(self, found: str) -> str:
+    def _wrong_divider(self, mark: str) -> str:
         ours = {"csv": "commas", "tsv": "tabs"}
-        way_out = f"convert the file (pandas: read_csv(…, sep={found!r}), to_csv(…, index=False))"
+        way_out = f"convert the file (pandas: read_csv(…, sep={mark!r}), to_csv(…, index=False))"
         for suffix, divider in DIVIDERS.items():
-            if divider == found:
+            if divider == mark:
                 way_out = f"name the file .{suffix}"
         return (
             f"wanted names of columns separated by {ours[self._suffix]}, got none of these but "
-            f"{found!r}: {way_out}"
+            f"{mark!r}: {way_out}"
         )
 
     def _next(self) -> TextRow | None:

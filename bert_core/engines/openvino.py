@@ -44,7 +44,7 @@ class OpenVino(GraphBackend):
         }
         try:
             compiled = core.compile_model(core.read_model(path), "CPU", settings)
-        except Exception as error:  # NOTE: from C++: RuntimeError for whatever is wrong
+        except Exception as error:  # NOTE: from C++: a RuntimeError for every fault
             raise cannot_run(path, f"openvino {openvino.__version__}", error) from error
         self._request, self._lock = compiled.create_infer_request(), threading.Lock()
         widths = {port.any_name: port.partial_shape[-1] for port in compiled.outputs}

@@ -1,4 +1,4 @@
-"""How the rows of a batch lie in memory: padded to one width, or packed end to end without padding.
+"""How the rows of a batch are laid out: padded to one width, or packed end to end without padding.
 
 B is the number of rows, S the length of the longest. A tensor with one entry per token starts with
 the layout's dimensions, `*tokens`: (B, S) for padded rows, (T,) for packed rows, where T is the

@@ -43,7 +43,7 @@ class FillMaskOptions(Options):
 
     enhanced: bool = False
     """Whether DeBERTa's enhanced mask decoder fills masks, if the encoder has one. Always read from
-    the weights, whatever is set."""
+    the weights, not from this option."""
 
 
 @dataclass(frozen=True, kw_only=True)
