@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import ROUNDS, compared, in_turn, made, print_line
+from benchmarks.harness import ROUNDS, compared, in_turn, print_line, provenance
 from benchmarks.processes import Timed, timed
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_vocabulary
@@ -108,7 +108,7 @@ def main() -> None:
             ("prepare_books", books, False),
             ("prepare_books_skipped", books, True),
         ):
-            pairs, others = in_turn(
+            pairs, cpu_of_others = in_turn(
                 lambda: ours.prepare(source, vocabulary, keep=keep),  # noqa: B023
                 lambda: before.prepare(source, vocabulary, keep=keep),  # noqa: B023
                 rounds,
@@ -121,7 +121,7 @@ def main() -> None:
                 line = compared(
                     f"{name}_{kind}",
                     [(3600 / mine, 3600 / theirs) for mine, theirs in seconds],
-                    others,
+                    cpu_of_others,
                     unit="runs/h",
                     what=" vs ".join(
                         f"{median(side):.2f} s" for side in zip(*seconds, strict=True)
@@ -132,7 +132,7 @@ def main() -> None:
                     commits=[ours.commit, before.commit],
                 )
                 print_line(line)
-                results.append({**asdict(line), "made": made()})
+                results.append({**asdict(line), "made": provenance()})
             if arguments.json:
                 arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 

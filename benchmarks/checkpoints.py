@@ -24,8 +24,8 @@ FOLDERS = {
     REACTION_ATOMS: "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k",
     MPNET: "all-mpnet-base-v2",
 }
-"""Name → folder in transformers' layout. MPNet's comes in parts and is joined when first asked
-for."""
+"""Name → folder in transformers' layout. MPNet's comes in parts, which are joined at its
+first use."""
 
 
 def root() -> Path:
@@ -54,10 +54,10 @@ def _unpack(parts: list[Path], folder: Path) -> None:
     """Unpack an archive that was cut into parts, which holds one folder; whole or not at all."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         archive = Path(scratch, "joined.zip")
-        with archive.open("wb") as joined:
+        with archive.open("wb") as whole:
             for part in parts:
                 with part.open("rb") as file:
-                    shutil.copyfileobj(file, joined)
-        with zipfile.ZipFile(archive) as whole:
-            whole.extractall(scratch)
+                    shutil.copyfileobj(file, whole)
+        with zipfile.ZipFile(archive) as zipped:
+            zipped.extractall(scratch)
         Path(scratch, folder.name).rename(folder)

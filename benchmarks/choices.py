@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import made
+from benchmarks.harness import provenance
 from bert_core.manifest import BUNDLE, Manifest
 from pipelines import evaluate, finetune, prepare, pretrain, vocab
 from pipelines.configure import CONFIGS, parse
@@ -104,11 +104,11 @@ class Trials:
         self._shared_rows = self.rows(MUON.prepare)
         self._pairs = self._some_pairs(Path(os.environ["RAYBERT_BLIMP"]))
 
-    def run(self, word: str, output: Path, *given: str, config: str | None = BOOKS) -> Manifest:
+    def run(self, word: str, output: Path, *options: str, config: str | None = BOOKS) -> Manifest:
         """Run a stage, unless it has been run."""
         known = [] if config is None else ["--config", str(CONFIGS / word / f"{config}.toml")]
         tracking = ("--tracking_uri", f"sqlite:///{self.folder}/mlflow.db")
-        return STAGES[word].run(parse(word, [*known, "--output", str(output), *tracking, *given]))
+        return STAGES[word].run(parse(word, [*known, "--output", str(output), *tracking, *options]))
 
     def rows(self, settings: Sequence[str]) -> Path:
         """Shards with these settings."""
@@ -183,7 +183,7 @@ class Trials:
         loaded = load_bundle(bundle)
         model = build_model(loaded, [MaskedLanguageModeling(loaded.encoder_config)])
         loop = LoopConfig(max_steps=1)
-        given = batches(
+        held_out = batches(
             ShardSet.read(str(self._shared_rows)),
             HELD_OUT,
             place=Place(0, 1, torch.device("cpu")),
@@ -194,8 +194,8 @@ class Trials:
             micro_batch_tokens=8_192,
             window_shards=8,
         )
-        found = mean_losses(model, given.once(HELD_OUT_ROWS), loop)
-        return {name: found[name] for name in ("mlm_loss", "mlm_accuracy")}
+        losses = mean_losses(model, held_out.once(HELD_OUT_ROWS), loop)
+        return {name: losses[name] for name in ("mlm_loss", "mlm_accuracy")}
 
     def _some_pairs(self, blimp: Path) -> Path:
         """A file of the first pairs of every set of BLiMP."""
@@ -221,7 +221,7 @@ def benchmark(folder: Path, minutes: float, only: Sequence[str]) -> Iterator[dic
             "minutes": minutes,
             "all_minutes": (time.monotonic() - began) / 60,
             **trials.measure(name, bundle),
-            "made": made(),
+            "made": provenance(),
         }
 
 

@@ -52,7 +52,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
     with tempfile.TemporaryDirectory() as scratch:
         backends = _backends(predictor, Path(scratch), threads, _calibrating(predictor, data))
         costs = _costs(predictor, backends, pairs)
-        for what, rows in texts.items():
+        for description, rows in texts.items():
             windows = task.encode(rows, tokenizer, predictor.max_length)
             lengths = [len(ids) for window in windows for ids in window.ids]
             for name, backend in backends.items():
@@ -65,7 +65,7 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
                     *rates,
                     unit="tokens/s",
                     rounds=rounds,
-                    what=f"{what}, {costs[name]['spearman']}",
+                    what=f"{description}, {costs[name]['spearman']}",
                     texts=len(lengths),
                     mean_length=round(float(np.mean(lengths)), 1),
                     longest=max(lengths),
@@ -120,8 +120,8 @@ def _costs(
     """How much STS-B's Spearman drops with their vectors, as `raybert export` measures it."""
     task, tokenizer = predictor.task, predictor.bundle.tokenizer
     windows = task.encode(rows, tokenizer, predictor.max_length)
-    wanted = predictor.forward(windows)
-    old = task.compare(rows, task.decode(rows, windows, wanted))
+    torch_scores = predictor.forward(windows)
+    old = task.compare(rows, task.decode(rows, windows, torch_scores))
     costs = {}
     for name, backend in backends.items():
         scores = backend.scores(windows, tokenizer.pad_id)
@@ -130,7 +130,7 @@ def _costs(
             "spearman": str(not_worse("spearman", task.metrics, new, old)),
             "spearman_torch_fp32": task.metrics(old)["spearman"],
             "spearman_ours": task.metrics(new)["spearman"],
-            "largest_difference": largest_difference(wanted, scores),
+            "largest_difference": largest_difference(torch_scores, scores),
         }
     return costs
 

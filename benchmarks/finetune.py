@@ -87,12 +87,12 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
         ("finetune_sst2_vs_trainer_memory_kept", "bf16", True),
         ("finetune_sst2_fp32_vs_trainer", "fp32", False),
     ]
-    for name, precision, kept in lines[:1] if quick else lines:
-        pair = _Training(task, windows, tokenizer, steps, precision, kept)
+    for name, precision, keeps_memory in lines[:1] if quick else lines:
+        pair = _Training(task, windows, tokenizer, steps, precision, keeps_memory)
         yield compare(
             name,
             partial(_alone, pair.ours, HUGE_PAGES),  # as in our workers
-            partial(_alone, pair.trainer, HUGE_PAGES if kept else {}),
+            partial(_alone, pair.trainer, HUGE_PAGES if keeps_memory else {}),
             unit="tokens/s",
             rounds=rounds,
             warm_up=not quick,

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import made
+from benchmarks.harness import provenance
 
 BUDGET_S = 540.0
 
@@ -56,7 +56,7 @@ def run(parts: Mapping[str, Part], file: Path | None, budget_s: float) -> list[d
         print(json.dumps(result, default=str)[:2000], flush=True)
         results.append(result)
         if file is not None:
-            file.write_text(json.dumps({"made": made(), "parts": results}, indent=2) + "\n")
+            file.write_text(json.dumps({"made": provenance(), "parts": results}, indent=2) + "\n")
     return results
 
 

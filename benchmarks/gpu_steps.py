@@ -72,13 +72,13 @@ def parity(device: torch.device) -> Result:
         lengths = np.random.default_rng(0).integers(4, min(400, config.max_length), 6)
         rows = [np.random.default_rng(n).integers(6, 1000, n) for n in lengths]
         padded, packed = pad(rows, config.embeddings.pad_token_id), pack(rows)
-        wanted = _encode(encoder, padded)
-        there = encoder.to(device)
+        on_cpu = _encode(encoder, padded)
+        moved = encoder.to(device)
         errors[name] = {
-            "fp32_padded": _difference(_encode(there, padded), wanted),
-            "fp32_packed": _difference(_encode(there, packed), wanted),
-            "bf16_padded": _difference(_encode(there, padded, bf16=True), wanted),
-            "bf16_packed": _difference(_encode(there, packed, bf16=True), wanted),
+            "fp32_padded": _difference(_encode(moved, padded), on_cpu),
+            "fp32_packed": _difference(_encode(moved, packed), on_cpu),
+            "bf16_padded": _difference(_encode(moved, padded, bf16=True), on_cpu),
+            "bf16_packed": _difference(_encode(moved, packed, bf16=True), on_cpu),
         }
     too_far = {
         f"{name}, {kind}": error
@@ -229,7 +229,7 @@ def mfu(device: torch.device) -> Result:
     on_gpu, texts = device.type == "cuda", _texts(device)
     vocabulary = train_vocabulary(texts, vocab_size=VOCAB_SIZE, lowercase=True)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
-    found: Result = {"unit": "share of peak" if on_gpu else "tokens/s"}
+    rates: Result = {"unit": "share of peak" if on_gpu else "tokens/s"}
     shapes = {"base_512": ("bert-base", 512, 256), "large_128": ("bert-large", 128, 512)}
     for name, (variant, length, size) in shapes.items():
         if not on_gpu:
@@ -241,9 +241,9 @@ def mfu(device: torch.device) -> Result:
             for side, rate in sides.items():
                 began = time.perf_counter()
                 key = f"{name}, {side}{', compiled' if compiled else ''}"
-                found[key] = [rate() for _ in range(2)]
-                print(key, found[key], f"{time.perf_counter() - began:.1f} s", flush=True)
-    return found
+                rates[key] = [rate() for _ in range(2)]
+                print(key, rates[key], f"{time.perf_counter() - began:.1f} s", flush=True)
+    return rates
 
 
 @contextmanager

@@ -78,8 +78,8 @@ def compare(
     def make() -> Comparison:
         if warm_up:
             ours(), peer()
-        pairs, others = in_turn(ours, peer, rounds, again=rounds if quiet else 0)
-        return compared(name, pairs, others, unit=unit, **settings)
+        pairs, cpu_of_others = in_turn(ours, peer, rounds, again=rounds if quiet else 0)
+        return compared(name, pairs, cpu_of_others, unit=unit, **settings)
 
     return Planned(name, make)
 
@@ -97,13 +97,13 @@ def in_turn(
     for index in range(rounds + again):
         if index >= rounds and sum(share <= QUIET for share, _ in measured) >= rounds:
             break
-        others = Others()
+        other_processes = Others()
         if index % 2:
             theirs = peer()
             pair = (ours(), theirs)
         else:
             pair = (ours(), peer())
-        measured.append((others.share(), pair))
+        measured.append((other_processes.share(), pair))
     if again:
         measured = sorted(measured, key=lambda entry: entry[0])[:rounds]
     return [pair for _, pair in measured], [share for share, _ in measured]
@@ -112,7 +112,7 @@ def in_turn(
 def compared(
     name: str,
     pairs: Sequence[tuple[float, float]],
-    others: Sequence[float],
+    cpu_of_others: Sequence[float],
     *,
     unit: str,
     **settings: Any,
@@ -128,7 +128,7 @@ def compared(
             **settings,
             "rounds": len(pairs),
             "ratios": [mine / theirs for mine, theirs in pairs],
-            "cpu_share_of_others": [round(share, 3) for share in others],
+            "cpu_share_of_others": [round(share, 3) for share in cpu_of_others],
         },
     )
 
@@ -152,7 +152,7 @@ def main(benchmark: Callable[[int, bool], Iterable[Planned | Comparison]], modul
             continue
         comparison = planned.make() if isinstance(planned, Planned) else planned
         print_line(comparison)
-        results.append({**asdict(comparison), "made": made()})
+        results.append({**asdict(comparison), "made": provenance()})
         if arguments.json:  # after every line, since some take half an hour
             arguments.json.write_text(json.dumps(results, indent=2, default=str) + "\n")
 
@@ -167,7 +167,7 @@ def print_line(line: Comparison) -> None:
     print(f"{text}  {line.settings.get('what', '')}{noise}", flush=True)
 
 
-def made() -> dict[str, Any]:
+def provenance() -> dict[str, Any]:
     """When, how and on what machine it was measured."""
     return {
         "date": dt.date.today().isoformat(),

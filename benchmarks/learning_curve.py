@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import made
+from benchmarks.harness import provenance
 from benchmarks.tasks import LINES, Line, stage_config
 from pipelines import finetune
 from pipelines.finetune import FinetuneConfig
@@ -82,7 +82,7 @@ def _point(
         "held_out_rows": counts["held_out_rows"],
         "epochs": config.epochs,
         "minutes": (time.monotonic() - began) / 60,
-        "made": made(),
+        "made": provenance(),
     }
 
 

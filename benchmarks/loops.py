@@ -1,4 +1,5 @@
-"""Load on a server, and what comes of it: closed loops, open loops, and the rate it bears."""
+"""Load on a server, and what comes of it: closed loops, open loops, and the highest rate within a
+limit."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +10,7 @@ import numpy as np
 from pipelines.commands.load import OK, Measured, Target, closed_loop, open_loop
 
 LIMIT_MS = 100.0
-"""What the 99th percentile has to stay below for a rate to count as borne."""
+"""What the 99th percentile has to stay below for a rate to count as within the limit."""
 
 
 class UnansweredError(RuntimeError):

@@ -90,9 +90,9 @@ def mlflow(workers: int) -> Peer:
         }
         return Launch(command=command, environment=environment)
 
-    each = CORES if workers == 1 else 1
+    threads_per_worker = CORES if workers == 1 else 1
     return Peer(
-        settings=f"mlflow models serve, {workers} workers of {each} threads",
+        settings=f"mlflow models serve, {workers} workers of {threads_per_worker} threads",
         launch=launch,
         path="/invocations",
         ready="/ping",
@@ -122,9 +122,9 @@ def infinity(engine: str, precision: str, batch_size: int = 32) -> Peer:
         folder = interpreter(name).parent
         # NOTE: with a graph, it finds the model's files only in the folder that it starts in.
         working = _exported(folder, model, scratch) if engine == "optimum" else scratch
-        given = "." if engine == "optimum" else str(model)
+        model_id = "." if engine == "optimum" else str(model)
         command = [
-            str(folder / "infinity_emb"), "v2", "--model-id", given,
+            str(folder / "infinity_emb"), "v2", "--model-id", model_id,
             "--served-model-name", "vectors", "--engine", engine, "--device", "cpu",
             "--dtype", precision, "--no-compile", "--bettertransformer",
             "--pooling-method", "mean", "--batch-size", str(batch_size),
@@ -172,10 +172,10 @@ def litserve(batch_size: int, workers: int) -> Peer:
             environment=ALL_THREADS if workers == 1 else ONE_THREAD,
         )
 
-    each = CORES if workers == 1 else 1
+    threads_per_worker = CORES if workers == 1 else 1
     return Peer(
         settings=f"LitServe with sentence-transformers, batches of up to {batch_size} within 5 ms, "
-        f"fast_queue, {workers} workers of {each} threads",
+        f"fast_queue, {workers} workers of {threads_per_worker} threads",
         launch=launch,
         path="/v1/embeddings",
         ready="/health",
@@ -206,10 +206,10 @@ def bentoml(batch_size: int, workers: int) -> Peer:
             working=PEERS,
         )
 
-    each = CORES if workers == 1 else 1
+    threads_per_worker = CORES if workers == 1 else 1
     return Peer(
         settings=f"BentoML with sentence-transformers, adaptive batches of up to {batch_size}, "
-        f"{workers} workers of {each} threads",
+        f"{workers} workers of {threads_per_worker} threads",
         launch=launch,
         path="/encode",
         ready="/readyz",

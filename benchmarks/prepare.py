@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 from benchmarks.harness import Comparison, Planned, compare, main
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import PairsConfig
-from bert_core.data.tokenizer import Kind, Tokenizer
+from bert_core.data.tokenizer import Tokenizer, TokenizerKind
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.manifest import read_manifest
 
 # Of BERT, RoBERTa and ALBERT.
-VOCAB_SIZES: dict[Kind, int] = {"wordpiece": 30_522, "bpe": 50_265, "unigram": 30_000}
+VOCAB_SIZES: dict[TokenizerKind, int] = {"wordpiece": 30_522, "bpe": 50_265, "unigram": 30_000}
 VOCAB_BYTES = 6 << 20
 QUICK_BYTES, QUICK_WORDS_BYTES = 64 << 20, 8 << 20
 PEER_TEXTS = 10_000  # per call, where it is fastest: with all at once Unigram takes longer
@@ -141,7 +141,7 @@ def _head(texts: list[str], most_bytes: int) -> list[str]:
 
 
 def _words_once(
-    kind: Kind, name: str, texts: list[str], tokenizer: Tokenizer, rounds: int
+    kind: TokenizerKind, name: str, texts: list[str], tokenizer: Tokenizer, rounds: int
 ) -> Planned:
     column = pa.array(texts)
 
@@ -265,9 +265,9 @@ def _datasets_map(texts: list[str], tokenizer: Tokenizer, folder: Path) -> Calla
         return {"input_ids": [encoding.ids for encoding in encodings]}
 
     def group(batch: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-        joined = [i for ids in batch["input_ids"] for i in ids]
-        total = len(joined) // LENGTH * LENGTH
-        return {"input_ids": [joined[start : start + LENGTH] for start in range(0, total, LENGTH)]}
+        ids = [id_ for row in batch["input_ids"] for id_ in row]
+        total = len(ids) // LENGTH * LENGTH
+        return {"input_ids": [ids[start : start + LENGTH] for start in range(0, total, LENGTH)]}
 
     def rate() -> float:
         cache = folder / "datasets"

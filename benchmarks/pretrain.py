@@ -35,6 +35,7 @@ from bert_core.data.documents import split_sentences
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.order import GlobalOrder
 from bert_core.data.pairs import Documents, PairsConfig
+from bert_core.data.ragged import offsets_of
 from bert_core.data.row_maker import RowMaker
 from bert_core.data.shards import ShardRows
 from bert_core.data.tokenizer import Tokenizer
@@ -370,9 +371,9 @@ def _pretrained(config: Any) -> float:
 
     pretrain.run(config)
     records = read_records(config.local_folder).values()
-    first, *others = [record for record in records if "tokens" in record]
-    tokens = sum(record["tokens"] for record in others)
-    return tokens / (others[-1]["elapsed_s"] - first["elapsed_s"])
+    first, *later = [record for record in records if "tokens" in record]
+    tokens = sum(record["tokens"] for record in later)
+    return tokens / (later[-1]["elapsed_s"] - first["elapsed_s"])
 
 
 def pretraining_texts() -> list[str]:
@@ -399,9 +400,9 @@ def pair_rows(texts: list[str], tokenizer: Tokenizer, length: int) -> ShardRows:
     documents = Documents(
         input_ids=encoded.values.to_numpy(),
         sentence_offsets=encoded.offsets.to_numpy().astype(np.int64),
-        document_offsets=np.concatenate([[0], np.cumsum([len(document) for document in split_up])]),
+        document_offsets=offsets_of([len(document) for document in split_up]),
         digests=[index.to_bytes(8) for index in range(len(texts))],
-        own=len(texts),
+        num_own=len(texts),
     )
     pairs = PairsConfig(max_length=length, dupe_factor=1)
     masking = MaskingConfig(max_predictions_per_seq=max(20, length * 15 // 100))

@@ -83,11 +83,11 @@ def processes() -> dict[int, Process]:
     return by_pid
 
 
-def descendants(found: Mapping[int, Process]) -> set[int]:
+def descendants(by_pid: Mapping[int, Process]) -> set[int]:
     """This process and its descendants."""
     ours = {os.getpid()}
     while more := {
-        pid for pid, process in found.items() if process.parent in ours and pid not in ours
+        pid for pid, process in by_pid.items() if process.parent in ours and pid not in ours
     }:
         ours |= more
     return ours

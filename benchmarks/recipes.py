@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import made
+from benchmarks.harness import provenance
 from bert_core.manifest import Manifest
 from pipelines import prepare, pretrain, vocab
 from pipelines.configure import CONFIGS, parse
@@ -62,11 +62,11 @@ ARTICLES, BOOKS = "wikitext2/train.txt", "classic_books/Charles Dickens"
 
 def stage(word: str, recipe: str | None, output: Path, *more: str) -> Manifest:
     """Run a stage of a recipe, made small by the stage's config for WikiText-2."""
-    given: list[str] = []
+    options: list[str] = []
     for name in (recipe, SMALL):
-        given += [] if name is None else ["--config", str(CONFIGS / word / f"{name}.toml")]
+        options += [] if name is None else ["--config", str(CONFIGS / word / f"{name}.toml")]
     tracking = f"sqlite:///{output.parent}/mlflow.db"
-    config = parse(word, [*given, "--output", str(output), "--tracking_uri", tracking, *more])
+    config = parse(word, [*options, "--output", str(output), "--tracking_uri", tracking, *more])
     return STAGES[word].run(config)
 
 
@@ -74,15 +74,15 @@ def learn(recipe: Recipe, folder: Path, text: Path) -> Manifest:
     """Run the whole recipe, into `folder`/<name>."""
     output = folder / recipe.name
     corpus = ["--corpus.source", str(text)]
-    words, given = output / "vocab", list(recipe.more)
+    words, options = output / "vocab", list(recipe.more)
     if recipe.parent is None:
         stage("vocab", recipe.vocab, words, *corpus)
     else:
         words = folder / recipe.parent / "pretrain" / "bundle"
-        given += ["--model", str(words)]
+        options += ["--model", str(words)]
     stage("prepare", recipe.prepare, output / "prepare", *corpus, "--tokenizer", str(words))
     inputs = ["--shards", str(output / "prepare"), "--tokenizer", str(words)]
-    return stage("pretrain", recipe.pretrain, output / "pretrain", *inputs, *given)
+    return stage("pretrain", recipe.pretrain, output / "pretrain", *inputs, *options)
 
 
 def benchmark(folder: Path, only: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -105,7 +105,7 @@ def benchmark(folder: Path, only: Sequence[str]) -> Iterator[dict[str, Any]]:
                 for step, numbers in records.items()
                 if "held_out/mlm_loss" in numbers
             },
-            "made": made(),
+            "made": provenance(),
         }
 
 

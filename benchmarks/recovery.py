@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from benchmarks.harness import made
+from benchmarks.harness import provenance
 from benchmarks.processes import Others
 
 HERE = Path(__file__).parents[1]
@@ -45,14 +45,14 @@ def main() -> None:
             print(
                 f"{line['what']:<70}{line['seconds']:>7.1f} s of {line['within_s']:g}", flush=True
             )
-            results.append({"name": name, **line, "made": made()})
+            results.append({"name": name, **line, "made": provenance()})
         if arguments.json:
             arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def drill(test: str) -> list[dict[str, Any]]:
     """What a drill has measured, with the share of the CPUs that other processes took meanwhile."""
-    others = Others()
+    other_processes = Others()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-n0", "-q", test, f"--junit-xml={report}"]
@@ -60,7 +60,7 @@ def drill(test: str) -> list[dict[str, Any]]:
         subprocess.run(command, cwd=HERE, stdout=sys.stderr, check=True)
         found = ET.parse(report).iterfind(f".//property[@name='{RECOVERED}']")
         lines = [json.loads(each.attrib["value"]) for each in found]
-    share = round(others.share(), 3)
+    share = round(other_processes.share(), 3)
     return [{**line, "drill": test, "cpu_share_of_others": share} for line in lines]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.harness import made
+from benchmarks.harness import provenance
 from benchmarks.scaling.checks import Check, checks, mosaicbert, recipe_of_2018
 from benchmarks.scaling.dials import batches, intervals
 from benchmarks.scaling.inputs import inputs
@@ -43,15 +43,15 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.perf_counter()
     estimates = [
-        each
+        possible
         for name in RECIPES
         for gpus in GPU_COUNTS
-        if (each := estimate(name, gpus)) is not None
+        if (possible := estimate(name, gpus)) is not None
     ]
-    found = checks()
+    compared = checks()
     print_estimates(estimates)
     print_dials()
-    print_checks(found)
+    print_checks(compared)
     print_services()
     modelled_s = time.perf_counter() - began
     rank, driver = rank_plan(GPUS, ROWS), driver_plan(FILES, FILE_BYTES)
@@ -59,35 +59,35 @@ def main() -> None:
     print(f"\nmodelled in {modelled_s:.1f} s, planned in {time.perf_counter() - began:.1f} s")
     if arguments.json:
         arguments.json.write_text(
-            json.dumps(_document(estimates, found, rank, driver), indent=2) + "\n"
+            json.dumps(_document(estimates, compared, rank, driver), indent=2) + "\n"
         )
     if arguments.plot:
         plot(estimates, arguments.plot)
 
 
 def _document(
-    estimates: list[Estimate], found: list[Check], rank: RankPlan, driver: DriverPlan
+    estimates: list[Estimate], compared: list[Check], rank: RankPlan, driver: DriverPlan
 ) -> dict[str, Any]:
     return {
-        "made": made(),
-        "inputs": {name: asdict(one) for name, one in inputs().items()},
-        "training": [_finite(asdict(each)) for each in estimates],
-        "batches": [asdict(each) for each in batches()],
-        "intervals": [asdict(each) for each in intervals()],
-        "checks": [{**asdict(check), "error": round(check.error, 4)} for check in found],
+        "made": provenance(),
+        "inputs": {name: asdict(value) for name, value in inputs().items()},
+        "training": [_finite(asdict(row)) for row in estimates],
+        "batches": [asdict(batch) for batch in batches()],
+        "intervals": [asdict(interval) for interval in intervals()],
+        "checks": [{**asdict(check), "error": round(check.error, 4)} for check in compared],
         "recipe_of_2018": recipe_of_2018(),
         "mosaicbert": mosaicbert(),
         "prepare": [
-            {"cores": cores, "object_store": store, **asdict(each), "limit": each.limit}
+            {"cores": cores, "object_store": store, **asdict(parts), "limit": parts.limit}
             for cores in PREPARING_CORES
             for store in (False, True)
-            for each in (prepare(CORPUS_WORDS, cores, object_store=store),)
+            for parts in (prepare(CORPUS_WORDS, cores, object_store=store),)
         ],
         "serve": [
-            {"answers_per_s": rate, "paragraphs": paragraphs, **asdict(each)}
+            {"answers_per_s": rate, "paragraphs": paragraphs, **asdict(needed)}
             for rate in ANSWERS_PER_S
             for paragraphs in (False, True)
-            for each in (serve(rate, paragraphs=paragraphs),)
+            for needed in (serve(rate, paragraphs=paragraphs),)
         ],
         "plans": [asdict(rank), asdict(driver)],
     }
@@ -109,12 +109,12 @@ def print_estimates(estimates: list[Estimate]) -> None:
             f"{'GPUs':>6}{'hours':>24}{'$':>24}{'$ on spot':>24}{'ideal':>7}{'goodput':>9}"
             f"{'on spot':>9}  limit"
         )
-        for each in estimates:
-            if each.recipe == name:
+        for row in estimates:
+            if row.recipe == name:
                 print(
-                    f"{each.gpus:>6,}{spread(each.hours):>24}{spread(each.cost):>24}"
-                    f"{spread(each.spot_cost):>24}{each.efficiency:>7.0%}{each.goodput:>9.1%}"
-                    f"{each.spot_goodput:>9.0%}  {each.limit}"
+                    f"{row.gpus:>6,}{spread(row.hours):>24}{spread(row.cost):>24}"
+                    f"{spread(row.spot_cost):>24}{row.efficiency:>7.0%}{row.goodput:>9.1%}"
+                    f"{row.spot_goodput:>9.0%}  {row.limit}"
                 )
 
 
@@ -133,22 +133,22 @@ def _short(value: float) -> str:
 def print_dials() -> None:
     """How many GPUs a batch keeps busy, and what the interval of checkpoints does to goodput."""
     print("\nmost GPUs at 80 % of the ideal speed, at 50 %, and at 80 % on 100 Gbit/s per host")
-    for each in batches():
+    for batch in batches():
         print(
-            f"{each.variant:<12}{each.rows:>7,} rows{each.gpus_at_80:>7,}{each.gpus_at_50:>7,}"
-            f"{each.gpus_at_80_slow_network:>7,}"
+            f"{batch.variant:<12}{batch.rows:>7,} rows{batch.gpus_at_80:>7,}{batch.gpus_at_50:>7,}"
+            f"{batch.gpus_at_80_slow_network:>7,}"
         )
     print("\ngoodput of bert-large by seconds between checkpoints")
-    for one in intervals():
-        fixed = ", ".join(f"{seconds:,} s {share:.1%}" for seconds, share in one.fixed.items())
-        kind = "on spot" if one.spot else "on demand"
-        print(f"{one.gpus:>6,} {kind:<10} best {one.best_s:>5,.0f} s {one.best:.1%}; {fixed}")
+    for row in intervals():
+        fixed = ", ".join(f"{seconds:,} s {share:.1%}" for seconds, share in row.fixed.items())
+        kind = "on spot" if row.spot else "on demand"
+        print(f"{row.gpus:>6,} {kind:<10} best {row.best_s:>5,.0f} s {row.best:.1%}; {fixed}")
 
 
-def print_checks(found: list[Check]) -> None:
+def print_checks(compared: list[Check]) -> None:
     """What was measured, what the model says, and how far it is off."""
     print(f"\n{'checked at':<62}{'measured':>11}{'model':>11}{'off':>7}")
-    for check in found:
+    for check in compared:
         note = "  (fitted)" if check.fitted else ""
         print(
             f"{check.name:<62}{_short(check.measured):>11}{_short(check.modelled):>11}"
@@ -197,15 +197,15 @@ def plot(estimates: list[Estimate], path: Path) -> None:
     figure = Figure(figsize=(12.0, 4.2), layout="constrained")
     hours, cost, efficiency = figure.subplots(1, 3)
     for colour, name in zip(COLOURS, RECIPES, strict=False):
-        mine = [each for each in estimates if each.recipe == name]
-        gpus = [each.gpus for each in mine]
+        rows = [row for row in estimates if row.recipe == name]
+        gpus = [row.gpus for row in rows]
         for axes, spreads, style in (
-            (hours, [each.hours for each in mine], "-"),
-            (cost, [each.cost for each in mine], "-"),
-            (cost, [each.spot_cost for each in mine], "--"),
+            (hours, [row.hours for row in rows], "-"),
+            (cost, [row.cost for row in rows], "-"),
+            (cost, [row.spot_cost for row in rows], "--"),
         ):
             _draw(axes, gpus, spreads, colour, style, name)
-        efficiency.plot(gpus, [each.efficiency for each in mine], color=colour, label=name)
+        efficiency.plot(gpus, [row.efficiency for row in rows], color=colour, label=name)
     hours.set_ylabel("hours")
     cost.set_ylabel("$ (dashed: spot)")
     efficiency.set_ylabel("share of the ideal speed, without failures")
@@ -228,14 +228,17 @@ def _draw(
     axes: Axes, gpus: list[int], spreads: list[Spread], colour: str, style: str, name: str
 ) -> None:
     """The median as a line in its interval; what never ends is left out."""
-    drawn = [(count, each) for count, each in zip(gpus, spreads, strict=True)]
-    drawn = [(count, each) for count, each in drawn if math.isfinite(each.high)]
+    drawn = [
+        (count, value)
+        for count, value in zip(gpus, spreads, strict=True)
+        if math.isfinite(value.high)
+    ]
     counts = [count for count, _ in drawn]
-    axes.plot(counts, [each.median for _, each in drawn], style, color=colour, label=name)
+    axes.plot(counts, [value.median for _, value in drawn], style, color=colour, label=name)
     axes.fill_between(
         counts,
-        [each.low for _, each in drawn],
-        [each.high for _, each in drawn],
+        [value.low for _, value in drawn],
+        [value.high for _, value in drawn],
         color=colour,
         alpha=0.15 if style == "-" else 0.06,
         linewidth=0,

@@ -178,7 +178,7 @@ def f1(split: Splitter, documents: list[Annotated]) -> float:
     Raises: ValueError if `split` loses or adds a character other than white space, which would
         shift the ends.
     """
-    right = found = wanted = 0
+    correct = predicted = annotated = 0
     for document in documents:
         ends = set(accumulate(_dense_length(sentence) for sentence in split(document.text)))
         length = _dense_length(document.text)
@@ -189,10 +189,10 @@ def f1(split: Splitter, documents: list[Annotated]) -> float:
             )
         ends -= {0, length}
         gold = document.ends - {length}
-        right += len(ends & gold)
-        found += len(ends)
-        wanted += len(gold)
-    return 2 * right / (found + wanted)
+        correct += len(ends & gold)
+        predicted += len(ends)
+        annotated += len(gold)
+    return 2 * correct / (predicted + annotated)
 
 
 def read_treebank(path: Path) -> list[Annotated]:

@@ -56,7 +56,7 @@ from benchmarks.served import (
     texts,
 )
 from benchmarks.servers import ServerError, running
-from bert_core.bundle.layout import Run
+from bert_core.bundle.layout import Execution
 from bert_core.predictor import Predictor
 from pipelines.commands.load import Target
 from tracking.ports import free_ports
@@ -77,16 +77,17 @@ OURS = {"threads": CORES, "num_replicas": 1, "backend": "auto"}
 """Settings of each model of ours."""
 FP32, INT8 = "fp32", "int8"
 
-Kind = Callable[[Path], Sequence[Any]]
+Reader = Callable[[Path], Sequence[Any]]
+Workload = tuple[str, str, Reader]
+"""Model, words for the texts, and what reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A peer, and what it is asked."""
+    """A peer, and the workloads that it is compared on."""
 
     name: str
-    asked: tuple[tuple[str, str, Kind], ...]
-    """Model, words for the texts, and what reads them."""
+    workloads: tuple[Workload, ...]
     peers: tuple[Peer, ...]
     """Settings of which the fastest counts; the first in a quick run."""
     precision: str = FP32
@@ -105,16 +106,18 @@ LITSERVES = (litserve(64, 1), litserve(64, CORES))
 BENTOMLS = (bentoml(64, 1), bentoml(64, CORES))
 FASTER_INFINITIES = (infinity("torch", "bfloat16"), infinity("torch", "int8"), *INFINITIES)
 LINES = (
-    Line(name="serve_vs_infinity_int8", asked=OF_VECTORS, peers=FASTER_INFINITIES, precision=INT8),
-    Line(name="serve_vs_litserve_int8", asked=OF_VECTORS, peers=LITSERVES, precision=INT8),
-    Line(name="serve_vs_bentoml_int8", asked=OF_VECTORS, peers=BENTOMLS, precision=INT8),
-    Line(name="serve_vs_infinity_fp32", asked=OF_VECTORS, peers=INFINITIES),
-    Line(name="serve_vs_litserve_fp32", asked=OF_VECTORS, peers=LITSERVES),
-    Line(name="serve_vs_bentoml_fp32", asked=OF_VECTORS, peers=BENTOMLS),
-    Line(name="serve_vs_pipeline_int8", asked=OF_CLASSES, peers=PIPELINES, precision=INT8),
-    Line(name="serve_vs_mlflow_int8", asked=OF_CLASSES, peers=MLFLOWS, precision=INT8),
-    Line(name="serve_vs_pipeline_fp32", asked=OF_CLASSES, peers=PIPELINES),
-    Line(name="serve_vs_mlflow_fp32", asked=(*OF_CLASSES, *OF_ANSWERS), peers=MLFLOWS),
+    Line(
+        name="serve_vs_infinity_int8", workloads=OF_VECTORS, peers=FASTER_INFINITIES, precision=INT8
+    ),
+    Line(name="serve_vs_litserve_int8", workloads=OF_VECTORS, peers=LITSERVES, precision=INT8),
+    Line(name="serve_vs_bentoml_int8", workloads=OF_VECTORS, peers=BENTOMLS, precision=INT8),
+    Line(name="serve_vs_infinity_fp32", workloads=OF_VECTORS, peers=INFINITIES),
+    Line(name="serve_vs_litserve_fp32", workloads=OF_VECTORS, peers=LITSERVES),
+    Line(name="serve_vs_bentoml_fp32", workloads=OF_VECTORS, peers=BENTOMLS),
+    Line(name="serve_vs_pipeline_int8", workloads=OF_CLASSES, peers=PIPELINES, precision=INT8),
+    Line(name="serve_vs_mlflow_int8", workloads=OF_CLASSES, peers=MLFLOWS, precision=INT8),
+    Line(name="serve_vs_pipeline_fp32", workloads=OF_CLASSES, peers=PIPELINES),
+    Line(name="serve_vs_mlflow_fp32", workloads=(*OF_CLASSES, *OF_ANSWERS), peers=MLFLOWS),
 )
 SERVED = {VECTORS: (FP32, INT8), CLASSIFIER: (FP32, INT8), QUESTIONS: (FP32,), BASE: (FP32,)}
 """Precisions of each model of ours."""
@@ -127,20 +130,20 @@ def benchmark(rounds: int, quick: bool) -> Iterator[Planned]:
         bench = Bench(Path(scratch), rounds, ending, quick=quick)
         planned = [
             (
-                _served(asked[0], line.precision),
+                _served(workload[0], line.precision),
                 line.name,
-                partial(bench.against_peer, line, *asked),
+                partial(bench.against_peer, line, *workload),
             )
             for line in LINES
             if not (quick and line.precision == FP32)
-            for asked in (line.asked[:1] if quick else line.asked)
+            for workload in (line.workloads[:1] if quick else line.workloads)
         ]
         base = (FP32, (BASE, PARAGRAPHS, paragraphs))
-        bare = [(precision, asked) for precision in (INT8, FP32) for asked in reversed(OF_VECTORS)]
-        for precision, asked in bare if quick else [*bare, base]:
+        bare = [(precision, of) for precision in (INT8, FP32) for of in reversed(OF_VECTORS)]
+        for precision, workload in bare if quick else [*bare, base]:
             name = f"serve_vs_bare_model_{precision}"
-            make = partial(bench.against_bare, name, precision, *asked)
-            planned.append((_served(asked[0], precision), name, make))
+            make = partial(bench.against_bare, name, precision, *workload)
+            planned.append((_served(workload[0], precision), name, make))
         for precision in (INT8, FP32):
             name = f"latency_over_model_{precision}"
             make = partial(bench.latency, name, precision, *OF_VECTORS[0])
@@ -156,7 +159,7 @@ def _served(model: str, precision: str) -> str:
 
 
 class Bench:
-    """Our server, started when it is first asked, the models behind it, and the comparisons."""
+    """Our server, started when it is first needed, the models behind it, and the comparisons."""
 
     def __init__(self, scratch: Path, rounds: int, ending: ExitStack, *, quick: bool) -> None:
         self._scratch, self._rounds, self._ending, self._quick = scratch, rounds, ending, quick
@@ -186,7 +189,7 @@ class Bench:
     def _ours(self, name: str) -> str:
         """The address of our server with one model, which replaces that with another.
 
-        A cluster takes some CPU per model even while nothing is asked.
+        A cluster takes some CPU per model even while no requests come.
         """
         if self._serves != name:
             self._serving.close()
@@ -209,11 +212,11 @@ class Bench:
             time.sleep(SETTLE_S)
         return self._url
 
-    def _run(self, model: str, precision: str) -> Run:
+    def _run(self, model: str, precision: str) -> Execution:
         """What our server has chosen."""
         name = _served(model, precision)
         card = httpx.get(f"{self._ours(name)}/v1/models/{name}", timeout=30).json()
-        return Run(card["backend"], card["precision"])
+        return Execution(card["backend"], card["precision"])
 
     def _predictor(self, model: str, precision: str) -> Predictor:
         """What our server runs, in this process."""
@@ -229,8 +232,8 @@ class Bench:
             )
         return self._predictors[name]
 
-    def _texts(self, model: str, what: str, kind: Kind) -> Texts:
-        return texts(what, kind(self._data), self._weights(model))
+    def _texts(self, model: str, read: Reader) -> Texts:
+        return texts(read(self._data), self._weights(model))
 
     def _weights(self, model: str) -> Predictor:
         """The model itself, in fp32 by torch."""
@@ -238,45 +241,45 @@ class Bench:
             self._predictors[model] = Predictor(self._models[model], device="cpu", threads=CORES)
         return self._predictors[model]
 
-    def _target(self, model: str, precision: str, given: Texts) -> Target:
+    def _target(self, model: str, precision: str, sample: Texts) -> Target:
         """Our server's, on the surface that the model's clients use."""
         is_vectors = model in (VECTORS, BASE)
         name, path = _served(model, precision), "/v1/embeddings" if is_vectors else ""
         key = "input" if is_vectors else "inputs"
-        bodies = [json.dumps({key: each}).encode() for each in given.inputs]
+        bodies = [json.dumps({key: each}).encode() for each in sample.inputs]
         return Target(url=f"{self._ours(name)}/v1/models/{name}{path}", bodies=bodies)
 
-    def against_peer(self, line: Line, model: str, what: str, kind: Kind) -> Comparison:
+    def against_peer(self, line: Line, model: str, what: str, read: Reader) -> Comparison:
         """Ours and a peer in turn, in the closed loop that counts, and the other loops."""
-        given = self._texts(model, what, kind)
-        ours = self._target(model, line.precision, given)
-        checks = {"ours": self._check(model, line.precision, given, ours)}
-        peer, tried = self._choose(line, model, given)
+        sample = self._texts(model, read)
+        ours = self._target(model, line.precision, sample)
+        checks = {"ours": self._check(model, line.precision, sample, ours)}
+        peer, tried = self._choose(line, model, sample)
         with self._started(peer, model, line.precision) as url:
-            theirs = _target_of(peer, url, given)
+            theirs = _target_of(peer, url, sample)
             checks["peer"] = self._difference(
-                self._weights(model), given, theirs, peer.read, only_best=peer.only_best
+                self._weights(model), sample, theirs, peer.read, only_best=peer.only_best
             )
             both = {"ours": ours, "peer": theirs}
             for target in both.values():
                 closed(target, CONNECTIONS, WARM_S)
             idle_cpus = self._idle_cpus()
-            pairs, others = in_turn(
+            pairs, cpu_of_others = in_turn(
                 partial(closed, ours, CONNECTIONS, self._loop_s),
                 partial(closed, theirs, CONNECTIONS, self._loop_s),
                 self._rounds,
             )
             rates = [(mine.answered_per_s, its.answered_per_s) for mine, its in pairs]
-            loops = self._loops(both, rates, whole=what == line.asked[0][1] and not self._quick)
+            loops = self._loops(both, rates, whole=what == line.workloads[0][1] and not self._quick)
         mine, its = pairs[-1]
         loops[f"closed_{CONNECTIONS}"] = {"ours": shown(mine), "peer": shown(its)}
         return compared(
             line.name,
             rates,
-            others,
+            cpu_of_others,
             unit="answers/s",
-            what=f"{what}, {given.settings['mean_tokens']} tokens on average",
-            **given.settings,
+            what=f"{what}, {sample.settings['mean_tokens']} tokens on average",
+            **sample.settings,
             cores=CORES,
             ours_settings=self._settings(model, line.precision),
             peer_settings=peer.settings,
@@ -292,29 +295,29 @@ class Bench:
     ) -> dict[str, Any]:
         """The loops beside the one that counts: at one rate for both and, if `whole`, the rest."""
         slower = min(statistics.median(side) for side in zip(*rates, strict=True))
-        found: dict[str, Any] = {}
-        rate = round(slower / 2, 1)  # which both should bear
-        found[f"open_{rate:g}_per_s"] = {
+        results: dict[str, Any] = {}
+        rate = round(slower / 2, 1)  # which both should sustain
+        results[f"open_{rate:g}_per_s"] = {
             side: shown(opened(target, rate, self._loop_s)) for side, target in both.items()
         }
         if not whole:
-            return found
+            return results
         for connections in (1, 8):
-            found[f"closed_{connections}"] = {
+            results[f"closed_{connections}"] = {
                 side: shown(closed(target, connections, self._loop_s))
                 for side, target in both.items()
             }
         most = [1.1 * statistics.median(side) for side in zip(*rates, strict=True)]
-        found[f"highest_rate_with_p99_within_{LIMIT_MS:g}_ms"] = {
+        results[f"highest_rate_with_p99_within_{LIMIT_MS:g}_ms"] = {
             side: round(highest_rate(partial(self._p99_ms, target), top), 1)
             for (side, target), top in zip(both.items(), most, strict=True)
         }
-        return found
+        return results
 
     def _p99_ms(self, target: Target, per_s: float) -> float:
         return p99_of(opened(target, per_s, self._loop_s))
 
-    def _choose(self, line: Line, model: str, given: Texts) -> tuple[Peer, dict[str, float]]:
+    def _choose(self, line: Line, model: str, sample: Texts) -> tuple[Peer, dict[str, float]]:
         """The fastest of a line's settings, and what each reached in a short closed loop."""
         if len(line.peers) == 1 or self._quick:
             return line.peers[0], {}
@@ -322,7 +325,7 @@ class Bench:
             reached = {}
             for peer in line.peers:
                 with self._started(peer, model, line.precision) as url:
-                    target = _target_of(peer, url, given)
+                    target = _target_of(peer, url, sample)
                     closed(target, CONNECTIONS, WARM_S)
                     reached[peer.settings] = round(
                         closed(target, CONNECTIONS, self._loop_s).answered_per_s, 1
@@ -352,25 +355,25 @@ class Bench:
         """How our server answers, for a line."""
         return {**OURS, "runs": str(self._run(model, precision)), "proxy": "HAProxy"}
 
-    def _check(self, model: str, precision: str, given: Texts, target: Target) -> float:
+    def _check(self, model: str, precision: str, sample: Texts, target: Target) -> float:
         """How far our server's answers are from the predictor's.
 
         Raises: ServerError beyond a bound.
         """
         read = (lambda answer: answer["data"][0]["embedding"]) if model in (VECTORS, BASE) else None
         predictor = self._predictor(model, precision)
-        found = self._difference(predictor, given, target, read or (lambda answer: answer))
-        if not found <= LARGEST:
+        apart = self._difference(predictor, sample, target, read or (lambda answer: answer))
+        if not apart <= LARGEST:
             raise ServerError(
                 f"{target.url}: wanted the answers of the model itself, to {LARGEST:g}, got "
-                f"{found:g} from them: a fast server that is wrong is not to be measured"
+                f"{apart:g} from them: a fast server that is wrong is not to be measured"
             )
-        return found
+        return apart
 
     def _difference(
         self,
         predictor: Predictor,
-        given: Texts,
+        sample: Texts,
         target: Target,
         read: Callable[[Any], Any],
         *,
@@ -378,16 +381,16 @@ class Bench:
     ) -> float:
         """Of answers to texts sent at once from those of a predictor."""
         answers = asyncio.run(_answers(target, target.bodies[:CHECKED]))
-        wanted = predictor.predict(given.inputs[:CHECKED])
+        expected = predictor.predict(sample.inputs[:CHECKED])
         return max(
             difference(
-                read(answer), _plain(right[:1] if only_best and isinstance(right, list) else right)
+                read(answer), _plain(best[:1] if only_best and isinstance(best, list) else best)
             )
-            for answer, right in zip(answers, wanted, strict=True)
+            for answer, best in zip(answers, expected, strict=True)
         )
 
     def _idle_cpus(self) -> float:
-        """CPUs that our server takes while nobody asks it."""
+        """CPUs that our server takes without requests."""
         before, began_s = self._cpu_s(), time.perf_counter()
         time.sleep(1.0)
         return round((self._cpu_s() - before) / (time.perf_counter() - began_s), 3)
@@ -399,30 +402,30 @@ class Bench:
         )
 
     def against_bare(
-        self, name: str, precision: str, model: str, what: str, kind: Kind
+        self, name: str, precision: str, model: str, what: str, read: Reader
     ) -> Comparison:
         """Ours, and full batches of the same texts through the same backend in this process."""
-        given = self._texts(model, what, kind)
-        target = self._target(model, precision, given)
+        sample = self._texts(model, read)
+        target = self._target(model, precision, sample)
         predictor = self._predictor(model, precision)
-        checked = self._check(model, precision, given, target)
-        mean_tokens = given.settings["mean_tokens"]
+        checked = self._check(model, precision, sample, target)
+        mean_tokens = sample.settings["mean_tokens"]
         # Enough of them for 64 connections to matter little at the beginning and the end.
         seconds = self._loop_s * (4 if model == BASE else 1)
         closed(target, CONNECTIONS, WARM_S)
-        pairs, others = in_turn(
+        pairs, cpu_of_others = in_turn(
             lambda: closed(target, CONNECTIONS, seconds),
-            lambda: _bare_rate(predictor, given, seconds),
+            lambda: _bare_rate(predictor, sample, seconds),
             self._rounds,
         )
         return compared(
             name,
             [(mine.answered_per_s, bare) for mine, bare in pairs],
-            others,
+            cpu_of_others,
             unit="answers/s",
             what=f"{'BERT-base' if model == BASE else 'MiniLM'}, {what}, {mean_tokens} tokens on "
             "average",
-            **given.settings,
+            **sample.settings,
             cores=CORES,
             ours_settings=self._settings(model, precision),
             peer_settings=f"the backend in full batches, {CORES} threads, no tokenizing",
@@ -430,16 +433,16 @@ class Bench:
             **{f"closed_{CONNECTIONS}": {"ours": shown(pairs[-1][0])}},
         )
 
-    def latency(self, name: str, precision: str, model: str, what: str, kind: Kind) -> Comparison:
+    def latency(self, name: str, precision: str, model: str, what: str, read: Reader) -> Comparison:
         """What one client waits for beyond the model's own pass."""
-        given = self._texts(model, what, kind)
-        target = self._target(model, precision, given)
+        sample = self._texts(model, read)
+        target = self._target(model, precision, sample)
         predictor = self._predictor(model, precision)
-        checked = self._check(model, precision, given, target)
+        checked = self._check(model, precision, sample, target)
         closed(target, 1, WARM_S)
-        pairs, others = in_turn(
+        pairs, cpu_of_others = in_turn(
             lambda: closed(target, 1, self._loop_s),
-            lambda: _pass_ms(predictor, given, self._loop_s),
+            lambda: _pass_ms(predictor, sample, self._loop_s),
             self._rounds,
         )
         over_ms = [mine.percentile_ms(50) - bare for mine, bare in pairs]
@@ -452,7 +455,7 @@ class Bench:
             settings={
                 "what": f"{what}: p50 of one connection less the pass; the ratio is {BAR_MS:g} ms "
                 "over it",
-                **given.settings,
+                **sample.settings,
                 "cores": CORES,
                 "ours_settings": self._settings(model, precision),
                 "p50_ms": [round(mine.percentile_ms(50), 3) for mine, _ in pairs],
@@ -460,13 +463,13 @@ class Bench:
                 "client_cpus": shown(pairs[-1][0])["client_cpus"],
                 "largest_difference_from_predictor": {"ours": checked},
                 "rounds": len(pairs),
-                "cpu_share_of_others": [round(share, 3) for share in others],
+                "cpu_share_of_others": [round(share, 3) for share in cpu_of_others],
             },
         )
 
 
-def _target_of(peer: Peer, url: str, given: Texts) -> Target:
-    bodies = [json.dumps(peer.body(each)).encode() for each in given.inputs]
+def _target_of(peer: Peer, url: str, sample: Texts) -> Target:
+    bodies = [json.dumps(peer.body(each)).encode() for each in sample.inputs]
     return Target(url=url + peer.path, bodies=bodies)
 
 
@@ -492,22 +495,22 @@ def _plain(answer: Any) -> Any:
     return answer.tolist() if hasattr(answer, "tolist") else answer
 
 
-def _bare_rate(predictor: Predictor, given: Texts, seconds: float) -> float:
+def _bare_rate(predictor: Predictor, sample: Texts, seconds: float) -> float:
     """Texts per second of the backend, `TOGETHER` after the other, for about that long."""
     done, began_s = 0, time.perf_counter()
     while (taken_s := time.perf_counter() - began_s) < seconds:
-        first = done % (len(given.windows) - TOGETHER + 1)
-        predictor.forward(given.windows[first : first + TOGETHER])
+        first = done % (len(sample.windows) - TOGETHER + 1)
+        predictor.forward(sample.windows[first : first + TOGETHER])
         done += TOGETHER
     return done / taken_s
 
 
-def _pass_ms(predictor: Predictor, given: Texts, seconds: float) -> float:
+def _pass_ms(predictor: Predictor, sample: Texts, seconds: float) -> float:
     """The median pass of one text."""
     taken_ms: list[float] = []
     end_s = time.perf_counter() + seconds
     while (began_s := time.perf_counter()) < end_s:
-        predictor.forward([given.windows[len(taken_ms) % len(given.windows)]])
+        predictor.forward([sample.windows[len(taken_ms) % len(sample.windows)]])
         taken_ms.append(1e3 * (time.perf_counter() - began_s))
     return statistics.median(taken_ms)
 

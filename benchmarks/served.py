@@ -1,4 +1,4 @@
-"""What the benchmark of servers serves and asks: bundles, texts of real lengths, right answers."""
+"""What the benchmark of servers serves and sends: bundles, texts of real lengths, right answers."""
 
 import csv
 import json
@@ -45,7 +45,6 @@ VECTORS, CLASSIFIER, QUESTIONS, BASE = "vectors", "classifier", "questions", "ba
 class Texts:
     """Inputs of one kind."""
 
-    what: str
     inputs: list[Any]
     windows: list[Window]
     """One per input."""
@@ -65,18 +64,18 @@ class Texts:
         }
 
 
-def texts(what: str, inputs: Sequence[Any], predictor: Predictor) -> Texts:
+def texts(inputs: Sequence[Any], predictor: Predictor) -> Texts:
     """The inputs that a model reads whole, in one window of at most `LONGEST` tokens."""
-    kept, windows = [], []
-    for given in inputs:
+    chosen, windows = [], []
+    for value in inputs:
         with suppress(InputError):  # longer than the model's positions
-            made = predictor.encode(predictor.rows([given]))
-            if len(made) == 1 and made[0].tokens <= LONGEST:
-                kept.append(given)
-                windows.extend(made)
-        if len(kept) == MOST:
+            encoded = predictor.encode(predictor.rows([value]))
+            if len(encoded) == 1 and encoded[0].tokens <= LONGEST:
+                chosen.append(value)
+                windows.extend(encoded)
+        if len(chosen) == MOST:
             break
-    return Texts(what=what, inputs=kept, windows=windows)
+    return Texts(inputs=chosen, windows=windows)
 
 
 def sentences(data: Path) -> list[str]:
@@ -139,10 +138,10 @@ def exported(name: str, weights: Path, folder: Path, data: Path, precision: str)
 
     Vectors pass the gate on STS-B. The classifier's head is random: no metric can judge it.
     """
-    made = folder / f"{name}-{precision}"
+    output = folder / f"{name}-{precision}"
     config = ExportConfig(
         model=str(weights),
-        output=str(made),
+        output=str(output),
         task="feature-extraction" if name == VECTORS else None,
         threads_per_worker=os.cpu_count() or 1,
         tracking_uri=f"sqlite:///{folder}/exports.db",
@@ -157,7 +156,7 @@ def exported(name: str, weights: Path, folder: Path, data: Path, precision: str)
             max_drop=0.01 if name == VECTORS else 1.0,
         )
     export.run(config)
-    return made / BUNDLE
+    return output / BUNDLE
 
 
 def _labelled(name: str, data: Path, kind: str) -> LabelledConfig:
@@ -166,20 +165,20 @@ def _labelled(name: str, data: Path, kind: str) -> LabelledConfig:
     return LabelledConfig(source=str(data / "stsb" / f"sts-{kind}.csv"), format="sts_benchmark")
 
 
-def difference(given: Any, wanted: Any) -> float:
+def difference(a: Any, b: Any) -> float:
     """The largest difference between numbers at the same places; infinite if anything else differs.
 
-    A list of one and what is in it count as the same.
+    A list of one item and the item itself count as the same.
     """
-    if isinstance(given, list) and isinstance(wanted, list) and len(given) == len(wanted):
-        return max((difference(*pair) for pair in zip(given, wanted, strict=True)), default=0.0)
-    if isinstance(given, list) and len(given) == 1:
-        return difference(given[0], wanted)
-    if isinstance(wanted, list) and len(wanted) == 1:
-        return difference(given, wanted[0])
-    if isinstance(given, Mapping) and isinstance(wanted, Mapping) and given.keys() == wanted.keys():
-        return max((difference(given[key], wanted[key]) for key in given), default=0.0)
-    if isinstance(given, int | float) and isinstance(wanted, int | float):
-        apart = abs(given - wanted)
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return max((difference(*pair) for pair in zip(a, b, strict=True)), default=0.0)
+    if isinstance(a, list) and len(a) == 1:
+        return difference(a[0], b)
+    if isinstance(b, list) and len(b) == 1:
+        return difference(a, b[0])
+    if isinstance(a, Mapping) and isinstance(b, Mapping) and a.keys() == b.keys():
+        return max((difference(a[key], b[key]) for key in a), default=0.0)
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        apart = abs(a - b)
         return math.inf if math.isnan(apart) else apart
-    return 0.0 if given == wanted else math.inf
+    return 0.0 if a == b else math.inf

@@ -1,4 +1,5 @@
-"""Servers under test: each a process of its own, waited for, asked, and ended with all it started.
+"""Servers under test: each in its own process, which is waited for, queried, and ended with
+all that it started.
 
 Peers come from packages that cannot share an environment with this project: each has a virtual
 environment of its own, made on demand from `benchmarks/peers/<name>.txt` below the folder that

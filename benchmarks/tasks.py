@@ -23,7 +23,7 @@ import torch
 import transformers
 from transformers import Trainer
 
-from benchmarks.harness import made
+from benchmarks.harness import provenance
 from benchmarks.peer import training_arguments
 from bert_core.batches import buckets, collate
 from bert_core.bundle.format import Bundle, load_bundle
@@ -164,7 +164,7 @@ def _compared(line: Line, ours: FinetuneConfig, scratch: Path) -> dict[str, Any]
             "threads": ours.threads_per_worker,
             "seeds": list(SEEDS),
         },
-        "made": made(),
+        "made": provenance(),
     }
 
 
@@ -235,9 +235,9 @@ def _trainer(line: Line, config: FinetuneConfig, seed: int, scratch: Path) -> di
         data_collator=_Padded(bundle.tokenizer.pad_id),
     )
     trainer.train()
-    asked = task.encode(scored, bundle.tokenizer, line.max_length, labelled=True)
-    scores = _scores(model.eval(), asked, bundle, config.precision)
-    return task.metrics(task.compare(scored, task.decode(scored, asked, scores)))
+    windows_to_score = task.encode(scored, bundle.tokenizer, line.max_length, labelled=True)
+    scores = _scores(model.eval(), windows_to_score, bundle, config.precision)
+    return task.metrics(task.compare(scored, task.decode(scored, windows_to_score, scores)))
 
 
 def _theirs(folder: str, task: Task) -> Any:

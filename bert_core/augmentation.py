@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bert_core.bundle.format import load_bundle
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Ids, Pieces, Window, joined, pieces_of
+from bert_core.data.windows import Ids, Pieces, Window, pieces_of, with_special_tokens
 from bert_core.predictor import Predictor
 from bert_core.tasks.shapes import Row
 
@@ -98,13 +98,13 @@ class Candidates:
         self._tokenizer = bundle.tokenizer
         self._table = functional.normalize(bundle.state[_EMBEDDINGS], dim=-1)
         self._surfaces = _surfaces(bundle.tokenizer, len(self._table))
-        self._barred = torch.tensor([not one.isalpha() for one in self._surfaces])
+        self._barred = torch.tensor([not surface.isalpha() for surface in self._surfaces])
         self._near: dict[tuple[int, ...], tuple[str, ...]] = {}
 
     def words(self, texts: Sequence[str]) -> list[list[Word]]:
         """The words of each text that consist of letters only, in order, with their candidates."""
         pieces = pieces_of(self._tokenizer, texts)
-        words = [list(_words(text, its)) for text, its in zip(texts, pieces, strict=True)]
+        words = [list(_words(*pair)) for pair in zip(texts, pieces, strict=True)]
         behind_masks = self._behind_masks(pieces, words)
         self._look_up(
             {
@@ -121,7 +121,10 @@ class Candidates:
             known = behind_masks[key] if key in behind_masks else self._near[ids]
             return Word(word.start, word.end, word.pieces, known)
 
-        return [[with_candidates(number, word) for word in its] for number, its in enumerate(words)]
+        return [
+            [with_candidates(number, word) for word in text_words]
+            for number, text_words in enumerate(words)
+        ]
 
     def _behind_masks(
         self, pieces: Sequence[Pieces], words: Sequence[Sequence[Word]]
@@ -130,15 +133,15 @@ class Candidates:
         if self._predictor is None:
             return {}
         room = self._predictor.max_length - 2
-        asked = [
+        masked = [
             (number, word.pieces)
             for number, text_words in enumerate(words)
             for word in text_words
             if len(word.pieces) == 1 and word.pieces[0] < room
         ]
         known: dict[tuple[int, tuple[int, ...]], tuple[str, ...]] = {}
-        for start in range(0, len(asked), AT_ONCE):
-            batch = asked[start : start + AT_ONCE]
+        for start in range(0, len(masked), AT_ONCE):
+            batch = masked[start : start + AT_ONCE]
             windows = [self._masked(pieces[number].ids, place) for number, (place,) in batch]
             scores = np.concatenate(self._predictor.forward(windows))
             for key, best in zip(batch, self._best(torch.from_numpy(scores)), strict=True):
@@ -149,7 +152,7 @@ class Candidates:
         assert self._predictor is not None
         ids = ids.copy()
         ids[place] = self._tokenizer.mask_id
-        sequence = joined(self._tokenizer, ids, None, self._predictor.max_length)
+        sequence = with_special_tokens(self._tokenizer, ids, None, self._predictor.max_length)
         return Window(
             row=0,
             ids=(sequence.ids,),
@@ -159,9 +162,9 @@ class Candidates:
 
     def _look_up(self, words: set[tuple[int, ...]]) -> None:
         """Find the nearest words of those that are not known yet."""
-        asked = sorted(words - self._near.keys())
-        for start in range(0, len(asked), AT_ONCE):
-            batch = asked[start : start + AT_ONCE]
+        unknown = sorted(words - self._near.keys())
+        for start in range(0, len(unknown), AT_ONCE):
+            batch = unknown[start : start + AT_ONCE]
             vectors = torch.stack([self._table[list(ids)].mean(0) for ids in batch])
             cosines = vectors @ self._table.mT
             for row, ids in enumerate(batch):

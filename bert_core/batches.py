@@ -204,10 +204,10 @@ class RankBatches:
 
     def __post_init__(self) -> None:
         if -(-self.global_batch_size // self.group_rows) < self.world_size:
-            what = "row" if self.group_rows == 1 else f"group of {self.group_rows} rows"
+            unit = "row" if self.group_rows == 1 else f"group of {self.group_rows} rows"
             smaller = "" if self.group_rows == 1 else " or the task's group_size"
             raise ConfigError(
-                f"global_batch_size: wanted at least a {what} for each of {self.world_size} "
+                f"global_batch_size: wanted at least a {unit} for each of {self.world_size} "
                 f"workers, got {self.global_batch_size}: raise it, or lower num_workers{smaller}"
             )
 

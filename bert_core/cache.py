@@ -35,7 +35,7 @@ to look."""
 _PART, _CONTENT, _RESERVED = ".part", "content", "reserved"
 
 
-class Entry:
+class CacheEntry:
     """A file or folder that stays in the cache until this is closed, or garbage."""
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -63,14 +63,14 @@ class Cache:
         disk = next(folder for folder in above if folder.exists())
         return int(SHARE_OF_DISK * shutil.disk_usage(disk).total)
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> CacheEntry | None:
         """The entry, which now counts as used; None if it is not there."""
         if not (self.folder / name).exists():
             return None
         with self._locked():
             return self._hold(name)
 
-    def open(self, name: str, size_bytes: int, fetch: Callable[[Path], object]) -> Entry:
+    def open(self, name: str, size_bytes: int, fetch: Callable[[Path], object]) -> CacheEntry:
         """The entry, fetched if it is not there. While a process fetches it, others wait.
 
         Args:
@@ -89,12 +89,12 @@ class Cache:
         size_bytes: int,
         fetch: Callable[[Path], object],
         name_of: Callable[[Path], str],
-    ) -> Entry:
+    ) -> CacheEntry:
         """Fetch an entry whose name follows from its content. Raises: as `open` does."""
         arriving = f"{kind}/{uuid.uuid4().hex}"
         return self._fetched(arriving, size_bytes, fetch, lambda path: f"{kind}/{name_of(path)}")
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: CacheEntry) -> None:
         """Remove an entry that is damaged, unless another process has already replaced it."""
         with self._locked():
             with suppress(FileNotFoundError):
@@ -108,13 +108,13 @@ class Cache:
         size_bytes: int,
         fetch: Callable[[Path], object],
         name_of: Callable[[Path], str],
-    ) -> Entry:
+    ) -> CacheEntry:
         full: Exception | None = None
         for spare_bytes in (0, size_bytes):
-            part: Entry | _Part | None = None
+            part: CacheEntry | _Part | None = None
             try:
                 part = self._entry_or_part(name, size_bytes, spare_bytes)
-                if isinstance(part, Entry):
+                if isinstance(part, CacheEntry):
                     return part
                 fetch(part.content)
                 return self._publish(part, name_of(part.content))
@@ -127,7 +127,7 @@ class Cache:
                     part.discard()
         raise self._disk_is_full(name, "more", "too little") from full
 
-    def _entry_or_part(self, name: str, size_bytes: int, spare_bytes: int) -> "Entry | _Part":
+    def _entry_or_part(self, name: str, size_bytes: int, spare_bytes: int) -> "CacheEntry | _Part":
         """The entry, once another process has fetched it, or a part to fetch it into."""
         give_up_s: float | None = None
         while True:
@@ -135,15 +135,15 @@ class Cache:
                 if (entry := self._hold(name)) is not None:
                     return entry
                 self._check_fits(name, size_bytes)
-                other = _lock_to_wait_for(self._part(name))
-                lacking = None if other is not None else self._make_room(size_bytes, spare_bytes)
-                if other is None and lacking is None:
+                fetching = _lock_to_wait_for(self._part(name))
+                lacking = None if fetching is not None else self._make_room(size_bytes, spare_bytes)
+                if fetching is None and lacking is None:
                     return _Part(self._part(name), size_bytes)
-            if other is not None:
+            if fetching is not None:
                 try:
-                    fcntl.flock(other, fcntl.LOCK_SH)  # until it is there, or who fetches it died
+                    fcntl.flock(fetching, fcntl.LOCK_SH)  # until that is done, or its process dead
                 finally:
-                    os.close(other)
+                    os.close(fetching)
                 continue
             if lacking == "disk":
                 free_bytes = shutil.disk_usage(self.folder).free
@@ -157,7 +157,7 @@ class Cache:
                 )
             time.sleep(POLL_S)
 
-    def _publish(self, part: "_Part", name: str) -> Entry:
+    def _publish(self, part: "_Part", name: str) -> CacheEntry:
         self._check_fits(name, _size_bytes(part.content))
         with self._locked():
             if not (self.folder / name).exists():
@@ -177,9 +177,9 @@ class Cache:
                 "on a larger disk"
             )
 
-    def _disk_is_full(self, name: str, wanted: str, got: str) -> ResourceError:
+    def _disk_is_full(self, name: str, needed: str, free: str) -> ResourceError:
         return ResourceError(
-            f"{self.folder / name}: wanted {wanted} of free space for a download, got {got}, and "
+            f"{self.folder / name}: wanted {needed} of free space for a download, got {free}, and "
             f"there is nothing left in the cache that could be removed: free some space on that "
             f"disk, or set {FOLDER} to a folder with more"
         )
@@ -205,17 +205,17 @@ class Cache:
         finally:
             os.close(lock)
 
-    def _hold(self, name: str) -> Entry | None:
+    def _hold(self, name: str) -> CacheEntry | None:
         path = self.folder / name
         try:
             lock = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
-        # Never waits: nobody locks it exclusively but under the lock of the folder.
+        # Never waits: it is locked exclusively only under the lock of the folder.
         fcntl.flock(lock, fcntl.LOCK_SH)
         with suppress(OSError):  # another user's, or on a disk that is only read
             os.utime(path, ns=(time.time_ns(), time.time_ns()))  # the kernel's own are coarser
-        return Entry(path, lock)
+        return CacheEntry(path, lock)
 
     def _make_room(
         self, wanted_bytes: int, spare_bytes: int = 0

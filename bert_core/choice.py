@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_core.bundle.format import Bundle
-from bert_core.bundle.layout import WEIGHTS, Run
+from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.data.windows import Window
 from bert_core.engines.base import is_installed
 from bert_core.engines.catalog import ENGINES
@@ -20,38 +20,38 @@ FULL_TOKENS = 2048
 """Tokens of a full batch, unless the texts are longer."""
 
 
-def possible_runs(
+def possible_executions(
     bundle: Bundle, where: Path | str, engine: str, precision: str | None
-) -> list[Run]:
+) -> list[Execution]:
     """How a bundle may be run here by `engine`, `auto` meaning any, at `precision`, None meaning
     any that a graph may be run at, and fp32 for weights. Preferred ones first.
 
     Raises: ConfigError if it may not, or not here.
     """
     if bundle.graph is None:
-        may = [Run("torch", "fp32"), Run("torch", "bf16")]
-        wanted = [run for run in may if run.precision == (precision or "fp32")]
-        way = "export it as a graph, or give the bundle that was exported"
+        possible = [Execution("torch", "fp32"), Execution("torch", "bf16")]
+        chosen = [way for way in possible if way.precision == (precision or "fp32")]
+        way_out = "export it as a graph, or give the bundle that was exported"
         held = WEIGHTS
     else:
-        may = list(bundle.runs)
-        wanted = [run for run in may if precision in (None, run.precision)]
-        way = "leave both out, or export the model again, with all engines installed"
+        possible = list(bundle.executions)
+        chosen = [way for way in possible if precision in (None, way.precision)]
+        way_out = "leave both out, or export the model again, with all engines installed"
         held = bundle.graph
-    wanted = [run for run in wanted if engine in (AUTO, run.engine)]
-    if not wanted:
-        asked = f"backend {engine}" + ("" if precision is None else f" and precision {precision}")
+    chosen = [way for way in chosen if engine in (AUTO, way.engine)]
+    if not chosen:
+        setting = f"backend {engine}" + ("" if precision is None else f" and precision {precision}")
         raise ConfigError(
-            f"backend, precision: wanted one of {', '.join(map(str, may))} for {where}, which "
-            f"holds {held}, got {asked}: {way}"
+            f"backend, precision: wanted one of {', '.join(map(str, possible))} for {where}, which "
+            f"holds {held}, got {setting}: {way_out}"
         )
-    here = [run for run in wanted if run.engine not in ENGINES or is_installed(run.engine)]
-    return here or wanted  # of those, loading one says what is missing
+    installed = [way for way in chosen if way.engine not in ENGINES or is_installed(way.engine)]
+    return installed or chosen  # of those, loading one says what is missing
 
 
 def seconds_per_token(backend: Backend, windows: Sequence[Window], pad_id: int) -> float:
-    """How long a backend takes for a token in full batches, which decide what a loaded server
-    bears; of a single text, the engines' times differ by a millisecond."""
+    """How long a backend takes for a token in full batches, which decide what load a server
+    can take; of a single text, the engines' times differ by a millisecond."""
     tokens = sum(window.tokens for window in windows)
     batch = list(windows) * max(1, FULL_TOKENS // tokens)
     times = []

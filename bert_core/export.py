@@ -146,13 +146,13 @@ def largest_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray])
     Raises: FormatError if one has scores where the other has none.
     """
     most = 0.0
-    for mine, other in zip(ours, theirs, strict=True):
-        real = np.isfinite(mine)
-        if mine.shape != other.shape or (real != np.isfinite(other)).any():
+    for a, b in zip(ours, theirs, strict=True):
+        real = np.isfinite(a)
+        if a.shape != b.shape or (real != np.isfinite(b)).any():
             raise FormatError(
-                f"wanted scores of shape {mine.shape} in the same places, the graph gave "
-                f"{other.shape}: report this, with the model"
+                f"wanted scores of shape {a.shape} in the same places, the graph gave "
+                f"{b.shape}: report this, with the model"
             )
-        apart = np.abs(mine[real] - other[real]) / np.maximum(1, np.abs(mine[real]))
+        apart = np.abs(a[real] - b[real]) / np.maximum(1, np.abs(a[real]))
         most = max(most, float(apart.max(initial=0.0)))
     return most

@@ -7,7 +7,6 @@ of the bytes is left to others.
 """
 
 import errno
-import fcntl
 import glob as local_glob
 import hashlib
 import io
@@ -91,7 +90,7 @@ def _openable(path: str) -> Iterator[None]:
         ) from error
 
 
-def _object(path: str) -> tuple[storage.Bucket, str]:
+def bucket_and_key(path: str) -> tuple[storage.Bucket, str]:
     """The bucket and the key of a file. Raises: ConfigError."""
     with _openable(path):
         bucket, key = storage.open_bucket(path)
@@ -294,26 +293,26 @@ def writing(path: str) -> Iterator[BinaryIO]:
 
     On this machine the bytes go to a temporary file next to it, are flushed to disk and renamed.
     For a remote path they go to a local temporary file (TMPDIR), which is uploaded at the end,
-    since an object store completes whatever is closed. A block that raises leaves everything as it
-    was before.
+    since an object store completes every upload that is closed. A block that raises leaves
+    everything as it was before.
     Raises: ResourceError if a disk is full, or the destination rejects the file.
     """
     filesystem, inner = filesystem_of(path)
-    here = isinstance(filesystem, fs.LocalFileSystem)
-    whole = inner if here else os.path.join(tempfile.gettempdir(), "raybert")
+    is_local = isinstance(filesystem, fs.LocalFileSystem)
+    whole = inner if is_local else os.path.join(tempfile.gettempdir(), "raybert")
     part = f"{whole}.{uuid.uuid4().hex[:8]}.part"
     try:
-        with _to_disk(path, part):
+        with writing_to_disk(path, part):
             os.makedirs(os.path.dirname(part), exist_ok=True)
-            raw = _Part(path, part, mode=0o666 if here else 0o600)
+            raw = _Part(path, part, mode=0o666 if is_local else 0o600)
         with io.BufferedWriter(raw, CHUNK_BYTES) as file:
             yield file
             file.flush()
-            if here:
-                with _to_disk(path, part, file.tell()):
+            if is_local:
+                with writing_to_disk(path, part, file.tell()):
                     os.fsync(file.fileno())
-        if here:
-            with _to_disk(path, part):
+        if is_local:
+            with writing_to_disk(path, part):
                 os.replace(part, inner)
         else:
             with pa.memory_map(part) as copy:
@@ -331,12 +330,12 @@ class _Part(io.FileIO):
         self._path, self._part = path, part
 
     def write(self, data: Any) -> int:
-        with _to_disk(self._path, self._part, self.tell() + memoryview(data).nbytes):
+        with writing_to_disk(self._path, self._part, self.tell() + memoryview(data).nbytes):
             return super().write(data)
 
 
 @contextmanager
-def _to_disk(path: str, part: str, wanted_bytes: int = 0) -> Iterator[None]:
+def writing_to_disk(path: str, part: str, wanted_bytes: int = 0) -> Iterator[None]:
     """Wraps a step of writing `path` that makes `part` `wanted_bytes` long.
 
     Raises: ResourceError.
@@ -368,7 +367,7 @@ def _not_written(path: str, reason: str, way_out: str) -> ResourceError:
 def _send(path: str, data: bytes | memoryview | pa.Buffer) -> None:
     """Write a remote file. Raises: ResourceError."""
     if storage.opens(path):
-        bucket, key = _object(path)
+        bucket, key = bucket_and_key(path)
         bucket.write(key, data)
         return
     filesystem, inner = filesystem_of(path)
@@ -391,77 +390,6 @@ def write_bytes(path: str, data: bytes | memoryview | pa.Buffer) -> None:
         file.write(data)
 
 
-def create(path: str, data: bytes) -> str | None:
-    """Write `path` only if nothing is there: its version tag, or None if it exists.
-
-    Of all processes that try at the same time, on any host, exactly one gets a tag.
-    Raises: ResourceError; ConfigError where the storage cannot tell (`http://`, `hdfs://`, …).
-    """
-    if storage.opens(path):
-        bucket, key = _object(path)
-        return bucket.create(key, data)
-    with _locked(path) as (inner, part):
-        with _to_disk(path, part, len(data)), open(part, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        with _to_disk(path, part):
-            try:
-                os.link(part, inner)
-            except FileExistsError:
-                return None
-    return hashlib.sha256(data).hexdigest()
-
-
-def read_tagged(path: str) -> tuple[bytes, str]:
-    """The whole file and its version tag. Raises: FileNotFoundError, ResourceError."""
-    if storage.opens(path):
-        bucket, key = _object(path)
-        return bucket.read_tagged(key)
-    data = read_bytes(path)
-    return data, hashlib.sha256(data).hexdigest()
-
-
-def replace_if(path: str, data: bytes, tag: str) -> str | None:
-    """Replace `path` only if its version is still `tag`: the new tag, or None if it is not.
-
-    Raises: as `create` does.
-    """
-    if storage.opens(path):
-        bucket, key = _object(path)
-        return bucket.replace_if(key, data, tag)
-    with _locked(path):
-        try:
-            if read_tagged(path)[1] != tag:
-                return None
-        except FileNotFoundError:
-            return None
-        write_bytes(path, data)
-    return hashlib.sha256(data).hexdigest()
-
-
-@contextmanager
-def _locked(path: str) -> Iterator[tuple[str, str]]:
-    """Holds the lock of a local folder: path of the file, and of a temporary one next to it."""
-    local = local_path(path)
-    if local is None:
-        raise ConfigError(
-            f"{path}: wanted a local path, or storage with conditional writes "
-            f"({', '.join(storage.SCHEMES)}): give another path"
-        )
-    part = f"{local}.{uuid.uuid4().hex[:8]}.part"
-    with _to_disk(path, part):
-        local.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(local.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield str(local), part
-    finally:
-        os.close(folder)
-        with suppress(OSError):
-            os.unlink(part)
-
-
 def write_json(path: str, value: Any) -> None:
     """Write one JSON value, indented, keys in the given order."""
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
@@ -478,8 +406,10 @@ def remove(path: str) -> None:
 
 
 def abort_uploads(folder: str) -> None:
-    """Abort what processes that were killed have not finished uploading to a folder, as far as
-    possible: for whoever alone writes there."""
+    """Abort the uploads to a folder that killed processes have left unfinished, as far as possible.
+
+    Only for the single writer of the folder.
+    """
     if storage.opens(folder):
         bucket, key = storage.open_bucket(folder)
         bucket.abort_uploads(key)
@@ -527,9 +457,9 @@ def _find(pattern: str) -> Iterator[str]:
     if spelled_out == pattern:
         paths = _files_in(pattern)
     elif is_uri(pattern):
-        wanted = re.compile(_regex_of(unquote(pattern)))
+        matching = re.compile(_regex_of(unquote(pattern)))
         every = _files_in(spelled_out.rpartition("/")[0])
-        paths = (path for path in every if wanted.fullmatch(unquote(path)))
+        paths = (path for path in every if matching.fullmatch(unquote(path)))
     else:
         every = local_glob.iglob(pattern, recursive=True)
         paths = (path for path in every if Path(path).is_file())

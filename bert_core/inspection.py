@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 
 from bert_core.batches import pack
 from bert_core.data.tokenizer import BYTE_SPACE, SPACE, Tokenizer
-from bert_core.data.windows import Ids, Pieces, ids_of, joined, pieces_of
+from bert_core.data.windows import Ids, Pieces, ids_of, pieces_of, with_special_tokens
 from bert_core.errors import InputError
 from bert_core.model.encoder import Encoded
 from bert_core.objectives.base import ObjectiveModel
@@ -79,7 +79,7 @@ def attention(
     Raises: InputError if the text is longer than the model's positions.
     """
     first, second = ids_of(tokenizer, [text, text_pair or ""])
-    row = joined(tokenizer, first, None if text_pair is None else second)
+    row = with_special_tokens(tokenizer, first, None if text_pair is None else second)
     encoded = _encoded(model, row.ids, row.segment_b_start, "text")
     weights = torch.cat([block.softmax(-1) for layer in encoded.scores for block in layer])
     special = np.isin(row.ids, [tokenizer.cls_id, tokenizer.sep_id])
@@ -110,7 +110,7 @@ def word_uses(
                 f"{where}: wanted a sentence with the word {word!r}, got {sentence[:80]!r}: "
                 "correct one of them, or remove the sentence"
             )
-        row = joined(tokenizer, pieces.ids)
+        row = with_special_tokens(tokenizer, pieces.ids)
         encoded = _encoded(model, row.ids, row.segment_b_start, where)
         layers = torch.stack(encoded.layers).float().cpu().numpy()  # (depths, S, hidden)
         for start, end, positions in places:

@@ -13,9 +13,9 @@ import torch
 
 from bert_core.batches import PAD_MULTIPLE
 from bert_core.bundle.format import Bundle, load_bundle
-from bert_core.bundle.layout import WEIGHTS, Run
+from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.bundle.weights import build_model
-from bert_core.choice import AUTO, possible_runs, seconds_per_token
+from bert_core.choice import AUTO, possible_executions, seconds_per_token
 from bert_core.data.windows import Window
 from bert_core.determinism import fix_products
 from bert_core.engines.catalog import ENGINES
@@ -32,7 +32,7 @@ from bert_core.tasks.shapes import Row, as_row
 class Predictor:
     """A bundle that answers: with torch if it holds weights, with one of `ENGINES` if a graph.
 
-    With torch in fp32 on a CPU, an answer is the same to the bit whatever else is asked with it
+    With torch in fp32 on a CPU, an answer is the same to the bit whatever else is in its batch
     (`determinism` says on which CPUs); with a graph, unless `Bundle.ranges_of_batch`, too. Safe to
     call from several threads at once.
     """
@@ -46,7 +46,7 @@ class Predictor:
         options: Mapping[str, Any] | None = None,
         precision: str | None = None,
         backend: str | None = None,
-        prefer: Run | None = None,
+        prefer: Execution | None = None,
     ) -> None:
         """Load the bundle.
 
@@ -57,8 +57,8 @@ class Predictor:
                 `fill-mask` if it was only pretrained.
             options: by name, for a task that is not trained or has no head; others keep those that
                 they were trained with.
-            precision: of matrix products: fp32 or bf16 with torch; one of those in `Bundle.runs`
-                with a graph. None takes fp32 for weights, and any of a graph's.
+            precision: of matrix products: fp32 or bf16 with torch; with a graph, one of those in
+                `Bundle.executions`. None takes fp32 for weights, and any of a graph's.
             backend: `torch` or one of `ENGINES`. None takes the one by which the bundle's metrics
                 were measured, if it is installed; `auto` measures all that may run the bundle, on
                 the task's examples, and takes the fastest.
@@ -85,24 +85,24 @@ class Predictor:
         bundle = replace(bundle, encoder_config=config)
         own_folder = None if isinstance(folder, Bundle) else Path(folder)
         build = partial(_backend, bundle, self.task, own_folder, device)
-        runs = possible_runs(bundle, where, backend or AUTO, precision)
+        executions = possible_executions(bundle, where, backend or AUTO, precision)
         # A multiple of `pad`'s step, so that padding never exceeds the last position.
         self.max_length = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
-        if backend == AUTO and prefer is None and len(runs) > 1:
-            self.backend = self._fastest(bundle, runs, build)
+        if backend == AUTO and prefer is None and len(executions) > 1:
+            self.backend = self._fastest(bundle, executions, build)
         else:
-            self.backend = build(prefer if prefer in runs else runs[0])
+            self.backend = build(prefer if prefer in executions else executions[0])
         self.model = self.backend.model
         # The model holds a copy of the weights: keeping the bundle's would double the memory.
         self.bundle = replace(bundle, state={})
 
     @property
-    def run(self) -> Run:
+    def execution(self) -> Execution:
         """What computes its scores."""
-        return Run(self.backend.engine, self.backend.precision)
+        return Execution(self.backend.engine, self.backend.precision)
 
     def _fastest(
-        self, bundle: Bundle, runs: Sequence[Run], build: Callable[[Run], Backend]
+        self, bundle: Bundle, executions: Sequence[Execution], build: Callable[[Execution], Backend]
     ) -> Backend:
         """The fastest of those that this machine can run, on the task's examples.
 
@@ -111,11 +111,11 @@ class Predictor:
         rows, tokenizer = self.rows(self.task.examples), bundle.tokenizer
         windows = self.task.encode(rows, tokenizer, self.max_length)
         measured: list[tuple[float, Backend]] = []
-        for run in runs:
+        for execution in executions:
             try:
-                backend = build(run)
+                backend = build(execution)
             except ResourceError:  # an engine is missing, or the CPU does not have the precision
-                if run == runs[-1] and not measured:
+                if execution == executions[-1] and not measured:
                     raise
                 continue
             measured.append((seconds_per_token(backend, windows, tokenizer.pad_id), backend))
@@ -127,11 +127,11 @@ class Predictor:
 
         They share the backend, so that windows of all of them may pass through it together.
         """
-        others = {}
+        predictors = {}
         for task in also(self.task):
-            others[task.name] = copy.copy(self)
-            others[task.name].task = task
-        return others
+            predictors[task.name] = copy.copy(self)
+            predictors[task.name].task = task
+        return predictors
 
     def predict(self, inputs: Any, parameters: Parameters | None = None) -> list[Any]:
         """Answer each input, in order.
@@ -188,7 +188,7 @@ class Predictor:
 
 
 def _backend(
-    bundle: Bundle, task: Task, folder: Path | None, device: str | None, run: Run
+    bundle: Bundle, task: Task, folder: Path | None, device: str | None, execution: Execution
 ) -> Backend:
     config = bundle.encoder_config
     if bundle.graph is None or folder is None:
@@ -196,31 +196,32 @@ def _backend(
         if on_cpu := place.type == "cpu":
             fix_products()
         model = build_model(bundle, [task.build_objective(config)], require_heads=True)
-        precision = cast("Precision", run.precision)
+        precision = cast("Precision", execution.precision)
         packed_from = 0.0 if on_cpu else packing(config, place, precision)
         return TorchBackend(model.to(place).eval(), packed_from, precision=precision)
     if device not in (None, "cpu"):
         raise ConfigError(
-            f"device: wanted cpu for {folder / bundle.graph}, where {run.engine} runs it, got "
-            f"{device}: leave it unset, or give the bundle with {WEIGHTS} that it was exported from"
+            f"device: wanted cpu for {folder / bundle.graph}, where {execution.engine} runs it, "
+            f"got {device}: leave it unset, or give the bundle with {WEIGHTS} that it was exported "
+            "from"
         )
     with torch.device("meta"):
         model = ObjectiveModel(config, [task.build_objective(config)])
-    engine = ENGINES[run.engine]
-    return engine(folder / bundle.graph, model.eval(), torch.get_num_threads(), run.precision)
+    engine = ENGINES[execution.engine]
+    return engine(folder / bundle.graph, model.eval(), torch.get_num_threads(), execution.precision)
 
 
 def _task_of(
     bundle: Bundle, name: str | None, options: Mapping[str, Any], folder: str | Path
 ) -> Task:
     able = _tasks_of(bundle)
-    own = FillMask.name if bundle.task is None else bundle.task.name
-    task = able.get(name or own)
+    usual = FillMask.name if bundle.task is None else bundle.task.name
+    task = able.get(name or usual)
     if task is None:
         raise FormatError(_unable(bundle, name, able, folder))
     if not options:
         return task
-    shares_head = own in task.shares_head_with and bundle.task is not None
+    shares_head = usual in task.shares_head_with and bundle.task is not None
     if task.trainable and not task.headless and not shares_head:
         raise ConfigError(
             f"options: wanted none, since a model for {task.name} keeps those that it was "
@@ -232,27 +233,27 @@ def _task_of(
 def _tasks_of(bundle: Bundle) -> dict[str, Task]:
     """Every task that a bundle answers, by name: its own, those that share its head, those whose
     head pretraining has trained, and those that need no head."""
-    own = [] if bundle.task is None else [bundle.task, *also(bundle.task)]
+    same_head = [] if bundle.task is None else [bundle.task, *also(bundle.task)]
     parts = {name.split(".")[1] for name in bundle.state if name.startswith("objectives.")}
     kinds = list(TASKS.values())
     pretrained = [kind for kind in kinds if kind.pretrained and kind.objective in parts]
     headless = [kind for kind in kinds if kind.headless]
     of_kinds = (kind().adapted(bundle.state) for kind in (*pretrained, *headless))
-    return {task.name: task for task in (*of_kinds, *own)}
+    return {task.name: task for task in (*of_kinds, *same_head)}
 
 
 def _unable(bundle: Bundle, name: str | None, able: Collection[str], folder: str | Path) -> str:
     """The message for a bundle that does not answer a task."""
     kind = TASKS.get(name or FillMask.name)
-    got = "only pretrained (or for a task that is unknown here)"
+    state = "only pretrained (or for a task that is unknown here)"
     if bundle.task is not None:
-        got = f"for {bundle.task.name}"
+        state = f"for {bundle.task.name}"
     ways = ["fine-tune it first with `raybert finetune`"]
     if kind is not None and not kind.trainable:
         ways = [f"give a model for {', '.join(kind.shares_head_with)} that can do it"]
-    own = None if bundle.task is None else bundle.task.name
-    ways += [f"ask for {each}" for each in able if each != own]
+    usual = None if bundle.task is None else bundle.task.name
+    ways += [f"ask for {task}" for task in able if task != usual]
     if kind is FillMask:  # which the submodel was trained for
         ways += [f"give {path}" for path in bundle.submodels.values()]
     wanted = name or "a task"
-    return f"{folder}: wanted a bundle for {wanted}, this one is {got}: {', or '.join(ways)}"
+    return f"{folder}: wanted a bundle for {wanted}, this one is {state}: {', or '.join(ways)}"

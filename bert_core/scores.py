@@ -72,22 +72,23 @@ class Backend(ABC):
             backends: of this one's `encoder_key`.
             windows: for each backend as many; those at one place have the same ids and segments.
         """
-        scores = [[np.empty(0)] * len(its) for its in windows]
+        scores = [[np.empty(0)] * len(own_windows) for own_windows in windows]
         with torch.inference_mode():
             for group in self._groups(windows[0]):
-                chosen = [[its[place] for place in group] for its in windows]
-                batches = [self._collated(its, pad_id) for its in chosen]
+                chosen = [[own_windows[place] for place in group] for own_windows in windows]
+                batches = [self._collated(part, pad_id) for part in chosen]
                 logits = self.joint_logits(backends, batches)
-                for backend, its, given, found in zip(
+                for backend, part, part_logits, own_scores in zip(
                     backends, chosen, logits, scores, strict=True
                 ):
-                    for place, part in zip(group, backend._parts(given, its), strict=True):
-                        found[place] = part
+                    parts = backend._parts(part_logits, part)
+                    for place, window_scores in zip(group, parts, strict=True):
+                        own_scores[place] = window_scores
         return scores
 
-    def _parts(self, given: Tensor, windows: Sequence[Window]) -> Sequence[np.ndarray]:
+    def _parts(self, scores: Tensor, windows: Sequence[Window]) -> Sequence[np.ndarray]:
         """The scores of each window. Raises: FormatError if one is NaN."""
-        logits, key = given.numpy(), self.objective.position_key
+        logits, key = scores.numpy(), self.objective.position_key
         if np.isnan(logits).any():
             raise FormatError(
                 f"wanted numbers as scores of {self.name}, got NaN: the model's weights "
@@ -97,7 +98,7 @@ class Backend(ABC):
             ends = np.cumsum([len(window.positions[key]) for window in windows])
             return np.split(logits, ends[:-1])
         if logits.ndim == 3:  # of every token, padding included
-            return [its[: one.tokens] for its, one in zip(logits, windows, strict=True)]
+            return [row[: window.tokens] for row, window in zip(logits, windows, strict=True)]
         return list(logits)
 
     def computed_tokens(self, windows: Sequence[Window]) -> int:

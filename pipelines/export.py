@@ -36,7 +36,7 @@ from tracking.hub import origin
 from tracking.runs import DatasetInput
 
 if TYPE_CHECKING:
-    from bert_core.bundle.layout import Run
+    from bert_core.bundle.layout import Execution
     from bert_core.predictor import Predictor
     from bert_core.scores import Backend
 
@@ -201,18 +201,18 @@ def _spread(rows: Rows, most: int) -> Rows:
 
 def _backends(
     config: ExportConfig, predictor: "Predictor", path: Path, precision: str
-) -> dict["Run", "Backend"]:
+) -> dict["Execution", "Backend"]:
     """The graph by every engine that is installed, at every precision that is asked for and that
     this machine has; first the one that decides."""
-    from bert_core.bundle.layout import Run
+    from bert_core.bundle.layout import Execution
     from bert_core.engines.base import is_installed
     from bert_core.engines.catalog import ENGINES
 
-    loaded: dict[Run, Backend] = {}
+    loaded: dict[Execution, Backend] = {}
     threads = config.threads_per_worker
     for name, engine in ENGINES.items():
         for each in engine.runs[precision] if is_installed(name) else ():
-            run = Run(name, each)
+            run = Execution(name, each)
             if each == "bf16" and config.quantize != "bf16":  # only behind the gate
                 continue
             try:
@@ -224,11 +224,11 @@ def _backends(
     return {_deciding(config): loaded.pop(_deciding(config)), **loaded}
 
 
-def _deciding(config: ExportConfig) -> "Run":
+def _deciding(config: ExportConfig) -> "Execution":
     """How the graph is run for the metrics in the bundle, and for what may fail the export."""
-    from bert_core.bundle.layout import Run
+    from bert_core.bundle.layout import Execution
 
-    return Run(
+    return Execution(
         "openvino" if config.quantize == "bf16" else "onnxruntime", config.quantize or "fp32"
     )
 
@@ -296,9 +296,9 @@ class _Measured:
 def _measured(
     config: ExportConfig,
     predictor: "Predictor",
-    backends: Mapping["Run", "Backend"],
+    backends: Mapping["Execution", "Backend"],
     held_out: Rows | None,
-) -> dict["Run", _Measured]:
+) -> dict["Execution", _Measured]:
     """Compare the graph with the weights, on the held-out rows or else on the task's examples.
 
     Returns: how it may be run, the way that decides first.
@@ -310,7 +310,7 @@ def _measured(
     task, bundle = predictor.task, predictor.bundle
     rows = predictor.rows(task.examples) if held_out is None else held_out
     pad_id, old = bundle.tokenizer.pad_id, list[Any]()
-    answers: dict[Run, list[Any]] = {run: [] for run in backends}
+    answers: dict[Execution, list[Any]] = {run: [] for run in backends}
     differences = dict.fromkeys(backends, 0.0)
     with meter("comparing", len(rows), "rows") as progress:
         for start in range(0, len(rows), ROWS_PER_TASK):
@@ -323,7 +323,7 @@ def _measured(
                 differences[run] = max(differences[run], largest_difference(wanted, scores))
                 answers[run] += task.decode(part, windows, scores)
             progress.add(len(part))
-    passed: dict[Run, _Measured] = {}
+    passed: dict[Execution, _Measured] = {}
     for run in backends:
         try:
             verdict, metrics = None, bundle.metrics
@@ -342,7 +342,9 @@ def _measured(
     return passed
 
 
-def _check(config: ExportConfig, run: "Run", difference: float, verdict: Verdict | None) -> None:
+def _check(
+    config: ExportConfig, run: "Execution", difference: float, verdict: Verdict | None
+) -> None:
     """Raises: see `_measured`."""
     from bert_core.export import TOLERANCE
 
@@ -381,7 +383,7 @@ def _save(
     predictor: "Predictor",
     graph_path: Path,
     precision: str,
-    measured: Mapping["Run", _Measured],
+    measured: Mapping["Execution", _Measured],
     lineage: dict[str, Any],
 ) -> None:
     """Write the bundle with the graph."""
@@ -403,5 +405,5 @@ def _save(
         lineage=lineage,
         trained_rows=predictor.bundle.trained_rows,
         graph=(GRAPHS[precision], move),
-        runs=list(measured),
+        executions=list(measured),
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 from bert_core import files
 from bert_core.checks import PositiveInt, Range
 from bert_core.data.documents import clean, document_digest, document_fraction
-from bert_core.data.tokenizer import Kind
+from bert_core.data.tokenizer import TokenizerKind
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import CorpusError
 from bert_core.manifest import Manifest, Output
@@ -32,7 +32,7 @@ class VocabConfig(StageConfig):
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The text to train on."""
-    kind: Kind = "wordpiece"
+    kind: TokenizerKind = "wordpiece"
     """How words are split: `wordpiece` (BERT), `bpe` (bytes, RoBERTa) or `unigram` (ALBERT)."""
     vocab_size: Annotated[int, Range(least=100)] = 30_522
     """Maximum number of tokens, including special ones (Devlin et al. 2019: 30,000)."""

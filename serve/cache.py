@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from bert_core.data.cuts import Place
+from bert_core.data.cuts import CutPlace
 from bert_core.tasks.base import Parameters
 from bert_core.tasks.shapes import Row
 
@@ -42,7 +42,7 @@ class Entry:
     """Whether it is known where each text was cut."""
 
     @classmethod
-    def of(cls, answer: Any, cut: Sequence[Place], **counts: Any) -> "Entry":
+    def of(cls, answer: Any, cut: Sequence[CutPlace], **counts: Any) -> "Entry":
         """`counts`: the fields besides `packed`."""
         places = [(place.name, place.character, place.from_end) for place in cut]
         return cls(packed=_packed([answer, places]), **counts)
@@ -114,13 +114,13 @@ def keys_of(digest: str, task: str, parameters: Parameters, rows: Sequence[Row])
     return [blake2b(repr(row).encode(), key=asked, digest_size=KEY_BYTES).digest() for row in rows]
 
 
-def unpacked(entries: Sequence[Entry]) -> tuple[list[Any], list[Place]]:
+def unpacked(entries: Sequence[Entry]) -> tuple[list[Any], list[CutPlace]]:
     """A copy of the answer of each row, and where texts of the rows were cut, in order."""
     answers, cut = [], []
     for row, entry in enumerate(entries):
         answer, places = _unpacked(entry.packed)
         answers.append(answer)
-        cut += [Place(row, *place) for place in places]
+        cut += [CutPlace(row, *place) for place in places]
     return answers, cut
 
 

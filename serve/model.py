@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from bert_core.batches import PAD_MULTIPLE
-from bert_core.bundle.layout import Run
-from bert_core.data.cuts import Place, places_of
+from bert_core.bundle.layout import Execution
+from bert_core.data.cuts import CutPlace, places_of
 from bert_core.data.windows import Window
 from bert_core.errors import FormatError, InputError
 from bert_core.predictor import Predictor
@@ -88,7 +88,7 @@ class Answered:
     """One per input, in the task's own schema."""
     tokens: int
     """Tokens that were read, special ones included."""
-    cut: list[Place]
+    cut: list[CutPlace]
     """Where texts were cut, of the first `MOST_CUT` of them."""
     tokenize_s: float
     queue_s: float
@@ -157,7 +157,7 @@ class Model:
         max_wait_ms: float,
         backend: str = "auto",
         precision: str | None = None,
-        prefer: Run | None = None,
+        prefer: Execution | None = None,
         limits: Limits | None = None,
         digest: str | None = None,
         version: str | None = None,
@@ -399,7 +399,7 @@ class Model:
                 again = await self._answer(predictor, inputs, parameters, are_long, passes)
                 return again.answered
 
-        def assemble() -> tuple[list[Entry], list[Any], list[Place]]:
+        def assemble() -> tuple[list[Entry], list[Any], list[CutPlace]]:
             new = dict(zip(missing, entries_of(computed), strict=True))
             cache.keep({key: entry for key, entry in new.items() if entry.has_all_cuts})
             entries = [known.get(key) or new[key] for key in keys]
@@ -450,7 +450,7 @@ class Model:
         passes = await get_passes(self, windows)
         scores = [each.scores for each in passes]
 
-        def decode() -> tuple[list[Any], list[Place], list[int]]:
+        def decode() -> tuple[list[Any], list[CutPlace], list[int]]:
             numbers = predictor.task.numbers(windows, hidden_size, scores, parameters)
             check_numbers(sum(numbers), self.limits)  # before the answers take their memory
             answers = predictor.decode(rows, windows, scores, parameters)
@@ -561,8 +561,8 @@ class Model:
             metrics=self.predictor.bundle.metrics,
             digest=self.digest,
             encoder_digest=self.encoder_digest,
-            backend=self.predictor.run.engine,
-            precision=self.predictor.run.precision,
+            backend=self.predictor.execution.engine,
+            precision=self.predictor.execution.precision,
             note=RANGES_OF_BATCH if self.predictor.bundle.ranges_of_batch else None,
             lineage=ancestors(self.digest, self._lineage),
             max_tokens=self.predictor.max_length,
@@ -660,7 +660,7 @@ def entries_of(computed: Computed) -> list[Entry]:
     for window, size in zip(computed.windows, computed.numbers, strict=True):
         windows[window.row].append(window)
         numbers[window.row] += size
-    cuts: list[list[Place]] = [[] for _ in windows]
+    cuts: list[list[CutPlace]] = [[] for _ in windows]
     for place in computed.answered.cut:
         cuts[place.row].append(place)
     return [

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pydantic
 
 from bert_core import files
-from bert_core.bundle.layout import WEIGHTS, Run
+from bert_core.bundle.layout import WEIGHTS, Execution
 from bert_core.errors import ConfigError
 from bert_core.predictor import Predictor
 from serve.auth import Key
@@ -73,7 +73,7 @@ class Runtime:
     threads: int = 1
     backend: str = "auto"
     precision: str | None = None
-    prefer: Run | None = None
+    prefer: Execution | None = None
     """What `auto` takes in every process, as it was measured where the model was deployed."""
     max_batch_tokens: int = 2048
     max_wait_ms: float = 2.0
@@ -154,7 +154,7 @@ def _find(config: ServeConfig, name: str, model: ModelConfig) -> Found:
         threads=model.threads,
         backend=model.backend,
         precision=model.precision,
-        prefer=predictor.run,
+        prefer=predictor.execution,
         max_batch_tokens=model.max_batch_tokens,
         max_wait_ms=model.max_wait_ms,
     )

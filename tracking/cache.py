@@ -1,4 +1,4 @@
-"""The folder of this machine that holds copies of what lies elsewhere."""
+"""The folder of this machine that holds copies of remote files."""
 
 import os
 from pathlib import Path
@@ -21,13 +21,13 @@ def local_cache() -> Cache:
 
     Raises: ConfigError if `RAYBERT_CACHE_GB` is no size.
     """
-    given = os.environ.get(LIMIT)
-    if not given:
+    limit_gb = os.environ.get(LIMIT)
+    if not limit_gb:
         return Cache(cache_folder())
     try:
-        most_bytes = int(float(given) * 1e9)
+        most_bytes = int(float(limit_gb) * 1e9)
     except (ValueError, OverflowError):
         most_bytes = 0
     if most_bytes <= 0:
-        raise ConfigError(f"{LIMIT}: wanted a number of GB above 0, such as 50, got {given!r}")
+        raise ConfigError(f"{LIMIT}: wanted a number of GB above 0, such as 50, got {limit_gb!r}")
     return Cache(cache_folder(), most_bytes)

@@ -1,7 +1,7 @@
-"""The curves in a run's record, for whatever draws them.
+"""The curves in a run's record, for all code that draws them.
 
 The seeds of a fine-tuning are trained one after the other, and so are their steps in the record;
-here they lie over each other.
+here they are laid over each other.
 """
 
 import json
@@ -83,16 +83,17 @@ def curves_of(
 ) -> list[Curve]:
     """The curves of records in the order of their steps; as `read_curves`."""
     per_seed = math.inf if steps_per_seed is None else records_per_seed(steps_per_seed)
-    found: dict[tuple[str, str], dict[int, list[tuple[float, float]]]] = {}
+    points_of: dict[tuple[str, str], dict[int, list[tuple[float, float]]]] = {}
     for record, metrics in records:
         seed, step = (0, record) if math.isinf(per_seed) else divmod(record, int(per_seed))
         for name, value in metrics.items():
             kind = _kind(name)
             if kind is not None and math.isfinite(value):
-                by_seed = found.setdefault((kind, name), defaultdict(list))
+                by_seed = points_of.setdefault((kind, name), defaultdict(list))
                 by_seed[seed].append((step, value))
     curves = [
-        Curve(kind, name, _seeds(list(by_seed.values()))) for (kind, name), by_seed in found.items()
+        Curve(kind, name, _seeds(list(by_seed.values())))
+        for (kind, name), by_seed in points_of.items()
     ]
     return [curve for kind in CURVES for curve in _shown([c for c in curves if c.kind == kind])]
 
@@ -123,17 +124,15 @@ def _shown(curves: list[Curve]) -> list[Curve]:
     final results, which are single points."""
     known = {curve.name for curve in curves}
     longest = max((len(seed) for curve in curves for seed in curve.seeds), default=0)
-    kept: list[Curve] = []
+    shown: list[Curve] = []
     for curve in sorted(curves, key=lambda curve: curve.name.rpartition("/")[::-2]):
         is_longer = longest == 1 or max(map(len, curve.seeds)) > 1
-        is_new = not any(_same(curve, other) for other in kept)
+        is_new = not any(_same(curve, other) for other in shown)
         if on(TRAIN, curve.name) not in known and is_longer and is_new:
-            kept.append(curve)
-    return kept
+            shown.append(curve)
+    return shown
 
 
-def _same(one: Curve, other: Curve) -> bool:
+def _same(a: Curve, b: Curve) -> bool:
     """Whether they have the same points, as a loss and its only part do."""
-    return len(one.seeds) == len(other.seeds) and all(
-        np.array_equal(mine, its) for mine, its in zip(one.seeds, other.seeds, strict=True)
-    )
+    return len(a.seeds) == len(b.seeds) and all(map(np.array_equal, a.seeds, b.seeds))

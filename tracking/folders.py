@@ -18,9 +18,9 @@ class FetchedFolder(PosixPath):
         Args:
             fetch: gives the folder of the same bundle on the machine that it is called on.
         """
-        made = cls(folder)
-        made.fetch = fetch
-        return made
+        fetched = cls(folder)
+        fetched.fetch = fetch
+        return fetched
 
     def __reduce__(self) -> Any:
         if hasattr(self, "fetch"):
@@ -34,10 +34,10 @@ class FetchedFolder(PosixPath):
         """
         if self.is_dir():
             return self
-        found = self.fetch()
-        if found.name != self.name:
+        folder = self.fetch()
+        if folder.name != self.name:
             raise FormatError(
                 f"wanted the bundle {self.name[:12]} that the run began with, its source has "
-                f"{found.name[:12]} now: start the run again"
+                f"{folder.name[:12]} now: start the run again"
             )
-        return found
+        return folder

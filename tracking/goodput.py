@@ -1,12 +1,12 @@
 """Where the time of a training run went, and what it cost, over all of its starts.
 
 Every second from the first start on belongs to one activity, so the activities add up to the wall
-time. A worker's clock tells how it spent the time between two points of the curves
-(`bert_core.train.clock`); who records the points counts it here, and keeps the sums in
+time. A worker's clock measures how it spent the time between two points of the curves
+(`bert_core.train.clock`); whatever records the points counts it here, and keeps the sums in
 `goodput.json` of the run's folder.
 
-What has been computed since the last report when a process is killed was never told: that time, up
-to the interval of reports, counts as restarting, or as stopped if the driver died too.
+When a process is killed, what it has computed since its last report is unknown: that time, up to
+the interval of reports, counts as restarting, or as stopped if the driver died too.
 """
 
 import json
@@ -28,19 +28,19 @@ CLUSTER, DEFAULT = "cluster", "default"
 _BEGAN, _NUMBER, _STEPS = "began_s", "number", "steps"
 
 
-def told_by_clock(
+def clock_metrics(
     began_s: float, number: int, steps: int, spent_s: Mapping[str, float]
 ) -> dict[str, float]:
     """What a point of the curves carries besides its metrics.
 
     Args:
         began_s: when the clock began, in seconds since 1970.
-        number: of what this clock has told so far, from 1.
+        number: of this clock's points so far, from 1.
         steps: optimizer steps since the last point.
         spent_s: seconds of each activity since then.
     """
-    told = {_BEGAN: began_s, _NUMBER: float(number), _STEPS: float(steps), **spent_s}
-    return names.on_all(names.CLOCK, told)
+    reading = {_BEGAN: began_s, _NUMBER: float(number), _STEPS: float(steps), **spent_s}
+    return names.on_all(names.CLOCK, reading)
 
 
 @dataclass(kw_only=True)
@@ -70,7 +70,7 @@ class Goodput:
     node_seconds: dict[str, float] = field(default_factory=dict)
     """How long each of them was used, over all starts."""
     clocks: dict[str, int] = field(default_factory=dict)
-    """The clocks of workers by when they began, in order, and how often each has told."""
+    """The clocks of workers by when they began, in order, and how many points each has sent."""
     format_version: int = FORMAT_VERSION
 
     @property
@@ -111,8 +111,8 @@ class Goodput:
     @property
     def _training_s(self) -> float:
         """What a run that nothing happens to would have needed for its steps so far."""
-        kept = (names.COMPUTING, names.WAITING_FOR_DATA, names.CHECKPOINTING, names.MEASURING)
-        return sum(self.seconds.get(activity, 0.0) for activity in kept)
+        needed = (names.COMPUTING, names.WAITING_FOR_DATA, names.CHECKPOINTING, names.MEASURING)
+        return sum(self.seconds.get(activity, 0.0) for activity in needed)
 
     def numbers(self) -> dict[str, float]:
         """The metrics of the run."""
@@ -131,13 +131,13 @@ class Goodput:
     def take(
         self, records: Sequence[tuple[int, dict[str, float]]]
     ) -> list[tuple[int, dict[str, float]]]:
-        """Count what points tell about time. Returns: the points without that, and with the numbers
-        so far at the last one."""
+        """Count the clock readings in these points. Returns: the points without them, the last one
+        with the numbers so far."""
         points = []
         for step, point in records:
-            told = names.measured_on(names.CLOCK, point)
-            if told:
-                self._count(step, told)
+            reading = names.measured_on(names.CLOCK, point)
+            if reading:
+                self._count(step, reading)
             prefix = names.on(names.CLOCK, "")
             metrics = {name: x for name, x in point.items() if not name.startswith(prefix)}
             if metrics:
@@ -156,11 +156,11 @@ class Goodput:
         try:
             files.write_json(str(folder / FILE), asdict(self))
         except (OSError, RaybertError) as error:
-            logger.warning(f"where the time of the run went is not kept: {error}")
+            logger.warning(f"the goodput of the run could not be saved: {error}")
 
-    def _count(self, step: int, told: dict[str, float]) -> None:
-        began_s, number = told.pop(_BEGAN), round(told.pop(_NUMBER))
-        clock, steps = repr(began_s), round(told.pop(_STEPS))
+    def _count(self, step: int, reading: dict[str, float]) -> None:
+        began_s, number = reading.pop(_BEGAN), round(reading.pop(_NUMBER))
+        clock, steps = repr(began_s), round(reading.pop(_STEPS))
         if number <= self.clocks.get(clock, 0):
             return  # a run that resumes reports points again
         if not self.clocks and began_s < self.began_s:
@@ -176,10 +176,10 @@ class Goodput:
         self.recomputed_steps += again
         if steps:
             self.last_step = max(self.last_step, step)
-            computing_s = told.pop(names.COMPUTING, 0.0)
+            computing_s = reading.pop(names.COMPUTING, 0.0)
             self._advance(names.RECOMPUTING, computing_s * again / steps)
             self._advance(names.COMPUTING, computing_s * (steps - again) / steps)
-        for activity, seconds in told.items():
+        for activity, seconds in reading.items():
             self._advance(starting if activity == names.STARTING else activity, seconds)
 
     def _advance(self, activity: str, seconds: float) -> None:
@@ -244,11 +244,11 @@ def read(folder: str) -> Goodput | None:
 
 def in_words(goodput: Goodput) -> str:
     """A line for a person: `goodput 87 %: 1.8 h of 2.1 h …`."""
-    kept = duration(goodput.seconds.get(names.COMPUTING, 0.0))
+    in_steps = duration(goodput.seconds.get(names.COMPUTING, 0.0))
     cost = "" if goodput.cost_usd is None else f"; it cost {goodput.cost_usd:,.2f} USD"
     return (
-        f"goodput {goodput.goodput:.0%}: {kept} of {duration(goodput.wall_s)} went into steps that "
-        f"were kept{cost}"
+        f"goodput {goodput.goodput:.0%}: {in_steps} of {duration(goodput.wall_s)} went into steps "
+        f"that were kept{cost}"
     )
 
 

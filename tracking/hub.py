@@ -68,7 +68,7 @@ def pin(model: HubModel) -> HubModel:
 
     if model.is_pinned:
         return model
-    with _told(model):
+    with _hub_errors(model):
         found = HfApi().resolve_revision(model.id, revision=model.revision)
     return HubModel(model.id, found.resolved)
 
@@ -93,11 +93,11 @@ def fetch(model: HubModel, *, tokenizer_only: bool = False) -> Path:
     names, whole = _names(model)
     try:
         if tokenizer_only:
-            wanted = needed_of_tokenizer(names)
+            needed = needed_of_tokenizer(names)
         else:
             read = _reader(model)
             check_family(names, read(CONFIG) if CONFIG in names else None)
-            wanted = needed_files(names, read)
+            needed = needed_files(names, read)
     except FormatError as error:
         if not whole:
             raise _not_reached(model, error) from error
@@ -106,8 +106,8 @@ def fetch(model: HubModel, *, tokenizer_only: bool = False) -> Path:
             f"{model}: {error}{f'; the hub says it is for {library}' if library else ''}"
         ) from error
     # NOTE: patterns; a name with brackets would match other files.
-    patterns = [glob.escape(name) for name in wanted]
-    with _told(model), progress_on_terminals():
+    patterns = [glob.escape(name) for name in needed]
+    with _hub_errors(model), progress_on_terminals():
         return Path(
             snapshot_download(
                 model.id,
@@ -163,7 +163,7 @@ def _names(model: HubModel) -> tuple[list[str], bool]:
     except CachedRepoTreeNotFoundError:
         pass
     try:
-        with _told(model):
+        with _hub_errors(model):
             return HfApi().list_repo_files(model.id, revision=model.revision), True
     except ResourceError:
         # Another program may have put it into the cache, which keeps no list then.
@@ -177,8 +177,8 @@ def _names(model: HubModel) -> tuple[list[str], bool]:
 
 @contextmanager
 def progress_on_terminals() -> Iterator[None]:
-    """No progress bars of the client in what is no terminal, unless the environment asks for them:
-    some of them it would draw in a log too."""
+    """The client's progress bars only on a terminal, unless the environment sets otherwise: it
+    would draw some of them in a log too."""
     from huggingface_hub import constants
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
@@ -201,7 +201,7 @@ def _reader(model: HubModel) -> Callable[[str], dict[str, Any]]:
     from huggingface_hub import hf_hub_download
 
     def read(name: str) -> dict[str, Any]:
-        with _told(model), progress_on_terminals():
+        with _hub_errors(model), progress_on_terminals():
             path = hf_hub_download(model.id, name, revision=model.revision, etag_timeout=TIMEOUT_S)
         try:
             value = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -230,7 +230,7 @@ class MissingModelError(ConfigError):
 
 
 @contextmanager
-def _told(model: HubModel) -> Iterator[None]:
+def _hub_errors(model: HubModel) -> Iterator[None]:
     """Turn the client's errors into ours, which say what to do."""
     from huggingface_hub.errors import (
         GatedRepoError,

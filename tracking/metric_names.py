@@ -42,7 +42,7 @@ ACTIVITIES = {
 GOODPUT, WALL_S, COST_USD = "goodput", "wall_s", "cost_usd"
 RECOMPUTED_STEPS = "recomputed_steps"
 CLOCK = "clock"
-"""Prefix of what a point tells about time on its way to the record, which has it summed up."""
+"""Prefix of a clock's readings in a point; the record has their sums instead."""
 SYSTEM = "system/"
 """Prefix of how busy the nodes were, by which MLflow's page shows it on a tab of its own."""
 

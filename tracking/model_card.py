@@ -60,7 +60,7 @@ def model_card(
     parts = [
         f"---\n{_front_matter(version.name, task, bundle, evaluation, licence)}\n---",
         f"# {version.name}, version {version.version}",
-        _what(predictor),
+        _summary(predictor),
         "## Use",
         *([] if hub is None else [_use_of_hub(version.name, hub)]),
         _use(publication, predictor, example),
@@ -135,7 +135,7 @@ def dataset_name(source: str) -> str:
     return source.rstrip("/").rpartition("/")[2] or source
 
 
-def _what(predictor: "Predictor") -> str:
+def _summary(predictor: "Predictor") -> str:
     task = predictor.task
     millions = sum(weight.numel() for weight in predictor.model.parameters()) / 1e6
     sentence = (
@@ -276,19 +276,20 @@ def time_table(spent: Mapping[str, float]) -> str:
     """Where the time of a run went, from `Goodput.numbers`."""
     wall_s = spent[names.WALL_S]
     lines = ["| what the time went into | time | share |", "|---|---|---|"]
-    for activity, what in names.ACTIVITIES.items():
+    for activity, meaning in names.ACTIVITIES.items():
         if seconds := spent.get(names.time_of(activity)):
             share = seconds / wall_s
             lines.append(
-                f"| {activity.replace('_', ' ')}: {what} | {duration(seconds)} | {share:.1%} |"
+                f"| {activity.replace('_', ' ')}: {meaning} | {duration(seconds)} | {share:.1%} |"
             )
     lines.append(f"| **wall time** | {duration(wall_s)} | 100.0% |")
-    told = [f"Goodput, the share that went into steps that were kept: {spent[names.GOODPUT]:.1%}."]
+    goodput = f"{spent[names.GOODPUT]:.1%}"
+    sentences = [f"Goodput, the share that went into steps that were kept: {goodput}."]
     if again := spent.get(names.RECOMPUTED_STEPS):
-        told.append(f"Steps that were done again: {again:,.0f}.")
+        sentences.append(f"Steps that were done again: {again:,.0f}.")
     if (cost := spent.get(names.COST_USD)) is not None:
-        told.append(f"Cost: {cost:,.2f} USD.")
-    return "\n".join([*lines, "", " ".join(told)])
+        sentences.append(f"Cost: {cost:,.2f} USD.")
+    return "\n".join([*lines, "", " ".join(sentences)])
 
 
 def chain(digest: str, lineage: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -10,8 +10,8 @@ EXPERIMENT_KIND = "mlflow.experimentKind"
 TRAINING = "custom_model_development"
 """The kind of an experiment that trains models."""
 WORKFLOW = "machine_learning"
-"""Side of the page that shows an experiment as training: its default is GenAI, whatever the kind of
-the experiment, unless the URL says otherwise."""
+"""Side of the page that shows an experiment as training: its default is GenAI for every kind of
+experiment, unless the URL says otherwise."""
 VIEW = "raybert"
 """Key of the saved view with our columns; the page's URL names it."""
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
@@ -55,10 +55,9 @@ def experiment_tags() -> dict[str, str]:
 
 def missing_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """What an experiment with these tags lacks; a kind that somebody chose stays."""
-    wanted = experiment_tags()
     return {
         key: value
-        for key, value in wanted.items()
+        for key, value in experiment_tags().items()
         if (key not in tags if key == EXPERIMENT_KIND else tags.get(key) != value)
     }
 

@@ -73,13 +73,13 @@ def _plot_kind(kind: str, curves: list[Curve], path: Path) -> Path:
 def plot_time(spent: Goodput, path: str | Path) -> Path:
     """Draw the wall time of a run as one bar, by activity."""
     figure, axes = _figure(7.2, 2.2)
-    taken = {name: s for name in ACTIVITIES if (s := spent.seconds.get(name, 0.0)) > 0}
+    activities = {name: s for name in ACTIVITIES if (s := spent.seconds.get(name, 0.0)) > 0}
     unit_s, unit = (3600, "hours") if spent.wall_s >= 7200 else (1, "seconds")
-    left = 0.0
-    for (name, seconds), colour in zip(taken.items(), TIME_COLOURS, strict=False):
+    bar_start = 0.0
+    for (name, seconds), colour in zip(activities.items(), TIME_COLOURS, strict=False):
         label = f"{name.replace('_', ' ')} {seconds / spent.wall_s:.1%}"
-        axes.barh(0, seconds / unit_s, left=left, color=colour, label=label)
-        left += seconds / unit_s
+        axes.barh(0, seconds / unit_s, left=bar_start, color=colour, label=label)
+        bar_start += seconds / unit_s
     axes.set_yticks([])
     axes.set_xlabel(unit)
     axes.set_title(f"goodput {spent.goodput:.0%}", loc="left", fontsize=11)
@@ -124,13 +124,13 @@ def readable(
     if len(labels) <= LABELS_UP_TO:
         return list(labels), matrix, ""
     errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
-    kept = np.sort(np.argsort(-errors, kind="stable")[: LABELS_UP_TO - 1])
-    places = np.full(len(labels), len(kept))
-    places[kept] = np.arange(len(kept))
-    merged = np.zeros((len(kept) + 1, len(kept) + 1), dtype=np.int64)
+    shown = np.sort(np.argsort(-errors, kind="stable")[: LABELS_UP_TO - 1])
+    places = np.full(len(labels), len(shown))
+    places[shown] = np.arange(len(shown))
+    merged = np.zeros((len(shown) + 1, len(shown) + 1), dtype=np.int64)
     np.add.at(merged, np.ix_(places, places), matrix)
-    note = f"{len(kept)} of {len(labels)} labels: those with most errors"
-    return [*(labels[place] for place in kept), "all others"], merged, note
+    note = f"{len(shown)} of {len(labels)} labels: those with most errors"
+    return [*(labels[place] for place in shown), "all others"], merged, note
 
 
 def plot_reliability(fit: Reliability, path: str | Path) -> Path:
@@ -141,14 +141,14 @@ def plot_reliability(fit: Reliability, path: str | Path) -> Path:
     figure = Figure(figsize=(5.4, 6.0), layout="constrained")
     shares, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     filled = fit.counts > 0
-    left, widths = fit.edges[:-1][filled], np.diff(fit.edges)[filled]
+    starts, widths = fit.edges[:-1][filled], np.diff(fit.edges)[filled]
     bars: dict[str, Any] = {
         "align": "edge",
         "color": COLOURS[0],
         "edgecolor": "white",
         "linewidth": 0.8,
     }
-    shares.bar(left, fit.accuracy[filled], widths, label="share that is right", **bars)
+    shares.bar(starts, fit.accuracy[filled], widths, label="share that is right", **bars)
     shares.plot([0, 1], [0, 1], "--", color=COLOURS[5], linewidth=1.2, label="perfect calibration")
     shares.plot(
         fit.confidence[filled], fit.accuracy[filled], "o", color=COLOURS[1], ms=4,
@@ -160,7 +160,7 @@ def plot_reliability(fit: Reliability, path: str | Path) -> Path:
         f"expected calibration error {fit.expected_calibration_error:.3f}", loc="left", fontsize=11
     )
     shares.legend(frameon=False, loc="upper left")
-    counts.bar(left, fit.counts[filled], widths, **bars)
+    counts.bar(starts, fit.counts[filled], widths, **bars)
     counts.set_ylabel("count")
     counts.yaxis.set_major_formatter(FuncFormatter(_short_number))
     counts.set_xlabel("predicted probability")
@@ -180,18 +180,18 @@ def plot_answers(
     Args:
         columns: `predicted` and `label`, one entry per row; ids if these are labels.
     """
-    predicted, wanted = columns.get("predicted"), columns.get("label")
-    if predicted is None or wanted is None or wanted.ndim != 1:
+    predicted, truth = columns.get("predicted"), columns.get("label")
+    if predicted is None or truth is None or truth.ndim != 1:
         return None
-    if wanted.dtype.kind == "i":
+    if truth.dtype.kind == "i":
         if not labels:
             return None
         known = predicted >= 0
         matrix = np.zeros((len(labels), len(labels)), dtype=np.int64)
-        np.add.at(matrix, (wanted[known], predicted[known]), 1)
+        np.add.at(matrix, (truth[known], predicted[known]), 1)
         return plot_confusion(labels, matrix, path)
     figure, axes = _figure(5.0, 4.8)
-    axes.scatter(wanted, predicted, s=10, alpha=0.4, color=COLOURS[0], linewidths=0)
+    axes.scatter(truth, predicted, s=10, alpha=0.4, color=COLOURS[0], linewidths=0)
     axes.set_xlabel("true")
     axes.set_ylabel("predicted")
     return _save(figure, Path(path))

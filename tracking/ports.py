@@ -24,13 +24,13 @@ def require_free(host: str, port: int) -> None:
         ) from error
 
 
-def free_port(wanted: int) -> int:
-    """`wanted`, or another port if that is in use; on 127.0.0.1."""
+def free_port(preferred: int) -> int:
+    """`preferred`, or another port if that is in use; on 127.0.0.1."""
     try:
-        socket.create_server(("127.0.0.1", wanted)).close()
+        socket.create_server(("127.0.0.1", preferred)).close()
     except OSError:
         return free_ports(1)[0]
-    return wanted
+    return preferred
 
 
 def free_ports(count: int) -> list[int]:
@@ -52,7 +52,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _holder(port: int) -> str:
-    """The process that listens on `port`, if the system tells: other users' stay unnamed."""
+    """The process that listens on `port`, if the system names it: not another user's."""
     import psutil
 
     for connection in psutil.net_connections("tcp"):

@@ -53,7 +53,7 @@ def _write_and_delete_artifact(uri: str, artifacts: str) -> None:
             repository.log_artifact(str(written))
             read = Path(repository.download_artifacts("probe.txt", folder))
             if read.read_text() != TEXT:
-                raise ResourceError("another text was read back")
+                raise ResourceError("the text that was read back is not the one that was written")
         repository.delete_artifacts("probe.txt")
     except Exception as error:
         raise ResourceError(

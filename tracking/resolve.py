@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_core import files
-from bert_core.cache import BUNDLES, Cache, Entry
+from bert_core.cache import BUNDLES, Cache, CacheEntry
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.errors import ConfigError, FormatError, ResourceError
 from bert_core.manifest import BUNDLE, folder_with
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 CONFIG, RECORD = "config.json", "raybert.json"
 _REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
-_HELD: defaultdict[Path, list[Entry]] = defaultdict(list)
+_HELD: defaultdict[Path, list[CacheEntry]] = defaultdict(list)
 """What of the cache this process uses."""
 
 
@@ -76,9 +76,9 @@ def resolve(reference: str | Path, *, uri: str | None = None, cache: Cache | Non
     if folder is None:
         return FetchedFolder.of(fetch_remote(text, cache), partial(resolve, text, uri=uri))
     if not folder.is_dir():
-        what = "a file" if folder.exists() else "nothing there"
+        found = "a file" if folder.exists() else "nothing there"
         raise ConfigError(
-            f"{text}: wanted the folder of a bundle, got {what}{files.similar(text)}: give a "
+            f"{text}: wanted the folder of a bundle, got {found}{files.similar(text)}: give a "
             "folder, a URI such as s3://bucket/bundle, models:/<name>@champion, or <owner>/<name> "
             "on the Hugging Face hub"
         )
@@ -93,7 +93,7 @@ def release(folder: Path) -> None:
         entries.pop().close()
 
 
-def _held(entry: Entry) -> Path:
+def _held(entry: CacheEntry) -> Path:
     _HELD[entry.path].append(entry)
     return entry.path
 
@@ -195,9 +195,9 @@ def _pinned(model: hub.HubModel, reference: str) -> hub.HubModel:
         if reference.startswith(hub.PREFIX):
             raise
         why = str(error).removeprefix(f"{model}: ")
-        near = files.similar(reference)
+        hint = files.similar(reference)
         raise type(error)(
-            f"{reference}: there is no folder {reference}{near}, and {why}"
+            f"{reference}: there is no folder {reference}{hint}, and {why}"
         ) from error
 
 

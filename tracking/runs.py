@@ -158,15 +158,15 @@ class RunRecorder:
                 )
             )
         if params:
-            spool.tell("params", flatten(params))
+            spool.enqueue("params", flatten(params))
         if tags:
             named = {_name(key): _shortened(value, TAG_CHARACTERS) for key, value in tags.items()}
-            spool.tell("tags", named)
+            spool.enqueue("tags", named)
         if datasets := [asdict(dataset) for dataset in inputs]:
             for dataset in datasets:
                 dataset["digest"] = dataset["digest"][:DIGEST_CHARACTERS]
-            spool.tell("inputs", datasets)
-        spool.tell("status", "RUNNING")
+            spool.enqueue("inputs", datasets)
+        spool.enqueue("status", "RUNNING")
 
     @property
     def run_id(self) -> str | None:
@@ -198,7 +198,7 @@ class RunRecorder:
         if path.is_relative_to(folder):
             path = path.relative_to(folder)  # which lies elsewhere on another host
         try:
-            self._spool.tell("artifact", [str(path), artifact_path])
+            self._spool.enqueue("artifact", [str(path), artifact_path])
         except Exception as error:
             self._complain("artifact", f"{local_path} will not be in MLflow: {error}")
 
@@ -216,7 +216,7 @@ class RunRecorder:
         """
         if status != "RUNNING":
             try:
-                self._spool.tell("status", status)
+                self._spool.enqueue("status", status)
             except (OSError, RaybertError) as error:
                 self._complain("status", f"the status {status} of the run is not recorded: {error}")
         line = self._end(timeout_s)
@@ -294,7 +294,7 @@ def finish_run(
         return None  # how a run ended is sent last
     spool = Spool(Path(folder), run, None if copy is None else partial(fetch_newer, place=copy))
     if spool.run.status != "FINISHED":
-        spool.tell("status", "FINISHED")
+        spool.enqueue("status", "FINISHED")
     if not spool.has_unsent():
         spool.close()
         return None

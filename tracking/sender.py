@@ -41,7 +41,7 @@ class Sender(threading.Thread):
     """Sends the content of the spool every second, until `finish` is called.
 
     A daemon: the process may end at any time, since the spool knows what has been sent. MLflow
-    knows it too, and is asked whenever a connection to it is opened: a process on another host,
+    knows it too, and is queried whenever a connection to it is opened: a process on another host,
     which trained some steps again, may have sent more than this folder has.
     """
 
@@ -50,7 +50,7 @@ class Sender(threading.Thread):
         self._spool = spool
         self._uri = uri
         self._client: MlflowClient | None = None
-        self._asked = threading.Event()
+        self._wake = threading.Event()
         self._finishing = False
         self._abandoned = False
         self._reason: str | None = None
@@ -60,8 +60,8 @@ class Sender(threading.Thread):
         pause_s = 0.0
         tries = LAST_TRIES
         while tries and not self._abandoned:
-            self._asked.wait(pause_s)
-            self._asked.clear()
+            self._wake.wait(pause_s)
+            self._wake.clear()
             if self._abandoned:
                 return
             finishing = self._finishing
@@ -89,7 +89,7 @@ class Sender(threading.Thread):
             if now >= end or not self.is_alive():
                 return False
             if now >= next_try:
-                self._asked.set()
+                self._wake.set()
                 next_try = now + SEND_EVERY_S
             time.sleep(0.02)
         return True
@@ -97,7 +97,7 @@ class Sender(threading.Thread):
     def finish(self, timeout_s: float) -> str | None:
         """Send what is left and end. Returns why something could not be sent; None if all was."""
         self._finishing = True
-        self._asked.set()
+        self._wake.set()
         self.join(timeout_s)
         if self.is_alive():
             self._abandoned = True
@@ -107,7 +107,7 @@ class Sender(threading.Thread):
     def abandon(self) -> None:
         """Send nothing more: the run is another process's now."""
         self._abandoned = True
-        self._asked.set()
+        self._wake.set()
 
     def _send(self) -> None:
         if not self._spool.has_unsent():
@@ -121,11 +121,11 @@ class Sender(threading.Thread):
         notes = self._spool.run.untold
         for note in notes:
             if note.kind != "status":
-                self._tell(client, run_id, note)
+                self._send_note(client, run_id, note)
         self._send_records(client, run_id)
         for note in notes:
             if note.kind == "status" and not self._abandoned:
-                self._tell(client, run_id, note)
+                self._send_note(client, run_id, note)
 
     def _open_run(self) -> "MlflowClient":
         """Find the run that the spool belongs to, or create it."""
@@ -157,20 +157,20 @@ class Sender(threading.Thread):
                 client.log_batch(run_id, metrics=metrics[start : start + BATCH_METRICS])
             self._spool.mark_sent(batch)
 
-    def _tell(self, client: "MlflowClient", run_id: str, note: Note) -> None:
+    def _send_note(self, client: "MlflowClient", run_id: str, note: Note) -> None:
         from mlflow.exceptions import MlflowException
 
         value = note.value
         if note.kind == "artifact":
             value = [str(self._spool.folder / value[0]), value[1]]
         try:
-            _TELL[note.kind](client, run_id, value)
+            _SENDERS[note.kind](client, run_id, value)
         except MlflowException as error:
             if error.get_http_status_code() != 400:
                 raise
             # It would be refused every time, and must not hold up the rest.
             logger.warning("MLflow refuses the %s of run %s: %s", note.kind, run_id, error)
-        self._spool.told(note)
+        self._spool.mark_received(note)
 
 
 def _find_run(
@@ -191,7 +191,7 @@ def _find_run(
     return run if run.info.lifecycle_stage == "active" else None
 
 
-def _tell_params(client: "MlflowClient", run_id: str, params: dict[str, str]) -> None:
+def _send_params(client: "MlflowClient", run_id: str, params: dict[str, str]) -> None:
     """MLflow keeps the first value of a param; a different one now becomes a tag."""
     from mlflow.entities import Param, RunTag
 
@@ -207,13 +207,13 @@ def _tell_params(client: "MlflowClient", run_id: str, params: dict[str, str]) ->
         client.log_batch(run_id, params=new[batch], tags=changed[batch])
 
 
-def _tell_tags(client: "MlflowClient", run_id: str, tags: dict[str, str]) -> None:
+def _send_tags(client: "MlflowClient", run_id: str, tags: dict[str, str]) -> None:
     from mlflow.entities import RunTag
 
     client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
 
-def _tell_inputs(client: "MlflowClient", run_id: str, inputs: list[dict[str, str]]) -> None:
+def _send_inputs(client: "MlflowClient", run_id: str, inputs: list[dict[str, str]]) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     datasets = []
@@ -226,7 +226,7 @@ def _tell_inputs(client: "MlflowClient", run_id: str, inputs: list[dict[str, str
     client.log_inputs(run_id, datasets)
 
 
-def _tell_artifact(client: "MlflowClient", run_id: str, value: list[str | None]) -> None:
+def _send_artifact(client: "MlflowClient", run_id: str, value: list[str | None]) -> None:
     local_path, artifact_path = value
     assert local_path is not None
     path = Path(local_path)
@@ -238,17 +238,17 @@ def _tell_artifact(client: "MlflowClient", run_id: str, value: list[str | None])
         logger.warning("%s is gone and cannot be sent to MLflow", path)
 
 
-def _tell_status(client: "MlflowClient", run_id: str, status: str) -> None:
+def _send_status(client: "MlflowClient", run_id: str, status: str) -> None:
     if status == "RUNNING":
         client.update_run(run_id, status=status)
     else:
         client.set_terminated(run_id, status)
 
 
-_TELL: dict[NoteKind, Callable[["MlflowClient", str, Any], None]] = {
-    "params": _tell_params,
-    "tags": _tell_tags,
-    "inputs": _tell_inputs,
-    "artifact": _tell_artifact,
-    "status": _tell_status,
+_SENDERS: dict[NoteKind, Callable[["MlflowClient", str, Any], None]] = {
+    "params": _send_params,
+    "tags": _send_tags,
+    "inputs": _send_inputs,
+    "artifact": _send_artifact,
+    "status": _send_status,
 }

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SQLITE = "sqlite:///"
 PROBE_TIMEOUT_S = 5.0
-# NOTE: a call of the API: MLflow answers /health and /version whoever asks, in whatever state.
+# NOTE: a call of the API: MLflow answers /health and /version to everyone, in any state.
 PROBE = "/api/2.0/mlflow/experiments/search"
 JSON = "application/json"
 REFUSALS = (401, 403, 404, 405)
@@ -86,7 +86,7 @@ def settle_environment() -> None:
 
 def give_up_soon() -> None:
     """Let MLflow's calls fail once the server has been silent for half a minute, for a process that
-    asks again by itself: by default they retry for many minutes. What the user has set stays. The
+    retries by itself: by default they retry for many minutes. What the user has set stays. The
     note at `settle_environment` holds."""
     # A server that passes a bundle on from a store is silent until it has a whole file.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
@@ -243,7 +243,7 @@ def _refusal(uri: str, status: int, text: str) -> RefusedError:
 def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
     """The experiment's id, created if missing; with SQLite, artifacts go next to the file.
 
-    MLflow's page is told how to show it; one that may not be changed is shown as it is.
+    Its tags say how MLflow's page shows it; one that may not be changed is shown as it is.
     """
     from mlflow.exceptions import MlflowException
 

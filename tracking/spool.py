@@ -80,6 +80,7 @@ class Run:
     session: int = 0
     """How many times the folder has been opened for writing."""
     untold: tuple[Note, ...] = ()
+    """What MLflow has yet to receive."""
     format_version: int = FORMAT_VERSION
 
 
@@ -217,23 +218,23 @@ class Spool:
         with self._lock:
             self._save(replace(self._run, experiment_id=experiment_id, run_id=run_id))
 
-    def tell(self, kind: NoteKind, value: Any) -> None:
+    def enqueue(self, kind: NoteKind, value: Any) -> None:
         """Queue something to send to MLflow. A status replaces an earlier one."""
         with self._lock:
-            note = Note(kind, value)
-            kept = [
-                other
-                for other in self._run.untold
-                if other != note and not other.kind == kind == "status"
+            new = Note(kind, value)
+            waiting = [
+                note
+                for note in self._run.untold
+                if note != new and not note.kind == kind == "status"
             ]
             status = value if kind == "status" else self._run.status
-            self._save(replace(self._run, status=status, untold=(*kept, note)))
+            self._save(replace(self._run, status=status, untold=(*waiting, new)))
 
-    def told(self, note: Note) -> None:
+    def mark_received(self, received: Note) -> None:
         """Note that MLflow has received this."""
         with self._lock:
-            kept = tuple(other for other in self._run.untold if other != note)
-            self._save(replace(self._run, untold=kept))
+            waiting = tuple(note for note in self._run.untold if note != received)
+            self._save(replace(self._run, untold=waiting))
 
     def close(self) -> None:
         """Release the folder: a thread that is still sending no longer changes anything in it."""

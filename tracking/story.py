@@ -7,15 +7,15 @@ from tracking import metric_names as names
 
 Counts = Mapping[str, Any]
 NO_SHARES = ("loss", "mrr", "spearman", "pearson", "matthews", "ndcg", "rmse")
-"""Parts of the names of metrics that are no share of anything, whatever their value."""
+"""Parts of the names of metrics that are not shares, even with values from 0 to 1."""
 _WORDS = {"mrr": "mean reciprocal rank", "f1": "F1", "mlm": "MLM", "nsp": "NSP"}
 
 
 def result(stage: str, counts: Counts) -> str:
     """One line for a person, from the counts of a manifest; empty if nothing is known."""
-    told = _RESULTS.get(stage, _rows)
+    line_of = _RESULTS.get(stage, _rows)
     try:
-        return told(counts)
+        return line_of(counts)
     except (KeyError, TypeError, ValueError):
         return ""  # another version wrote other counts
 
@@ -71,9 +71,9 @@ def _finetune(counts: Counts) -> str:
     held_out = f"{main}_mean"
     key = held_out if held_out in counts else f"selection_{main}_mean"
     spread = f" ± {figure(main, counts[key.replace('_mean', '_std')])}"
-    told = score(main, counts[key])
+    main_score = score(main, counts[key])
     rows = "" if key == held_out else " on the selection rows"
-    return f"{told}{spread if len(seeds) > 1 else ''}{rows}" + (
+    return f"{main_score}{spread if len(seeds) > 1 else ''}{rows}" + (
         f", {len(seeds)} seeds" if len(seeds) > 1 else ""
     )
 
@@ -81,8 +81,8 @@ def _finetune(counts: Counts) -> str:
 def _tune(counts: Counts) -> str:
     [metric] = [key for key in counts if key.startswith("selection_")][:1]
     chosen = ", ".join(f"{key} {value:g}" for key, value in counts["parameters"].items())
-    told = score(metric.removeprefix("selection_"), counts[metric])
-    return f"best of {counts['trials']}: {told}, {chosen}"
+    best = score(metric.removeprefix("selection_"), counts[metric])
+    return f"best of {counts['trials']}: {best}, {chosen}"
 
 
 def _evaluate(counts: Counts) -> str:
@@ -151,16 +151,16 @@ def _prepare_sentence(counts: Counts) -> str:
 
 def _pretrain_sentence(counts: Counts) -> str:
     before, after = counts[names.before(names.MLM_LOSS)], counts[names.after(names.MLM_LOSS)]
-    told = (
+    lowered = (
         f"Pretraining lowered the loss on masked words of held-out text from {before:.2f} to "
         f"{after:.2f} nats"
     )
-    right = counts.get(names.after(names.MLM_ACCURACY))
-    if right is None:
-        return f"{told}."
+    accuracy = counts.get(names.after(names.MLM_ACCURACY))
+    if accuracy is None:
+        return f"{lowered}."
     base = counts.get(names.UNIGRAM_ACCURACY)
     than = "" if base is None else f" ({percent(base)} for always guessing the most frequent word)"
-    return f"{told}: the model now predicts {percent(right)} of them correctly{than}."
+    return f"{lowered}: the model now predicts {percent(accuracy)} of them correctly{than}."
 
 
 def _finetune_sentence(counts: Counts) -> str:

@@ -29,7 +29,7 @@ class SystemMetrics:
         self._prefix = f"{SYSTEM}{node}/"
         self._due_s = 0.0
         self._gpus = Gpus()
-        psutil.cpu_percent()  # the next call tells what was used since this one
+        psutil.cpu_percent()  # the next call returns the use since this one
         self._first = psutil.net_io_counters()
 
     def read(self) -> dict[str, float]:
@@ -66,7 +66,7 @@ class Gpus:
             self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
     def read(self) -> dict[str, float]:
-        """Use, memory and power of each; what a GPU does not tell is left out."""
+        """Use, memory and power of each; what a GPU does not report is left out."""
         nvml, readings = self._nvml, dict[str, float]()
         for index, handle in enumerate(self._handles):
             gpu = f"gpu_{index}_"

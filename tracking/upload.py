@@ -71,7 +71,7 @@ def upload(folder: Path, card: str, name: str, *, private: bool, message: str) -
 
     names = bundle_files(folder)
     api = HfApi()
-    with _told(name), progress_on_terminals():
+    with _upload_errors(name), progress_on_terminals():
         api.create_repo(name, private=private or None, exist_ok=True)
         present = api.model_info(name)
         if private and not present.private:
@@ -97,15 +97,15 @@ def _files_before(present: "ModelInfo") -> set[str]:
     """The files of the bundle that a model has now; none if it has no bundle of ours."""
     from huggingface_hub import hf_hub_download
 
-    there = {sibling.rfilename for sibling in present.siblings or ()}
-    if RECORD not in there:
+    names = {sibling.rfilename for sibling in present.siblings or ()}
+    if RECORD not in names:
         return set()
     record = files.read_json(hf_hub_download(present.id, RECORD, revision=present.sha))
-    return there & set(record.get("files", ()))
+    return names & set(record.get("files", ()))
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _upload_errors(name: str) -> Iterator[None]:
     """Turn the client's errors into ours, which say what to do."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 

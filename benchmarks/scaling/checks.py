@@ -58,16 +58,16 @@ class Check:
 
 def checks() -> list[Check]:
     """Every point."""
-    return [*_mlperf(), *_trainings(), *_goodputs(), *_here()]
+    return [*_mlperf(), *_trainings(), *_goodputs(), *_measured_here()]
 
 
 def _mlperf() -> list[Check]:
-    found = []
+    points = []
     for gpus, (rows, measured) in MLPERF_POINTS.items():
         phase = Phase(steps=1, rows=rows, length=MLPERF_LENGTH)
         step = step_of("bert-large", phase, gpus, MLPERF_VALUES)
         assert step is not None
-        found.append(
+        points.append(
             Check(
                 name=f"MLPerf BERT-large, {gpus:,} H100",
                 measured=measured,
@@ -77,7 +77,7 @@ def _mlperf() -> list[Check]:
                 fitted=gpus in MLPERF_FITTED,
             )
         )
-    return found
+    return points
 
 
 def _trainings() -> list[Check]:
@@ -122,7 +122,7 @@ def _goodputs() -> list[Check]:
     ]
 
 
-def _here() -> list[Check]:
+def _measured_here() -> list[Check]:
     whole = Values(fill=1.0)
     words = 14_259_314
     return [

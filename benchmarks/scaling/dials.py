@@ -75,11 +75,11 @@ def _most(variant: str, rows: int, share: float, values: Values) -> int:
 
 def intervals() -> list[Interval]:
     """On demand and on spot machines."""
-    found = []
+    rows = []
     for spot in (False, True):
         for gpus in INTERVAL_GPUS:
             best = failures_of("bert-large", gpus, Values(), spot=spot)
-            found.append(
+            rows.append(
                 Interval(
                     gpus=gpus,
                     spot=spot,
@@ -88,4 +88,4 @@ def intervals() -> list[Interval]:
                     fixed={each: replace(best, interval_s=each).goodput for each in INTERVALS_S},
                 )
             )
-    return found
+    return rows

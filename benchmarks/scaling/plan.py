@@ -15,6 +15,7 @@ import numpy as np
 
 from bert_core.batches import RankBatches, ShardSource
 from bert_core.data.order import GlobalOrder
+from bert_core.data.ragged import offsets_of
 from bert_core.data.shards import ShardRows
 from pipelines.corpus.blocks import plan_blocks
 from pipelines.corpus.config import CorpusConfig
@@ -22,7 +23,7 @@ from pipelines.corpus.readers.base import CorpusFile
 from pipelines.corpus.sources import Corpus
 from pipelines.prepare import PrepareConfig
 
-Made = TypeVar("Made")
+Plan = TypeVar("Plan")
 MEAN_LENGTH, LONGEST, MASKED = 122, 128, 15
 SHARDS, ROWS_PER_SHARD = 2_240, 60_000
 """Wikipedia and books in shards of 8 MiB of text, with a part of their rows: a window of all of
@@ -63,7 +64,7 @@ class DriverPlan:
     """To every worker, when it starts."""
 
 
-def measured(make: Callable[[], Made]) -> tuple[Made, Measured]:
+def measured(make: Callable[[], Plan]) -> tuple[Plan, Measured]:
     """What `make` makes, the CPU that it took, and the peak of its memory; the CPU is that of a
     first call without tracing."""
     began = time.process_time()
@@ -71,11 +72,11 @@ def measured(make: Callable[[], Made]) -> tuple[Made, Measured]:
     cpu_s = time.process_time() - began
     tracemalloc.start()
     try:
-        made = make()
+        plan = make()
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    return made, Measured(cpu_s=cpu_s, peak_bytes=peak_bytes)
+    return plan, Measured(cpu_s=cpu_s, peak_bytes=peak_bytes)
 
 
 def rank_plan(world_size: int, rows: int, *, steps: int = 5, seed: int = 0) -> RankPlan:
@@ -109,7 +110,7 @@ def _rows(rng: np.random.Generator) -> ShardRows:
     """Rows as `prepare` makes them: mostly full, some short; their words do not matter here."""
     short = rng.random(ROWS_PER_SHARD) < 2 * (LONGEST - MEAN_LENGTH) / LONGEST
     lengths = np.where(short, rng.integers(16, LONGEST, ROWS_PER_SHARD), LONGEST)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = offsets_of(lengths)
     return ShardRows(
         input_ids=np.zeros(int(offsets[-1]), np.uint16),
         offsets=offsets,

@@ -85,14 +85,12 @@ def prepare(
 @dataclass(frozen=True, kw_only=True)
 class ServeRates:
     """all-MiniLM-L6-v2 in int8 and bfloat16 on two cores with AMX, HAProxy and client included
-    (results/2026-11-26-serve-quick.json), and in bf16 on an H200 (2026-11-26-gpu.json)."""
+    (results/2026-11-26-serve-quick.json)."""
 
     sentences_per_core_s: float = 212
     """424 answers/s of 25 tokens on two cores; 390 to 493 in four lines."""
     paragraphs_per_core_s: float = 85
     """171 answers/s of 137 tokens on two cores."""
-    texts_per_gpu_s: float = 8_900
-    """Of 132 tokens, tokenized by 16 cores; 17,400 without tokenizing."""
     load: float = 0.5
     """Share of the most that is asked: at 0.47 of it, 99 % of the answers came within 30 ms."""
     requests_per_proxy_s: float = 2_663

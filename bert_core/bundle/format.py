@@ -30,9 +30,9 @@ from bert_core.bundle.layout import (
     OBJECTIVE,
     RECORD,
     TRAINED_ROWS,
-    UNRECORDED_RUNS,
+    UNRECORDED_EXECUTIONS,
     WEIGHTS,
-    Run,
+    Execution,
     digest_of,
     names_in,
     read_json,
@@ -69,7 +69,7 @@ class Bundle:
     """Weights under our names, on the CPU, in fp32; empty if there is a graph."""
     graph: str | None = None
     """Path in the folder of the ONNX graph that replaces the weights, if any."""
-    runs: tuple[Run, ...] = ()
+    executions: tuple[Execution, ...] = ()
     """How the graph may be run: the first as its metrics were measured, the others by which they
     are not worse."""
     ranges_of_batch: bool = False
@@ -109,7 +109,7 @@ def save_bundle(
     lineage: dict[str, Any],
     trained_rows: Digests = NO_ROWS,
     graph: tuple[str, Callable[[Path], object]] | None = None,
-    runs: Sequence[Run] = (),
+    executions: Sequence[Execution] = (),
     spent: dict[str, float] | None = None,
 ) -> None:
     """Write a bundle atomically: the folder appears complete or not at all.
@@ -118,7 +118,7 @@ def save_bundle(
         trained_rows: `Bundle.trained_rows`, in any order.
         graph: instead of weights, one of `GRAPHS` and the function that writes it to a path, with
             any data files next to it.
-        runs: `Bundle.runs` of the graph.
+        executions: `Bundle.executions` of the graph.
         spent: `Bundle.spent`.
     Raises: ConfigError if `folder` already exists, or the tokenizer has more tokens than the model.
     """
@@ -155,10 +155,10 @@ def save_bundle(
         files.write_json(str(partial / CONFIG), entries)
         if graph is None:
             _write_weights(partial, model)
-            for name, _, other in submodels_of(model):
+            for name, _, submodel in submodels_of(model):
                 about: dict[str, Any] = {"task": None, "metrics": {}, "lineage": lineage}
                 about["trained_rows"] = trained_rows
-                save_bundle(partial / name, other, tokenizer, **about)
+                save_bundle(partial / name, submodel, tokenizer, **about)
         else:
             name, write = graph
             (partial / name).parent.mkdir()
@@ -175,7 +175,7 @@ def save_bundle(
             **({"labels": None} if task is None else task.record),
             "metrics": metrics,
             "lineage": lineage,
-            **({"runs": [run._asdict() for run in runs]} if runs else {}),
+            **({"runs": [execution._asdict() for execution in executions]} if executions else {}),
             **({"spent": spent} if spent else {}),
             "files": sha256s_of(partial, names_in(partial)),
         }
@@ -217,7 +217,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     precision, graph = next(
         ((kind, name) for kind, name in GRAPHS.items() if name in sha256s), ("fp32", None)
     )
-    recorded = tuple(Run(**run) for run in (record or {}).get("runs", ()))
+    recorded = tuple(Execution(**fields) for fields in (record or {}).get("runs", ()))
     try:
         config = encoder_config_from_huggingface(entries)
         name = class_name(entries)
@@ -246,7 +246,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         encoder_config=config,
         state=state,
         graph=graph,
-        runs=() if graph is None else recorded or UNRECORDED_RUNS[precision],
+        executions=() if graph is None else recorded or UNRECORDED_EXECUTIONS[precision],
         ranges_of_batch=precision == "int8" and not recorded,
         tokenizer=tokenizer,
         task=task,
@@ -291,10 +291,10 @@ def _is_ours(name: str, model: ObjectiveModel) -> bool:
 def submodels_of(model: ObjectiveModel) -> list[tuple[str, str, ObjectiveModel]]:
     """The models that objectives own: folder, prefix of the tensor names, model."""
     return [
-        (folder, f"objectives.{name}.{folder}.", other)
+        (folder, f"objectives.{name}.{folder}.", submodel)
         for name, objective in model.objectives.items()
         if isinstance(objective, Objective)
-        for folder, other in objective.submodels().items()
+        for folder, submodel in objective.submodels().items()
     ]
 
 
@@ -302,7 +302,7 @@ def _labels(model: ObjectiveModel, task: Task | None) -> list[str]:
     """The labels that a model predicts; without a task, transformers' default names."""
     if task is not None:
         return task.labels
-    heads = [getattr(one, "head", None) for one in model.objectives.values()]
+    heads = [getattr(objective, "head", None) for objective in model.objectives.values()]
     counts = [head.linear.out_features for head in heads if isinstance(head, LinearHead)]
     return [f"LABEL_{index}" for index in range(max(counts, default=0))]
 
@@ -343,9 +343,9 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 
 def _verified(folder: Path, record: dict[str, Any] | None) -> dict[str, str]:
     """The sha256 of each file of the bundle, checked against its record if there is one."""
-    wanted = None if record is None else record["files"]
-    weights = [] if wanted else weight_files(folder)
-    names = wanted or [name for name in FOREIGN_FILES if (folder / name).is_file()]
+    recorded = None if record is None else record["files"]
+    weights = [] if recorded else weight_files(folder)
+    names = recorded or [name for name in FOREIGN_FILES if (folder / name).is_file()]
     for name in (CONFIG, *weights, *names):
         if not (folder / name).is_file():
             raise FormatError(
@@ -354,10 +354,10 @@ def _verified(folder: Path, record: dict[str, Any] | None) -> dict[str, str]:
             )
     sha256s = sha256s_of(folder, dict.fromkeys([*names, *weights]))
     for name, sha256 in sha256s.items():
-        if wanted is not None and sha256 != wanted[name]:
+        if recorded is not None and sha256 != recorded[name]:
             raise FormatError(
-                f"{folder / name}: wanted sha256 {wanted[name][:12]}, got {sha256[:12]}: the file "
-                "has changed since the bundle was written; copy or write the bundle again, or "
+                f"{folder / name}: wanted sha256 {recorded[name][:12]}, got {sha256[:12]}: the "
+                "file has changed since the bundle was written; copy or write the bundle again, or "
                 f"remove {RECORD} to accept the folder as it is"
             )
     return sha256s

@@ -17,7 +17,7 @@ GRAPHS = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
 """Path of the graph, by its precision."""
 
 
-class Run(NamedTuple):
+class Execution(NamedTuple):
     """A way to compute a model's scores."""
 
     engine: str
@@ -29,9 +29,9 @@ class Run(NamedTuple):
         return f"{self.engine} in {self.precision}"
 
 
-UNRECORDED_RUNS = {
-    "fp32": (Run("onnxruntime", "fp32"), Run("openvino", "fp32")),
-    "int8": (Run("onnxruntime", "int8"),),
+UNRECORDED_EXECUTIONS = {
+    "fp32": (Execution("onnxruntime", "fp32"), Execution("openvino", "fp32")),
+    "int8": (Execution("onnxruntime", "int8"),),
 }
 """Precision of a graph → how it may be run, in bundles from before that was recorded. The 8 bits of
 those take their ranges from each batch."""
@@ -43,7 +43,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
-def read_json(path: Path, wanted: type = dict) -> Any:
+def read_json(path: Path, kind: type = dict) -> Any:
     if not path.is_file():
         raise FormatError(
             f"{path}: wanted this file, it is missing: give the folder of a bundle, or of a model "
@@ -55,10 +55,10 @@ def read_json(path: Path, wanted: type = dict) -> Any:
         raise FormatError(
             f"{path}: wanted JSON, it cannot be read ({error}): copy it again"
         ) from error
-    if not isinstance(value, wanted):
-        kind = "object" if wanted is dict else "list"
+    if not isinstance(value, kind):
+        wanted = "object" if kind is dict else "list"
         raise FormatError(
-            f"{path}: wanted a JSON {kind}, got {type(value).__name__}: copy it again"
+            f"{path}: wanted a JSON {wanted}, got {type(value).__name__}: copy it again"
         )
     return value
 

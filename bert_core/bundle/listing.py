@@ -38,12 +38,13 @@ def needed_files(
 
     Args:
         names: relative paths of all files.
-        read: the JSON object in one of the files; asked for the record or an index of weights only.
+        read: the JSON object in one of the files; called only for the record or an index of
+            weights.
     Raises: FormatError if there are no weights or no vocabulary in a form that is read.
     """
     if RECORD in names:
-        wanted = {RECORD, *read(RECORD).get("files", ())}
-        return sorted(wanted & set(names))
+        recorded = {RECORD, *read(RECORD).get("files", ())}
+        return sorted(recorded & set(names))
     weights = weights_among(names, read)
     if not weights:
         raise FormatError(
@@ -51,8 +52,8 @@ def needed_files(
             "with transformers, AutoModel.from_pretrained(…).save_pretrained(folder), and give "
             "that folder"
         )
-    wanted = {CONFIG, *FOREIGN_FILES} - set(WEIGHT_FORMS) | {*weights, *needed_of_tokenizer(names)}
-    return sorted(wanted & set(names))
+    needed = {CONFIG, *FOREIGN_FILES} - set(WEIGHT_FORMS) | {*weights, *needed_of_tokenizer(names)}
+    return sorted(needed & set(names))
 
 
 def needed_of_tokenizer(names: Collection[str]) -> list[str]:
@@ -61,11 +62,11 @@ def needed_of_tokenizer(names: Collection[str]) -> list[str]:
     Raises: FormatError if it has no vocabulary in a form that is read.
     """
     if not {"tokenizer.json", "vocab.txt"} & set(names):
-        others = ", ".join(name for name in OTHER_FILES if name in names)
+        present = ", ".join(name for name in OTHER_FILES if name in names)
         raise FormatError(
-            f"wanted tokenizer.json or vocab.txt, got {others or 'neither'}: create the first with "
-            "transformers, AutoTokenizer.from_pretrained(…).save_pretrained(folder), and give a "
-            "folder that has it next to the model's files"
+            f"wanted tokenizer.json or vocab.txt, got {present or 'neither'}: create the first "
+            "with transformers, AutoTokenizer.from_pretrained(…).save_pretrained(folder), and give "
+            "a folder that has it next to the model's files"
         )
     return sorted({*TOKENIZER_FILES} & set(names))
 

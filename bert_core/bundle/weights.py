@@ -22,18 +22,17 @@ def build_model(
         fit its config, or a required head is missing.
     """
     model = ObjectiveModel(require_weights(bundle).encoder_config, objectives)
-    wanted, given = plain_state(model), _given(bundle, model)
-    unfit = _unfit(wanted, given)
+    needed, stored = plain_state(model), _stored(bundle, model)
+    unfit = _unfit(needed, stored)
     fresh = {_part(name) for name in unfit}
     if "encoder" in fresh or (require_heads and fresh):
         name = next(name for name in unfit if require_heads or _part(name) == "encoder")
-        actual = f"shape {tuple(given[name].shape)}" if name in given else "none"
+        actual = f"shape {tuple(stored[name].shape)}" if name in stored else "none"
         raise FormatError(
-            f"{WEIGHTS}: wanted {name} of shape {tuple(wanted[name].shape)}, got {actual}: "
+            f"{WEIGHTS}: wanted {name} of shape {tuple(needed[name].shape)}, got {actual}: "
             "the weights do not belong to this config.json; write the bundle again"
         )
-    taken = {name: given[name] for name in wanted if _part(name) not in fresh}
-    load_plain_state(model, taken)
+    load_plain_state(model, {name: stored[name] for name in needed if _part(name) not in fresh})
     return model
 
 
@@ -50,25 +49,25 @@ def require_weights(bundle: Bundle) -> Bundle:
 def fresh_parts(bundle: Bundle, model: ObjectiveModel) -> set[str]:
     """The parts of a model that a bundle has no weights for: objectives by name, `pooler`,
     `encoder`."""
-    return {_part(name) for name in _unfit(plain_state(model), _given(bundle, model))}
+    return {_part(name) for name in _unfit(plain_state(model), _stored(bundle, model))}
 
 
-def _given(bundle: Bundle, model: ObjectiveModel) -> dict[str, Tensor]:
+def _stored(bundle: Bundle, model: ObjectiveModel) -> dict[str, Tensor]:
     """A bundle's tensors by their names in a model, submodels included."""
-    given = dict(bundle.state)
+    tensors = dict(bundle.state)
     for folder, prefix, _ in submodels_of(model):
         if folder in bundle.submodels:
             state = load_bundle(bundle.submodels[folder]).state
-            given |= {prefix + name: tensor for name, tensor in state.items()}
-    return given
+            tensors |= {prefix + name: tensor for name, tensor in state.items()}
+    return tensors
 
 
-def _unfit(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
+def _unfit(needed: dict[str, Tensor], stored: dict[str, Tensor]) -> list[str]:
     """The tensors that are missing, or have another shape."""
     return [
         name
-        for name, tensor in wanted.items()
-        if name not in given or given[name].shape != tensor.shape
+        for name, tensor in needed.items()
+        if name not in stored or stored[name].shape != tensor.shape
     ]
 
 

@@ -88,9 +88,9 @@ class BulkEncoder(ABC):
     def forgetful(self) -> "BulkEncoder":
         """The same without the words that this one has met, for another thread: it costs nothing,
         and what it meets is not kept."""
-        other = copy.copy(self)
-        other._forget()
-        return other
+        empty = copy.copy(self)
+        empty._forget()
+        return empty
 
     def encode(
         self, texts: pa.StringArray
@@ -184,14 +184,14 @@ def words_at(
     begins: Bool[np.ndarray, "bytes"],
     data: UInt8[np.ndarray, "bytes"],
     row_offsets: Integer[np.ndarray, "rows_1"],
-    kept: Bool[np.ndarray, "bytes"] | None = None,
+    is_kept: Bool[np.ndarray, "bytes"] | None = None,
 ) -> tuple[pa.BinaryArray, Integer[np.ndarray, "rows_1"]]:
     """What `BulkEncoder.cut` returns: the words that begin at these bytes, each up to the next one,
-    without the bytes not kept."""
+    without the bytes that are not kept."""
     starts = np.flatnonzero(begins)
     words_before_row = np.searchsorted(starts, row_offsets)
-    if kept is not None:
-        starts, data = np.flatnonzero(begins[kept]), data[kept]
+    if is_kept is not None:
+        starts, data = np.flatnonzero(begins[is_kept]), data[is_kept]
     offsets = np.append(starts, len(data)).astype(np.int32)
     words = pa.BinaryArray.from_buffers(
         pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(data)]

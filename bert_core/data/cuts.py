@@ -1,7 +1,7 @@
 """Where reading ended in texts that were cut, as characters of the texts as they were sent.
 
 Ids are counted where texts are cut (`bert_core.data.windows`); their characters are found here, for
-the few texts of which somebody wants to know.
+the few texts whose cuts are reported.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ NEARBY = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CutPlace:
     """Where a text was cut.
 
     As text, `3@512` if the only text of row 3 was read up to character 512, `3.text_pair@512` if it
@@ -37,7 +37,7 @@ class Place:
         return f"{where}@{self.character}{'-' if self.from_end else ''}"
 
 
-def places_of(tokenizer: Tokenizer, windows: Sequence[Window], most: int) -> list[Place]:
+def places_of(tokenizer: Tokenizer, windows: Sequence[Window], most: int) -> list[CutPlace]:
     """Where the first texts that were cut were, at most `most` of them, in order.
 
     A text that several windows have, such as that of a zero-shot classifier, was read as far as in
@@ -51,35 +51,35 @@ def places_of(tokenizer: Tokenizer, windows: Sequence[Window], most: int) -> lis
                 cuts[key] = min(cuts.get(key, cut), cut, key=lambda other: other.ids)
     characters = characters_of(tokenizer, list(cuts.values()))
     return [
-        Place(row, name, character, cut.from_end)
+        CutPlace(row, name, character, cut.from_end)
         for ((row, name), cut), character in zip(cuts.items(), characters, strict=True)
     ]
 
 
 def characters_of(tokenizer: Tokenizer, cuts: Sequence[Cut]) -> list[int]:
-    """The character of each cut's `Place`.
+    """The character of each cut's `CutPlace`.
 
     The text up to it has exactly the ids that were read, unless the last of these ends within a
     character, as some bytes of an emoji do. The text from where the end was read need not have
     them: it may begin within a word.
     """
     characters = [len(cut.text) if cut.from_end else 0 for cut in cuts]  # right if nothing was read
-    left = [at for at, cut in enumerate(cuts) if cut.ids]
+    remaining = [at for at, cut in enumerate(cuts) if cut.ids]
     per_id = CHARACTERS_PER_ID
-    while left:
+    while remaining:
         parts = [
             end_of(cut.text, per_id * (cut.ids + 1), from_end=cut.from_end)
-            for cut in (cuts[at] for at in left)
+            for cut in (cuts[at] for at in remaining)
         ]
-        again = []
+        too_short = []
         encodings = tokenizer.inner.encode_batch(parts, add_special_tokens=False)
-        for at, part, encoding in zip(left, parts, encodings, strict=True):
+        for at, part, encoding in zip(remaining, parts, encodings, strict=True):
             cut = cuts[at]
             if len(encoding) > cut.ids or len(part) == len(cut.text):
                 characters[at] = _character(tokenizer, cut, part, encoding)
             else:
-                again.append(at)
-        left, per_id = again, 4 * per_id
+                too_short.append(at)
+        remaining, per_id = too_short, 4 * per_id
     return [max(0, character - cut.prompt) for character, cut in zip(characters, cuts, strict=True)]
 
 
@@ -115,8 +115,8 @@ def _checked(
     """
 
     def before(end: int) -> list[int]:
-        [found] = ids_of(tokenizer, [text[:end]])
-        return list(map(int, found))
+        [ids_before] = ids_of(tokenizer, [text[:end]])
+        return list(map(int, ids_before))
 
     reach = 1 if ends_within else NEARBY
     near = range(max(0, character - reach), min(len(text), character + reach) + 1)
@@ -125,7 +125,7 @@ def _checked(
             return end
     if tokenizer.kind == "unigram":
         for end in range(character, max(-1, character - NEARBY), -1):
-            found = before(end)
-            if found == ids[: len(found)]:
+            start_ids = before(end)
+            if start_ids == ids[: len(start_ids)]:
                 return end
     return character

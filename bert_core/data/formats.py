@@ -35,10 +35,10 @@ def not_utf8(byte: int, where: str = "") -> str:
 
     UTF-16 begins with 0xff or 0xfe, which are rare letters in the encoding of older Windows files.
     """
-    other = "UTF-16" if byte in (0xFE, 0xFF) else "WINDOWS-1252"
+    encoding = "UTF-16" if byte in (0xFE, 0xFF) else "WINDOWS-1252"
     return (
-        f"wanted UTF-8, byte 0x{byte:02x}{where} is not: convert the file, if it is {other} with "
-        f"`iconv -f {other} -t UTF-8`, or leave it out"
+        f"wanted UTF-8, byte 0x{byte:02x}{where} is not: convert the file, if it is {encoding} "
+        f"with `iconv -f {encoding} -t UTF-8`, or leave it out"
     )
 
 

@@ -89,7 +89,7 @@ def read_shard(paths: Sequence[str], shard: int, shards: int) -> pa.Table:
 
 
 def as_documents(
-    own: pa.Table, borrowed: Sequence[pa.Table] = (), unique: bool = False
+    main: pa.Table, borrowed: Sequence[pa.Table] = (), unique: bool = False
 ) -> Documents:
     """The documents of a shard in the form that `pairs` takes, each repeated by its copies.
 
@@ -97,27 +97,27 @@ def as_documents(
         borrowed: documents of other shards, from which random sentences may come.
         unique: of documents with the same text, use only the first that has copies.
     """
-    digests = own.column("digest").to_pylist()
-    copies = own.column("copies").to_numpy().astype(np.int64)
+    digests = main.column("digest").to_pylist()
+    copies = main.column("copies").to_numpy().astype(np.int64)
     if unique:
         used = np.flatnonzero(copies)
         names = [digests[i] for i in used]
         repeats = [before == name for before, name in pairwise([None, *names])]
         copies[used[np.array(repeats, dtype=bool)]] = 0
-    own = own.take(pa.array(np.repeat(np.arange(len(own)), copies)))
-    table = pa.concat_tables([own, *borrowed])
+    main = main.take(pa.array(np.repeat(np.arange(len(main)), copies)))
+    table = pa.concat_tables([main, *borrowed])
     sentences = table.column("sentences").combine_chunks()
     encoded = sentences.flatten()
     lengths = encoded.value_lengths().to_numpy()
-    kept = np.flatnonzero(lengths)  # a sentence of white space and control characters has no ids
+    filled = np.flatnonzero(lengths)  # a sentence of white space and control characters has no ids
     before = offsets_of(lengths > 0)
     document_offsets = before[np.asarray(sentences.offsets) - sentences.offsets[0].as_py()]
     has_sentences = np.flatnonzero(np.diff(document_offsets))
     names = table.column("digest").to_pylist()
     return Documents(
         input_ids=encoded.flatten().to_numpy(),
-        sentence_offsets=offsets_of(lengths[kept]),
-        document_offsets=np.append(document_offsets[has_sentences], len(kept)),
+        sentence_offsets=offsets_of(lengths[filled]),
+        document_offsets=np.append(document_offsets[has_sentences], len(filled)),
         digests=[names[index] for index in has_sentences],
-        own=int((has_sentences < len(own)).sum()),
+        num_own=int((has_sentences < len(main)).sum()),
     )

@@ -42,7 +42,7 @@ def labelled_records(
     """The records of a file (None for a broken line), and which columns hold a task's fields.
 
     Sets are also published as Parquet, with the original column names: such a file is read as
-    Parquet, whatever `name` says.
+    Parquet, even if `name` says otherwise.
 
     Args:
         data: decompressed, if `source` ends in .gz, .bz2 or .zst.

@@ -35,7 +35,7 @@ class MaskingConfig:
     masked_lm_prob: Annotated[float, Range(above=0, below=1)] = 0.15
     """Share of a row's tokens to predict, of its length with special tokens."""
     max_predictions_per_seq: PositiveInt = 20
-    """Most positions predicted per row; about 0.15 × max_length."""
+    """Maximum number of positions predicted per row; about 0.15 × max_length."""
     mask_share: Share = MASK_SHARE
     """Share of the predicted positions that show [MASK]; 1 if a generator fills them (`rtd`)."""
     random_share: Share = RANDOM_SHARE
@@ -103,16 +103,16 @@ def choose_tokens(
     candidates = np.flatnonzero(words != SPECIAL)
     first_of_row = np.searchsorted(candidates, offsets)  # and one past the last
     sizes = np.diff(first_of_row)
-    wanted = np.minimum(sizes, budgets)
-    taken = np.zeros(len(candidates), dtype=bool)
+    counts = np.minimum(sizes, budgets)
+    is_chosen = np.zeros(len(candidates), dtype=bool)
     rows = np.arange(len(sizes))
-    for step in range(int(wanted.max(initial=0))):
-        rows = rows[wanted[rows] > step]
-        last = sizes[rows] - wanted[rows] + step
+    for step in range(int(counts.max(initial=0))):
+        rows = rows[counts[rows] > step]
+        last = sizes[rows] - counts[rows] + step
         tried = (draws(ORDER, rows, step) * (last + 1)).astype(np.int64)
-        tried = first_of_row[rows] + np.where(taken[first_of_row[rows] + tried], last, tried)
-        taken[tried] = True
-    positions = candidates[taken]
+        tried = first_of_row[rows] + np.where(is_chosen[first_of_row[rows] + tried], last, tried)
+        is_chosen[tried] = True
+    positions = candidates[is_chosen]
     return Chosen(positions, np.arange(len(positions)))
 
 
@@ -152,28 +152,28 @@ def choose_runs(
     lengths = np.searchsorted(shares_up_to, draws(LENGTH, row_of_word, places), side="right") + 1
     next_try = np.searchsorted(row_of_word, np.arange(len(budgets)))
     last_try = np.searchsorted(row_of_word, np.arange(len(budgets)), side="right")
-    left = budgets.copy()
+    budget_left = budgets.copy()
     # Entries past the end, which are never free: a run that looks past the last word stops.
-    taken = np.zeros(total + longest, dtype=bool)
-    taken[total:] = True
+    is_used = np.zeros(total + longest, dtype=bool)
+    is_used[total:] = True
     run_of_word = np.full(total, -1, dtype=np.int64)
-    active = np.flatnonzero((next_try < last_try) & (left > 0))
+    active = np.flatnonzero((next_try < last_try) & (budget_left > 0))
     while len(active):  # every row tries its next word
         first = order[next_try[active]]
-        wanted = np.minimum(first + lengths[first], run_limit[first])
+        run_end = np.minimum(first + lengths[first], run_limit[first])
         end, going = first.copy(), np.ones(len(active), dtype=bool)
         for _ in range(longest):
-            going &= (end < wanted) & ~taken[end]
-            going &= ends[np.minimum(end, total - 1)] - starts[first] <= left[active]
+            going &= (end < run_end) & ~is_used[end]
+            going &= ends[np.minimum(end, total - 1)] - starts[first] <= budget_left[active]
             end += going
         has_words = end > first
         rows, first, run_words = active[has_words], first[has_words], (end - first)[has_words]
-        left[rows] -= ends[first + run_words - 1] - starts[first]
+        budget_left[rows] -= ends[first + run_words - 1] - starts[first]
         chosen = ragged_ranges(first, run_words)
-        taken[chosen] = True
+        is_used[chosen] = True
         run_of_word[chosen] = np.repeat(first, run_words)
         next_try[active] += 1
-        active = active[(next_try[active] < last_try[active]) & (left[active] > 0)]
+        active = active[(next_try[active] < last_try[active]) & (budget_left[active] > 0)]
     picked = np.flatnonzero(run_of_word >= 0)
     word_lengths = ends[picked] - starts[picked]
     positions = ragged_ranges(starts[picked], word_lengths)

@@ -1,4 +1,4 @@
-"""The global order of training: which sample comes when, whatever the number of workers.
+"""The global order of training: which sample comes when, for any number of workers.
 
 A function of (seed, epoch) alone: the shards are permuted, and rows are permuted within windows of
 `window` shards, so that a node needs only the shards of its current window. Samples are counted
@@ -53,11 +53,11 @@ class GlobalOrder:
             window = int(np.searchsorted(window_starts, offset, side="right")) - 1
             window_shards, window_rows = self._window_order(epoch, window)
             first = offset - int(window_starts[window])
-            taken = min(end - position, len(window_rows) - first)
-            shards.append(window_shards[first : first + taken])
-            rows.append(window_rows[first : first + taken])
-            epochs.append(np.full(taken, epoch))
-            position += taken
+            size = min(end - position, len(window_rows) - first)
+            shards.append(window_shards[first : first + size])
+            rows.append(window_rows[first : first + size])
+            epochs.append(np.full(size, epoch))
+            position += size
         if not shards:
             empty = np.zeros(0, dtype=np.int64)
             return Samples(empty, empty, empty)

@@ -22,8 +22,8 @@ IS_NEXT, IS_RANDOM = 0, 1  # Hugging Face's and Google's `next_sentence_label`
 IN_ORDER, SWAPPED = 0, 1  # Hugging Face's `sentence_order_label`
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] A [SEP] B [SEP]
 
-Kind = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
-LABELS: dict[Kind, str | None] = {
+PairsKind = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
+LABELS: dict[PairsKind, str | None] = {
     "nsp": "next_sentence_label",
     "sop": "sentence_order_label",
     "full_sentences": None,
@@ -36,12 +36,12 @@ LABELS: dict[Kind, str | None] = {
 class PairsConfig:
     """How sentences become rows. Defaults: google-research/bert, create_pretraining_data.py."""
 
-    kind: Kind = "nsp"
+    kind: PairsKind = "nsp"
     """`nsp`: two segments, the second is next or random (BERT); `sop`: two segments, in order or
     swapped (ALBERT); `full_sentences`: rows filled with sentences, across documents (RoBERTa);
     `doc_sentences`: the same within one document (SpanBERT)."""
     max_length: Annotated[int, Range(least=8, most=65_535)] = 128
-    """Most tokens per row, special ones included."""
+    """Maximum number of tokens per row, special ones included."""
     short_seq_prob: Share = 0.1
     """Share of pairs that aim at a random shorter length, so that training sees both."""
     dupe_factor: PositiveInt = 10
@@ -61,15 +61,15 @@ class Documents:
     """Encoded documents, flat: ids of sentences one after the other, no sentence empty.
 
     `sentence_offsets` (sentences + 1) divides `input_ids`; `document_offsets` (documents + 1)
-    divides the sentences; equal `digests` are adjacent among the first `own`. Documents from `own`
-    on are borrowed: random sentences may come from them, but no row begins in them.
+    divides the sentences; equal `digests` are adjacent among the first `num_own`. Documents from
+    `num_own` on are borrowed: random sentences may come from them, but no row begins in them.
     """
 
     input_ids: Integer[np.ndarray, "tokens"]
     sentence_offsets: Integer[np.ndarray, "sentences_1"]
     document_offsets: Integer[np.ndarray, "documents_1"]
     digests: list[bytes]
-    own: int
+    num_own: int
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class Segments:
     @classmethod
     def concatenate(cls, several: "list[Segments]") -> "Segments":
         """All rows of `several`, in order."""
-        counts = np.concatenate([np.diff(each.row_offsets) for each in several])
+        counts = np.concatenate([np.diff(segments.row_offsets) for segments in several])
         return cls(
-            np.concatenate([each.starts for each in several]),
-            np.concatenate([each.ends for each in several]),
+            np.concatenate([segments.starts for segments in several]),
+            np.concatenate([segments.ends for segments in several]),
             offsets_of(counts),
-            np.concatenate([each.labels for each in several]),
+            np.concatenate([segments.labels for segments in several]),
         )
 
     def __len__(self) -> int:
@@ -237,10 +237,10 @@ class _Pairing:
     def _random_segment(self, run: tuple[int, int], target: int) -> tuple[int, int]:
         """Adjacent sentences of about `target` ids from a document outside `run`."""
         before, after = run
-        other = int(self.draw() * (before + len(self.firsts) - 1 - after))
-        if other >= before:
-            other += after - before
-        first, end = self.firsts[other : other + 2]
+        document = int(self.draw() * (before + len(self.firsts) - 1 - after))
+        if document >= before:
+            document += after - before
+        first, end = self.firsts[document : document + 2]
         sentence = first + int(self.draw() * (end - first))
         start = self.starts[sentence]
         return start, self.starts[bisect_left(self.starts, start + target, sentence + 1, end)]
@@ -250,8 +250,8 @@ def _runs_of_equal_digests(documents: Documents) -> list[tuple[int, int]]:
     """For each own document, the half-open run of own documents with the same text."""
     runs: list[tuple[int, int]] = []
     start = 0
-    for index in range(1, documents.own + 1):
-        if index == documents.own or documents.digests[index] != documents.digests[start]:
+    for index in range(1, documents.num_own + 1):
+        if index == documents.num_own or documents.digests[index] != documents.digests[start]:
             runs.extend([(start, index)] * (index - start))
             start = index
     return runs
@@ -273,11 +273,11 @@ def _truncate(
     excess = np.maximum(a + b - budget, 0)
     # The longer side loses ids until both are equal; then they lose alternately, B first.
     from_longer = np.minimum(excess, np.abs(a - b))
-    rest = excess - from_longer
+    shared = excess - from_longer
     lost = np.stack(
         [
-            np.where(a > b, from_longer, 0) + rest // 2,
-            np.where(b > a, from_longer, 0) + rest - rest // 2,
+            np.where(a > b, from_longer, 0) + shared // 2,
+            np.where(b > a, from_longer, 0) + shared - shared // 2,
         ],
         axis=1,
     )
@@ -303,7 +303,7 @@ def _full_sentences(
     Source: Liu et al. 2019, section 4.2, FULL-SENTENCES and DOC-SENTENCES, the single segments of
     Joshi et al. 2020, section 3.3.
     """
-    order = rng.permutation(documents.own)
+    order = rng.permutation(documents.num_own)
     first, counts = documents.document_offsets[order], np.diff(documents.document_offsets)[order]
     sentences = ragged_ranges(first, counts)
     starts, ends = documents.sentence_offsets[sentences], documents.sentence_offsets[sentences + 1]
@@ -341,7 +341,7 @@ def _greedy_rows(begins: list[int], stops: list[int], limits: list[int], longest
     return row_starts
 
 
-ROWS: dict[Kind, Callable[..., Segments]] = {
+ROWS: dict[PairsKind, Callable[..., Segments]] = {
     "nsp": partial(_pairs, random_next=True),
     "sop": partial(_pairs, random_next=False),
     "full_sentences": partial(_full_sentences, cross_documents=True),

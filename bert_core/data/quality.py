@@ -152,10 +152,10 @@ def signatures(texts: Sequence[str]) -> UInt32[np.ndarray, "texts permutations"]
     grams = sizes - SHINGLE_WORDS + 1
     picked = ragged_ranges(starts_of(sizes), grams)  # those within one text
     hashes = _gram_hashes(np.concatenate(rows), SHINGLE_WORDS)[picked]
-    mixed = _finalised((hashes >> np.uint64(32)).astype(np.uint32))
+    hashes_32 = _finalised((hashes >> np.uint64(32)).astype(np.uint32))
     minima = np.empty((PERMUTATIONS, len(texts)), dtype=np.uint32)
     for row, (factor, summand) in zip(minima, _permutations().T, strict=True):
-        np.minimum.reduceat(mixed * factor + summand, starts_of(grams), out=row)
+        np.minimum.reduceat(hashes_32 * factor + summand, starts_of(grams), out=row)
     return np.ascontiguousarray(minima.T)
 
 
@@ -185,19 +185,19 @@ def near_duplicates(
     buckets = _buckets(signatures, bands=permutations - agreeing + 1)
     sizes = np.bincount(buckets[buckets != ALONE])
     starts = starts_of(sizes)
-    kept_in = np.zeros(len(sizes), dtype=np.int64)
-    kept = np.zeros(sizes.sum(), dtype=np.int64)  # per bucket, from its start on
+    kept_counts = np.zeros(len(sizes), dtype=np.int64)
+    kept_documents = np.zeros(sizes.sum(), dtype=np.int64)  # per bucket, from its start on
     dropped = []
     candidates = np.flatnonzero((buckets != ALONE).any(axis=1)).tolist()
     for document in sorted(candidates, key=digests.__getitem__):
         shared = buckets[document][buckets[document] != ALONE]
-        rivals = np.unique(kept[ragged_ranges(starts[shared], kept_in[shared])])
+        rivals = np.unique(kept_documents[ragged_ranges(starts[shared], kept_counts[shared])])
         equal = np.count_nonzero(signatures[rivals] == signatures[document], axis=1)
         if equal.max(initial=0) >= agreeing:
             dropped.append(document)
         else:
-            kept[starts[shared] + kept_in[shared]] = document
-            kept_in[shared] += 1
+            kept_documents[starts[shared] + kept_counts[shared]] = document
+            kept_counts[shared] += 1
     return np.sort(np.array(dropped, dtype=np.int64))
 
 

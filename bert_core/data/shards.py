@@ -16,7 +16,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Integer, UInt8
 
 from bert_core import files
-from bert_core.cache import SHARDS, Cache, Entry
+from bert_core.cache import SHARDS, Cache, CacheEntry
 from bert_core.data.masking import Masker, MaskingConfig
 from bert_core.data.pairs import LABELS
 from bert_core.errors import FormatError
@@ -273,12 +273,12 @@ class ShardSet:
         local = files.local_path(path)
         if local:
             return open_shard(local, info)
-        copy = _kept(path, info, cache)
+        copy = _local_copy(path, info, cache)
         try:
             rows = open_shard(copy.path, info)
         except FormatError:  # the copy was damaged after it was fetched and verified
             cache.drop(copy)
-            copy = _kept(path, info, cache)
+            copy = _local_copy(path, info, cache)
             rows = open_shard(copy.path, info)
         weakref.finalize(rows, copy.close)
         return rows
@@ -302,7 +302,7 @@ def _masker(counts: dict[str, Any]) -> Masker:
     )
 
 
-def _kept(path: str, info: ShardInfo, cache: Cache) -> Entry:
+def _local_copy(path: str, info: ShardInfo, cache: Cache) -> CacheEntry:
     """A local copy of the shard at `path`.
 
     Raises: FormatError naming `path` if the file is not the shard of the manifest; ResourceError.

@@ -103,23 +103,23 @@ class TextTable:
             return
         where = f"{self._source}, line {row.line}"
         if self._divider not in row.lines[0]:
-            other = next((each for each in _OTHER_DIVIDERS if each in row.lines[0]), None)
-            if other is not None:
-                raise CorpusError(f"{where}: {self._other_divider(other)}")
+            divider = next((mark for mark in _OTHER_DIVIDERS if mark in row.lines[0]), None)
+            if divider is not None:
+                raise CorpusError(f"{where}: {self._wrong_divider(divider)}")
         if row.fault:
             raise CorpusError(f"{where}: {row.fault}")
         self.columns = tuple(row.cells)
         check_header(self.columns, self._source)
 
-    def _other_divider(self, other: str) -> str:
+    def _wrong_divider(self, mark: str) -> str:
         ours = {"csv": "commas", "tsv": "tabs"}
-        way_out = f"convert the file (pandas: read_csv(…, sep={other!r}), to_csv(…, index=False))"
+        way_out = f"convert the file (pandas: read_csv(…, sep={mark!r}), to_csv(…, index=False))"
         for suffix, divider in DIVIDERS.items():
-            if divider == other:
+            if divider == mark:
                 way_out = f"name the file .{suffix}"
         return (
             f"wanted names of columns separated by {ours[self._suffix]}, got none of these but "
-            f"{other!r}: {way_out}"
+            f"{mark!r}: {way_out}"
         )
 
     def _next(self) -> TextRow | None:

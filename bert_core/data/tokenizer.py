@@ -33,7 +33,7 @@ CONTINUATION = "##"
 # Prefixes of tokens that begin a word: the space of byte-level BPE, and of Unigram.
 BYTE_SPACE, SPACE = "Ġ", "▁"
 MAX_CHARACTERS_PER_WORD = 100
-Kind = Literal["wordpiece", "bpe", "unigram"]
+TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
 # BERT's tokenizer makes each of them a word, so it finds no entry with one beside other characters.
 PUNCTUATION = frozenset(string.punctuation)
 MOST_UNREACHABLE = 0.25
@@ -82,7 +82,7 @@ class Tokenizer:
         Raises: FormatError if a special token is missing or a token occurs twice.
         """
         ids = {token: index for index, token in enumerate(vocabulary)}
-        others = {OTHER_NAMES[one] for one in (PAD, CLS, SEP, MASK)}
+        others = {OTHER_NAMES[token] for token in (PAD, CLS, SEP, MASK)}
         special = _special_tokens(ids, others if others <= ids.keys() else ())
         if len(ids) < len(vocabulary):
             twice = next(token for index, token in enumerate(vocabulary) if ids[token] != index)
@@ -101,7 +101,7 @@ class Tokenizer:
         inner.normalizer = bert_normalizer(lowercase, strip_accents, chinese_characters)
         inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         inner.decoder = decoders.WordPiece(prefix=CONTINUATION)
-        cls_, sep = ((special[one], ids[special[one]]) for one in (CLS, SEP))
+        cls_, sep = ((special[name], ids[special[name]]) for name in (CLS, SEP))
         if special[CLS] == CLS:
             inner.post_processor = processors.TemplateProcessing(
                 single=f"{CLS} $A {SEP}",
@@ -125,7 +125,7 @@ class Tokenizer:
             inner.normalizer = normalizers.Lowercase()
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
-        cls_, sep = ((special[one], ids[special[one]]) for one in (CLS, SEP))
+        cls_, sep = ((special[name], ids[special[name]]) for name in (CLS, SEP))
         inner.post_processor = processors.RobertaProcessing(sep, cls_, add_prefix_space=False)
         inner.add_special_tokens(list(special.values()))
         return cls(inner)
@@ -266,15 +266,15 @@ class Tokenizer:
         return normalizer is not None and normalizer.normalize_str("AB") == "ab"
 
     @cached_property
-    def kind(self) -> Kind:
+    def kind(self) -> TokenizerKind:
         """The algorithm that splits words."""
         name = type(self.inner.model).__name__.lower()
-        if name not in get_args(Kind):
+        if name not in get_args(TokenizerKind):
             raise FormatError(
-                f"tokenizer: wanted a model of {', '.join(get_args(Kind))}, got {name}: "
+                f"tokenizer: wanted a model of {', '.join(get_args(TokenizerKind))}, got {name}: "
                 "convert the tokenizer, or train one with `raybert vocab`"
             )
-        return cast("Kind", name)
+        return cast("TokenizerKind", name)
 
     @cached_property
     def begins_word(self) -> np.ndarray:
@@ -430,14 +430,14 @@ def _special_tokens(
     for token in SPECIAL_TOKENS:
         names = [name for name in (token, OTHER_NAMES[token]) if name in vocabulary]
         named[token] = min(names, key=lambda name: name not in preferred, default=None)
-    missing = [one for one, name in named.items() if name is None]
+    missing = [token for token, name in named.items() if name is None]
     if missing:
         raise FormatError(
             f"tokenizer: wanted the special tokens {', '.join(SPECIAL_TOKENS)} (or "
             f"{', '.join(OTHER_NAMES.values())}), {', '.join(missing)} is not in the vocabulary: "
             "train it with `raybert vocab`, or give the folder of an encoder's tokenizer"
         )
-    return {one: name for one, name in named.items() if name is not None}
+    return {token: name for token, name in named.items() if name is not None}
 
 
 def _lines(path: str) -> list[str]:

@@ -19,8 +19,8 @@ from bert_core.data.tokenizer import (
     SPACE,
     SPECIAL_TOKENS,
     UNK,
-    Kind,
     Tokenizer,
+    TokenizerKind,
     bert_normalizer,
     unigram_normalizer,
 )
@@ -37,7 +37,7 @@ ROUNDS = 2
 
 
 def train_tokenizer(
-    kind: Kind,
+    kind: TokenizerKind,
     texts: Sequence[str],
     *,
     vocab_size: int,
@@ -265,7 +265,7 @@ def canonical_order(tokens: Iterable[str]) -> list[str]:
     return [*SPECIAL_TOKENS, *sorted(set(tokens) - set(SPECIAL_TOKENS), key=key)]
 
 
-_TRAINERS: dict[Kind, Callable[[Sequence[str], int, bool, int], Tokenizer]] = {
+_TRAINERS: dict[TokenizerKind, Callable[[Sequence[str], int, bool, int], Tokenizer]] = {
     "wordpiece": _train_wordpiece,
     "bpe": _train_bpe,
     "unigram": _train_unigram,

@@ -1,7 +1,7 @@
 """Articles of a Wikipedia dump (`pages-articles.xml`) as plain text. Pure: no files here.
 
 mwparserfromhell parses the markup. It takes quadratic time if brackets or tags are not closed, so a
-stack first cuts out, in linear time, whatever holds no prose and every unmatched mark.
+stack first cuts out, in linear time, all that holds no prose and every unmatched mark.
 """
 
 import re
@@ -89,11 +89,11 @@ def article_text(title: str, wikitext: str) -> str:
     text = _COMMENT.sub("", _NO_TEXT.sub("", wikitext))
     text = _QUOTES.sub(_apostrophes, _MAGIC_WORD.sub("", text))
     # Per section: the signs of its heading, the heading, the text under it.
-    lead, *others = _HEADING.split(text)
+    lead, *sections = _HEADING.split(text)
     blocks = [_plain(lead)]
     headings: list[tuple[int, str]] = []  # no text under them so far
     left_out = 7  # the level of the section that is left out
-    for signs, heading, body in zip(others[::3], others[1::3], others[2::3], strict=True):
+    for signs, heading, body in zip(sections[::3], sections[1::3], sections[2::3], strict=True):
         level, heading = len(signs), " ".join(_plain(heading).split())
         if level > left_out:
             continue
@@ -143,10 +143,10 @@ _MARK = re.compile(
 _MAX_DEPTH = 30  # the parser does not parse what is nested deeper than 40
 
 
-class _Kept:
+class _Output:
     """The text that is kept, and the marks in it that are open.
 
-    A gap replaces each dropped mark, lest its neighbours form a new one.
+    A gap replaces each dropped mark, so that its neighbours do not form a new one.
     """
 
     def __init__(self) -> None:
@@ -191,37 +191,39 @@ def _cut_out(wikitext: str) -> str:
 
     If marks overlap (`[[ {{ ]] }}`) the first to close counts.
     """
-    kept, position = _Kept(), 0
+    output, position = _Output(), 0
     endless: set[str] = set()  # tags that are not closed from here on
     while match := _MARK.search(wikitext, position):
-        kept.pieces.append(wikitext[position : match.start()])
+        output.pieces.append(wikitext[position : match.start()])
         mark, position = match[0], match.end()
         tag = (match["tag"] or "").lower()
-        if mark == "]]" and kept.innermost() == "[":
+        if mark == "]]" and output.innermost() == "[":
             mark, position = "]", position - 1
         if mark == "<":
-            kept.pieces.append("&lt;")
-        elif mark == "]" and kept.innermost() != "[":
-            kept.pieces.append(mark)
+            output.pieces.append("&lt;")
+        elif mark == "]" and output.innermost() != "[":
+            output.pieces.append(mark)
         elif tag in _LINE_BREAKS:
-            kept.pieces.append("\n")
+            output.pieces.append("\n")
         elif match["void"]:
-            kept.pieces.append(_GAP)
+            output.pieces.append(_GAP)
         elif tag in _LITERAL_END and not match["slash"]:
             end = None if tag in endless else _LITERAL_END[tag].search(wikitext, position)
             if end:
                 position = end.end()
-                kept.pieces.append(_GAP if tag in _CUT_OUT else wikitext[match.start() : position])
+                output.pieces.append(
+                    _GAP if tag in _CUT_OUT else wikitext[match.start() : position]
+                )
             else:
                 endless.add(tag)
-                kept.pieces.append(_GAP)
+                output.pieces.append(_GAP)
         elif match["slash"] or match["table_end"] or mark in _PARTNERS:
-            kept.closes(tag or _PARTNERS.get(mark, "{|"), mark)
+            output.closes(tag or _PARTNERS.get(mark, "{|"), mark)
         else:
-            kept.opens(tag or ("{|" if match["table"] else mark), mark)
-    while kept.innermost():
-        kept.drop_innermost()
-    return "".join([*kept.pieces, wikitext[position:]])
+            output.opens(tag or ("{|" if match["table"] else mark), mark)
+    while output.innermost():
+        output.drop_innermost()
+    return "".join([*output.pieces, wikitext[position:]])
 
 
 # Links that show nothing, by namespace, by file, by language.

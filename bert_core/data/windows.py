@@ -87,7 +87,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class InputSequence:
     """One or two texts with the special tokens around them."""
 
     ids: Ids
@@ -95,15 +95,15 @@ class Joined:
     """Where segment 1 begins; the length if there is none."""
     second_start: int
     """Where the second text begins; the length if there is none. The first begins at 1."""
-    kept: tuple[int, ...]
+    lengths: tuple[int, ...]
     """How many ids it has of each text."""
 
     def cuts(self, *texts: tuple[str, str, Ids]) -> tuple[Cut, ...]:
         """Those of its texts that were cut, from the name, the text and the ids of each."""
         return tuple(
-            Cut(text, kept, name)
-            for (name, text, ids), kept in zip(texts, self.kept, strict=True)
-            if kept < len(ids)
+            Cut(text, length, name)
+            for (name, text, ids), length in zip(texts, self.lengths, strict=True)
+            if length < len(ids)
         )
 
 
@@ -123,19 +123,18 @@ def first_ids_of(
     """
     if enough is None:
         return ids_of(tokenizer, texts)
-    found: list[Ids] = [np.empty(0, np.uint32)] * len(texts)
-    left = list(range(len(texts)))
+    ids: list[Ids] = [np.empty(0, np.uint32)] * len(texts)
+    remaining = list(range(len(texts)))
     characters = CHARACTERS_PER_ID * (enough + 1)
-    while left:
-        parts = [end_of(texts[at], characters, from_end=from_end) for at in left]
-        ids = ids_of(tokenizer, parts)
-        again = []
-        for at, part, part_ids in zip(left, parts, ids, strict=True):
-            found[at] = part_ids
+    while remaining:
+        parts = [end_of(texts[at], characters, from_end=from_end) for at in remaining]
+        too_few = []
+        for at, part, part_ids in zip(remaining, parts, ids_of(tokenizer, parts), strict=True):
+            ids[at] = part_ids
             if len(part) < len(texts[at]) and len(part_ids) <= enough:
-                again.append(at)
-        left, characters = again, 4 * characters
-    return found
+                too_few.append(at)
+        remaining, characters = too_few, 4 * characters
+    return ids
 
 
 def end_of(text: str, characters: int, *, from_end: bool) -> str:
@@ -163,9 +162,9 @@ def pieces_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Pieces]:
     ]
 
 
-def joined(
+def with_special_tokens(
     tokenizer: Tokenizer, first: Ids, second: Ids | None = None, max_length: int | None = None
-) -> Joined:
+) -> InputSequence:
     """`[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]` in its model's form.
 
     Args:
@@ -176,7 +175,7 @@ def joined(
     if second is None:
         keep = None if max_length is None else max_length - 2
         ids = np.concatenate([head, first[:keep], tail]).astype(np.uint32)
-        return Joined(ids, len(ids), len(ids), (len(ids) - 2,))
+        return InputSequence(ids, len(ids), len(ids), (len(ids) - 2,))
     between = tail * tokenizer.separators
     if max_length is not None:
         room = max_length - len(between) - 2
@@ -185,7 +184,7 @@ def joined(
     ids = np.concatenate([head, first, between, second, tail]).astype(np.uint32)
     second_start = 1 + len(first) + len(between)
     segment_b_start = second_start if tokenizer.has_segments else len(ids)
-    return Joined(ids, segment_b_start, second_start, (len(first), len(second)))
+    return InputSequence(ids, segment_b_start, second_start, (len(first), len(second)))
 
 
 def _fitted(first: int, second: int, room: int) -> tuple[int, int]:
@@ -210,9 +209,9 @@ class Slice:
 
     first: int
     end: int
-    own_first: int
-    """The pieces from here to `own_end` are farther from its ends than from those of any other."""
     own_end: int
+    """Its own pieces end here, and begin at the `own_end` of the slice before: they are farther
+    from its ends than from those of any other slice."""
 
     def holds(self, first: int, last: int) -> bool:
         """Whether it has the pieces from `first` to `last`, both included."""
@@ -229,8 +228,8 @@ def slices(pieces: int, room: int, stride: int) -> list[Slice]:
     firsts = [0]
     while firsts[-1] + room < pieces:
         firsts.append(firsts[-1] + room - stride)
-    cuts = [0, *(first + stride // 2 for first in firsts[1:]), pieces]
+    own_ends = [*(first + stride // 2 for first in firsts[1:]), pieces]
     return [
-        Slice(first, min(first + room, pieces), own_first, own_end)
-        for first, own_first, own_end in zip(firsts, cuts, cuts[1:], strict=False)
+        Slice(first, min(first + room, pieces), own_end)
+        for first, own_end in zip(firsts, own_ends, strict=True)
     ]

@@ -72,14 +72,14 @@ class GraphBackend(Backend):
         last dimension if that is fixed."""
 
     @abstractmethod
-    def run(self, given: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
+    def run(self, feed: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
         """The outputs with these names, for all of the graph's inputs."""
 
     def logits(self, batch: Batch) -> Tensor:
-        given = {name: tensor.numpy() for name, tensor in batch.items() if name in self._inputs}
-        if "attention_mask" not in given:
-            given["attention_mask"] = np.ones_like(given["input_ids"])
-        outputs = [torch.from_numpy(one) for one in self.run(given, self._outputs)]
+        feed = {name: tensor.numpy() for name, tensor in batch.items() if name in self._inputs}
+        if "attention_mask" not in feed:
+            feed["attention_mask"] = np.ones_like(feed["input_ids"])
+        outputs = [torch.from_numpy(array) for array in self.run(feed, self._outputs)]
         every = outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1)
         return self.objective.picked(every, batch)
 
@@ -111,12 +111,12 @@ def groups_of_width(windows: Sequence[Window], most_tokens: int) -> list[np.ndar
     ]
 
 
-def check_installed(packages: tuple[str, ...], what: str) -> None:
-    """Raises: ResourceError naming the packages that `what` needs and that are not installed."""
+def check_installed(packages: tuple[str, ...], purpose: str) -> None:
+    """Raises: ResourceError naming the packages that `purpose` needs and that are not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise ResourceError(
-            f"{what} needs the packages {', '.join(packages)}, {', '.join(missing)} "
+            f"{purpose} needs the packages {', '.join(packages)}, {', '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not installed: "
             "pip install --constraint constraints.txt '.[export]'"
         )

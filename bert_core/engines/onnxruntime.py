@@ -34,11 +34,11 @@ class OnnxRuntime(GraphBackend):
             )  # fmt: skip
         except Exception as error:  # NOTE: from C++, each kind with its own class
             raise cannot_run(path, f"onnxruntime {onnxruntime.__version__}", error) from error
-        widths = {one.name: one.shape[-1] for one in self.session.get_outputs()}
+        widths = {output.name: output.shape[-1] for output in self.session.get_outputs()}
         outputs = {
             name: width if isinstance(width, int) else None for name, width in widths.items()
         }
-        return [one.name for one in self.session.get_inputs()], outputs
+        return [value.name for value in self.session.get_inputs()], outputs
 
-    def run(self, given: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
-        return self.session.run(list(names), dict(given))
+    def run(self, feed: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
+        return self.session.run(list(names), dict(feed))

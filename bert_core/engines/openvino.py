@@ -44,7 +44,7 @@ class OpenVino(GraphBackend):
         }
         try:
             compiled = core.compile_model(core.read_model(path), "CPU", settings)
-        except Exception as error:  # NOTE: from C++: RuntimeError for whatever is wrong
+        except Exception as error:  # NOTE: from C++: a RuntimeError for every fault
             raise cannot_run(path, f"openvino {openvino.__version__}", error) from error
         self._request, self._lock = compiled.create_infer_request(), threading.Lock()
         widths = {port.any_name: port.partial_shape[-1] for port in compiled.outputs}
@@ -53,7 +53,7 @@ class OpenVino(GraphBackend):
         }
         return [port.any_name for port in compiled.inputs], outputs
 
-    def run(self, given: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
+    def run(self, feed: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
         with self._lock:  # a request has the memory of one pass
-            self._request.infer(dict(given), share_inputs=True)
+            self._request.infer(dict(feed), share_inputs=True)
             return [self._request.get_tensor(name).data.copy() for name in names]

@@ -32,7 +32,7 @@ def intervals(
     """
     drawn: dict[str, list[float]] = {}
     for rows in _draws(columns, samples, seed):
-        for name, value in metrics(_taken(columns, rows)).items():
+        for name, value in metrics(_rows_of(columns, rows)).items():
             drawn.setdefault(name, []).append(value)
     tail = (1 - confidence) / 2
     return {
@@ -93,7 +93,7 @@ def not_worse(
 
     def difference(rows: np.ndarray) -> float | None:
         """None if the rows lack the metric, as when none of a rare kind is drawn."""
-        ours, theirs = metrics(_taken(new, rows)), metrics(_taken(old, rows))
+        ours, theirs = metrics(_rows_of(new, rows)), metrics(_rows_of(old, rows))
         return ours[metric] - theirs[metric] if metric in ours and metric in theirs else None
 
     (rows,) = counts
@@ -103,8 +103,8 @@ def not_worse(
             f"metric: wanted one that both models have on these rows, got {metric!r}: compare by "
             "another one"
         )
-    drawn = [difference(some) for some in _draws(new, samples, seed)]
-    differences = [one for one in drawn if one is not None]
+    drawn = [difference(sample) for sample in _draws(new, samples, seed)]
+    differences = [value for value in drawn if value is not None]
     tail = (1 - confidence) / 2
     low, high = np.quantile(differences, [tail, 1 - tail])
     return Verdict(bool(high >= 0), metric, whole, float(low), float(high), rows)
@@ -116,5 +116,5 @@ def _draws(columns: Columns, samples: int, seed: int) -> Iterator[np.ndarray]:
     return (rng.integers(rows, size=rows) for _ in range(samples))
 
 
-def _taken(columns: Columns, rows: np.ndarray) -> dict[str, np.ndarray]:
+def _rows_of(columns: Columns, rows: np.ndarray) -> dict[str, np.ndarray]:
     return {name: column[rows] for name, column in columns.items()}

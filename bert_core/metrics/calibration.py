@@ -53,13 +53,13 @@ class Reliability:
 
 
 def reliability(
-    confidence: Float[np.ndarray, "claims"], right: Bool[np.ndarray, "claims"], bins: int = BINS
+    confidence: Float[np.ndarray, "claims"], is_right: Bool[np.ndarray, "claims"], bins: int = BINS
 ) -> Reliability:
     """How well the probabilities of at least one answer fit the outcomes.
 
     Args:
         confidence: from 0 to 1; 0 falls into the first bin.
-        right: whether each answer is right.
+        is_right: whether each answer is right.
     """
     edges = np.linspace(0.0, 1.0, bins + 1)
     place = np.digitize(confidence, edges[1:-1], right=True)
@@ -73,6 +73,6 @@ def reliability(
         edges=edges,
         counts=counts,
         confidence=means(confidence),
-        accuracy=means(right.astype(np.float64)),
-        brier_score=float(np.mean((confidence - right) ** 2)),
+        accuracy=means(is_right.astype(np.float64)),
+        brier_score=float(np.mean((confidence - is_right) ** 2)),
     )

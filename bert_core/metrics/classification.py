@@ -29,14 +29,14 @@ def single_label_metrics(
             4.2), each if there are such rows.
     """
     ids, places = np.unique(np.concatenate([predicted, labels]), return_inverse=True)
-    given, wanted = (np.bincount(part, minlength=len(ids)) for part in np.split(places, 2))
+    guesses, support = (np.bincount(part, minlength=len(ids)) for part in np.split(places, 2))
     is_right = predicted == labels
-    right = np.bincount(places[: len(labels)][is_right], minlength=len(ids))
-    f1 = _f1(right, given, wanted)
+    hits = np.bincount(places[: len(labels)][is_right], minlength=len(ids))
+    f1 = _f1(hits, guesses, support)
     metrics = {
         "accuracy": float(np.mean(is_right)),
         "macro_f1": float(np.mean(f1)),
-        "matthews": _matthews(right, given, wanted),
+        "matthews": _matthews(hits, guesses, support),
     }
     if num_labels == 2:
         metrics["f1"] = float(f1[ids == 1].sum())
@@ -55,13 +55,13 @@ def multi_label_metrics(
 
     A label that is neither predicted nor right counts as 0 in `macro_f1`.
     """
-    right, given, wanted = (
+    hits, guesses, support = (
         (table > 0).sum(axis=0) for table in (predicted * labels, predicted, labels)
     )
     return {
         "accuracy": float(np.mean((predicted == labels).all(axis=1))),
-        "micro_f1": float(_f1(right.sum(), given.sum(), wanted.sum())),
-        "macro_f1": float(np.mean(_f1(right, given, wanted))),
+        "micro_f1": float(_f1(hits.sum(), guesses.sum(), support.sum())),
+        "macro_f1": float(np.mean(_f1(hits, guesses, support))),
     }
 
 
@@ -79,33 +79,33 @@ def by_label(
     """
     metrics = {}
     for index, name in enumerate(names):
-        is_given, is_wanted = (
+        is_guessed, is_right = (
             ids == index if ids.ndim == 1 else ids[:, index] > 0 for ids in (predicted, labels)
         )
-        right, given, wanted = (
-            int(rows.sum()) for rows in (is_given & is_wanted, is_given, is_wanted)
+        hits, guesses, support = (
+            int(rows.sum()) for rows in (is_guessed & is_right, is_guessed, is_right)
         )
         metrics[name] = {
-            "precision": right / given if given else 0.0,
-            "recall": right / wanted if wanted else 0.0,
-            "f1": float(_f1(right, given, wanted)),
-            "support": wanted,
+            "precision": hits / guesses if guesses else 0.0,
+            "recall": hits / support if support else 0.0,
+            "f1": float(_f1(hits, guesses, support)),
+            "support": support,
         }
     return metrics
 
 
-def _f1(right: Any, given: Any, wanted: Any) -> Any:
-    """F1 from numbers of rows, or arrays of them: those given a label rightly, those given it, and
-    those that have it. 0 if there are none."""
-    return 2 * right / np.maximum(given + wanted, 1)
+def _f1(hits: Any, guesses: Any, support: Any) -> Any:
+    """F1 from numbers of rows, or arrays of them: those for which a label is predicted rightly,
+    those for which it is predicted, and those that have it. 0 if there are none."""
+    return 2 * hits / np.maximum(guesses + support, 1)
 
 
-def _matthews(right: np.ndarray, given: np.ndarray, wanted: np.ndarray) -> float:
+def _matthews(hits: np.ndarray, guesses: np.ndarray, support: np.ndarray) -> float:
     """Gorodkin 2004, equation 8, from the same counts per label."""
-    right, given, wanted = (counts.astype(float) for counts in (right, given, wanted))
-    rows = wanted.sum()
-    below = (rows**2 - given @ given) * (rows**2 - wanted @ wanted)
-    return float((right.sum() * rows - given @ wanted) / np.sqrt(below)) if below else 0.0
+    hits, guesses, support = (counts.astype(float) for counts in (hits, guesses, support))
+    rows = support.sum()
+    below = (rows**2 - guesses @ guesses) * (rows**2 - support @ support)
+    return float((hits.sum() * rows - guesses @ support) / np.sqrt(below)) if below else 0.0
 
 
 def wrong_labels(

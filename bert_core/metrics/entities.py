@@ -111,11 +111,11 @@ def entity_metrics(counts: Mapping[str, np.ndarray]) -> dict[str, float]:
     Args:
         counts: `correct`, `predicted` and `wanted` entities per row.
     """
-    correct, predicted, wanted = (
+    correct, predicted, expected = (
         int(counts[name].sum()) for name in ("correct", "predicted", "wanted")
     )
     precision = correct / predicted if predicted else 0.0
-    recall = correct / wanted if wanted else 0.0
+    recall = correct / expected if expected else 0.0
     both = precision + recall
     return {
         "precision": precision,

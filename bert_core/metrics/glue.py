@@ -102,12 +102,12 @@ def task_scores(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
                     f"{', '.join(metrics[name]) or 'none'}: evaluate a model for this set's task"
                 )
             values.setdefault(glue_set.task or name, []).append(metrics[name][metric])
-    wanted = dict.fromkeys(SCORED_TASKS, 0)
+    metrics_of = dict.fromkeys(SCORED_TASKS, 0)
     for name, glue_set in SETS.items():
-        wanted[glue_set.task or name] += len(glue_set.metrics)
+        metrics_of[glue_set.task or name] += len(glue_set.metrics)
     return {
         task: sum(values[task]) / count
-        for task, count in wanted.items()
+        for task, count in metrics_of.items()
         if len(values.get(task, [])) == count
     }
 

@@ -16,31 +16,31 @@ def unigram_baseline(train: Labels, held_out: Labels, vocab_size: int) -> tuple[
     seen = np.ones(vocab_size)
     for ids in train:
         seen += np.bincount(ids, minlength=vocab_size)
-    wanted = np.zeros(vocab_size)
+    predicted = np.zeros(vocab_size)
     for ids in held_out:
-        wanted += np.bincount(ids, minlength=vocab_size)
+        predicted += np.bincount(ids, minlength=vocab_size)
     log_share = np.log(seen) - np.log(seen.sum())
-    loss = -(wanted * log_share).sum() / wanted.sum()
-    return float(loss), float(wanted[seen.argmax()] / wanted.sum())
+    loss = -(predicted * log_share).sum() / predicted.sum()
+    return float(loss), float(predicted[seen.argmax()] / predicted.sum())
 
 
 def masked_word_metrics(
-    right: Integer[np.ndarray, "rows"],
+    hits: Integer[np.ndarray, "rows"],
     log_shares: Float[np.ndarray, "rows"],
     masks: Integer[np.ndarray, "rows"],
-    asked: Integer[np.ndarray, "rows"],
+    answered: Integer[np.ndarray, "rows"],
 ) -> dict[str, float]:
     """`accuracy` over the masks of all rows, where a mask that was cut off counts as wrong, and
     `perplexity` over the others.
 
     Args:
-        right: per row, masks whose best candidate is the word.
+        hits: per row, masks whose best candidate is the word.
         log_shares: per row, the sum over its masks of the log probability given to the word.
         masks: masks per row.
-        asked: masks per row that were not cut off.
+        answered: masks per row that were not cut off.
     """
-    loss = -log_shares.sum() / asked.sum() if asked.any() else 700.0
+    loss = -log_shares.sum() / answered.sum() if answered.any() else 700.0
     return {
-        "accuracy": float(right.sum() / max(1, int(masks.sum()))),
+        "accuracy": float(hits.sum() / max(1, int(masks.sum()))),
         "perplexity": float(np.exp(min(loss, 700.0))),
     }

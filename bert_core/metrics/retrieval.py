@@ -19,35 +19,36 @@ RANKED = 10
 def ranks_of(
     queries: Float[np.ndarray, "rows size"],
     passages: Float[np.ndarray, "passages size"],
-    right: Int[np.ndarray, "rows"],
+    targets: Int[np.ndarray, "rows"],
 ) -> Float[np.ndarray, "rows"]:
-    """The rank of each query's right passage among all passages by dot product; 1 is the best.
+    """The rank of each query's target, its right passage, among all passages by dot product; 1 is
+    the best.
 
     Passages with equal products share the mean of their ranks, so identical vectors gain nothing.
     """
     ranks = np.empty(len(queries))
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         batch = slice(start, start + QUERIES_AT_ONCE)
-        ranks[batch] = _shared_ranks(queries[batch] @ passages.T, right[batch])
+        ranks[batch] = _shared_ranks(queries[batch] @ passages.T, targets[batch])
     return ranks
 
 
 def sparse_ranks_of(
-    queries: "csr_array", passages: "csr_array", right: Int[np.ndarray, "rows"]
+    queries: "csr_array", passages: "csr_array", targets: Int[np.ndarray, "rows"]
 ) -> Float[np.ndarray, "rows"]:
     """`ranks_of` sparse vectors, a row each: (rows, size) and (passages, size)."""
-    ranks = np.empty(len(right))
-    for start in range(0, len(right), QUERIES_AT_ONCE):
+    ranks = np.empty(len(targets))
+    for start in range(0, len(targets), QUERIES_AT_ONCE):
         batch = slice(start, start + QUERIES_AT_ONCE)
-        ranks[batch] = _shared_ranks((queries[batch] @ passages.T).toarray(), right[batch])
+        ranks[batch] = _shared_ranks((queries[batch] @ passages.T).toarray(), targets[batch])
     return ranks
 
 
 def _shared_ranks(
-    products: Float[np.ndarray, "queries passages"], right: Int[np.ndarray, "queries"]
+    products: Float[np.ndarray, "queries passages"], targets: Int[np.ndarray, "queries"]
 ) -> Float[np.ndarray, "queries"]:
-    wanted = np.take_along_axis(products, right[:, None], axis=1)
-    better, equal = (products > wanted).sum(1), (products == wanted).sum(1)
+    of_target = np.take_along_axis(products, targets[:, None], axis=1)
+    better, equal = (products > of_target).sum(1), (products == of_target).sum(1)
     return better + (equal + 1) / 2
 
 
@@ -98,13 +99,13 @@ def ranking_columns(
     order = np.argsort(query, kind="stable")
     starts = np.flatnonzero(np.diff(query[order], prepend=-1))
     for rows in np.split(order, starts[1:]):
-        scores, wanted = predicted[rows], relevance[rows]
-        misplaced[rows] = _misplaced(scores, wanted)
-        if not wanted.any():
+        scores, labels = predicted[rows], relevance[rows]
+        misplaced[rows] = _misplaced(scores, labels)
+        if not labels.any():
             continue
         ranks = _mean_ranks(scores)
-        best = ranks[wanted > 0].min()
-        ndcg[rows] = _gain(scores, wanted) / _gain(wanted, wanted)
+        best = ranks[labels > 0].min()
+        ndcg[rows] = _gain(scores, labels) / _gain(labels, labels)
         reciprocal[rows] = 1 / best if best <= RANKED else 0.0
         weight[rows[0]] = 1.0
     return {

@@ -22,36 +22,37 @@ def normalized(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
-def exact_match(answer: str, wanted: Sequence[str], *, no_answer: bool = False) -> float:
-    """1 if the answer is one of those wanted; no answer is the empty text.
+def exact_match(answer: str, truths: Sequence[str], *, no_answer: bool = False) -> float:
+    """1 if the answer is one of `truths`, the right ones; no answer is the empty text.
 
     Args:
-        no_answer: follow the rules of 2.0, which ignore a wanted answer that is only an article.
+        no_answer: follow the rules of 2.0, which ignore a right answer that is only an article.
     """
-    return max(float(normalized(answer) == one) for one in _compared(wanted, no_answer))
+    return max(float(normalized(answer) == truth) for truth in _compared(truths, no_answer))
 
 
-def token_f1(answer: str, wanted: Sequence[str], *, no_answer: bool = False) -> float:
-    """The best F1 of the answer's words with those of one wanted; `no_answer` as in `exact_match`.
+def token_f1(answer: str, truths: Sequence[str], *, no_answer: bool = False) -> float:
+    """The best F1 of the answer's words with those of one of `truths`.
 
-    An answer without words scores 0, except where no answer is right: there it scores 1.
+    `truths` and `no_answer` are as in `exact_match`. An answer without words scores 0, except where
+    no answer is right: there it scores 1.
     """
     words = normalized(answer).split()
-    compared = _compared(wanted, no_answer)
-    if compared == [""] and (no_answer or not wanted):
+    compared = _compared(truths, no_answer)
+    if compared == [""] and (no_answer or not truths):
         return float(not words)
-    return max(_f1(words, one.split()) for one in compared)
+    return max(_f1(words, truth.split()) for truth in compared)
 
 
-def _compared(wanted: Sequence[str], no_answer: bool) -> list[str]:
-    """The answers wanted, in the form compared; a single empty one if there are none."""
-    every = [normalized(one) for one in wanted]
-    return [one for one in every if one or not no_answer] or [""]
+def _compared(truths: Sequence[str], no_answer: bool) -> list[str]:
+    """The right answers, in the form compared; a single empty one if there are none."""
+    bare = map(normalized, truths)
+    return [truth for truth in bare if truth or not no_answer] or [""]
 
 
-def _f1(predicted: list[str], wanted: list[str]) -> float:
-    common = sum((Counter(predicted) & Counter(wanted)).values())
-    return 2 * common / (len(predicted) + len(wanted)) if common else 0.0
+def _f1(predicted: list[str], truth: list[str]) -> float:
+    common = sum((Counter(predicted) & Counter(truth)).values())
+    return 2 * common / (len(predicted) + len(truth)) if common else 0.0
 
 
 def squad_metrics(columns: Mapping[str, Float[np.ndarray, "rows"]]) -> dict[str, float]:

@@ -165,7 +165,7 @@ def _attend_in_blocks(
             bias = _plus(bias, added, query.shape[2])
             context = _dot_product_attention(query, key, value, bias, dropout_p, scores=scores)
         blocks.append(context.transpose(1, 2).flatten(2))
-    return layout.joined(blocks)
+    return layout.from_blocks(blocks)
 
 
 def _attend_in_graph(
@@ -187,7 +187,7 @@ def _attend_in_graph(
     context, *_ = torch.onnx.ops.attention(
         query, key, value, bias, q_num_heads=heads, kv_num_heads=heads
     )
-    return rows.joined([context])
+    return rows.from_blocks([context])
 
 
 def sliding_window_attention(
@@ -361,7 +361,7 @@ class RotaryPositions(nn.Module):
         positions = places = rows.positions()
         on_cpu = positions.device.type == "cpu"
         by_table = isinstance(rows, Packed) and on_cpu and in_inference()
-        if by_table:  # a cosine's last bit depends on where it stands in a vector register
+        if by_table:  # a cosine's last bit depends on its place in a vector register
             places = torch.arange(rounded_up(rows.longest, TABLE_MULTIPLE))
         steps = torch.arange(0, self.size, 2, device=positions.device) / self.size
         angles = [places[..., None] * theta**-steps for theta in self.thetas]
@@ -411,11 +411,11 @@ class RelativeBias(nn.Module):
     def bucket(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The bucket of a distance, the key's position minus the query's."""
         half = self.config.num_buckets // 2
-        near = half // 2
-        far = distance.abs().clamp(min=near).float() / near
-        steps = far.log() / math.log(self.config.max_distance / near) * (half - near)
-        shared = (near + steps.long()).clamp(max=half - 1)
-        bucket = torch.where(distance.abs() < near, distance.abs(), shared)
+        max_exact = half // 2
+        far = distance.abs().clamp(min=max_exact).float() / max_exact
+        steps = far.log() / math.log(self.config.max_distance / max_exact) * (half - max_exact)
+        shared = (max_exact + steps.long()).clamp(max=half - 1)
+        bucket = torch.where(distance.abs() < max_exact, distance.abs(), shared)
         return bucket + half * (distance > 0)
 
 
@@ -539,7 +539,7 @@ class DisentangledAttention(nn.Module):
             dropout_p = self.dropout if self.training else 0.0
             context = _dot_product_attention(query, key, value, bias, dropout_p, self.scale, scores)
             blocks.append(context.transpose(1, 2).flatten(2))
-        return self.output(gather_tokens(rows.joined(blocks), places))
+        return self.output(gather_tokens(rows.from_blocks(blocks), places))
 
     def _project_queries(
         self, queries: Float[Tensor, "*tokens hidden"]

@@ -298,13 +298,13 @@ class EncoderConfig:
             embeddings=_replaced(self.embeddings, embeddings),
             attention=_replaced(self.attention, {"dropout": attention_dropout, "num_heads": heads}),
             feed_forward=replace(self.feed_forward, intermediate_size=inner),
-            **_given({"hidden_dropout_prob": hidden_dropout_prob}),
+            **_without_none({"hidden_dropout_prob": hidden_dropout_prob}),
         )
 
 
-def _given(changes: dict[str, Any]) -> dict[str, Any]:
+def _without_none(changes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in changes.items() if value is not None}
 
 
 def _replaced(config: Any, changes: dict[str, Any]) -> Any:
-    return replace(config, **_given(changes))
+    return replace(config, **_without_none(changes))

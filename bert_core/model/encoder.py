@@ -146,7 +146,7 @@ class Encoder(nn.Module):
 
     def _outputs_of_last_layer(
         self, rows: RowLayout, places: Int[Tensor, "chosen"] | None
-    ) -> Int[Tensor, "asked"] | None:
+    ) -> Int[Tensor, "outputs"] | None:
         """Places of the last layer's outputs: the pooler's tokens, then the selected ones."""
         if places is None or self.pooler is None:
             return places

@@ -58,10 +58,10 @@ class Layout:
     """Our dotted field name → entry of `config.json`."""
     defaults: EncoderConfig
     """Values of entries that `config.json` lacks."""
-    wanted: Mapping[str, Any] = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)
     """Required values of entries of `config.json`."""
     absent: Mapping[str, Any] = field(default_factory=dict)
-    """Values of those that `config.json` lacks, where they differ from `wanted`."""
+    """Values of those that `config.json` lacks, where they differ from `required`."""
     read: Callable[[dict[str, Any]], dict[str, Any]] = lambda entries: entries
     """Converts entries to those that `keys` names; added entries whose name starts with `_` are
     never written."""
@@ -310,7 +310,7 @@ _DEBERTA_KEYS = _BERT_KEYS | {
     "head.pooler_dropout": "pooler_dropout",
     "head.pooler_activation": "pooler_hidden_act",
 }
-_DEBERTA_WANTED = {
+_DEBERTA_REQUIRED = {
     "relative_attention": True,
     "pos_att_type": ["p2c", "c2p"],
     "talking_head": False,
@@ -379,7 +379,7 @@ LAYOUTS: dict[str, Layout] = {
         | {"embeddings.position_offset": "_position_offset"},
         read=_mpnet_entries,
         # Its class has the other sizes of its buckets fixed.
-        wanted={"relative_attention_num_buckets": 32},
+        required={"relative_attention_num_buckets": 32},
         defaults=EncoderConfig(
             family="mpnet",
             embeddings=EmbeddingsConfig(
@@ -398,7 +398,7 @@ LAYOUTS: dict[str, Layout] = {
         keys=_BERT_KEYS | {"embeddings.size": "embedding_size"},
         filled={"embedding_size": "hidden_size"},
         read=_electra_entries,
-        wanted={"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
+        required={"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
         defaults=EncoderConfig(  # ELECTRA-small
             family="electra",
             hidden_size=256,
@@ -472,7 +472,7 @@ LAYOUTS: dict[str, Layout] = {
             "embeddings.size": "embedding_size",
             "head.classifier_dropout": "classifier_dropout_prob",
         },
-        wanted={"num_hidden_groups": 1, "inner_group_num": 1},
+        required={"num_hidden_groups": 1, "inner_group_num": 1},
         token_ids=_ENDS,
         defaults=EncoderConfig(  # ALBERT-xxlarge
             family="albert",
@@ -501,7 +501,7 @@ LAYOUTS: dict[str, Layout] = {
         by_head=True,
         tied=_tied("cls.predictions.decoder", "deberta", "cls.predictions.bias"),
         keys=_DEBERTA_KEYS,
-        wanted=_DEBERTA_WANTED,
+        required=_DEBERTA_REQUIRED,
         absent=_DEBERTA_ABSENT,
         read=_deberta_entries,
         aliases=_DEBERTA_ALIASES,
@@ -531,7 +531,7 @@ LAYOUTS: dict[str, Layout] = {
             "convolution.kernel_size": "conv_kernel_size",
             "convolution.activation": "conv_act",
         },
-        wanted=_DEBERTA_WANTED | {"share_att_key": True, "norm_rel_ebd": "layer_norm"},
+        required=_DEBERTA_REQUIRED | {"share_att_key": True, "norm_rel_ebd": "layer_norm"},
         absent=_DEBERTA_ABSENT | {"share_att_key": False, "norm_rel_ebd": "none"},
         read=_deberta_entries,
         aliases=_DEBERTA_ALIASES,
@@ -585,7 +585,7 @@ LAYOUTS: dict[str, Layout] = {
             "head.pooling": "classifier_pooling",
             "head.classifier_dropout": "classifier_dropout",
         },
-        wanted={
+        required={
             "hidden_activation": "gelu",
             "classifier_activation": "gelu",
             "mlp_dropout": 0.0,

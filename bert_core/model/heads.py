@@ -118,7 +118,7 @@ class RecurrentHead(nn.Module):
         for block, mask in zip(rows.blocks(self.dropout(vectors)), rows.masks(), strict=True):
             with torch.autocast(block.device.type, enabled=False):  # no bf16 LSTM on a CPU
                 blocks.append(self._read(block.to(self.linear.weight.dtype), mask))
-        return self.linear(self.dropout(rows.joined(blocks)))
+        return self.linear(self.dropout(rows.from_blocks(blocks)))
 
     def _read(
         self, block: Float[Tensor, "rows seq size"], mask: Bool[Tensor, "rows seq"] | None

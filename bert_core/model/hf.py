@@ -82,7 +82,7 @@ def from_huggingface(
     theirs = _modern(state, layout)
     names = _readable(layout, name.removeprefix(layout.title))
     renamed: dict[str, Tensor] = {}
-    joined: dict[str, dict[str, Tensor]] = {}
+    parts_of_qkv: dict[str, dict[str, Tensor]] = {}
     thirds = {layout.prefix + part: part for part in layout.split or ()}
     for name, tensor in theirs.items():
         part = _renamed(name, dict.fromkeys(thirds, "encoder.layers.{n}.attention.qkv"))
@@ -90,7 +90,7 @@ def from_huggingface(
         if part is not None:
             third = next(thirds[key] for key in thirds if _renamed(name, {key: key}))
             _check_shape(name, tensor, config.hidden_size, config)
-            joined.setdefault(part, {})[third] = tensor
+            parts_of_qkv.setdefault(part, {})[third] = tensor
         elif ours is not None:
             heads = config.attention.num_heads
             by_head = layout.by_head and ours.endswith("qkv.weight")
@@ -105,15 +105,15 @@ def from_huggingface(
                 f"tensor {name}: the encoder of {layout.title} has no such tensor; wanted the "
                 f"weights of a {layout.title} as published"
             )
-    for part, tensors in joined.items():
-        wanted = layout.split or ()
-        if len(tensors) != len(wanted):
-            wanted_names = [name.rpartition(".")[2] for name in wanted]
+    for part, tensors in parts_of_qkv.items():
+        thirds_of_qkv = layout.split or ()
+        if len(tensors) != len(thirds_of_qkv):
+            wanted_names = [name.rpartition(".")[2] for name in thirds_of_qkv]
             names_read = [name.rpartition(".")[2] for name in tensors]
             raise FormatError(
                 f"tensor {part}: wanted {', '.join(wanted_names)}, got only {', '.join(names_read)}"
             )
-        renamed[part] = torch.cat([tensors[name] for name in wanted])
+        renamed[part] = torch.cat([tensors[name] for name in thirds_of_qkv])
     return renamed
 
 
@@ -127,7 +127,7 @@ def encoder_config_to_huggingface(config: EncoderConfig) -> dict[str, Any]:
         if flat.get(path) is not None and not key.startswith("_")
     }
     filled = {key: entries[other] for key, other in layout.filled.items()}
-    return {"model_type": config.family, **layout.wanted, **filled, **entries}
+    return {"model_type": config.family, **layout.required, **filled, **entries}
 
 
 def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig:
@@ -143,11 +143,11 @@ def encoder_config_from_huggingface(entries: Mapping[str, Any]) -> EncoderConfig
             f"model_type = {family!r}: wanted one of the families {', '.join(LAYOUTS)}"
         )
     layout = LAYOUTS[family]
-    for name, wanted in (_WANTED | dict(layout.wanted)).items():
-        value = entries.get(name, layout.absent.get(name, wanted))
-        if _plain(value) != _plain(wanted):
+    for name, required in (_REQUIRED | dict(layout.required)).items():
+        value = entries.get(name, layout.absent.get(name, required))
+        if _plain(value) != _plain(required):
             raise FormatError(
-                f"{name} = {value!r}: wanted {wanted!r}, as in the published {layout.title}"
+                f"{name} = {value!r}: wanted {required!r}, as in the published {layout.title}"
             )
     try:
         ours = layout.read(dict(entries))
@@ -171,7 +171,11 @@ _BARE = (
     "pooler.",
 )
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_WANTED = {"is_decoder": False, "position_embedding_type": "absolute", "tie_word_embeddings": True}
+_REQUIRED = {
+    "is_decoder": False,
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+}
 # Hugging Face has three names for the tanh approximation and two for the exact GELU.
 _ACTIVATIONS = {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
@@ -247,9 +251,9 @@ def _ignored(name: str, config: EncoderConfig) -> bool:
 
 
 def _check_shape(name: str, tensor: Tensor, outputs: int, config: EncoderConfig) -> None:
-    wanted = (outputs, config.hidden_size)[: 1 if name.endswith("bias") else 2]
-    if tensor.shape != wanted:
-        raise FormatError(f"tensor {name}: wanted shape {wanted}, got {tuple(tensor.shape)}")
+    shape = (outputs, config.hidden_size)[: 1 if name.endswith("bias") else 2]
+    if tensor.shape != shape:
+        raise FormatError(f"tensor {name}: wanted shape {shape}, got {tuple(tensor.shape)}")
 
 
 def _check_tied(name: str, twin: str, theirs: Mapping[str, Tensor]) -> None:
@@ -293,9 +297,9 @@ def _changed(config: Any, changes: Mapping[str, Any]) -> Any:
     parts: dict[str, dict[str, Any]] = {}
     direct: dict[str, Any] = {}
     for path, value in changes.items():
-        name, _, rest = path.partition(".")
-        if rest:
-            parts.setdefault(name, {})[rest] = value
+        name, _, inner_path = path.partition(".")
+        if inner_path:
+            parts.setdefault(name, {})[inner_path] = value
         else:
             direct[name] = value
     nested = {

@@ -218,7 +218,7 @@ class Convolution(nn.Module):
         for block, mask in zip(rows.blocks(embedded), rows.masks(), strict=True):
             real = block if mask is None else block * mask[..., None]
             blocks.append(self._convolved(real))
-        return self.norm(hidden + self.activation(self.dropout(rows.joined(blocks))))
+        return self.norm(hidden + self.activation(self.dropout(rows.from_blocks(blocks))))
 
     def _convolved(
         self, block: Float[Tensor, "batch seq hidden"]

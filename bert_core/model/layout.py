@@ -1,4 +1,4 @@
-"""How the rows of a batch lie in memory: padded to one width, or packed end to end without padding.
+"""How the rows of a batch are laid out: padded to one width, or packed end to end without padding.
 
 B is the number of rows, S the length of the longest. A tensor with one entry per token starts with
 the layout's dimensions, `*tokens`: (B, S) for padded rows, (T,) for packed rows, where T is the
@@ -54,7 +54,7 @@ class RowLayout(ABC):
         """The tokens in blocks (b, s, size) of rows that are computed together."""
 
     @abstractmethod
-    def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "..."]:
+    def from_blocks(self, blocks: Sequence[Tensor]) -> Float[Tensor, "..."]:
         """The reverse of `blocks`."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Padded(RowLayout):
     def blocks(self, tokens: Float[Tensor, "batch seq *size"]) -> Sequence[Tensor]:
         return [tokens]
 
-    def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "batch seq *size"]:
+    def from_blocks(self, blocks: Sequence[Tensor]) -> Float[Tensor, "batch seq *size"]:
         return blocks[0]
 
     def masks(self) -> Sequence[Tensor | None]:
@@ -142,7 +142,8 @@ class Packed(RowLayout):
         return max(self.lengths)
 
     def positions(self) -> Int[Tensor, "tokens"]:
-        return torch.arange(self._tokens, device=self.offsets.device) - self.each(self.starts())
+        tokens = torch.arange(self._tokens, device=self.offsets.device)
+        return tokens - self.per_token(self.starts())
 
     def starts(self) -> Int[Tensor, "batch"]:
         return self.offsets[:-1]
@@ -158,7 +159,7 @@ class Packed(RowLayout):
         padded = tokens.new_zeros(rows * self.longest, *tokens.shape[1:])
         return [padded.index_copy(0, self._places, tokens).unflatten(0, (rows, self.longest))]
 
-    def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
+    def from_blocks(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
         if self._runs is not None:
             return torch.cat([block.flatten(0, 1) for block in blocks])
         return gather_tokens(blocks[0], self._places)
@@ -173,7 +174,7 @@ class Packed(RowLayout):
     def _places(self) -> Int[Tensor, "tokens"]:
         """Each token's place in the block of all rows, which is as wide as the longest row."""
         rows = torch.arange(len(self.lengths), device=self.offsets.device)
-        return self.each(rows * self.longest) + self.positions()
+        return self.per_token(rows * self.longest) + self.positions()
 
     @cached_property
     def bins(self) -> "Bins | None":
@@ -186,7 +187,7 @@ class Packed(RowLayout):
         """Tokens of a bin, at least those of the longest row."""
         return max(BIN_TOKENS, rounded_up(self.longest, WIDTH_MULTIPLE))
 
-    def each(self, of_rows: Int[Tensor, "batch"]) -> Int[Tensor, "tokens"]:
+    def per_token(self, of_rows: Int[Tensor, "batch"]) -> Int[Tensor, "tokens"]:
         """Repeat each row's value for each of its tokens."""
         return of_rows.repeat_interleave(self.offsets.diff(), output_size=self._tokens)
 
@@ -204,11 +205,11 @@ class Bins:
             starts.append(used)
             used += length
         self._shape = rounded_up(used, width) // width, width
-        self._places = rows.each(torch.tensor(starts)) + rows.positions()
+        self._places = rows.per_token(torch.tensor(starts)) + rows.positions()
         self._token_at = torch.zeros(self._shape[0] * width, dtype=torch.long)
         self._token_at[self._places] = torch.arange(len(self._places))
         row_of = torch.full((self._shape[0] * width,), -1)
-        row_of[self._places] = rows.each(torch.arange(len(starts)))
+        row_of[self._places] = rows.per_token(torch.arange(len(starts)))
         row_of = row_of.view(self._shape)
         self._mask: Bool[Tensor, "bins seq seq"] = row_of[:, :, None] == row_of[:, None, :]
 
@@ -216,7 +217,7 @@ class Bins:
         """The tokens in one block; unused places repeat the first token."""
         return [_Moved.apply(tokens, self._token_at, self._places).unflatten(0, self._shape)]
 
-    def joined(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
+    def from_blocks(self, blocks: Sequence[Tensor]) -> Float[Tensor, "tokens *size"]:
         """The reverse of `blocks`."""
         return _Moved.apply(blocks[0].flatten(0, 1), self._places, self._token_at)
 
@@ -253,5 +254,5 @@ def gather_tokens(
 
 
 def in_inference() -> bool:
-    """Whether this is inference mode, and not traced by a compiler, which cannot tell."""
+    """Whether this is inference mode. While a compiler traces, it is not: it cannot know."""
     return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()

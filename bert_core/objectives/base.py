@@ -68,8 +68,6 @@ class Objective(nn.Module, ABC):
     """Whether it reads the output of every layer (`Encoded.layers`)."""
     reads_words: ClassVar[bool] = False
     """Whether it reads the whole word embedding, so that every word gets a gradient."""
-    reads_labels: ClassVar[bool] = False
-    """Whether its scores are of the labels alone: windows have labels even if rows have none."""
     trains_encoder: ClassVar[bool] = True
     """Whether it trains the encoder, or leaves it frozen."""
     in_transformers: bool = True

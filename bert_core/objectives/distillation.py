@@ -206,12 +206,13 @@ class Distillation(ObjectiveModel):
         return _wide(self.projections[name](vectors) if name in self.projections else vectors)
 
 
-def attention_error(own: Scores, wanted: Scores, rows: RowLayout) -> Float[Tensor, ""]:
+def attention_error(students: Scores, teachers: Scores, rows: RowLayout) -> Float[Tensor, ""]:
     """Squared differences of attention scores before the softmax, averaged over heads and keys and
     summed over real queries: per row, TinyBERT's equation 7 times the row's length. Keys that are
     masked in either model are left out."""
     totals = []
-    for student, teacher, mask in zip(own, wanted, rows.masks(), strict=True):  # (b, H, s, s)
+    # Blocks of (b, H, s, s).
+    for student, teacher, mask in zip(students, teachers, rows.masks(), strict=True):
         unseen = student.isneginf() | teacher.isneginf()
         gaps = _wide(student).masked_fill(unseen, 0.0) - _wide(teacher).masked_fill(unseen, 0.0)
         keys = unseen.logical_not().sum((1, 3))  # (b, s), of all heads
@@ -220,13 +221,13 @@ def attention_error(own: Scores, wanted: Scores, rows: RowLayout) -> Float[Tenso
     return torch.stack(totals).sum()
 
 
-def fitting_map(layers: int, teachers: int, given: tuple[int, ...] = ()) -> tuple[int, ...]:
+def fitting_map(layers: int, teachers: int, layer_map: tuple[int, ...] = ()) -> tuple[int, ...]:
     """For each layer of a student, the teacher's layer to compare it with, from 0.
 
     By default, TinyBERT's map: layer m of M with layer m N / M of N, both counted from 1.
     Raises: ConfigError if the map does not fit the two models.
     """
-    if not given:
+    if not layer_map:
         if teachers % layers:
             raise ConfigError(
                 f"layer_map: wanted a map, as the teacher's {teachers} layers are no multiple of "
@@ -234,12 +235,12 @@ def fitting_map(layers: int, teachers: int, given: tuple[int, ...] = ()) -> tupl
                 "layer of the student"
             )
         return tuple((layer + 1) * teachers // layers - 1 for layer in range(layers))
-    if len(given) != layers or not all(0 <= layer < teachers for layer in given):
+    if len(layer_map) != layers or not all(0 <= layer < teachers for layer in layer_map):
         raise ConfigError(
             f"layer_map: wanted a layer of the teacher, 0 to {teachers - 1}, for each of the "
-            f"student's {layers} layers, got {list(given)}: correct it, or remove it"
+            f"student's {layers} layers, got {list(layer_map)}: correct it, or remove it"
         )
-    return given
+    return layer_map
 
 
 def with_layers(

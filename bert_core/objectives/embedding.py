@@ -57,7 +57,7 @@ class Embedding(Objective):
         return encoded.hidden
 
     def picked(self, every: Float[Tensor, "..."], batch: Batch) -> Float[Tensor, "items hidden"]:
-        # Each run where it lies: many times as fast as gathering the tokens of all first.
+        # Each run in place: many times as fast as gathering the tokens of all first.
         tokens = every.flatten(0, -2).numpy()
         runs = zip(batch["vector_starts"].tolist(), batch["vector_ends"].tolist(), strict=True)
         return torch.from_numpy(np.stack([tokens[start:end].mean(0) for start, end in runs]))
@@ -67,10 +67,10 @@ class Embedding(Objective):
         return rows if self.loss == "contrastive" else len(batch["similarities"]) - rows
 
     def part(self, logits: Float[Tensor, "items hidden"], batch: Batch) -> LossPart:
-        scores, wanted = self._scored(logits, batch)
+        scores, targets = self._scored(logits, batch)
         if self.loss == "contrastive":
-            return cross_entropy(scores, wanted)
-        return LossPart((scores - wanted).square().sum(), len(scores), None)
+            return cross_entropy(scores, targets)
+        return LossPart((scores - targets).square().sum(), len(scores), None)
 
     def soft_part(
         self,
@@ -94,34 +94,35 @@ class Embedding(Objective):
         sizes = batch["choices"]
         firsts = sizes.cumsum(0) - sizes
         row_of = _counted(sizes)
-        others = (torch.arange(len(row_of), device=sizes.device) != firsts[row_of]).nonzero()[:, 0]
-        anchors, compared = vectors.index_select(0, firsts), vectors.index_select(0, others)
-        row_of = row_of[others]
+        is_compared = torch.arange(len(row_of), device=sizes.device) != firsts[row_of]
+        of_compared = is_compared.nonzero()[:, 0]
+        anchors, compared = vectors.index_select(0, firsts), vectors.index_select(0, of_compared)
+        row_of = row_of[of_compared]
         if self.loss == "cosine":
             cosines = (anchors.index_select(0, row_of) * compared).sum(-1)
-            return cosines, batch["similarities"][others]
+            return cosines, batch["similarities"][of_compared]
         with torch.autocast(vectors.device.type, enabled=False):  # bf16 has three digits
             scores = anchors @ compared.mT / self.temperature  # (rows, compared)
-        right = sizes.sub(1).cumsum(0) - sizes.sub(1)
-        ruled_out = self._ruled_out(batch, firsts, others, row_of, right)
-        return scores.masked_fill(ruled_out, float("-inf")), right
+        targets = sizes.sub(1).cumsum(0) - sizes.sub(1)
+        ruled_out = self._ruled_out(batch, firsts, of_compared, row_of, targets)
+        return scores.masked_fill(ruled_out, float("-inf")), targets
 
     def _ruled_out(
         self,
         batch: Batch,
         firsts: Int[Tensor, "rows"],
-        others: Int[Tensor, "compared"],
+        of_compared: Int[Tensor, "compared"],
         row_of: Int[Tensor, "compared"],
-        right: Int[Tensor, "rows"],
+        targets: Int[Tensor, "rows"],
     ) -> Bool[Tensor, "rows compared"]:
         """Texts left out of a row's softmax: those of other groups, copies of the row's own text,
         and copies of any text that its group marks as right for it."""
         group = _counted(batch["groups"])
-        anchor, compared = batch["texts"][firsts], batch["texts"][others]
+        anchor, compared = batch["texts"][firsts], batch["texts"][of_compared]
         alike = (anchor[:, None] == anchor) & (group[:, None] == group)  # (rows, rows)
-        is_right = compared[right][:, None] == compared  # (rows, compared)
+        is_right = compared[targets][:, None] == compared  # (rows, compared)
         right_too = (alike.float() @ is_right.float() > 0) | (anchor[:, None] == compared)
-        right_too[torch.arange(len(right), device=right.device), right] = False
+        right_too[torch.arange(len(targets), device=targets.device), targets] = False
         return right_too | (group[:, None] != group[row_of])
 
 

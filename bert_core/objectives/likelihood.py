@@ -1,4 +1,4 @@
-"""How likely a model finds the words behind masks: the masked-word head, asked for known words."""
+"""How likely a model finds the words behind masks: the masked-word head, for known words."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -13,10 +13,9 @@ class MaskedWordLikelihood(MaskedLanguageModeling):
     """The log probability of the label at each chosen position.
 
     It has the weights and names of the masked-word head, and is only read from, never trained. Only
-    one number per position leaves it, not one per entry of the vocabulary.
+    one number per position leaves it, not one per entry of the vocabulary. Its scores are of the
+    labels alone, so windows have labels even if rows have none.
     """
-
-    reads_labels = True
 
     def logits(
         self, encoded: Encoded, batch: Batch, word_embeddings: Float[Tensor, "vocab embedding"]

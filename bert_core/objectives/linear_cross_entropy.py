@@ -97,11 +97,11 @@ class _LinearCrossEntropy(Function):
                 added = bias.to(wide)[:, None]
                 scores = scores.add_(added) if narrow == wide else scores + added
                 highest = scores.amax(0)
-                right = scores.gather(0, targets[None])[0]
-                correct += _correct(scores, right == highest, targets)
+                of_label = scores.gather(0, targets[None])[0]
+                correct += _correct(scores, of_label == highest, targets)
                 powers = scores.sub_(highest).exp_()
                 sums = powers.sum(0)
-                total += (sums.log() + highest - right).sum()
+                total += (sums.log() + highest - of_label).sum()
                 if learns:  # gradient: probabilities, powers / sums, minus 1 at the label
                     powers, shares = powers.to(narrow), sums.reciprocal()
                     pulled = (powers.T @ factor).to(rows.dtype) * shares[:, None].to(rows.dtype)
@@ -116,7 +116,7 @@ class _LinearCrossEntropy(Function):
                     weight_grad.index_add_(0, targets, rows[chunk].to(weight.dtype), alpha=-1)
                     bias_grad += (powers @ shares.to(narrow)[:, None])[:, 0]
                     bias_grad.index_add_(
-                        0, targets, torch.ones_like(right, dtype=bias.dtype), alpha=-1
+                        0, targets, torch.ones_like(of_label, dtype=bias.dtype), alpha=-1
                     )
         if learns:
             weight_grad = torch.zeros_like(weight) if weight_grad is None else weight_grad

@@ -63,7 +63,7 @@ class ReplacedTokenDetection(Objective):
     def shown(self, batch: Batch) -> tuple[Batch, dict[str, LossPart]]:
         """The batch with guesses at the masked positions and `replaced` (*tokens), True for wrong
         guesses; and the generator's loss."""
-        ids, places, right = batch["input_ids"], batch["mlm_positions"], batch["mlm_labels"]
+        ids, places, labels = batch["input_ids"], batch["mlm_positions"], batch["mlm_labels"]
         encoded = self.generator.encode(batch, places)
         words = self.generator.word_embeddings
         masked_words = self.generator.objectives["mlm"]
@@ -77,7 +77,7 @@ class ReplacedTokenDetection(Objective):
         unchanged = torch.zeros_like(ids, dtype=torch.bool)
         shown = {
             "input_ids": ids.flatten().index_copy(0, places, guesses).view_as(ids),
-            "replaced": unchanged.flatten().index_copy(0, places, guesses != right).view_as(ids),
+            "replaced": unchanged.flatten().index_copy(0, places, guesses != labels).view_as(ids),
         }
         return batch | shown, {masked_words.name: part}
 

@@ -203,15 +203,15 @@ class Bucket:
         """All objects in a folder, at any depth."""
         import obstore
 
-        found: list[Any] = []
+        objects: list[Any] = []
 
         def request() -> None:
-            last = found[-1]["path"] if found else None  # go on where the last answer broke off
+            last = objects[-1]["path"] if objects else None  # go on where the last answer broke off
             for page in obstore.list(self._store, folder or None, offset=last, chunk_size=1000):
-                found.extend(page)
+                objects.extend(page)
 
         self._retried(folder, "listed", request)
-        return found
+        return objects
 
     def list_folder(self, folder: str) -> tuple[list[str], list[Any]]:
         """Paths of the folders directly in a folder, and the objects."""
@@ -339,17 +339,18 @@ class Bucket:
                 longest_s=FIRST_CONTACT_S,
             )
             for upload in ET.fromstring(answer.to_bytes()).iterfind("{*}Upload"):
-                found = upload.findtext("{*}Key") or ""
-                if key not in (None, found):
+                uploaded = upload.findtext("{*}Key") or ""
+                if key not in (None, uploaded):
                     continue
                 number = quote(upload.findtext("{*}UploadId") or "", safe="")
-                one = self._open(address=f"{address}/{quote(found)}?uploadId={number}&{_IGNORED}")
+                query = f"uploadId={number}&{_IGNORED}"
+                parts = self._open(address=f"{address}/{quote(uploaded)}?{query}")
 
-                def abort(one: Any = one) -> None:
+                def abort(parts: Any = parts) -> None:
                     with suppress(FileNotFoundError):
-                        obstore.delete(one, "d")
+                        obstore.delete(parts, "d")
 
-                self._retried(found, "removed", abort, longest_s=FIRST_CONTACT_S)
+                self._retried(uploaded, "removed", abort, longest_s=FIRST_CONTACT_S)
 
     # ------------------------------------------------------------------ repeating
 
@@ -427,7 +428,7 @@ def _interruptible(request: Callable[[], T]) -> T:
     return answered.result()
 
 
-def _require(got: int, wanted: int) -> None:
+def _require(received: int, expected: int) -> None:
     """Raises: OSError if the answer was cut short."""
-    if got != wanted:
-        raise OSError(f"wanted {wanted:,} bytes, the answer ended after {got:,}")
+    if received != expected:
+        raise OSError(f"wanted {expected:,} bytes, the answer ended after {received:,}")

@@ -24,10 +24,10 @@ class StorageConfig:
     endpoint: str | None = None
     """Address of the server; None for the one of Amazon, Google or Azure."""
     region: str | None = None
-    """Of buckets on S3; None asks Amazon for each bucket's."""
+    """Of buckets on S3; None looks up each bucket's at Amazon."""
     path_style: bool | None = None
-    """Whether S3's bucket stands in the path of an address, not in its host; None for whichever is
-    usual: in the path if there is an endpoint."""
+    """Whether S3's bucket is in the path of an address, not in its host; None for the usual place:
+    in the path if there is an endpoint."""
     anonymous: bool = False
     """Whether requests are sent without credentials."""
     connect_timeout_s: float = 5.0
@@ -60,7 +60,7 @@ class StorageConfig:
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """The variables of this process that bear on object stores, sorted."""
+    """The variables of this process that affect object stores, sorted."""
     return tuple(sorted(item for item in os.environ.items() if item[0].startswith(_PREFIXES)))
 
 

@@ -1,4 +1,4 @@
-"""What went wrong with a request: whether to repeat it, what to tell, and the way out.
+"""What went wrong with a request: whether to repeat it, how to describe it, and the way out.
 
 obstore's errors are texts; the statuses, S3's error codes and times are read from them.
 """
@@ -19,7 +19,7 @@ _RETRIES = re.compile(r"after (\d+) retries")
 _DETAIL = re.compile(r'(?:message|error): "([^"]+)"')
 _UNITS_S = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _DEBUG = "\n\nDebug source:"
-# Where obstore asks for credentials.
+# Where obstore gets credentials.
 _OF_CREDENTIALS = (
     "/latest/api/token",
     "/latest/meta-data/iam",
@@ -31,7 +31,7 @@ _OF_CREDENTIALS = (
 
 # A request that S3 gave up on, or that was damaged on its way: to be sent again as it is.
 _SEND_AGAIN = ("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch")
-# The upload was completed or aborted while the answer was on its way: it is started anew.
+# The upload was completed or aborted while the answer was on its way: it is started again.
 _UPLOAD_GONE = "NoSuchUpload"
 _OTHER_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraint")
 _CREDENTIALS = (
@@ -45,7 +45,7 @@ _VARIABLES = {
 }
 # An address that is none, a certificate that is not trusted, a server without ranges.
 _FINAL = ("kind: Builder", "certificate", "non-partial response")
-# obstore's errors about what was asked for, not about an answer.
+# obstore's errors about a request itself, not about an answer.
 _MISUSES = ("InvalidPathError", "NotSupportedError", "UnknownConfigurationKeyError")
 
 
@@ -155,11 +155,11 @@ def error_of(
         verb: what could not be done: `read`, `written`, `listed`, `removed`.
     """
     times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-    kept = "; finished work is kept: the same command continues from there"
+    resumes = "; finished work is kept: the same command continues from there"
     return ResourceError(
         f"{path}: could not be {verb}: {failure.reason}, {times} in {seconds:.1f} s, bucket "
         f"{location.bucket!r}, key {location.key!r}: {_way_out(location, config, failure, verb)}"
-        f"{kept if verb == 'written' else ''}"
+        f"{resumes if verb == 'written' else ''}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A bucket as a filesystem of pyarrow, so that its readers open what lies there."""
+"""A bucket as a filesystem of pyarrow, so that its readers open what is in it."""
 
 import io
 import threading
@@ -56,28 +56,28 @@ class _Handler(fs.FileSystemHandler):
         key = self._key(path)
         if key and (size := self._bucket.size(key)) is not None:
             return fs.FileInfo(path, fs.FileType.File, size=size)
-        there = self._bucket.holds(key)
-        return fs.FileInfo(path, fs.FileType.Directory if there else fs.FileType.NotFound)
+        is_folder = self._bucket.holds(key)
+        return fs.FileInfo(path, fs.FileType.Directory if is_folder else fs.FileType.NotFound)
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
         folder = self._key(selector.base_dir)
         if selector.recursive:
             objects = self._objects(folder, self._bucket.list_all(folder))
-            folders = sorted({above for each in objects for above in _above(each["path"], folder)})
+            folders = sorted({above for item in objects for above in _above(item["path"], folder)})
         else:
             folders, listed = self._bucket.list_folder(folder)
             objects = self._objects(folder, listed)
         infos = [
-            fs.FileInfo(f"{self._name}/{each['path']}", fs.FileType.File, size=each["size"])
-            for each in objects
+            fs.FileInfo(f"{self._name}/{item['path']}", fs.FileType.File, size=item["size"])
+            for item in objects
         ]
-        infos += [fs.FileInfo(f"{self._name}/{each}", fs.FileType.Directory) for each in folders]
+        infos += [fs.FileInfo(f"{self._name}/{path}", fs.FileType.Directory) for path in folders]
         if not infos and not selector.allow_not_found:
             raise FileNotFoundError(self._bucket.path(folder))
         return infos
 
     def _objects(self, folder: str, listed: list[Any]) -> list[Any]:
-        return [each for each in listed if self._bucket.is_object(folder, each)]
+        return [item for item in listed if self._bucket.is_object(folder, item)]
 
     def delete_dir(self, path: str) -> None:
         self.delete_dir_contents(path)
@@ -175,17 +175,18 @@ class _Reader(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         with self._lock:
-            rest = max(0, self._size - self._position)
-            wanted = rest if size is None or size < 0 else min(size, rest)
+            remaining = max(0, self._size - self._position)
+            if size is not None and size >= 0:
+                remaining = min(size, remaining)
             parts = []
-            while wanted:
-                part = self._buffered(wanted)
+            while remaining:
+                part = self._buffered(remaining)
                 if not part:
-                    self._fetch(wanted)
+                    self._fetch(remaining)
                     continue
                 parts.append(part)
                 self._position += len(part)
-                wanted -= len(part)
+                remaining -= len(part)
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _buffered(self, count: int) -> bytes:
@@ -196,7 +197,7 @@ class _Reader(io.RawIOBase):
             return self._buffer
         return self._buffer[offset : offset + count]
 
-    def _fetch(self, wanted: int) -> None:
+    def _fetch(self, count: int) -> None:
         """Put the bytes at the position into the buffer."""
         follows = self._position == self._start + len(self._buffer)
         self._piece_bytes = min(2 * self._piece_bytes, PIECE_BYTES) if follows else FIRST_BYTES
@@ -206,7 +207,7 @@ class _Reader(io.RawIOBase):
         else:
             if ahead is not None:
                 ahead[1].cancel()
-            end = min(self._size, self._position + max(wanted, self._piece_bytes))
+            end = min(self._size, self._position + max(count, self._piece_bytes))
             self._buffer = self._bucket.read(self._key, self._position, end, self._tag)
         self._start = self._position
         end = self._start + len(self._buffer)

@@ -17,7 +17,7 @@ PIECE_BYTES = 8 << 20
 # A piece that moves more slowly than this has failed.
 _LEAST_BYTES_PER_S = 256 << 10
 _BACKOFF = {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=5), "base": 2}
-# Of what a credential provider says: obstore asks it again then.
+# Of what a credential provider returns: obstore calls it again after that.
 _CREDENTIALS_LAST = timedelta(minutes=5)
 # Sources of credentials that obstore knows and that come before a profile.
 _BEFORE_A_PROFILE = (
@@ -105,7 +105,7 @@ def _region_of(location: Location, config: StorageConfig) -> str:
     if config.endpoint is None:
         from pyarrow.fs import resolve_s3_region
 
-        with suppress(OSError):  # it is missing or cannot be reached: the first request will tell
+        with suppress(OSError):  # it is missing or cannot be reached: the first request will fail
             return str(resolve_s3_region(location.bucket))
     return "us-east-1"
 
@@ -120,7 +120,7 @@ class _Profile:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "_Profile | None":
-        """The profile that applies, or None where there is none or credentials stand elsewhere."""
+        """The profile that applies, or None where there is none or credentials are elsewhere."""
         if any(environment.get(name) for name in _BEFORE_A_PROFILE):
             return None
         name = environment.get("AWS_PROFILE") or environment.get("AWS_DEFAULT_PROFILE") or "default"
@@ -169,7 +169,7 @@ class _Profile:
 
 
 class _Keys:
-    """Keys that stand in a profile, which another program may renew."""
+    """Keys in a profile, which another program may renew."""
 
     def __init__(self, profile: _Profile, environment: Mapping[str, str]) -> None:
         self._profile, self._environment = profile, environment

@@ -351,12 +351,12 @@ class Task(ABC):
         """
         hints = get_type_hints(cls.options)
         of_text = {name for name, hint in hints.items() if hint in (str, str | None)}
-        given = {
+        values = {
             name: str(value) if name in of_text and type(value) is int else value
             for name, value in values.items()
         }
         try:
-            return cls.options(**as_row(cls.options, given, "options"))
+            return cls.options(**as_row(cls.options, values, "options"))
         except InputError as error:
             raise ConfigError(str(error)) from error
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Num
 
 from bert_core.checks import PositiveFloat, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, joined
+from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import ConfigError, CorpusError, InputError
 from bert_core.metrics.regression import correlations
 from bert_core.metrics.retrieval import ranks_of, retrieval_columns, retrieval_metrics
@@ -82,7 +82,7 @@ class FeatureExtractionOptions(VectorOptions):
     prompts: dict[str, str] = field(default_factory=dict)
     """Texts to put before a text, by name, such as `query`."""
     default_prompt: str | None = None
-    """Name of the prompt that is used where none is asked for."""
+    """Name of the prompt that is used by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,7 +380,7 @@ class FeatureExtraction(Task):
             return {"predicted": (firsts * pairs).sum(-1, dtype=np.float64), "label": scores}
         texts = compared(rows)
         passages = np.concatenate([row[1:] for row in vectors])[texts.places]
-        return retrieval_columns(ranks_of(firsts, passages, texts.right), texts.queries)
+        return retrieval_columns(ranks_of(firsts, passages, texts.targets), texts.queries)
 
     def constant(self, rows: Sequence[Row]) -> Columns:
         return self.compare(rows, [[[1.0]] * len(texts_of(row)) for row in rows])
@@ -448,11 +448,11 @@ def sequences_of(
     room = limit - 2
     for text, ids in zip(texts, all_ids, strict=True):
         if not parameters.truncate or len(ids) <= room:
-            yield joined(tokenizer, ids).ids, None
+            yield with_special_tokens(tokenizer, ids).ids, None
             continue
-        kept = ids[-room:] if from_end else ids[:room]
+        cut_ids = ids[-room:] if from_end else ids[:room]
         cut = Cut(text, room, from_end=from_end, prompt=len(prompt))
-        yield joined(tokenizer, kept).ids, cut
+        yield with_special_tokens(tokenizer, cut_ids).ids, cut
 
 
 @dataclass(frozen=True)
@@ -461,7 +461,7 @@ class Compared:
 
     places: Int[np.ndarray, "passages"]
     """Where each different text is first compared with, counted over all rows in order."""
-    right: Int[np.ndarray, "rows"]
+    targets: Int[np.ndarray, "rows"]
     """Which of `places` each row's `text_pair` is."""
     queries: Int[np.ndarray, "rows"]
     """Equal numbers for rows with the same `text`."""

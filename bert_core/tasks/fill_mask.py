@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from bert_core.checks import PositiveInt, check_fields
 from bert_core.data.tokenizer import MASK, OTHER_NAMES, Tokenizer
-from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, joined
+from bert_core.data.windows import Ids, Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.language_model import masked_word_metrics
 from bert_core.model.config import EncoderConfig
@@ -43,7 +43,7 @@ class FillMaskOptions(Options):
 
     enhanced: bool = False
     """Whether DeBERTa's enhanced mask decoder fills masks, if the encoder has one. Always read from
-    the weights, whatever is set."""
+    the weights, not from this option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +128,14 @@ class FillMask(Task):
         else:
             all_ids = first_ids_of(tokenizer, texts, limit)
         for number, (row, text, ids) in enumerate(zip(rows, texts, all_ids, strict=True)):
-            wanted = None
+            words = None
             if "words" in row:
                 masks = int(np.count_nonzero(ids == tokenizer.mask_id))
-                wanted = _word_ids(row, number + 1, tokenizer, masks)
-            sequence = joined(tokenizer, ids, None, limit)
+                words = _word_ids(row, number + 1, tokenizer, masks)
+            sequence = with_special_tokens(tokenizer, ids, None, limit)
             positions = np.flatnonzero(sequence.ids == tokenizer.mask_id)
-            if wanted is not None:
-                wanted = wanted[: len(positions)]
+            if words is not None:
+                words = words[: len(positions)]
             elif not len(positions):
                 raise InputError(
                     f"inputs[{number}]: wanted a text with {MASK} for each word to predict, got "
@@ -147,8 +147,8 @@ class FillMask(Task):
                     ids=(sequence.ids,),
                     segment_b_start=(sequence.segment_b_start,),
                     positions={"mlm_positions": positions},
-                    labels={"mlm_labels": wanted} if labelled and wanted is not None else {},
-                    origin=_Masks(tokenizer, sequence.ids, positions, wanted, targets),
+                    labels={"mlm_labels": words} if labelled and words is not None else {},
+                    origin=_Masks(tokenizer, sequence.ids, positions, words, targets),
                     cuts=sequence.cuts(("", text, ids)),
                 )
             )
@@ -200,7 +200,7 @@ class FillMask(Task):
 
     def confidence(self, answers: Sequence[Any]) -> Float[np.ndarray, "rows"]:
         """The product over the masks of the best candidate's probability; 0 without masks."""
-        best = ([one[0]["score"] for one in by_mask(answer)] for answer in answers)
+        best = ([candidates[0]["score"] for candidates in by_mask(answer)] for answer in answers)
         return np.array([np.prod(scores) if scores else 0.0 for scores in best])
 
 
@@ -211,7 +211,8 @@ class _Masks:
     tokenizer: Tokenizer
     ids: Ids
     positions: Int[np.ndarray, "masks"]
-    wanted: Int[np.ndarray, "masks"] | None
+    words: Int[np.ndarray, "masks"] | None
+    """Ids of the right words."""
     targets: Int[np.ndarray, "targets"] | None
     """Ids of the only candidates; None means all."""
 
@@ -261,7 +262,7 @@ def _target_ids(
 
 
 def _ids_of_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[Ids]:
-    """Ids of each word as it stands within a text."""
+    """Ids of each word as it is within a text."""
     return ids_of(tokenizer, [f" {word}" if tokenizer.reads_spaces else word for word in words])
 
 
@@ -288,10 +289,10 @@ def _candidates(
                 ),
             }
         )
-    if masks.wanted is not None:
-        wanted = int(masks.wanted[place])
-        rank = int((log_shares > log_shares[wanted]).sum()) + 1
-        candidates[0]["wanted"] = {"rank": rank, "log_share": float(log_shares[wanted])}
+    if masks.words is not None:
+        word = int(masks.words[place])
+        rank = int((log_shares > log_shares[word]).sum()) + 1
+        candidates[0]["wanted"] = {"rank": rank, "log_share": float(log_shares[word])}
     return candidates
 
 

@@ -74,10 +74,10 @@ def _needs(kind: Kind) -> str:
 def _origin(task: type[Task]) -> str:
     """The metric that decides between two models, and the Hugging Face class with this head."""
     architecture = ARCHITECTURES.get(frozenset({task.objective}), "Model")
-    others = (
+    answered_by = (
         "" if task.trainable else f"; answered by models for {', '.join(task.shares_head_with)}"
     )
-    return f"decided by {_metrics(task)}; a Hugging Face …{architecture}{others}"
+    return f"decided by {_metrics(task)}; a Hugging Face …{architecture}{answered_by}"
 
 
 def meanings(kind: type[Any]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from jaxtyping import Float
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Pieces, Window, joined, pieces_of
+from bert_core.data.windows import Pieces, Window, pieces_of, with_special_tokens
 from bert_core.model.config import EncoderConfig
 from bert_core.tasks.base import Columns, CuttingParameters, Kind, Task
 from bert_core.tasks.fill_mask import FillMask, FillMaskOptions
@@ -35,7 +35,7 @@ class MinimalPair:
 
 @dataclass(frozen=True, kw_only=True)
 class Phenomenon:
-    """What tells the sentences apart; accuracy is reported for each."""
+    """How the sentences of a pair differ; accuracy is reported for each."""
 
     field: str | None = None
     """Such as `syntax`."""
@@ -157,13 +157,16 @@ class MinimalPairs(Task):
 
     def by_class(self, columns: Columns) -> dict[str, dict[str, float]] | None:
         """`accuracy` and `support` of every field, term and set that the rows name."""
-        right = columns["margin"] > 0
-        found: dict[str, dict[str, float]] = {}
+        is_right = columns["margin"] > 0
+        figures: dict[str, dict[str, float]] = {}
         for column in PHENOMENA:
             for name in np.unique(columns[column][columns[column] != ""]).tolist():
-                its = columns[column] == name
-                found[name] = {"accuracy": float(right[its].mean()), "support": int(its.sum())}
-        return found or None
+                rows = columns[column] == name
+                figures[name] = {
+                    "accuracy": float(is_right[rows].mean()),
+                    "support": int(rows.sum()),
+                }
+        return figures or None
 
     def faults(self, columns: Columns) -> Float[np.ndarray, "rows"]:
         """By how much the bad sentence has the higher score; a tie is wrong too."""
@@ -177,8 +180,8 @@ class MinimalPairs(Task):
 def _window(
     row: int, name: str, text: str, pieces: Pieces, tokenizer: Tokenizer, limit: int | None
 ) -> Window:
-    sequence = joined(tokenizer, pieces.ids, None, limit)
-    count = sequence.kept[0]
+    sequence = with_special_tokens(tokenizer, pieces.ids, None, limit)
+    count = sequence.lengths[0]
     masked = np.tile(sequence.ids, (max(1, count), 1))
     words = pieces.words[:count]
     # Row n is for piece n, which is masked with all later ones of its word.

@@ -37,14 +37,14 @@ def kinds_of(read: Read) -> list[str]:
 def longest_of(read: Read) -> int | None:
     """Tokens at which texts are cut; None if no file says so."""
     settings: dict[str, Any] = next(filter(None, map(read, (SETTINGS, *OLD_SETTINGS))), {})
-    wanted = settings.get("max_seq_length")
-    if wanted is None:  # since version 5.4 only the tokenizer says it
-        wanted = (read(TOKENIZER) or {}).get("model_max_length")
-    return wanted if isinstance(wanted, int) and wanted < MOST_TOKENS else None
+    longest = settings.get("max_seq_length")
+    if longest is None:  # since version 5.4 only the tokenizer says it
+        longest = (read(TOKENIZER) or {}).get("model_max_length")
+    return longest if isinstance(longest, int) and longest < MOST_TOKENS else None
 
 
 def modules_of(types: list[str]) -> list[dict[str, Any]]:
-    """The list of modules, the first of which lies in the folder itself."""
+    """The list of modules, the first of which is in the folder itself."""
     return [
         {
             "idx": place,
@@ -58,8 +58,8 @@ def modules_of(types: list[str]) -> list[dict[str, Any]]:
 
 def settings_of(entries: Mapping[str, Any], read: Read) -> dict[str, Any]:
     """What the files say of a model besides its modules, wherever their version keeps it."""
-    says = entries.get(SAYS)
-    about = says if isinstance(says, dict) else {}
+    settings = entries.get(SAYS)
+    about = settings if isinstance(settings, dict) else {}
     older = entries.get("sbert_ce_default_activation_function")  # before version 4
     return {
         **({} if older is None else {"activation_fn": older}),
@@ -76,12 +76,12 @@ def activation_of(entries: Mapping[str, Any], outputs: int) -> Activation | None
     Args:
         entries: those of config.json, with `settings_of` under `SAYS`.
     """
-    says = entries.get(SAYS)
-    if outputs != 1 or not isinstance(says, dict):
+    settings = entries.get(SAYS)
+    if outputs != 1 or not isinstance(settings, dict):
         return None
-    name = says.get("activation_fn")
+    name = settings.get("activation_fn")
     if name is None:
-        is_its_own = "version" in says or says.get("model_type") == "CrossEncoder"
+        is_its_own = "version" in settings or settings.get("model_type") == "CrossEncoder"
         return "sigmoid" if is_its_own else None
     if not str(name).startswith("torch."):
         return "sigmoid"  # it runs no other code than torch's, and takes its default

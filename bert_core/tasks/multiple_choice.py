@@ -10,7 +10,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Window, first_ids_of, ids_of, joined
+from bert_core.data.windows import Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.classification import single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
@@ -110,7 +110,7 @@ class MultipleChoice(Task):
             if limit is not None and min(len(context), max(map(len, choices))) > limit:
                 # Which of two long texts is the longer one decides where the odd token goes.
                 context, *choices = ids_of(tokenizer, [row["text"], *row["choices"]])
-            pairs = [joined(tokenizer, context, ids, limit) for ids in choices]
+            pairs = [with_special_tokens(tokenizer, context, ids, limit) for ids in choices]
             cuts = (
                 pair.cuts(("text", row["text"], context), (f"choices[{place}]", choice, ids))
                 for place, (pair, choice, ids) in enumerate(

@@ -109,11 +109,8 @@ class NextSentence(Task):
         return {"predicted": np.array(predicted), "label": _label_ids(rows)}
 
     def constant(self, rows: Sequence[Row]) -> Columns:
-        wanted = _label_ids(rows)
-        return {
-            "predicted": np.full_like(wanted, int(wanted.mean() > 0.5)),
-            "label": wanted,
-        }
+        labels = _label_ids(rows)
+        return {"predicted": np.full_like(labels, int(labels.mean() > 0.5)), "label": labels}
 
     def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
         return dict(answer[0])

@@ -15,7 +15,15 @@ from jaxtyping import Float, Int
 
 from bert_core.checks import NonNegativeInt, PositiveInt, Range, check_fields
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Cut, Pieces, Window, first_ids_of, joined, pieces_of, slices
+from bert_core.data.windows import (
+    Cut,
+    Pieces,
+    Window,
+    first_ids_of,
+    pieces_of,
+    slices,
+    with_special_tokens,
+)
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.squad import exact_match, squad_metrics, token_f1
 from bert_core.model.config import EncoderConfig
@@ -210,11 +218,11 @@ class QuestionAnswering(Task):
         ):
             overhead = 2 + tokenizer.separators
             most = min(max_question, (max_length - overhead) // 2)
-            kept = question[:most]
+            cut_question = question[:most]
             cuts: tuple[Cut, ...] = ()
-            if len(kept) < len(question):
-                cuts = (Cut(row["question"], len(kept), "question"),)
-            room = max_length - overhead - len(kept)
+            if len(cut_question) < len(question):
+                cuts = (Cut(row["question"], len(cut_question), "question"),)
+            room = max_length - overhead - len(cut_question)
             stride = min(doc_stride, room // 2)
             characters = context.offsets
             if parameters.align_to_words:
@@ -226,7 +234,9 @@ class QuestionAnswering(Task):
                 pieces and any(part.holds(*pieces) for part in parts)
             )
             for part in parts:
-                sequence = joined(tokenizer, kept, context.ids[part.first : part.end])
+                sequence = with_special_tokens(
+                    tokenizer, cut_question, context.ids[part.first : part.end]
+                )
                 offsets = characters[part.first : part.end]
                 labels = {}
                 if labelled:
@@ -314,14 +324,14 @@ class QuestionAnswering(Task):
             columns |= {"answered_exact_match": [], "answered_f1": [], "advantage": []}
         rules = {"no_answer": self.chosen.no_answer}
         for row, answer in zip(rows, answers, strict=True):
-            wanted = [right["text"] for right in row["answers"]]
-            columns["exact_match"].append(exact_match(answer["answer"], wanted, **rules))
-            columns["f1"].append(token_f1(answer["answer"], wanted, **rules))
-            columns["has_answer"].append(float(bool(wanted)))
+            truths = [truth["text"] for truth in row["answers"]]
+            columns["exact_match"].append(exact_match(answer["answer"], truths, **rules))
+            columns["f1"].append(token_f1(answer["answer"], truths, **rules))
+            columns["has_answer"].append(float(bool(truths)))
             if self.chosen.no_answer:
                 best = answer.get("best_span", answer["answer"])
-                columns["answered_exact_match"].append(exact_match(best, wanted, **rules))
-                columns["answered_f1"].append(token_f1(best, wanted, **rules))
+                columns["answered_exact_match"].append(exact_match(best, truths, **rules))
+                columns["answered_f1"].append(token_f1(best, truths, **rules))
                 columns["advantage"].append(answer.get("advantage", 0.0))
         return {name: np.array(values) for name, values in columns.items()}
 

@@ -175,12 +175,12 @@ class SentenceSimilarity(Task):
     def faults(self, columns: Columns) -> Float[np.ndarray, "rows"]:
         """The share of pairs of a row's sentences that the cosines order wrongly; equal cosines
         count half."""
-        wanted, given = (
+        expected, predicted = (
             np.sign(columns[name][:, :, None] - columns[name][:, None, :])
             for name in ("label", "predicted")
         )
-        differ = np.abs(np.nan_to_num(wanted))
-        wrong = np.abs(np.nan_to_num(wanted - given) * differ) / 2
+        differ = np.abs(np.nan_to_num(expected))
+        wrong = np.abs(np.nan_to_num(expected - predicted) * differ) / 2
         return wrong.sum((1, 2)) / np.maximum(1, differ.sum((1, 2)))
 
 

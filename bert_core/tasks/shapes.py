@@ -102,10 +102,10 @@ def _check_columns(
     for name, column in column_of.items():
         if name in unneeded or any(column in record for record in records):
             continue
-        there = [*map(str, records[0])]
+        present = [*map(str, records[0])]
         raise CorpusError(
-            f"{source}: wanted a column {column!r}, there are: {', '.join(there)}"
-            f"{nearest(column, there)}: say with columns.{name} which holds the {name}"
+            f"{source}: wanted a column {column!r}, there are: {', '.join(present)}"
+            f"{nearest(column, present)}: say with columns.{name} which holds the {name}"
             f"{', or add a first line with the names of the columns' if has_header else ''}"
         )
 
@@ -135,7 +135,7 @@ def own_columns(columns: Mapping[str, str], shapes: Sequence[type]) -> dict[str,
 
 def has_empty_text(shape: type, row: Row) -> bool:
     """Whether some text of an input, or every text of a list in it, is only white space."""
-    values = [row[one.name] for one in fields(shape) if one.name in row]
+    values = [row[field.name] for field in fields(shape) if field.name in row]
     texts = [[value] if isinstance(value, str) else value for value in values]
     return any(isinstance(group, list) and not any(map(str.strip, group)) for group in texts)
 
@@ -161,15 +161,15 @@ def as_row(shape: type, value: Any, where: str) -> dict[str, Any]:
                 raise InputError(f"{where}: wanted {_listed(hints)}, got {as_json(name)}{hint}")
     row = {}
     for name, hint in hints.items():
-        given = value.get(name)
-        if given is None and name in optional:
+        item = value.get(name)
+        if item is None and name in optional:
             continue
         if name not in value:
             raise InputError(f"{where}: wanted {_listed(hints)}, {name} is missing")
-        if not _fits(given, hint):
-            raise InputError(f"{where_of[name]}: wanted {_kind(hint)}, got {shown(given)}")
-        check_unicode(given, where_of[name])
-        row[name] = given
+        if not _fits(item, hint):
+            raise InputError(f"{where_of[name]}: wanted {_kind(hint)}, got {shown(item)}")
+        check_unicode(item, where_of[name])
+        row[name] = item
     try:
         shape(**row)
     except InputError as error:
@@ -185,16 +185,16 @@ def _optional(shapes: Sequence[type]) -> set[str]:
     return {name for shape in shapes for name in _fields_of(shape)[1]}
 
 
-@cache  # asked for every input of a request
+@cache  # called for every input of a request
 def _fields_of(shape: type) -> tuple[dict[str, Any], frozenset[str]]:
     """The types of a shape's fields, and the names of those that may be left out."""
     hints = get_type_hints(shape)
     optional = [
-        one.name
-        for one in fields(shape)
-        if one.default is not MISSING or one.default_factory is not MISSING
+        field.name
+        for field in fields(shape)
+        if field.default is not MISSING or field.default_factory is not MISSING
     ]
-    return {one.name: hints[one.name] for one in fields(shape)}, frozenset(optional)
+    return {field.name: hints[field.name] for field in fields(shape)}, frozenset(optional)
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -242,7 +242,7 @@ def _converted(value: Any, hint: Any, *, is_target: bool) -> Any:
         return str(int(value)) if whole else str(value)
     if list[str] in kinds and isinstance(value, list):
         return [_converted(each, str, is_target=True) for each in value]
-    item = next((get_args(one)[0] for one in kinds if get_origin(one) is list), None)
+    item = next((get_args(kind)[0] for kind in kinds if get_origin(kind) is list), None)
     return _objects(value, [*get_type_hints(item)]) if is_typeddict(item) else value
 
 
@@ -251,11 +251,13 @@ def _objects(value: Any, names: Sequence[str]) -> Any:
     Face's data sets). Anything else is returned unchanged."""
     if isinstance(value, dict) and all(name in value for name in names):
         columns = [value[name] for name in names]
-        if not all(isinstance(each, list) for each in columns) or len({*map(len, columns)}) > 1:
+        if not all(isinstance(column, list) for column in columns):
             return value
-        return [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
-    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
-        return [{name: each[name] for name in names if name in each} for each in value]
+        if len({*map(len, columns)}) > 1:
+            return value
+        return [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        return [{name: item[name] for name in names if name in item} for item in value]
     return value
 
 
@@ -283,16 +285,16 @@ def _is_finite(value: float) -> bool:
 
 
 def _kind(hint: Any) -> str:
-    wanted = next(kind for kind in _alternatives(hint) if kind is not type(None))
-    if get_origin(wanted) is list:
-        (item,) = get_args(wanted)
+    first = next(kind for kind in _alternatives(hint) if kind is not type(None))
+    if get_origin(first) is list:
+        (item,) = get_args(first)
         kind = _kind(item)
         return "a list of " + {"text": "texts", "an object": "objects"}.get(kind, kind)
-    if get_origin(wanted) is Literal:
-        return f"one of {', '.join(map(str, get_args(wanted)))}"
-    if is_typeddict(wanted) or dict in (wanted, get_origin(wanted)):
+    if get_origin(first) is Literal:
+        return f"one of {', '.join(map(str, get_args(first)))}"
+    if is_typeddict(first) or dict in (first, get_origin(first)):
         return "an object"
-    return _KINDS.get(wanted, "a value")
+    return _KINDS.get(first, "a value")
 
 
 def _listed(hints: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from jaxtyping import Float
 
 from bert_core.checks import PositiveInt, Range, check_fields
+from bert_core.data.ragged import offsets_of
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.windows import Window
 from bert_core.errors import ConfigError, InputError
@@ -42,7 +43,7 @@ _FIRST = ("Transformer", "MLMTransformer")
 
 @dataclass(frozen=True, kw_only=True)
 class OtherPassages:
-    """What a text's `text_pair`, which belongs to it, is told from."""
+    """What a text's `text_pair`, which belongs to it, is to be distinguished from."""
 
     negatives: list[str] | None = None
     """Texts that do not belong to the first text."""
@@ -219,7 +220,7 @@ class SparseEmbedding(Task):
         vectors = [vector for answer in answers for vector in answer[1:]]
         first = [answer[0] for answer in answers]
         both = _matrix([*first, *(vectors[place] for place in pairs.places)])
-        ranks = sparse_ranks_of(both[: len(first)], both[len(first) :], pairs.right)
+        ranks = sparse_ranks_of(both[: len(first)], both[len(first) :], pairs.targets)
         return retrieval_columns(ranks, pairs.queries)
 
     def constant(self, rows: Sequence[Row]) -> Columns:
@@ -255,6 +256,6 @@ def _matrix(vectors: Sequence[Sequence[Mapping[str, Any]]]) -> "csr_array":
 
     indices = [entry["index"] for vector in vectors for entry in vector]
     values = [entry["value"] for vector in vectors for entry in vector]
-    starts = np.cumsum([0, *map(len, vectors)])
+    offsets = offsets_of([len(vector) for vector in vectors])
     shape = (len(vectors), 1 + max(indices, default=0))
-    return csr_array((values, indices, starts), shape=shape, dtype=np.float64)
+    return csr_array((values, indices, offsets), shape=shape, dtype=np.float64)

@@ -143,7 +143,7 @@ class TextClassification(TextTask):
     def from_rows(
         cls, rows: Sequence[Row], options: TextClassificationOptions | None = None
     ) -> "TextClassification":
-        options = cls.told(rows, options or cls.options())
+        options = cls.with_pairs(rows, options or cls.options())
         several = options.multi_label
         labels = sorted({label for row in rows for label in _labels_of(row, several=several)})
         if len(labels) < (1 if several else 2):
@@ -198,31 +198,31 @@ class TextClassification(TextTask):
         ]
 
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
-        wanted = self._label_ids(rows)
+        labels = self._label_ids(rows)
         if self.chosen.multi_label:
-            predicted = np.zeros_like(wanted)
+            predicted = np.zeros_like(labels)
             for row, answer in zip(predicted, answers, strict=True):
-                for entry in _taken(answer):
+                for entry in _assigned(answer):
                     if entry["label"] in self._ids:
                         row[self._ids[entry["label"]]] = 1
-            return {"predicted": predicted, "label": wanted}
+            return {"predicted": predicted, "label": labels}
         return {
             # Another model may know other labels.
             "predicted": np.array([self._ids.get(answer[0]["label"], -1) for answer in answers]),
-            "label": wanted,
+            "label": labels,
         }
 
     def constant(self, rows: Sequence[Row]) -> Columns:
-        wanted = self._label_ids(rows)
+        labels = self._label_ids(rows)
         if self.chosen.multi_label:
-            return {"predicted": np.zeros_like(wanted), "label": wanted}
-        usual = np.bincount(wanted, minlength=len(self.labels)).argmax()
-        return {"predicted": np.full_like(wanted, usual), "label": wanted}
+            return {"predicted": np.zeros_like(labels), "label": labels}
+        usual = np.bincount(labels, minlength=len(self.labels)).argmax()
+        return {"predicted": np.full_like(labels, usual), "label": labels}
 
     def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
         if self.chosen.multi_label:
-            taken = _taken(answer)
-            return {f"{name}s": [one[name] for one in taken] for name in ("label", "score")}
+            assigned = _assigned(answer)
+            return {f"{name}s": [entry[name] for entry in assigned] for name in ("label", "score")}
         return dict(answer[0])
 
     def metrics(self, columns: Columns) -> dict[str, float]:
@@ -246,7 +246,7 @@ class TextClassification(TextTask):
         """Multi-label: the product over all labels of the probability of the decision on each."""
         if not self.chosen.multi_label:
             return np.array([answer[0]["score"] for answer in answers])
-        scores = np.array([[one["score"] for one in answer] for answer in answers])
+        scores = np.array([[entry["score"] for entry in answer] for answer in answers])
         return np.maximum(scores, 1 - scores).prod(axis=1)
 
     def _label_ids(self, rows: Sequence[Row]) -> Int[np.ndarray, "rows *labels"]:
@@ -258,10 +258,10 @@ class TextClassification(TextTask):
         ]
         if not several:
             return np.array([label_id for (label_id,) in ids], dtype=np.int64)
-        wanted = np.zeros((len(rows), len(self.labels)), dtype=np.int64)
-        for row, label_ids in zip(wanted, ids, strict=True):
+        has_label = np.zeros((len(rows), len(self.labels)), dtype=np.int64)
+        for row, label_ids in zip(has_label, ids, strict=True):
             row[label_ids] = 1
-        return wanted
+        return has_label
 
     def _label_id(self, label: str, number: int) -> int:
         if label not in self._ids:
@@ -272,9 +272,9 @@ class TextClassification(TextTask):
         return self._ids[label]
 
 
-def _taken(answer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _assigned(answer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Multi-label: the labels that a text is assigned, best first."""
-    return [one for one in answer if one["score"] >= LEAST_SCORE]
+    return [entry for entry in answer if entry["score"] >= LEAST_SCORE]
 
 
 def _labels_of(row: Row, *, several: bool) -> list[str]:

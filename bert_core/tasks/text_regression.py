@@ -89,7 +89,7 @@ class TextRegression(TextTask):
                 f"training rows: wanted at least two different scores, found {len(rows)} rows with "
                 "one or none: add rows with another score"
             )
-        return cls(options=cls.told(rows, options or cls.options()))
+        return cls(options=cls.with_pairs(rows, options or cls.options()))
 
     def build_objective(self, config: EncoderConfig) -> "Classification":
         from bert_core.objectives.classification import Classification

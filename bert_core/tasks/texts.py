@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Window, first_ids_of, ids_of, joined
+from bert_core.data.windows import Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import CorpusError, InputError
 from bert_core.tasks.base import CuttingParameters, Options, Task
 from bert_core.tasks.shapes import Row
@@ -60,7 +60,7 @@ class TextOptions(Options):
     """Whether each row has a text_pair; by default, as in the training rows."""
 
 
-_Told = TypeVar("_Told", bound=TextOptions)
+AnyOptions = TypeVar("AnyOptions", bound=TextOptions)
 
 
 class TextTask(Task):
@@ -89,7 +89,7 @@ class TextTask(Task):
         return PairInput if options.pairs else SingleInput, cls.target
 
     @classmethod
-    def told(cls, rows: Sequence[Row], options: _Told) -> _Told:
+    def with_pairs(cls, rows: Sequence[Row], options: AnyOptions) -> AnyOptions:
         """The options, with `pairs` taken from these rows if it is unset.
 
         Raises: CorpusError if some rows are pairs and others are not.
@@ -148,16 +148,16 @@ def text_windows(
     second = iter(first_ids_of(tokenizer, [text for text in pairs if text is not None], limit))
     windows = []
     for number, (ids, pair) in enumerate(zip(first, pairs, strict=True)):
-        other = None if pair is None else next(second)
-        if limit is not None and other is not None and min(len(ids), len(other)) > limit:
+        second_ids = None if pair is None else next(second)
+        if limit is not None and second_ids is not None and min(len(ids), len(second_ids)) > limit:
             # Which of two long texts is the longer one decides where the odd token goes.
-            ids, other = ids_of(tokenizer, [rows[number]["text"], pair or ""])
-        sequence = joined(tokenizer, ids, other, limit)
+            ids, second_ids = ids_of(tokenizer, [rows[number]["text"], pair or ""])
+        sequence = with_special_tokens(tokenizer, ids, second_ids, limit)
         text = rows[number]["text"]
-        if pair is None or other is None:
+        if pair is None or second_ids is None:
             cuts = sequence.cuts(("", text, ids))
         else:
-            cuts = sequence.cuts(("text", text, ids), ("text_pair", pair, other))
+            cuts = sequence.cuts(("text", text, ids), ("text_pair", pair, second_ids))
         windows.append(
             Window(
                 row=number,

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from bert_core.checks import NonNegativeInt, check_fields
 from bert_core.data.ragged import starts_of
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Pieces, Slice, Window, joined, pieces_of, slices
+from bert_core.data.windows import Pieces, Slice, Window, pieces_of, slices, with_special_tokens
 from bert_core.errors import CorpusError, InputError
 from bert_core.metrics.entities import (
     OUTSIDE,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from bert_core.objectives.feature_based import FeatureBasedTokenClassification
     from bert_core.objectives.token_classification import TokenClassification as TokenObjective
 
-Strategy = Literal["none", "simple", "first", "average", "max"]
+AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
 Spans = Int[np.ndarray, "words 2"]
 Mark = tuple[str, int, int]
 """Type or tag, start character, and end character (exclusive)."""
@@ -122,7 +122,7 @@ class TokenClassificationOptions(Options):
 class TagParameters(Parameters):
     """Hugging Face's parameters for token classification."""
 
-    aggregation_strategy: Strategy | None = None
+    aggregation_strategy: AggregationStrategy | None = None
     """`none` returns the tag of every word, the others entities; None follows the model's tags. A
     word has the tag of its first piece (`first`, and `simple`, since words are never split), that
     with the best mean over its pieces (`average`), or that of its most certain piece (`max`)."""
@@ -228,16 +228,16 @@ class TokenClassification(Task):
                 f"({', '.join(labels) or 'no rows'}): add rows with another tag"
             )
         options = options or cls.options()
-        others = [label for label in labels if not is_of_entity(label)]
+        plain_tags = [label for label in labels if not is_of_entity(label)]
         entities = options.entities
         if entities is None:
-            entities = options.scheme is not None or bool(set(labels) - {OUTSIDE, *others})
+            entities = options.scheme is not None or bool(set(labels) - {OUTSIDE, *plain_tags})
         if not entities:
             return cls(labels, replace(options, entities=False))
-        if others:
+        if plain_tags:
             raise CorpusError(
                 "training rows: wanted all tags to mark entities (B-PER, I-PER, O), or none, got "
-                f"{', '.join(others[:5])} among them: correct them, or set options.entities = "
+                f"{', '.join(plain_tags[:5])} among them: correct them, or set options.entities = "
                 "false to score each tag by itself"
             )
         scheme, _ = recognised((row["tags"] for row in rows), options.scheme)
@@ -292,7 +292,7 @@ class TokenClassification(Task):
             ids = self._label_ids(rows[number], number + 1) if labelled else None
             parts = slices(len(pieces.ids), room, stride)
             for part, scored in zip(parts, _by_owner(firsts, parts), strict=True):
-                sequence = joined(tokenizer, pieces.ids[part.first : part.end])
+                sequence = with_special_tokens(tokenizer, pieces.ids[part.first : part.end])
                 labels = {} if ids is None else {"token_labels": ids[words[scored]]}
                 positions, scored_words = firsts[scored], words[scored]
                 if all_pieces:
@@ -322,7 +322,7 @@ class TokenClassification(Task):
         scheme = None
         if isinstance(parameters, TokenClassificationParameters):
             scheme = parameters.scheme
-        usual: Strategy = "simple" if self.chosen.entities and scheme is None else "none"
+        usual: AggregationStrategy = "simple" if self.chosen.entities and scheme is None else "none"
         strategy = parameters.aggregation_strategy or usual
         answers: list[list[dict[str, Any]]] = []
         by_row: list[list[int]] = [[] for _ in rows]
@@ -344,7 +344,7 @@ class TokenClassification(Task):
         self,
         origin: "_Words",
         parts: Sequence[tuple["_Words", np.ndarray]],
-        strategy: Strategy,
+        strategy: AggregationStrategy,
     ) -> tuple[list[str], np.ndarray]:
         """The best tag of each word and its probability; a word without pieces is outside."""
         outside = OUTSIDE if OUTSIDE in self._ids else self.labels[0]
@@ -361,7 +361,7 @@ class TokenClassification(Task):
     def compare(self, rows: Sequence[Row], answers: Sequence[Any]) -> Columns:
         """Per row, the `correct`, `predicted` and `wanted` entities (or words), counted by type.
 
-        The last type stands for all types that the model does not know, which no answer can have.
+        The last type is for all types that the model does not know, which no answer can have.
         """
         for number, row in enumerate(rows, 1):
             self._check(row, number)
@@ -370,16 +370,16 @@ class TokenClassification(Task):
             columns |= {"surfaces": [], "wanted_surfaces": []}
         for row, answer in zip(rows, answers, strict=True):
             text, spans = _text_of(row["tokens"])
-            wanted, predicted = self._wanted(row, spans), self._found(answer, spans)
-            columns["correct"].append(self._by_type(predicted & wanted))
+            annotated, predicted = self._annotated(row, spans), self._predicted(answer, spans)
+            columns["correct"].append(self._by_type(predicted & annotated))
             columns["predicted"].append(self._by_type(predicted))
-            columns["wanted"].append(self._by_type(wanted))
+            columns["wanted"].append(self._by_type(annotated))
             if self.chosen.entities:
-                for name, marks in (("surfaces", predicted), ("wanted_surfaces", wanted)):
+                for name, marks in (("surfaces", predicted), ("wanted_surfaces", annotated)):
                     columns[name].append({(kind, text[start:end]) for kind, start, end in marks})
         return {name: _column(values) for name, values in columns.items()}
 
-    def _wanted(self, row: Row, spans: Spans) -> set[Mark]:
+    def _annotated(self, row: Row, spans: Spans) -> set[Mark]:
         if self.chosen.entities:
             return {
                 (entity.type, int(spans[entity.first, 0]), int(spans[entity.end - 1, 1]))
@@ -389,7 +389,7 @@ class TokenClassification(Task):
             (tag, start, end) for tag, (start, end) in zip(row["tags"], spans.tolist(), strict=True)
         }
 
-    def _found(self, answer: list[dict[str, Any]], spans: Spans) -> set[Mark]:
+    def _predicted(self, answer: list[dict[str, Any]], spans: Spans) -> set[Mark]:
         marks = {self._mark(entity) for entity in answer}
         if not self.chosen.entities:
             # Words that an answer leaves out are outside.
@@ -448,22 +448,22 @@ class TokenClassification(Task):
 
     def faults(self, columns: Columns) -> Int[np.ndarray, "rows"]:
         """How many entities, or words, are wrong; one predicted instead of another counts once."""
-        correct, predicted, wanted = (
+        correct, predicted, annotated = (
             columns[name].sum(axis=1) for name in ("correct", "predicted", "wanted")
         )
-        return np.maximum(predicted, wanted) - correct
+        return np.maximum(predicted, annotated) - correct
 
     def claims(
         self, rows: Sequence[Row], answers: Sequence[Any]
     ) -> tuple[Float[np.ndarray, "claims"], Bool[np.ndarray, "claims"]]:
         """The score of each entity, or word, in the answers."""
         scores: list[float] = []
-        right: list[bool] = []
+        is_right: list[bool] = []
         for row, answer in zip(rows, answers, strict=True):
-            wanted = self._wanted(row, _text_of(row["tokens"])[1])
+            annotated = self._annotated(row, _text_of(row["tokens"])[1])
             scores.extend(entity["score"] for entity in answer)
-            right.extend(self._mark(entity) in wanted for entity in answer)
-        return np.array(scores, dtype=np.float64), np.array(right, dtype=bool)
+            is_right.extend(self._mark(entity) in annotated for entity in answer)
+        return np.array(scores, dtype=np.float64), np.array(is_right, dtype=bool)
 
     def remarks(self, rows: Sequence[Row]) -> Remarks:
         remarks = super().remarks(rows)
@@ -492,11 +492,11 @@ class TokenClassification(Task):
             )
         if not self.chosen.entities:
             return
-        other = next((tag for tag in row["tags"] if not is_of_entity(tag)), None)
-        if other is not None:
+        plain_tag = next((tag for tag in row["tags"] if not is_of_entity(tag)), None)
+        if plain_tag is not None:
             raise CorpusError(
                 f"row {number}: wanted entity tags (B-PER, I-PER, O), as in the training rows, "
-                f"got {other!r}: correct the row, or remove it"
+                f"got {plain_tag!r}: correct the row, or remove it"
             )
 
     def _label_ids(self, row: Row, number: int) -> Int[np.ndarray, "words"]:
@@ -525,7 +525,7 @@ def _counted(sizes: Int[np.ndarray, "runs"]) -> Int[np.ndarray, "_"]:
 def _by_word(
     words: Int[np.ndarray, "scored"],
     probabilities: Float[np.ndarray, "scored classes"],
-    strategy: Strategy,
+    strategy: AggregationStrategy,
 ) -> tuple[Int[np.ndarray, "words"], Float[np.ndarray, "words classes"]]:
     """Words, and the probabilities of each from those of its pieces, as transformers' aggregation
     strategies do."""

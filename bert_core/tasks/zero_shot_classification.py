@@ -13,7 +13,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from bert_core.data.tokenizer import Tokenizer
-from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, joined
+from bert_core.data.windows import Cut, Ids, Window, first_ids_of, ids_of, with_special_tokens
 from bert_core.errors import CorpusError, FormatError, InputError
 from bert_core.metrics.classification import by_label, single_label_metrics, wrong_labels
 from bert_core.model.config import EncoderConfig
@@ -153,7 +153,7 @@ class ZeroShotClassification(Task):
         return None if _entailment(other.labels) is None else cls(other.labels)
 
     def is_comparable(self, other: Task) -> bool:
-        """Whether both choose from the same labels, whatever they say of the text."""
+        """Whether both choose from the same labels, by any template."""
         if not isinstance(other, ZeroShotClassification):
             return False
         return self._known().keys() == other._known().keys()
@@ -187,7 +187,7 @@ class ZeroShotClassification(Task):
             for name in row_labels:
                 hypothesis = hypotheses[name]
                 cut = _cut(tokenizer, premise, hypothesis, limit, f"inputs[{number}]: {name!r}")
-                sequence = joined(tokenizer, cut, hypothesis)
+                sequence = with_special_tokens(tokenizer, cut, hypothesis)
                 windows.append(
                     Window(
                         row=number,
@@ -272,8 +272,8 @@ class ZeroShotClassification(Task):
         return np.array([known[row["label"]] for row in rows], dtype=np.int64)
 
     def constant(self, rows: Sequence[Row]) -> Columns:
-        wanted = self._label_ids(rows)
-        return {"predicted": np.full_like(wanted, np.bincount(wanted).argmax()), "label": wanted}
+        labels = self._label_ids(rows)
+        return {"predicted": np.full_like(labels, np.bincount(labels).argmax()), "label": labels}
 
     def cells(self, answer: list[dict[str, Any]]) -> dict[str, Any]:
         return dict(answer[0])
@@ -293,14 +293,14 @@ class ZeroShotClassification(Task):
         return np.array([answer[0]["score"] for answer in answers])
 
 
-def _cut(tokenizer: Tokenizer, premise: Ids, hypothesis: Ids, limit: int | None, what: str) -> Ids:
+def _cut(tokenizer: Tokenizer, premise: Ids, hypothesis: Ids, limit: int | None, where: str) -> Ids:
     """As much of the text as there is room for. Raises: InputError if there is no room at all."""
     if limit is None:
         return premise
     room = limit - len(hypothesis) - 2 - tokenizer.separators
     if room < min(1, len(premise)):
         raise InputError(
-            f"{what}: wanted a label and a template of fewer than "
+            f"{where}: wanted a label and a template of fewer than "
             f"{limit - 2 - tokenizer.separators} tokens, which leave room for the text, got "
             f"{len(hypothesis)}: shorten them"
         )

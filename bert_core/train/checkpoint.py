@@ -153,14 +153,14 @@ def _write(
     files.write_json(files.join(target, LAST_FILE), description)
     whole = _whole_checkpoints(folder)
     best = best_checkpoint(folder) if len(whole) > keep else None
-    kept = [*whole[-keep:], best]
-    for other in _checkpoints(folder):
+    to_keep = [*whole[-keep:], best]
+    for checkpoint in _checkpoints(folder):
         # Another rank may have started writing a newer one.
-        newer = group is not None and other.step > about["step"]
-        if other not in kept and not newer:
+        newer = group is not None and checkpoint.step > about["step"]
+        if checkpoint not in to_keep and not newer:
             # First, so that a partial removal does not look complete.
-            files.remove(files.join(other.folder, LAST_FILE))
-            files.remove(other.folder)
+            files.remove(files.join(checkpoint.folder, LAST_FILE))
+            files.remove(checkpoint.folder)
 
 
 def latest_checkpoint(folder: str) -> Checkpoint | None:

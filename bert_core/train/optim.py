@@ -95,8 +95,8 @@ class Muon(torch.optim.Optimizer):
     out and exchange the results. Steps have the size of AdamW's (Liu et al. 2025, Muon is scalable
     for LLM training, section 2.2), so that both take the same learning rate and decay.
 
-    torch's own Muon computes in bfloat16 whatever the processor. On one that lacks it, that takes
-    20 times as long as fp32 for the matrices of BERT-tiny.
+    torch's own Muon computes in bfloat16 on every processor. On one that lacks it, that takes 20
+    times as long as fp32 for the matrices of BERT-tiny.
     """
 
     def __init__(

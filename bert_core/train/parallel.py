@@ -124,12 +124,12 @@ def each_on_one_rank(
     shares = _shares([matrix.numel() * min(matrix.shape) for matrix in matrices], world_size)
     sizes = [sum(matrices[place].numel() for place in share) for share in shares]
     parts = torch.zeros(world_size, max(sizes), dtype=dtype, device=matrices[0].device)
-    own = parts[rank].clone()
+    own_part = parts[rank].clone()
     if shares[rank]:
         done = [work(matrices[place]).flatten() for place in shares[rank]]
-        torch.cat(done, out=own[: sizes[rank]])
+        torch.cat(done, out=own_part[: sizes[rank]])
     # As bytes, since not every backend sends every dtype.
-    dist.all_gather(list(parts.view(torch.uint8)), own.view(torch.uint8))
+    dist.all_gather(list(parts.view(torch.uint8)), own_part.view(torch.uint8))
     results = list(matrices)
     for share, part in zip(shares, parts, strict=True):
         start = 0

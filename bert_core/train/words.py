@@ -84,9 +84,9 @@ class ReadWords(nn.Embedding):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         key = f"{prefix}weight"
-        given = state_dict.get(key)  # of another shape, torch refuses it
-        whole = given is not None and given.shape == self._whole.shape
-        rows = {} if given is None else {key: given[self._words] if whole else given}
+        weight = state_dict.get(key)  # of another shape, torch refuses it
+        whole = weight is not None and weight.shape == self._whole.shape
+        rows = {} if weight is None else {key: weight[self._words] if whole else weight}
         super()._load_from_state_dict(rows, prefix, *args)
 
     def moments_of_all(self, moments: Float[Tensor, "read embedding"]) -> Tensor:

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from bert_core import files, storage
+from bert_core import conditional, files, storage
 from bert_core.errors import FormatError, RaybertError, ResourceError
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import say
@@ -217,7 +217,7 @@ class _ObjectLease(Lease):
             # If storage fails now, the lease expires.
             with suppress(Exception):
                 released = replace(self._holder, released=True)
-                files.replace_if(self._path, released.encoded(), self._tag)
+                conditional.replace_if(self._path, released.encoded(), self._tag)
 
     def _keep(self) -> None:
         while not self._ended.wait(RENEW_EVERY_S):
@@ -240,7 +240,7 @@ class _ObjectLease(Lease):
     def _renew(self) -> None:
         if self.lost is None:
             renewed = replace(self._holder, renewals=self._holder.renewals + 1)
-            tag = files.replace_if(self._path, renewed.encoded(), self._tag)
+            tag = conditional.replace_if(self._path, renewed.encoded(), self._tag)
             if tag is None:
                 self._look_again()
             else:
@@ -253,7 +253,7 @@ class _ObjectLease(Lease):
         its repetition then fails."""
         other = None
         try:
-            data, tag = files.read_tagged(self._path)
+            data, tag = conditional.read_tagged(self._path)
             other = _decoded(data, self._path)
         except (FileNotFoundError, FormatError):
             pass
@@ -278,10 +278,10 @@ def _take(path: str, wait: bool) -> tuple[Holder, str]:
     last_tag, unchanged_s, told = None, 0.0, False
     while True:
         try:
-            data, tag = files.read_tagged(path)
+            data, tag = conditional.read_tagged(path)
         except FileNotFoundError:
             mine = Holder.me(1, token)
-            taken = files.create(path, mine.encoded())
+            taken = conditional.create(path, mine.encoded())
         else:
             other = _decoded(data, path)
             if other.token == token:  # the answer to our own write got lost
@@ -291,7 +291,7 @@ def _take(path: str, wait: bool) -> tuple[Holder, str]:
             unchanged_s = 0.0 if renewed else unchanged_s
             mine, taken = Holder.me(other.number + 1, token), None
             if other.released or unchanged_s >= other.expires_after_s:
-                taken = files.replace_if(path, mine.encoded(), tag)
+                taken = conditional.replace_if(path, mine.encoded(), tag)
             else:
                 told = _stand_by(output, other, wait, told, lives=renewed)
                 unchanged_s += WATCH_EVERY_S

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from bert_core import files
+from bert_core import conditional, files
 from bert_core.cache import FOLDER as CACHE_FOLDER
 from bert_core.errors import RaybertError, ResourceError
 
@@ -85,11 +85,11 @@ def check_storage(place: str) -> Iterator[str]:
 
 def _excludes(path: str) -> bool:
     """Whether of two writers only the first one writes."""
-    if files.create(path, b"second") is not None:  # it exists
+    if conditional.create(path, b"second") is not None:  # it exists
         return False
-    _, tag = files.read_tagged(path)
-    replaced = files.replace_if(path, b"first", tag)
-    return replaced is not None and files.replace_if(path, b"second", tag) is None
+    _, tag = conditional.read_tagged(path)
+    replaced = conditional.replace_if(path, b"first", tag)
+    return replaced is not None and conditional.replace_if(path, b"second", tag) is None
 
 
 def _in_parts(path: str, data: bytes) -> None:

@@ -61,7 +61,7 @@ from pipelines.training.records import (
     StoppedError,
 )
 from tracking import metric_names as names
-from tracking.goodput import told_by_clock
+from tracking.goodput import clock_metrics
 from tracking.metric_names import LOSS
 from tracking.system_metrics import SystemMetrics
 
@@ -393,7 +393,7 @@ def time_spent(clock: Clock, steps: int = 0, waited_s: float = 0.0) -> dict[str,
     computed_s = spent_s.get(names.COMPUTING, 0.0)
     waited_s = min(waited_s, computed_s)
     spent_s |= {names.COMPUTING: computed_s - waited_s, names.WAITING_FOR_DATA: waited_s}
-    return told_by_clock(clock.began_s, clock.taken, steps, spent_s)
+    return clock_metrics(clock.began_s, clock.taken, steps, spent_s)
 
 
 def _unweighted(numbers: dict[str, float]) -> float:

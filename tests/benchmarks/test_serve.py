@@ -53,7 +53,7 @@ def test_texts_are_those_that_are_read_whole(tmp_path: Path) -> None:
     predictor = Predictor(tiny.bundle(tmp_path / "bundle", tokenizer, config, task=task))
     fits, too_long = "the sea " * 127, "the sea " * 128
     far_too_long = "the sea " * 300
-    given = served.texts("words", ["the sea", too_long, far_too_long, fits], predictor)
+    given = served.texts(["the sea", too_long, far_too_long, fits], predictor)
     assert given.inputs == ["the sea", fits]
     assert given.tokens == [4, served.LONGEST]
     assert given.settings == {"texts": 2, "mean_tokens": 130.0, "longest_tokens": served.LONGEST}

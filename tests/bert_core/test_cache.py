@@ -41,7 +41,7 @@ class Writer:
         path.write_bytes(self.data)
 
 
-def open_entry(cache: Cache, name: str) -> cache_module.Entry:
+def open_entry(cache: Cache, name: str) -> cache_module.CacheEntry:
     return cache.open(name, len(content_of(name)), writes(name))
 
 

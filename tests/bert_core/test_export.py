@@ -16,7 +16,7 @@ import torch
 
 from bert_core import export, quantization
 from bert_core.bundle.format import bundle_digest, load_bundle, save_bundle
-from bert_core.bundle.layout import GRAPHS, Run
+from bert_core.bundle.layout import GRAPHS, Execution
 from bert_core.bundle.weights import build_model
 from bert_core.engines.catalog import ENGINES
 from bert_core.engines.onnxruntime import OnnxRuntime
@@ -57,10 +57,11 @@ def saved(
         windows = predictor.encode(predictor.rows(examples(task)))
         calibration = windows, TOKENIZER.pad_id
     write: Callable[[Path], None] = lambda path: export_graph(model, path, calibration)  # noqa: E731
-    runs = [Run(name, each) for name, one in ENGINES.items() for each in one.runs[precision]]
-    save_bundle(
-        folder / "graph", model, TOKENIZER, **about, graph=(GRAPHS[precision], write), runs=runs
-    )
+    executions = [
+        Execution(name, each) for name, engine in ENGINES.items() for each in engine.runs[precision]
+    ]
+    graph = GRAPHS[precision], write
+    save_bundle(folder / "graph", model, TOKENIZER, **about, graph=graph, executions=executions)
     return folder
 
 
@@ -414,9 +415,9 @@ def predictor_of(bundle: Path, engine: str, precision: str) -> Predictor:
 @pytest.mark.drill
 def test_every_run_of_a_bundle_gives_nearly_the_same_scores(both: dict[str, Path]) -> None:
     for folder in both.values():
-        runs = load_bundle(folder).runs
+        executions = load_bundle(folder).executions
         texts = ["a b c d", "e f g"]
-        found = [predictor_of(folder, *run).predict(texts) for run in runs]
+        found = [predictor_of(folder, *how).predict(texts) for how in executions]
         scores = [
             [{each["label"]: each["score"] for each in answer} for answer in answers]
             for answers in found
@@ -428,14 +429,15 @@ def test_every_run_of_a_bundle_gives_nearly_the_same_scores(both: dict[str, Path
 
 @pytest.mark.drill
 def test_what_computes_is_chosen_among_what_the_bundle_may_run(both: dict[str, Path]) -> None:
-    runs = load_bundle(both["int8"]).runs
-    assert runs[0] == Run("onnxruntime", "int8") == Predictor(both["int8"]).run
-    assert Predictor(both["int8"], backend="auto").run in runs
-    assert Predictor(both["int8"], backend="auto", prefer=runs[1]).run == runs[1]
-    elsewhere = Run("torch", "fp32")  # as after an alias has moved from weights to a graph
-    assert Predictor(both["int8"], backend="auto", prefer=elsewhere).run == runs[0]
+    executions = load_bundle(both["int8"]).executions
+    first, second = executions[:2]
+    assert first == Execution("onnxruntime", "int8") == Predictor(both["int8"]).execution
+    assert Predictor(both["int8"], backend="auto").execution in executions
+    assert Predictor(both["int8"], backend="auto", prefer=second).execution == second
+    elsewhere = Execution("torch", "fp32")  # as after an alias has moved from weights to a graph
+    assert Predictor(both["int8"], backend="auto", prefer=elsewhere).execution == first
     weights = both["fp32"].parent / "weights"
-    assert Predictor(weights, device="cpu", backend="auto").run == elsewhere
+    assert Predictor(weights, device="cpu", backend="auto").execution == elsewhere
     with pytest.raises(ConfigError, match=r"torch in bf16 for .* holds model.*got backend openvin"):
         Predictor(weights, backend="openvino")
     with pytest.raises(ConfigError, match=r"holds onnx/model_quantized.onnx, got backend torch: l"):
@@ -451,9 +453,9 @@ def test_8_bits_of_before_run_as_then_and_say_that_they_take_ranges_from_batches
     del record["runs"]
     (folder / "raybert.json").write_text(json.dumps(record))
     bundle = load_bundle(folder)
-    assert bundle.runs == (Run("onnxruntime", "int8"),)
+    assert bundle.executions == (Execution("onnxruntime", "int8"),)
     assert bundle.ranges_of_batch
     assert not load_bundle(both["int8"]).ranges_of_batch
-    assert Predictor(folder, backend="auto").run == bundle.runs[0]
+    assert Predictor(folder, backend="auto").execution == bundle.executions[0]
     with pytest.raises(ConfigError, match=r"wanted one of onnxruntime in int8 for .*: leave both"):
         Predictor(folder, backend="openvino")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
-from bert_core import files
+from bert_core import conditional, files
 from bert_core.errors import ConfigError, CorpusError, ResourceError
 from tests.web_server import WebServer
 from tracking.ports import free_ports
@@ -107,7 +107,8 @@ def test_json_survives_a_round_trip(place: str) -> None:
 
 def test_a_missing_file_is_an_error_of_its_own_kind(place: str) -> None:
     for read in (
-        files.read_bytes, files.size_bytes, files.sha256_of, files.read_json, files.read_tagged,
+        files.read_bytes, files.size_bytes, files.sha256_of, files.read_json,
+        conditional.read_tagged,
     ):  # fmt: skip
         with pytest.raises(FileNotFoundError):
             read(files.join(place, "nothing.bin"))
@@ -115,21 +116,23 @@ def test_a_missing_file_is_an_error_of_its_own_kind(place: str) -> None:
 
 def test_a_file_is_created_only_where_there_is_none(place: str) -> None:
     path = files.join(place, "a", "lease.json")
-    tag = files.create(path, b"mine")
+    tag = conditional.create(path, b"mine")
     assert tag is not None
-    assert files.create(path, b"other") is None
-    assert files.create(path, b"mine") is None  # a second time is no success either
-    assert files.read_tagged(path) == (b"mine", tag)
+    assert conditional.create(path, b"other") is None
+    assert conditional.create(path, b"mine") is None  # a second time is no success either
+    assert conditional.read_tagged(path) == (b"mine", tag)
     assert names_of(place) == ["a/lease.json"]
     files.remove(path)
-    assert files.create(path, b"other") is not None
+    assert conditional.create(path, b"other") is not None
     assert files.read_bytes(path) == b"other"
 
 
 def test_of_many_who_create_a_file_one_succeeds(tmp_path: Path) -> None:
     path = f"{tmp_path}/lease.json"
     with ThreadPoolExecutor(8) as pool:
-        tags = list(pool.map(lambda each: files.create(path, each), map(str.encode, "abcdefgh")))
+        tags = list(
+            pool.map(lambda data: conditional.create(path, data), map(str.encode, "abcdefgh"))
+        )
     [number] = [number for number, tag in enumerate(tags) if tag is not None]
     assert files.read_bytes(path) == b"abcdefgh"[number : number + 1]
     assert names_of(str(tmp_path)) == ["lease.json"]
@@ -137,33 +140,32 @@ def test_of_many_who_create_a_file_one_succeeds(tmp_path: Path) -> None:
 
 def test_a_file_is_replaced_only_in_the_version_that_was_read(place: str) -> None:
     path = files.join(place, "lease.json")
-    assert files.replace_if(path, b"0", "no such tag") is None
+    assert conditional.replace_if(path, b"0", "no such tag") is None
     assert not files.exists(path)
-    first = files.create(path, b"1")
+    first = conditional.create(path, b"1")
     assert first is not None
-    second = files.replace_if(path, b"2", first)
+    second = conditional.replace_if(path, b"2", first)
     assert second not in (None, first)
-    assert files.replace_if(path, b"3", first) is None
-    assert files.read_tagged(path) == (b"2", second)
+    assert conditional.replace_if(path, b"3", first) is None
+    assert conditional.read_tagged(path) == (b"2", second)
     files.remove(path)
-    assert files.replace_if(path, b"3", str(second)) is None
+    assert conditional.replace_if(path, b"3", str(second)) is None
     assert files.list_names(place) == []
 
 
 def test_of_many_who_replace_a_version_one_succeeds(tmp_path: Path) -> None:
     path = f"{tmp_path}/lease.json"
-    tag = str(files.create(path, b"0"))
+    tag = str(conditional.create(path, b"0"))
     with ThreadPoolExecutor(8) as pool:
-        tags = list(
-            pool.map(lambda each: files.replace_if(path, each, tag), map(str.encode, "abcdefgh"))
-        )
+        versions = map(str.encode, "abcdefgh")
+        tags = list(pool.map(lambda data: conditional.replace_if(path, data, tag), versions))
     [number] = [number for number, new in enumerate(tags) if new is not None]
-    assert files.read_tagged(path) == (b"abcdefgh"[number : number + 1], tags[number])
+    assert conditional.read_tagged(path) == (b"abcdefgh"[number : number + 1], tags[number])
 
 
 def test_a_file_in_the_web_is_not_created(website: tuple[str, Path]) -> None:
     with pytest.raises(ConfigError, match="wanted a local path, or storage with conditional"):
-        files.create(f"{website[0]}/a.txt", b"a")
+        conditional.create(f"{website[0]}/a.txt", b"a")
 
 
 def test_a_folder_is_searched_deep_and_hidden_names_are_passed_over(place: str) -> None:

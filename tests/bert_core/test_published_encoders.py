@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from bert_core.bundle.format import load_bundle, save_bundle
 from bert_core.bundle.weights import build_model
-from bert_core.data.windows import ids_of, joined
+from bert_core.data.windows import ids_of, with_special_tokens
 from bert_core.predictor import Predictor
 from bert_core.tasks.feature_extraction import FeatureExtractionParameters
 from tests import tiny
@@ -138,7 +138,7 @@ def test_a_pair_is_scored_as_transformers_scores_it(name: str, tmp_path: Path) -
     for (first, second), answer in zip(PAIRS, answers, strict=True):
         batch = tokenizer([first], [second], return_tensors="pt")
         one, other = ids_of(ours, [first, second])
-        row, segments = joined(ours, one, other), batch.get("token_type_ids")
+        row, segments = with_special_tokens(ours, one, other), batch.get("token_type_ids")
         assert row.ids.tolist() == batch["input_ids"][0].tolist()
         assert segments is None or not segments.any()
         assert row.segment_b_start == len(row.ids)

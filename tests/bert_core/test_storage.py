@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.fs import copy_files
 
-from bert_core import files, storage
+from bert_core import conditional, files, storage
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.storage.bucket import FIRST_CONTACT_S
 from bert_core.storage.config import StorageConfig
@@ -145,13 +145,13 @@ def test_the_same_bytes_come_out_whatever_the_store_does(
         for number in rng.permutation(reader.num_record_batches)[:5]:
             expected = TABLE.slice(50_000 * number, 50_000).to_batches()[0]
             assert reader.get_batch(number).equals(expected), number
-    tag = files.create(f"{there.uri}/lease", b"1")
+    tag = conditional.create(f"{there.uri}/lease", b"1")
     assert tag is not None
-    assert files.create(f"{there.uri}/lease", b"2") is None
-    new = files.replace_if(f"{there.uri}/lease", b"3", tag)
+    assert conditional.create(f"{there.uri}/lease", b"2") is None
+    new = conditional.replace_if(f"{there.uri}/lease", b"3", tag)
     assert new is not None
-    assert files.replace_if(f"{there.uri}/lease", b"4", tag) is None
-    assert files.read_tagged(f"{there.uri}/lease") == (b"3", new)
+    assert conditional.replace_if(f"{there.uri}/lease", b"4", tag) is None
+    assert conditional.read_tagged(f"{there.uri}/lease") == (b"3", new)
     files.remove(f"{there.uri}/small")
     assert there.keys() == ["a/shard.arrow", "large.bin", "lease", "stream.bin"]
     assert any(request.fault for request in there.proxy.seen)
@@ -215,7 +215,7 @@ def test_a_store_that_is_silent_for_half_a_minute_costs_only_time(
     with ThreadPoolExecutor(3) as pool:
         written = pool.submit(files.write_bytes, f"{there.uri}/large.bin", LARGE)
         read = pool.submit(files.read_bytes, f"{there.uri}/before.bin")
-        created = pool.submit(files.create, f"{there.uri}/lease", b"1")
+        created = pool.submit(conditional.create, f"{there.uri}/lease", b"1")
     written.result()
     assert read.result() == LARGE
     assert created.result() is not None
@@ -233,12 +233,12 @@ def test_a_created_file_is_ours_even_if_the_answer_was_lost(
     fault: Fault, store: Callable[..., Store]
 ) -> None:
     there = store(once("PUT", "lease", fault), silence_s=0.75)
-    tag = files.create(f"{there.uri}/lease", b"mine")
-    assert files.read_tagged(f"{there.uri}/lease") == (b"mine", tag)
+    tag = conditional.create(f"{there.uri}/lease", b"mine")
+    assert conditional.read_tagged(f"{there.uri}/lease") == (b"mine", tag)
     there.proxy.decide = once("PUT", "lease", fault)
-    new = files.replace_if(f"{there.uri}/lease", b"mine again", str(tag))
+    new = conditional.replace_if(f"{there.uri}/lease", b"mine again", str(tag))
     assert new not in (None, tag)
-    assert files.read_tagged(f"{there.uri}/lease") == (b"mine again", new)
+    assert conditional.read_tagged(f"{there.uri}/lease") == (b"mine again", new)
 
 
 def test_a_file_that_another_creates_in_the_meantime_is_not_ours(
@@ -253,7 +253,7 @@ def test_a_file_that_another_creates_in_the_meantime_is_not_ours(
         return None
 
     there.proxy.decide = another_comes_first
-    assert files.create(f"{there.uri}/lease", b"mine") is None
+    assert conditional.create(f"{there.uri}/lease", b"mine") is None
     assert there.content("lease") == b"another's"
 
 
@@ -339,7 +339,7 @@ def test_what_will_not_change_is_told_at_once(code: str, store: Callable[..., St
         ("(read|listed)", lambda: files.exists(path)),  # that it is missing is no reason yet
         ("listed", lambda: files.list_names(f"{there.uri}/a")),
         ("written", lambda: files.write_bytes(path, b"a")),
-        ("written", lambda: files.create(path, b"a")),
+        ("written", lambda: conditional.create(path, b"a")),
     ]
     if status < 500:
         tries.append(("written", lambda: files.write_bytes(path, LARGE)))
@@ -440,7 +440,7 @@ def test_a_bucket_that_may_only_be_read_is_told(store: Callable[..., Store]) -> 
     there.client.put_bucket_policy(Bucket=there.bucket, Policy=json.dumps(policy))
     path = f"{there.uri}/a.bin"
     assert files.read_bytes(path) == b"a"
-    for write in (files.write_bytes, files.create):
+    for write in (files.write_bytes, conditional.create):
         with pytest.raises(
             ResourceError, match=r"403 .*these credentials may not write to it: grant"
         ):

@@ -77,7 +77,7 @@ def rows_of_docstrings(rng: np.random.Generator) -> tuple[list[Row], int]:
         sentence_offsets=encoded.offsets.to_numpy().astype(np.int64),
         document_offsets=offsets_of([*map(len, sentences)]),
         digests=[document_digest(text) for text in texts],
-        own=len(texts),
+        num_own=len(texts),
     )
     continues = np.array([token.startswith("##") for token in tokenizer.vocabulary])
     config = PairsConfig(max_length=CONFIG.max_length)

@@ -10,7 +10,7 @@ import pytest
 
 from bert_core import files
 from bert_core.bundle.format import bundle_digest, load_bundle
-from bert_core.bundle.layout import Run
+from bert_core.bundle.layout import Execution
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.export import TOLERANCE
 from bert_core.metrics.bootstrap import Verdict
@@ -119,9 +119,9 @@ def test_8_bits_pass_where_the_fall_is_allowed_and_the_bundle_goes_to_the_regist
     assert (held_out["name"], calibration["name"]) == ("held_out", "calibration")
     assert (calibration["source"], calibration["rows"]) == (swapped.source, 64)
     assert held_out["digest"] != calibration["digest"]
-    assert bundle.runs[0] == Run("onnxruntime", "int8")
-    assert Run("openvino", "int8") in bundle.runs
-    assert counts["runs"] == [str(run) for run in bundle.runs]
+    assert bundle.executions[0] == Execution("onnxruntime", "int8")
+    assert Execution("openvino", "int8") in bundle.executions
+    assert counts["runs"] == [str(run) for run in bundle.executions]
 
     common: dict[str, Any] = {"num_workers": 0, "tracking_uri": pretrained.tracking_uri}
     evaluation = str(tmp_path / "evaluate")
@@ -164,10 +164,11 @@ def test_bfloat16_passes_where_the_fall_is_allowed_and_is_one_way_to_run_the_gra
         pytest.skip(str(error))
     bundle = load_bundle(Path(config.output, "bundle"))
     assert bundle.graph == "onnx/model.onnx"
-    assert set(bundle.runs) == {
-        Run("openvino", "bf16"), Run("onnxruntime", "fp32"), Run("openvino", "fp32"),
+    assert set(bundle.executions) == {
+        Execution("openvino", "bf16"),
+        Execution("onnxruntime", "fp32"), Execution("openvino", "fp32"),
     }  # fmt: skip
-    assert bundle.runs[0].precision == "bf16"
+    assert bundle.executions[0].precision == "bf16"
     assert bundle.metrics["spearman"] == pytest.approx(1 - manifest.counts["spearman_drop"])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, load_file
 
-from bert_core import files
+from bert_core import conditional, files
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.manifest import read_manifest
 from bert_core.storage.stores import PIECE_BYTES
@@ -61,13 +61,13 @@ def test_a_container_does_all_that_is_asked_of_a_bucket(
             assert files.size_bytes(path) == len(content), path
         files.remove(f"{container}/a")
         assert files.find_files(container) == [f"{container}/large.bin"]
-        tag = files.create(f"{container}/lease", b"1")
+        tag = conditional.create(f"{container}/lease", b"1")
         assert tag is not None
-        assert files.create(f"{container}/lease", b"2") is None
-        new = files.replace_if(f"{container}/lease", b"3", tag)
+        assert conditional.create(f"{container}/lease", b"2") is None
+        new = conditional.replace_if(f"{container}/lease", b"3", tag)
         assert new is not None
-        assert files.replace_if(f"{container}/lease", b"4", tag) is None
-        assert files.read_tagged(f"{container}/lease") == (b"3", new)
+        assert conditional.replace_if(f"{container}/lease", b"4", tag) is None
+        assert conditional.read_tagged(f"{container}/lease") == (b"3", new)
         assert any(request.fault for request in proxy.seen)
     monkeypatch.setenv("RAYBERT_STORAGE_ENDPOINT", azurite)
     monkeypatch.delenv("RAYBERT_STORAGE_TIMEOUT_S")

@@ -15,15 +15,15 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bert_core.bundle.format import load_bundle
 from bert_core.data.masking import MaskingConfig
-from bert_core.data.pairs import Kind, PairsConfig
+from bert_core.data.pairs import PairsConfig, PairsKind
 from bert_core.data.shards import ShardSet
-from bert_core.data.tokenizer import Kind as TokenizerKind
+from bert_core.data.tokenizer import TokenizerKind
 from bert_core.predictor import Predictor
 from bert_core.train.config import LoopConfig
 from pipelines import finetune, prepare, pretrain, vocab
 
 # Variant → its vocabulary's kind, and what its rows are.
-PATHS: dict[str, tuple[TokenizerKind, Kind]] = {
+PATHS: dict[str, tuple[TokenizerKind, PairsKind]] = {
     "distilbert": ("wordpiece", "full_sentences"),
     "roberta-base": ("bpe", "full_sentences"),
     "xlm-roberta-base": ("unigram", "full_sentences"),
@@ -36,7 +36,7 @@ PATHS: dict[str, tuple[TokenizerKind, Kind]] = {
 }
 
 
-Inputs = Callable[[TokenizerKind, Kind], tuple[Path, Path]]
+Inputs = Callable[[TokenizerKind, PairsKind], tuple[Path, Path]]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def inputs(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
         return folder
 
     @cache
-    def inputs(kind: TokenizerKind, rows: Kind) -> tuple[Path, Path]:
+    def inputs(kind: TokenizerKind, rows: PairsKind) -> tuple[Path, Path]:
         shards = tmp_path_factory.mktemp(f"{kind}-{rows}") / "shards"
         prepare.run(
             replace(

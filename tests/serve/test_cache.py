@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bert_core.data.cuts import Place
+from bert_core.data.cuts import CutPlace
 from bert_core.determinism import fix_products
 from bert_core.errors import InputError
 from bert_core.predictor import Predictor
@@ -47,7 +47,7 @@ class Counts(Recorder):
         self.misses += misses
 
 
-def entry(answer: Any, cut: tuple[Place, ...] = ()) -> Entry:
+def entry(answer: Any, cut: tuple[CutPlace, ...] = ()) -> Entry:
     return Entry.of(answer, cut, tokens=1, padded_tokens=8, masks=0, numbers=0, has_all_cuts=True)
 
 

@@ -16,10 +16,10 @@ from tracking.goodput import (
     FILE,
     Goodput,
     begin,
+    clock_metrics,
     duration,
     in_words,
     read,
-    told_by_clock,
 )
 
 Points = list[tuple[int, dict[str, float]]]
@@ -33,8 +33,8 @@ class Worker:
 
     def point(self, step: int, steps: int = 1, **seconds: float) -> tuple[int, dict[str, float]]:
         self.number += 1
-        told = told_by_clock(self.began_s, self.number, steps, seconds)
-        return step, ({"loss": 1.0} if steps else {}) | told
+        clock = clock_metrics(self.began_s, self.number, steps, seconds)
+        return step, ({"loss": 1.0} if steps else {}) | clock
 
 
 def test_a_run_that_nothing_happens_to_adds_up(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_closed_spool_changes_nothing_more(tmp_path: Path) -> None:
     late = open_spool(tmp_path)
     late.close()
     spool = open_spool(tmp_path)
-    spool.tell("status", "FINISHED")
+    spool.enqueue("status", "FINISHED")
     late.belongs_to("1", "another run")
     late.mark_all_unsent()
     kept = read_run(tmp_path)
@@ -129,10 +129,10 @@ def test_a_closed_spool_changes_nothing_more(tmp_path: Path) -> None:
 
 def test_a_later_status_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
-    spool.tell("status", "RUNNING")
-    spool.tell("tags", {"a": "b"})
-    spool.tell("tags", {"a": "b"})
-    spool.tell("status", "FINISHED")
+    spool.enqueue("status", "RUNNING")
+    spool.enqueue("tags", {"a": "b"})
+    spool.enqueue("tags", {"a": "b"})
+    spool.enqueue("status", "FINISHED")
     assert [(note.kind, note.value) for note in spool.run.untold] == [
         ("tags", {"a": "b"}),
         ("status", "FINISHED"),

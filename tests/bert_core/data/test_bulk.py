@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from bert_core.data import bulk
 from bert_core.data.bulk import BulkEncoder
 from bert_core.data.byte_level import BulkByteLevel
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Kind, Tokenizer
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer, TokenizerKind
 from bert_core.data.unigram import BulkUnigram
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.wordpiece import BulkWordPiece
@@ -97,7 +97,7 @@ def spaces(scheme: str = "always", *, at_white_space: bool = False) -> pre_token
 
 
 @cache
-def trained(kind: Kind) -> Tokenizer:
+def trained(kind: TokenizerKind) -> Tokenizer:
     texts = [*TRICKY, "the sea and the whale, the whales' sea. I don't know!\n" * 9] * 2
     return train_tokenizer(kind, texts, vocab_size=500 if kind == "bpe" else 240, lowercase=False)
 
@@ -272,7 +272,7 @@ def test_rows_with_a_word_that_depends_on_its_neighbours_are_encoded_whole() -> 
     assert_equal_to_the_library(inner, ["a \u0e33\u0338 b", "a b", "\u0e33\u0338"])
 
 
-OTHERS: dict[str, tuple[Kind, Any, Any]] = {
+OTHERS: dict[str, tuple[TokenizerKind, Any, Any]] = {
     "no rule for words": (
         "bpe",
         None,
@@ -351,7 +351,7 @@ def test_wikitext_and_the_classic_books(
 
 @pytest.mark.drill
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_rows_of_labelled_sets(kind: Kind, data_dir: Path, whole: bool) -> None:
+def test_rows_of_labelled_sets(kind: TokenizerKind, data_dir: Path, whole: bool) -> None:
     """With a vocabulary of usual size."""
     texts = (data_dir / "wikitext2" / "valid.txt").read_text(encoding="utf-8").split("\n")
     tokenizer = train_tokenizer(kind, texts[:2000], vocab_size=4000, lowercase=kind != "bpe")

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Encoding, normalizers
 
-from bert_core.data.cuts import Place, characters_of, places_of
+from bert_core.data.cuts import CutPlace, characters_of, places_of
 from bert_core.data.tokenizer import Tokenizer
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.data.windows import Cut, ids_of, pieces_of
@@ -210,9 +210,9 @@ def test_the_characters_of_a_prompt_are_not_the_texts() -> None:
 
 
 def test_a_place_is_short_as_text() -> None:
-    assert str(Place(3, "", 512)) == "3@512"
-    assert str(Place(3, "text_pair", 512)) == "3.text_pair@512"
-    assert str(Place(0, "", 812, from_end=True)) == "0@812-"
+    assert str(CutPlace(3, "", 512)) == "3@512"
+    assert str(CutPlace(3, "text_pair", 512)) == "3.text_pair@512"
+    assert str(CutPlace(0, "", 812, from_end=True)) == "0@812-"
 
 
 class Counting(Tokenizer):

@@ -113,7 +113,7 @@ def test_every_shard_gets_its_documents_back(tmp_path: Path, id_type: pa.DataTyp
         assert len(table) == len(own)
         found = as_documents(table)
         assert contents(found) == wanted(own)
-        assert found.own == len(found.digests)
+        assert found.num_own == len(found.digests)
         assert pa.from_numpy_dtype(found.input_ids.dtype) == id_type
         assert found.sentence_offsets[-1] == len(found.input_ids)
         assert (np.diff(found.sentence_offsets) > 0).all()
@@ -178,7 +178,7 @@ def test_no_row_begins_in_what_is_borrowed() -> None:
     own = [Written(1, [[1], [], [2]], 2), Written(2, [[], []]), Written(3, [[3]], 0)]
     borrowed = [Written(4, [[4], [5]], 7), Written(5, []), Written(1, [[1], [2]])]
     found = as_documents(table_of(*own), [table_of(*borrowed[:2]), table_of(borrowed[2])])
-    assert found.own == 2
+    assert found.num_own == 2
     assert contents(found)[:2] == wanted([own[0]]) * 2
     # Of what is borrowed copies do not count.
     assert contents(found)[2:] == [*wanted(borrowed[:2]), *wanted(borrowed[2:])]
@@ -188,5 +188,5 @@ def test_no_row_begins_in_what_is_borrowed() -> None:
 def test_a_shard_without_documents_has_none(unique: bool) -> None:
     for table in (table_of(), table_of(Written(1, [])), table_of(Written(1, [[1]], 0))):
         found = as_documents(table, unique=unique)
-        assert (found.own, found.digests, found.input_ids.tolist()) == (0, [], [])
+        assert (found.num_own, found.digests, found.input_ids.tolist()) == (0, [], [])
         assert found.sentence_offsets.tolist() == found.document_offsets.tolist() == [0]

@@ -18,8 +18,8 @@ from bert_core.data.pairs import (
     ROWS,
     SWAPPED,
     Documents,
-    Kind,
     PairsConfig,
+    PairsKind,
     Segments,
     assemble,
     make_rows,
@@ -91,7 +91,7 @@ def documents_of(
         sentence_offsets=offsets_of([*map(len, sentences)]),
         document_offsets=offsets_of([*map(len, texts)]),
         digests=digests or [f"{index:04}".encode() for index in range(len(texts))],
-        own=len(texts) if own < 0 else own,
+        num_own=len(texts) if own < 0 else own,
     )
 
 
@@ -329,7 +329,7 @@ def test_a_corpus_of_one_text_is_refused(copies: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_no_documents_make_no_rows(kind: Kind) -> None:
+def test_no_documents_make_no_rows(kind: PairsKind) -> None:
     documents = numbered([])
     segments = make_rows(
         documents, every_word(documents), PairsConfig(kind=kind), np.random.default_rng(0)
@@ -417,7 +417,7 @@ def segments_of(documents: Documents, segments: Segments) -> list[tuple[list[lis
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_rows_can_be_joined_and_taken_in_any_order(kind: Kind) -> None:
+def test_rows_can_be_joined_and_taken_in_any_order(kind: PairsKind) -> None:
     documents, starts_word = random_documents(2)
     several = [
         make_rows(documents, starts_word, PairsConfig(kind=kind), np.random.default_rng(seed))
@@ -433,7 +433,7 @@ def test_rows_can_be_joined_and_taken_in_any_order(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("max_length", [8, 33, 512])
 def test_rows_of_every_kind_keep_to_their_length_and_to_whole_documents(
-    kind: Kind, max_length: int
+    kind: PairsKind, max_length: int
 ) -> None:
     documents, starts_word = random_documents(4)
     config = PairsConfig(kind=kind, max_length=max_length)
@@ -481,7 +481,7 @@ def full_sentences_oracle(
 @pytest.mark.parametrize("max_length", [8, 20, 64, 512])
 @pytest.mark.parametrize("seed", range(3))
 def test_full_sentences_equal_a_slow_reading_of_the_paper(
-    kind: Kind, max_length: int, seed: int
+    kind: PairsKind, max_length: int, seed: int
 ) -> None:
     documents, starts_word = random_documents(seed)
     config = PairsConfig(kind=kind, max_length=max_length)
@@ -514,7 +514,7 @@ def test_the_order_of_sentences_needs_no_second_document() -> None:
 
 
 def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
-    assert set(get_args(Kind)) == set(ROWS) == set(LABELS)
+    assert set(get_args(PairsKind)) == set(ROWS) == set(LABELS)
     config = PairsConfig()
     object.__setattr__(config, "kind", "pairs")  # past the types, which are checked here
     with pytest.raises(ConfigError, match=f"kind: wanted one of {', '.join(ROWS)}, got 'pairs'"):

@@ -9,13 +9,13 @@ import pytest
 
 from bert_core.data import row_maker as module
 from bert_core.data.masking import STRATEGIES, MaskingConfig, Strategy
-from bert_core.data.pairs import LABELS, Documents, Kind, PairsConfig
+from bert_core.data.pairs import LABELS, Documents, PairsConfig, PairsKind
 from bert_core.data.ragged import offsets_of
 from bert_core.data.row_maker import RowMaker
 from bert_core.data.shards import ShardRows
 from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[PairsKind, ...] = get_args(PairsKind)
 PIECES = [f"{'##' * (n % 3 == 2)}{letter}{n}" for n, letter in enumerate("abcdefgh" * 12)]
 TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *PIECES], lowercase=True)
 ARRAYS = ("input_ids", "offsets", "segment_b_start", "masked_positions", "masked_labels")
@@ -30,12 +30,12 @@ def documents_of(count: int = 16, seed: int = 0) -> Documents:
         sentence_offsets=offsets_of(lengths),
         document_offsets=offsets_of(sentences),
         digests=[hashlib.sha256(bytes([n])).digest() for n in range(count)],
-        own=count,
+        num_own=count,
     )
 
 
 def made(
-    kind: Kind = "nsp",
+    kind: PairsKind = "nsp",
     documents: Documents | None = None,
     seed: int = 0,
     shard: int = 0,
@@ -69,7 +69,7 @@ def unmasked(rows: ShardRows) -> list[list[int]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_do_not_depend_on_how_many_are_made_at_once(
     monkeypatch: pytest.MonkeyPatch,
-    kind: Kind,
+    kind: PairsKind,
     strategy: Strategy,
     dynamic: bool,
     slice_tokens: int,
@@ -84,7 +84,7 @@ def test_rows_do_not_depend_on_how_many_are_made_at_once(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_counts_are_what_the_rows_hold(kind: Kind, strategy: Strategy) -> None:
+def test_counts_are_what_the_rows_hold(kind: PairsKind, strategy: Strategy) -> None:
     rows, counts = made(kind, strategy=strategy)
     seen: Counter[str] = Counter()
     for row in map(rows.row, range(len(rows))):
@@ -111,7 +111,7 @@ def test_counts_are_what_the_rows_hold(kind: Kind, strategy: Strategy) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_whose_masks_come_later_have_word_starts_and_no_masks(
-    kind: Kind, strategy: Strategy
+    kind: PairsKind, strategy: Strategy
 ) -> None:
     rows, counts = made(kind, strategy=strategy, dynamic=True)
     starts = TOKENIZER.begins_word
@@ -135,7 +135,7 @@ def test_words_begin_where_no_sign_of_continuation_is() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_laid_out_with_special_tokens_and_one_length(kind: Kind) -> None:
+def test_rows_are_laid_out_with_special_tokens_and_one_length(kind: PairsKind) -> None:
     rows, _ = made(kind, dynamic=True)
     cls_id, sep_id = TOKENIZER.cls_id, TOKENIZER.sep_id
     for row in map(rows.row, range(len(rows))):
@@ -150,7 +150,7 @@ def test_rows_are_laid_out_with_special_tokens_and_one_length(kind: Kind) -> Non
 
 
 @pytest.mark.parametrize("kind", ["full_sentences", "doc_sentences"])
-def test_every_id_is_in_as_many_rows_as_there_are_duplicates(kind: Kind) -> None:
+def test_every_id_is_in_as_many_rows_as_there_are_duplicates(kind: PairsKind) -> None:
     documents = documents_of()
     rows, _ = made(kind, documents)
     seen = Counter(n for ids in unmasked(rows) for n in ids if n not in TOKENIZER.special_ids)
@@ -168,7 +168,7 @@ def test_seed_and_shard_say_what_is_drawn() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_documents_make_no_rows(kind: Kind, dynamic: bool) -> None:
+def test_no_documents_make_no_rows(kind: PairsKind, dynamic: bool) -> None:
     rows, counts = made(kind, documents_of(0), dynamic=dynamic)
     assert len(rows) == 0
     assert rows.offsets.tolist() == [0]

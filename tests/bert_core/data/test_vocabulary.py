@@ -13,7 +13,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from bert_core.data.docstrings import docstrings_of
-from bert_core.data.tokenizer import SPECIAL_TOKENS, Kind, Tokenizer, unigram_normalizer
+from bert_core.data.tokenizer import SPECIAL_TOKENS, Tokenizer, TokenizerKind, unigram_normalizer
 from bert_core.data.vocabulary import (
     BPE_SPECIAL,
     LIMIT_ALPHABET,
@@ -35,23 +35,23 @@ HARD = [
     "Tabs\tand\nlines\r\n",
     "ﬁne ½ Ⅳ",
 ]
-SIZES: dict[Kind, int] = {"wordpiece": 400, "bpe": 400, "unigram": 300}
-SPECIAL: dict[Kind, tuple[str, ...]] = {
+SIZES: dict[TokenizerKind, int] = {"wordpiece": 400, "bpe": 400, "unigram": 300}
+SPECIAL: dict[TokenizerKind, tuple[str, ...]] = {
     "wordpiece": SPECIAL_TOKENS,
     "bpe": BPE_SPECIAL,
     "unigram": UNIGRAM_SPECIAL,
 }
-KINDS = get_args(Kind)
+KINDS = get_args(TokenizerKind)
 
 
-def trained(kind: Kind, lowercase: bool = False) -> Tokenizer:
+def trained(kind: TokenizerKind, lowercase: bool = False) -> Tokenizer:
     return train_tokenizer(kind, TEXT, vocab_size=SIZES[kind], lowercase=lowercase)
 
 
 @pytest.mark.drill
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_fresh_processes_give_the_same_files(kind: Kind, lowercase: bool) -> None:
+def test_fresh_processes_give_the_same_files(kind: TokenizerKind, lowercase: bool) -> None:
     program = (
         "import json, sys, hashlib\n"
         "from bert_core.data.vocabulary import train_tokenizer\n"
@@ -71,7 +71,7 @@ def test_fresh_processes_give_the_same_files(kind: Kind, lowercase: bool) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_in_canonical_order(kind: Kind) -> None:
+def test_ids_are_in_canonical_order(kind: TokenizerKind) -> None:
     tokenizer = trained(kind)
     special = SPECIAL[kind]
     assert tuple(tokenizer.vocabulary[:5]) == special
@@ -89,7 +89,9 @@ def test_ids_are_in_canonical_order(kind: Kind) -> None:
 
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_transformers_gives_the_same_ids(kind: Kind, lowercase: bool, tmp_path: Path) -> None:
+def test_transformers_gives_the_same_ids(
+    kind: TokenizerKind, lowercase: bool, tmp_path: Path
+) -> None:
     tokenizer = trained(kind, lowercase)
     tokenizer.save(tmp_path, 64)
     theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
@@ -109,7 +111,7 @@ def test_transformers_gives_the_same_ids(kind: Kind, lowercase: bool, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_word_begins_where_its_space_is(kind: Kind) -> None:
+def test_a_word_begins_where_its_space_is(kind: TokenizerKind) -> None:
     tokenizer = trained(kind)
     [ids] = tokenizer.encode([" encoder decoding"], 32)
     begins = tokenizer.begins_word[ids[1:-1]]
@@ -142,7 +144,7 @@ def test_scores_made_from_whole_numbers_split_text_as_well() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_vocabulary_without_text_or_room_is_refused(kind: Kind) -> None:
+def test_a_vocabulary_without_text_or_room_is_refused(kind: TokenizerKind) -> None:
     with pytest.raises(CorpusError, match="wanted text to count words in"):
         train_tokenizer(kind, ["", "  "], vocab_size=500, lowercase=True)
     with pytest.raises(ConfigError, match=r"vocab_size: wanted at least \d+"):

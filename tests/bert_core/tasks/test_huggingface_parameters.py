@@ -18,7 +18,7 @@ from bert_core.tasks.question_answering import (
     QuestionAnsweringParameters,
 )
 from bert_core.tasks.token_classification import (
-    Strategy,
+    AggregationStrategy,
     TokenClassification,
     TokenClassificationParameters,
 )
@@ -36,7 +36,7 @@ def predictor(folder: Path, task: Any, seed: int = 3) -> Predictor:
 
 @pytest.mark.parametrize("strategy", ["first", "average", "max"])
 def test_entities_are_those_of_transformers_for_every_strategy(
-    tmp_path: Path, strategy: Strategy
+    tmp_path: Path, strategy: AggregationStrategy
 ) -> None:
     ours = predictor(tmp_path / "tags", TokenClassification(LABELS))
     peer = pipeline(
@@ -61,7 +61,7 @@ def test_entities_are_those_of_transformers_for_every_strategy(
 
 def test_strategies_differ_where_pieces_of_a_word_do(tmp_path: Path) -> None:
     ours = predictor(tmp_path / "tags", TokenClassification(LABELS))
-    kinds: tuple[Strategy, ...] = ("first", "average", "max")
+    kinds: tuple[AggregationStrategy, ...] = ("first", "average", "max")
     answers = [
         ours.predict(TEXTS, TokenClassificationParameters(aggregation_strategy=kind))
         for kind in kinds

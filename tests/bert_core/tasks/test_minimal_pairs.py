@@ -17,7 +17,7 @@ from transformers import (
     XLMRobertaForMaskedLM,
 )
 
-from bert_core.data.tokenizer import Kind, Tokenizer
+from bert_core.data.tokenizer import Tokenizer, TokenizerKind
 from bert_core.data.vocabulary import train_tokenizer
 from bert_core.errors import InputError
 from bert_core.predictor import Predictor
@@ -35,7 +35,7 @@ CLASSES = {
 OFFSET = {"wordpiece": 0, "bpe": 2, "unigram": 2}  # of RoBERTa's positions
 
 
-def tokenizer_of(kind: Kind) -> Tokenizer:
+def tokenizer_of(kind: TokenizerKind) -> Tokenizer:
     if kind == "wordpiece":
         words = ["the", "whale", "##es", "sea", "un", "##known", *"?,.'!;"]
         return tiny.tokenizer([*words, *tiny.pieces(tiny.ALPHABET)])

@@ -315,7 +315,7 @@ def test_a_real_set_has_the_same_entities_in_every_scheme(scheme: Scheme, data_d
     answers = [
         [
             {"entity_group": kind, "start": start, "end": end}
-            for kind, start, end in sorted(task._wanted(row, _spans(row)))[number % 2 :]
+            for kind, start, end in sorted(task._annotated(row, _spans(row)))[number % 2 :]
         ]
         for number, row in enumerate(rows)
     ]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_core import files
+from bert_core import conditional, files
 from bert_core.errors import FormatError, ResourceError
 from pipelines.runtime import lease
 from pipelines.runtime.lease import NAME, Holder, held
@@ -52,10 +52,10 @@ def taken_over(output: str) -> None:
     """Another host takes the output, as if this process had been away."""
     path, tag = files.join(output, NAME), None
     while tag is None:  # until it is not renewed in between
-        data, before = files.read_tagged(path)
+        data, before = conditional.read_tagged(path)
         ours = Holder(**json.loads(data))
         other = replace(ours, number=ours.number + 1, token="other", host="elsewhere", pid=7)
-        tag = files.replace_if(path, other.encoded(), before)
+        tag = conditional.replace_if(path, other.encoded(), before)
 
 
 def test_a_second_writer_is_told_at_once_who_has_the_output(output: str) -> None:
