@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from bert_core import files
 from bert_core.errors import RaybertError, ResourceError
-from pipelines.runtime import cluster, nodes, storage_checks
+from pipelines.runtime import cluster, nodes, ray_token, storage_checks
 from pipelines.runtime.hosts import Hosts
 from pipelines.runtime.node_checks import (
     BY_SSH,
@@ -180,7 +180,7 @@ def _asked_by_job(
 def _token(config: DoctorConfig) -> Iterator[str]:
     """Whether Ray finds a token, and others do not."""
     path = token_path()
-    if cluster.token() is None:
+    if ray_token.token() is None:
         yield "none: a cluster started here makes its own"
     elif path is None:
         yield "in RAY_AUTH_TOKEN"

@@ -9,6 +9,7 @@ from bert_core.checks import NonNegativeFloat, PositiveFloat, check_fields
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.wording import one_of
 from pipelines.runtime import cluster, notices
+from pipelines.runtime.capacity import drain
 from pipelines.runtime.notices import Notice
 from pipelines.runtime.progress import say
 
@@ -92,7 +93,7 @@ def _drain(config: DrainConfig, notice: Notice) -> None:
     cluster.connect(address=config.address, allow_open_cluster=config.allow_open_cluster)
     try:
         node = _node(config.node_id)
-        left = cluster.drain(node["NodeID"], notice.reason, seconds)
+        left = drain(node["NodeID"], notice.reason, seconds)
     finally:
         cluster.disconnect()  # a process that is connected through a node ends with it
     name = f"{node['NodeID']} ({node['NodeManagerHostname']}, {node['NodeManagerAddress']})"

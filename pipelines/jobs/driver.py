@@ -14,6 +14,7 @@ from bert_core.errors import RaybertError
 from pipelines.jobs.logs import OF_A_DRIVER, copied
 from pipelines.jobs.packaging import versions
 from pipelines.runtime import cluster
+from pipelines.runtime.processes import exit_on_sigterm
 from pipelines.runtime.progress import say
 from pipelines.runtime.stage import StageConfig
 from pipelines.training.records import CHECKPOINTS
@@ -26,7 +27,7 @@ def as_job(config: StageConfig) -> Iterator[None]:
     if log is None:
         yield
         return
-    cluster.exit_on_sigterm()
+    exit_on_sigterm()
     _tell_versions()
     with copied(log, config.output):
         try:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from bert_core import errors
 from pipelines.runtime import cluster
+from pipelines.runtime.capacity import require_room, workers_that_fit
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import StageConfig
 
@@ -65,7 +66,7 @@ def run_tasks(
             "on a machine of the cluster, or submit it with `raybert submit`"
         )
     least_workers = min(config.least_workers, len(items))
-    gets_gpus = cluster.require_room(
+    gets_gpus = require_room(
         least_workers,
         config.threads_per_worker,
         gpus=config.gpus if use_gpu else "none",
@@ -161,7 +162,7 @@ class _Watch(threading.Thread):
     def run(self) -> None:
         most_room, lacking_since = 0, time.monotonic()
         while not self._over.wait(ROOM_POLL_S):
-            room = cluster.room(self._threads, one_gpu=self.gets_gpus)
+            room = workers_that_fit(self._threads, one_gpu=self.gets_gpus)
             most_room = max(most_room, room)
             wanted = min(len(self._names), most_room)
             now = time.monotonic()

@@ -28,6 +28,7 @@ from typing import IO
 from bert_core import files, storage
 from bert_core.errors import FormatError, RaybertError, ResourceError
 from pipelines.runtime import cluster
+from pipelines.runtime.processes import exit_on_sigterm
 from pipelines.runtime.progress import say
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def held(output: str, *, wait: bool = False) -> Iterator[Lease]:
         wait: for a process that has it, to end.
     Raises: ResourceError if another process has it, or takes it over.
     """
-    cluster.exit_on_sigterm()
+    exit_on_sigterm()
     folder = files.local_path(output)
     lease: Lease
     if folder is not None:

@@ -30,7 +30,8 @@ from bert_core.manifest import (
     stage_digest,
     write_manifest,
 )
-from pipelines.runtime import cluster, lease
+from pipelines.runtime import lease
+from pipelines.runtime.capacity import Gpus
 from pipelines.runtime.description import (
     card_links,
     command,
@@ -118,7 +119,7 @@ class StageConfig:
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
 
     @property
-    def gpus(self) -> cluster.Gpus:
+    def gpus(self) -> Gpus:
         """Whether each worker of a stage that computes on GPUs gets one."""
         return "one each" if self.require_gpus else "if there are any"
 

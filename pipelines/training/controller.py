@@ -17,6 +17,7 @@ from ray.train.v2._internal.callbacks.placement_group_callback import PlacementG
 
 from bert_core.errors import RaybertError
 from pipelines.runtime import cluster
+from pipelines.runtime.capacity import recount_nodes
 from pipelines.training.gauges import Gauges
 from pipelines.training.records import Records, record_all, with_readings
 from tracking.goodput import CLUSTER, DEFAULT, Goodput
@@ -67,7 +68,7 @@ class RecordingCallback(UserCallback):
                 # Ends the training, including workers that wait for the failed one. Otherwise Ray
                 # Train would restart everything `max_failures` times, only to fail again.
                 raise mistake
-        cluster.count_nodes_anew()
+        recount_nodes()
 
     def _counted(self, records: Records) -> Records:
         if DEFAULT in self._goodput.prices_usd:

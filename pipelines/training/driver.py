@@ -20,6 +20,7 @@ from bert_core.manifest import BUNDLE, Output
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
 from pipelines.runtime import cluster
+from pipelines.runtime.capacity import require_room
 from pipelines.runtime.progress import meter, say
 from pipelines.runtime.stage import Result, bundle_outputs, recipe, with_absolute_paths
 from pipelines.training.config import TrainingConfig
@@ -122,7 +123,7 @@ def _fit_on_ray(
     from pipelines.training.controller import RecordingCallback, Trainer
     from pipelines.training.worker import on_ray
 
-    use_gpu = cluster.require_room(
+    use_gpu = require_room(
         config.least_workers, config.threads_per_worker, gpus=config.gpus, wait=config.wait
     )
     storage = files.join(config.output, "ray")

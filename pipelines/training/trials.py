@@ -27,6 +27,7 @@ from bert_core.manifest import is_complete
 from bert_core.train.hardware import flush_denormals
 from bert_core.train.loop import DivergedError
 from pipelines.runtime import cluster
+from pipelines.runtime.capacity import require_room
 from pipelines.runtime.progress import Meter, meter
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.records import CHECKPOINTS, METRICS
@@ -176,7 +177,7 @@ def _run_on_tune(
     watcher: "Watcher",
 ) -> None:
     shared = trials[0]  # trials differ only in the searched fields
-    use_gpu = cluster.require_room(1, shared.threads_per_worker, gpus=shared.gpus, wait=shared.wait)
+    use_gpu = require_room(1, shared.threads_per_worker, gpus=shared.gpus, wait=shared.wait)
     storage = files.join(output, "ray")
     files.remove(storage)  # from a run that was killed
     filesystem, storage_path = files.filesystem_of(storage)
