@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bert_core.errors import ConfigError, ResourceError
-from bert_core.wording import nearest
+from bert_core.wording import last_line, nearest
 from pipelines.jobs.submission import attempts_of, split_attempt
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import say
@@ -143,7 +143,7 @@ class JobServer:
                 is_away = isinstance(error, RequestException)
                 if not is_away and not _is_a_servers(error):
                     raise ResourceError(f"the cluster did not accept it: {error}") from error
-                reason = type(error).__name__ if is_away else _last_line(str(error))
+                reason = type(error).__name__ if is_away else last_line(str(error))[:200]
                 now_s = time.monotonic()
                 if now_s >= (now_s + patience_s if end_s is None else end_s):
                     raise ResourceError(
@@ -169,10 +169,6 @@ def _is_a_servers(error: Exception) -> bool:
     return bool(re.match(r"Request failed with status code 5\d\d", str(error)))
 
 
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1][:200]
-
-
 def _unless_unknown(call: Callable[[str], T], job_id: str) -> T | None:
     try:
         return call(job_id)
@@ -189,5 +185,5 @@ def _unless_taken(client: "JobSubmissionClient", request: dict[str, Any]) -> Non
         if "already exists" in str(error):
             raise AlreadySubmittedError(request["submission_id"]) from error
         if "exceeds the maximum size" in str(error):
-            raise ValueError(_last_line(str(error))) from error
+            raise ValueError(last_line(str(error))[:200]) from error
         raise

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from bert_core.errors import ConfigError, RaybertError, ResourceError
 from bert_core.storage.config import PREFIX as STORAGE
 from bert_core.train.hardware import HUGE_PAGES
+from bert_core.wording import in_one_line
 from pipelines.runtime import ray_token
 from pipelines.runtime.processes import MARKER, end_processes, exit_normally
 
@@ -250,7 +251,7 @@ def _join(address: str, *, allow_open_cluster: bool) -> None:
                 raise
             raise ResourceError(
                 f"wanted a Ray cluster with the Ray and Python of this process at {address}: "
-                f"{' '.join(str(error).split())}: use the cluster's here, or restart it with these"
+                f"{in_one_line(str(error))}: use the cluster's here, or restart it with these"
             ) from error
 
 
@@ -326,10 +327,10 @@ def _knock(address: str, schemes: tuple[str, ...], wanted: str) -> str:
 
 
 def _not_reached(address: str, error: Exception) -> ResourceError:
-    reason = " ".join(str(error).split())
     return ResourceError(
-        f"wanted a Ray cluster at {address}, could not reach or join it ({reason}): start one "
-        f"with {ray_token.HOW_TO_START}, or correct the address"
+        f"wanted a Ray cluster at {address}, could not reach or join it "
+        f"({in_one_line(str(error))}): start one with {ray_token.HOW_TO_START}, or correct the "
+        "address"
     )
 
 

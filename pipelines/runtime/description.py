@@ -14,7 +14,7 @@ from typing import Any
 from bert_core import files
 from bert_core.errors import RaybertError
 from bert_core.manifest import BUNDLE
-from bert_core.wording import shortened
+from bert_core.wording import first_line, shortened
 from tracking.page import NOTE, RESULT, run_page, version_page
 from tracking.runs import DatasetInput
 from tracking.spool import Run, read_run
@@ -158,7 +158,7 @@ def failure(error: BaseException) -> str:
     if not isinstance(error, Exception):
         return "interrupted"
     what = "" if isinstance(error, RaybertError) else f"{type(error).__name__}: "
-    return shortened(without_secrets(f"failed: {what}{error}".strip().splitlines()[0]), 500)
+    return shortened(without_secrets(first_line(f"failed: {what}{error}")), 500)
 
 
 def card_links(

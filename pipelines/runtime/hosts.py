@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from bert_core.errors import ConfigError
+from bert_core.wording import last_line
 from pipelines.runtime import nodes
 from pipelines.runtime.nodes import Node, compared, read_nodes
 
@@ -87,8 +88,8 @@ class Hosts:
             return Node(versions={}, address=address, problem=f"ssh: {error}")
         found = read_nodes(done.stdout)
         if not found:
-            said = (done.stderr or done.stdout).strip().splitlines() or ["no answer"]
-            return Node(versions={}, address=address, problem=f"ssh: {said[-1]}")
+            reason = last_line(done.stderr or done.stdout) or "no answer"
+            return Node(versions={}, address=address, problem=f"ssh: {reason}")
         node = compared(found[0], asked_s, time.time())
         if node.versions["ray"] is None:  # the launcher has yet to install it
             node = replace(node, versions={"python": node.versions["python"]})

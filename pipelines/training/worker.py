@@ -49,6 +49,7 @@ from bert_core.train.hardware import (
 from bert_core.train.loop import DivergedError, Rise, Step, Totals, training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
+from bert_core.wording import first_line
 from pipelines.runtime.stage import STARTED
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
@@ -413,14 +414,11 @@ def explained(checkpoints: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        first_line = str(error).partition("\n")[0]
-        if (
-            not isinstance(error, torch.OutOfMemoryError)
-            and "DefaultCPUAllocator" not in first_line
-        ):
+        reason = first_line(str(error))
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in reason:
             raise
         raise ResourceError(
-            f"training: wanted more memory than there is ({first_line}): lower micro_batch_tokens, "
+            f"training: wanted more memory than there is ({reason}): lower micro_batch_tokens, "
             "which does not change gradients, or set loop.activation_checkpointing"
         ) from error
     except DivergedError as error:
