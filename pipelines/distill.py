@@ -358,10 +358,10 @@ def train_on_shards(
 ) -> None:
     """Train on one worker."""
     from bert_core.train.loop import evaluate
-    from pipelines.training.worker import Place, Training, train
+    from pipelines.training.worker import RankPlace, Training, train
 
     assert config.shards is not None
-    place = Place.here(config)
+    place = RankPlace.here(config)
     shards = ShardSet.read(config.shards)
     model = pair.build(loop.seed)
     by_split = {

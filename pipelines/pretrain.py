@@ -367,10 +367,10 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
     """Train on one worker; `folder` has the bundle to continue from."""
     from bert_core.batches import PhasedBatches
     from bert_core.train.loop import evaluate
-    from pipelines.training.worker import Place, Training, train
+    from pipelines.training.worker import RankPlace, Training, train
     from tracking.hub import load_bundle
 
-    place = Place.here(config)
+    place = RankPlace.here(config)
     tokenizer = load_tokenizer(config.tokenizer)
     parent = None if folder is None else load_bundle(folder)
     encoder = config.encoder(tokenizer, parent)

@@ -27,8 +27,7 @@ from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
     CHECKPOINTS,
     DIVERGED,
-    METRICS,
-    STOPPING,
+    STOPPING_FILE,
     NewRecords,
     Notice,
     Records,
@@ -41,7 +40,7 @@ from tracking.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
 from tracking.mirror import fetch_newer
 from tracking.runs import RunRecorder
 from tracking.server import tracking_uri
-from tracking.spool import await_release
+from tracking.spool import METRICS, await_release
 from tracking.system_metrics import SystemMetrics
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def _fit_on_ray(
     )
     trainer.before_exit = partial(write_last_checkpoint, config.output)
     diverged = files.join(config.output, DIVERGED)
-    for left in (diverged, files.join(config.output, STOPPING)):  # by an earlier run
+    for left in (diverged, files.join(config.output, STOPPING_FILE)):  # by an earlier run
         files.remove(left)
     try:
         trainer.fit()
@@ -180,7 +179,7 @@ def _fit_on_ray(
 def write_last_checkpoint(output: str) -> None:
     """Have the workers write a checkpoint with their next report, after one that they are writing,
     wait for it for a while, and say so if there is none. Never raises for storage."""
-    stopping = files.join(output, STOPPING)
+    stopping = files.join(output, STOPPING_FILE)
     deadline_s = time.monotonic() + CHECKPOINT_TIMEOUT_S
     why = ""
     try:

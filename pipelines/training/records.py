@@ -13,14 +13,13 @@ import numpy as np
 
 from tracking.metric_names import TOKENS_PER_S
 from tracking.runs import RunRecorder
+from tracking.spool import METRICS
 
-METRICS = "metrics.jsonl"
-"""One line per point of the curves."""
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints."""
 DIVERGED = "diverged.txt"
 """Why training ended, if the loss diverged: written by a worker, raised in the driver."""
-STOPPING = "stopping"
+STOPPING_FILE = "stopping"
 """Exists from when training is told to stop until its last checkpoint is written: made by the
 driver, removed by the first worker."""
 

@@ -202,9 +202,9 @@ def train_seeds(
     from bert_core.train.clock import Clock
     from bert_core.train.words import train_read_words
     from pipelines.training.labelled_batches import LabelledRank
-    from pipelines.training.worker import Place, Training, chosen_checkpoint, time_spent, train
+    from pipelines.training.worker import RankPlace, Training, chosen_checkpoint, time_spent, train
 
-    place, task, clock = Place.here(config), trainable.task, Clock()
+    place, task, clock = RankPlace.here(config), trainable.task, Clock()
     rank = LabelledRank(
         config, place, trainable.encoder_config, trainable.tokenizer.pad_id, task, sets
     )

@@ -30,18 +30,19 @@ from pipelines.runtime import cluster
 from pipelines.runtime.capacity import require_room
 from pipelines.runtime.progress import Meter, meter
 from pipelines.training.config import LabelledTrainingConfig
-from pipelines.training.records import CHECKPOINTS, METRICS
+from pipelines.training.records import CHECKPOINTS
 from pipelines.training.selection import Measurement
 from pipelines.training.sweep import SweepConfig
 from pipelines.training.worker import check_shared
 from tracking.mirror import read_copy
 from tracking.runs import RunRecorder
 from tracking.server import tracking_uri
+from tracking.spool import METRICS
 
 MEASUREMENTS = "measurements.json"
-STOPPED = "stopped.json"
+STOPPED_FILE = "stopped.json"
 # How long a process that takes the next trial waits for one that was stopped to close its run.
-STOPPING = {"TUNE_FUNCTION_THREAD_TIMEOUT_S": "600"}
+TUNE_SETTINGS = {"TUNE_FUNCTION_THREAD_TIMEOUT_S": "600"}
 Train = Callable[[Any, Callable[[Measurement], None]], Any]
 """Trains one trial as a stage, given its config, and reports every measurement."""
 State = Literal["finished", "stopped", "diverged"]
@@ -99,7 +100,7 @@ def state_of(trial: LabelledTrainingConfig) -> State | None:
     """How the trial ended; None if it has not ended."""
     if is_complete(trial.output):
         return "finished"
-    stopped = files.join(trial.output, STOPPED)
+    stopped = files.join(trial.output, STOPPED_FILE)
     return files.read_json(stopped)["state"] if files.exists(stopped) else None
 
 
@@ -143,7 +144,7 @@ def train_trial(
 
 
 def _stop(trial: LabelledTrainingConfig, state: State, why: str) -> None:
-    files.write_json(files.join(trial.output, STOPPED), {"state": state, "why": why})
+    files.write_json(files.join(trial.output, STOPPED_FILE), {"state": state, "why": why})
 
 
 def _clear_up(trial: LabelledTrainingConfig) -> None:
@@ -221,7 +222,7 @@ def _on_tune(
     """
     if Path(home).is_dir():
         os.chdir(home)  # Ray Tune gives every trial its own folder
-    cluster.set_defaults(STOPPING)
+    cluster.set_defaults(TUNE_SETTINGS)
     flush_denormals()
     number, error = parameters["trial"], None
 

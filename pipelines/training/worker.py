@@ -55,7 +55,7 @@ from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
     CHECKPOINTS,
     DIVERGED,
-    STOPPING,
+    STOPPING_FILE,
     Notice,
     Records,
     Report,
@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The rank of this process, the number of workers, and the device it computes on."""
 
     rank: int
@@ -78,7 +78,7 @@ class Place:
     device: torch.device
 
     @classmethod
-    def here(cls, config: TrainingConfig) -> "Place":
+    def here(cls, config: TrainingConfig) -> "RankPlace":
         """This process's place; also sets up torch to compute the same bits every time on CPU."""
         torch.set_num_threads(config.threads_per_worker)
         keep_freed_memory()
@@ -109,7 +109,7 @@ def on_ray(arguments: dict[str, Any]) -> None:
 
     config, rank = arguments["config"], ray_train.get_context().get_world_rank()
     worker = ray.get(arguments["worker"])
-    stop = files.join(config.output, STOPPING)
+    stop = files.join(config.output, STOPPING_FILE)
     check_storage(config.output, rank)
     try:
         with suppress(StoppedError):
@@ -161,7 +161,7 @@ class Training:
     """A model to train, with everything that `train` needs."""
 
     config: TrainingConfig
-    place: Place
+    place: RankPlace
     model: ObjectiveModel
     batches: RankBatches | PhasedBatches
     measure: Callable[[ObjectiveModel], dict[str, float]] | None
@@ -365,7 +365,7 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _numbers(
-    step: Step, means: dict[str, float], elapsed_s: float, place: Place
+    step: Step, means: dict[str, float], elapsed_s: float, place: RankPlace
 ) -> dict[str, float]:
     """A point of the curves: means since the last point, over all workers."""
     flops_per_s = means["flops"] / elapsed_s

@@ -20,12 +20,12 @@ from bert_core.errors import ResourceError
 from bert_core.train.config import LoopConfig
 from pipelines import cli, pretrain
 from pipelines.commands import ui
-from pipelines.training.records import METRICS
 from tests.conftest import S3_REGION, Server
 from tests.postgres import Postgres
 from tracking.probe import write_and_delete_run
 from tracking.runs import RunRecorder
 from tracking.server import RefusedError, connect, require_answer, require_consent
+from tracking.spool import METRICS
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

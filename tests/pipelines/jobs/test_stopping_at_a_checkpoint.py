@@ -17,7 +17,7 @@ from bert_core import files
 from bert_core.train.checkpoint import LAST_FILE, latest_checkpoint
 from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
-from pipelines.training.records import CHECKPOINTS, STOPPING
+from pipelines.training.records import CHECKPOINTS, STOPPING_FILE
 from tests.fault_proxy import Fault, Hold, fault_proxy, no_fault
 from tests.pipelines.jobs.test_survival import ROOT, run_of, wait_for, words_of
 from tests.pipelines.test_on_a_bucket import open_to_all
@@ -101,7 +101,7 @@ def test_a_job_that_is_stopped_in_the_middle_of_a_checkpoint_goes_on_with_the_sa
             assert len(uploads(object_store)) == 1
             stop = stopping(head, says)
             began_s = time.monotonic()
-            while not files.exists(f"{output}/{STOPPING}"):
+            while not files.exists(f"{output}/{STOPPING_FILE}"):
                 assert time.monotonic() < began_s + 60, says.read_text()
                 time.sleep(0.1)
             if is_let_through:
