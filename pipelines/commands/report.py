@@ -25,7 +25,7 @@ from bert_core import files
 from bert_core.checks import check_fields
 from bert_core.errors import ConfigError
 from bert_core.wording import shortened
-from pipelines.commands.drawing import Box, Line, chart, flow, short, wrapped
+from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
 from pipelines.commands.inspect import LOOK
 from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
 from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
@@ -36,7 +36,7 @@ from tracking import metric_names as names
 from tracking.curves import Curve
 from tracking.goodput import duration
 from tracking.metric_names import ACTIVITIES, CURVES
-from tracking.story import amount, figure, percent, sentence, words
+from tracking.story import amount, figure, percent, sentence, short_number, words
 
 PAGES = Path(__file__).parent
 TEMPLATE = "report.html"
@@ -284,7 +284,8 @@ def _chart(kind: str, runs: Sequence[Run]) -> dict[str, Any] | None:
     ]
     first, last = lines[0].points[0, 1], lines[0].points[-1, 1]
     title = KINDS[kind]
-    label = f"{title} over the steps: {lines[0].name} from {short(first)} to {short(last)}"
+    change = f"from {short_number(first)} to {short_number(last)}"
+    label = f"{title} over the steps: {lines[0].name} {change}"
     svg = chart(lines, label, from_zero=kind in ("learning_rate", "throughput"))
     return {"title": title, "svg": svg, "legend": lines if len(lines) > 1 else []}
 
