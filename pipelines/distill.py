@@ -6,13 +6,13 @@ two runs: the second takes the first one's bundle as its `model`.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_core import files
-from bert_core.checks import PositiveInt
+from bert_core.checks import PositiveInt, default_of
 from bert_core.data.shards import ShardSet
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.errors import ConfigError
@@ -95,7 +95,7 @@ class DistillConfig(LabelledTrainingConfig):
         of_rows = [
             setting.name
             for setting in fields(self)
-            if setting.name in OF_ROWS and getattr(self, setting.name) != _default(setting)
+            if setting.name in OF_ROWS and getattr(self, setting.name) != default_of(setting)
         ]
         if self.shards and of_rows:
             raise ConfigError(
@@ -110,11 +110,6 @@ class DistillConfig(LabelledTrainingConfig):
             )
         if self.shards and len(self.seeds) > 1:
             raise ConfigError(f"seeds: wanted one with shards, got {len(self.seeds)}")
-
-
-def _default(setting: Field[Any]) -> Any:
-    factory = setting.default_factory
-    return setting.default if factory is MISSING else factory()
 
 
 def run(config: DistillConfig) -> Manifest:

@@ -7,11 +7,12 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from bert_core import files
+from bert_core.checks import default_of
 from bert_core.errors import RaybertError
 from bert_core.manifest import BUNDLE
 from bert_core.wording import first_line, shortened
@@ -64,7 +65,7 @@ def _arguments(config: Any, left_out: set[str], prefix: str) -> list[str]:
     arguments: list[str] = []
     for field in fields(config):
         value = getattr(config, field.name)
-        if field.name in left_out or value == _default(field):
+        if field.name in left_out or value == default_of(field):
             continue
         name = f"{prefix}{field.name}"
         if is_dataclass(value):
@@ -74,10 +75,6 @@ def _arguments(config: Any, left_out: set[str], prefix: str) -> list[str]:
         elif value is not None:
             arguments += [f"--{name}", _written(value)]
     return arguments
-
-
-def _default(field: "Field[Any]") -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _written(value: Any) -> str:
