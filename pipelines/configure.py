@@ -77,7 +77,7 @@ COMMANDS = {
         "pipelines.commands.doctor", "DoctorConfig", "check machine, cluster, storage and MLflow"
     ),
     "drain": Command(
-        "pipelines.commands.drain", "DrainConfig", "move work off a node before its host goes"
+        "pipelines.commands.drain", "DrainConfig", "move work off a node before it is reclaimed"
     ),
     "ui": Command("pipelines.commands.ui", "UiConfig", "open the MLflow page"),
     "list": Command(

@@ -62,7 +62,7 @@ class ExportConfig(StageConfig):
     """Rows, with or without labels, that decide the ranges of numbers that 8 bits cover; by default
     a quarter of the held-out rows, on which nothing is measured then."""
     calibration_rows: PositiveInt = 256
-    """Most rows to calibrate on, taken at even distances."""
+    """Maximum number of rows to calibrate on, taken at even distances."""
     max_drop: NonNegativeFloat = 0.01
     """Largest drop allowed in the task's metric, in its units. The whole 95 % interval of the drop
     (paired bootstrap) must be within it, so a small set of rows may not suffice."""

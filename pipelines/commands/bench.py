@@ -31,7 +31,7 @@ class BenchConfig:
     """What to ask: `huggingface` posts {"inputs": …} to the address, `openai` asks /v1/embeddings,
     `tei` asks /embed."""
     model: str | None = None
-    """The model's name in a request, where a server has several, or wants one."""
+    """Name of the model to send in every request, for a server that requires one."""
     key: str | None = None
     """API key, sent as a bearer token."""
     batch_size: PositiveInt = 1

@@ -43,14 +43,15 @@ class DoctorConfig:
     """Ray cluster to check: host:6379, ray://host:10001, auto, or its job server,
     http://host:8265; by default the one in RAY_ADDRESS, or none."""
     allow_open_cluster: bool = False
-    """Check a cluster that asks for no token, too."""
+    """Use a Ray cluster even if it requires no token, so that anyone who reaches its ports can run
+    code there."""
     hosts: str | None = None
     """File for `ray up` on machines of your own, such as deploy/onprem.yaml: check each of them by
     ssh, whether Ray runs there or not."""
     storage: str | None = None
     """Folder or URI, such as a stage's output, to write to, read, list and delete."""
     tracking_uri: str | None = None
-    """MLflow store; by default MLFLOW_TRACKING_URI, or runs/mlflow.db."""
+    """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
     json: bool = False
     """Print the findings as JSON."""
 
@@ -172,7 +173,7 @@ def _asked_by_job(
         return found
     ended = " ".join((output or client.get_job_info(job).message or "").split()[-40:])
     raise ResourceError(
-        f"wanted job {job} to tell about the nodes within {JOB_TIMEOUT_S:g} s, it is "
+        f"wanted job {job} to report its nodes within {JOB_TIMEOUT_S:g} s, it is "
         f"{client.get_job_status(job).lower()} ({ended}): see `ray job logs {job}`"
     )
 

@@ -1,4 +1,4 @@
-"""`raybert drain`: have Ray move its work off a node before its host goes."""
+"""`raybert drain`: have Ray move its work off a node before the machine is reclaimed."""
 
 import time
 from collections.abc import Callable
@@ -24,19 +24,20 @@ class DrainConfig:
 
     on_notice: str | None = None
     """Wait for a notice of preemption first: that of aws, gcp or azure (their metadata services),
-    or the path of a file, which whoever takes the host back makes."""
+    or the path of a file that is created when the machine is reclaimed."""
     poll_every_s: PositiveFloat = 5.0
     """How often to look for a notice."""
     grace_s: NonNegativeFloat = 120.0
-    """Seconds until the host goes, where no notice says so."""
+    """Grace period in seconds, if the notice gives none."""
     wait: bool = False
-    """Return when the node is idle and has left the cluster, or its time is up."""
+    """Return when the node is idle and has left the cluster, or its grace period is over."""
     address: str = "auto"
-    """Ray cluster; by default the one that this host is part of."""
+    """Ray cluster; by default the one that this machine is part of."""
     node_id: str | None = None
-    """Node to drain, as `ray list nodes` names it; by default the one on this host."""
+    """Node to drain, as `ray list nodes` names it; by default this machine."""
     allow_open_cluster: bool = False
-    """Drain a node of a cluster that asks for no token."""
+    """Use a Ray cluster even if it requires no token, so that anyone who reaches its ports can run
+    code there."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -82,7 +83,7 @@ def _notice(name: str, poll_every_s: float) -> Notice:
         except (OSError, ValueError, KeyError) as error:
             notice, failures = None, failures + 1
             if failures == SILENT_AFTER:
-                say(f"warning: no notice can come as long as {name} does not answer: {error}")
+                say(f"warning: {name} does not answer, so no notice can arrive: {error}")
         if notice is not None:
             return notice
         time.sleep(poll_every_s)
@@ -97,12 +98,12 @@ def _drain(config: DrainConfig, notice: Notice) -> None:
     finally:
         cluster.disconnect()  # a process that is connected through a node ends with it
     name = f"{node['NodeID']} ({node['NodeManagerHostname']}, {node['NodeManagerAddress']})"
-    say(f"node {name} gets no new work and is expected to go in {seconds:.0f} s")
+    say(f"node {name} gets no new work and is expected to be gone in {seconds:.0f} s")
     if config.wait:
         ends = time.monotonic() + seconds
         while not left() and time.monotonic() < ends:
             time.sleep(GONE_POLL_S)
-        say("it has left the cluster" if left() else "it still works, and its time is up")
+        say("it has left the cluster" if left() else "its grace period is over, it still runs")
 
 
 def _node(node_id: str | None) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class InspectConfig:
     output: str = "runs/inspect.html"
     """Path or URI of the page."""
     tracking_uri: str | None = None
-    """MLflow store of models:/; by default MLFLOW_TRACKING_URI, or runs/mlflow.db."""
+    """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -71,8 +71,8 @@ class QuickstartConfig:
     port: Port = 8000
     """Port of the server to query; if it is in use, another one is taken."""
     allow_open_cluster: bool = False
-    """Join the cluster of RAY_ADDRESS even if it requires no token, so that anyone who reaches its
-    ports can run code there."""
+    """Use a Ray cluster even if it requires no token, so that anyone who reaches its ports can run
+    code there."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -69,7 +69,7 @@ class ReportConfig:
     title: str | None = None
     """Heading; by default the names of the runs."""
     tracking_uri: str | None = None
-    """MLflow store of the ids; by default MLFLOW_TRACKING_URI, or runs/mlflow.db."""
+    """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_core.checks import NonNegativeInt, check_fields
+from bert_core.checks import NonNegativeInt
 from bert_core.errors import ConfigError
 from bert_core.wording import one_of
 from pipelines.configure import ALL, config_class
 from pipelines.jobs.following import follow
 from pipelines.jobs.packaging import check_versions, runtime_env, versions
 from pipelines.jobs.secret_values import refuse_secrets
-from pipelines.jobs.server import AlreadySubmittedError, JobServer, seconds_of
+from pipelines.jobs.server import AlreadySubmittedError, JobServer, JobServerConfig
 from pipelines.jobs.submission import (
     Ending,
     Submission,
@@ -38,20 +38,12 @@ BAD_USAGE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmitConfig:
+class SubmitConfig(JobServerConfig):
     """Run a stage as a job on a Ray cluster; the stage and its own options come last."""
 
-    address: str | None = None
-    """Job server of the cluster, e.g. http://head:8265; by default RAY_API_SERVER_ADDRESS or
-    RAY_ADDRESS, else this machine's."""
-    allow_open_cluster: bool = False
-    """Send the job even to a cluster that requires no token, where anyone who reaches its ports can
-    run code, and let it join that cluster."""
     working_dir: str | None = None
     """Folder with code of your own, which the job runs in a copy of, at most 512 MiB. raybert and
     the files that --config names are sent without it. What a job writes into the copy is lost."""
-    patience: str = "5m"
-    """How long to wait for a job server that has answered and then does not: 90s, 10m, 2h."""
     retries: NonNegativeInt = 0
     """How often to start the job again when it ends for one of the reasons in retry_on."""
     retry_on: str = "lost,preempted"
@@ -59,8 +51,7 @@ class SubmitConfig:
     reclaimed) and failed, with commas between them."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        seconds_of("patience", self.patience)
+        super().__post_init__()
         for reason in self.reasons:
             if reason not in REASONS:
                 raise ConfigError(f"retry_on: wanted {one_of(REASONS)}, got {reason}")
@@ -99,9 +90,7 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
         raise ConfigError(f"working_dir: wanted a folder, got {folder}")
     submission = submission_of(command, folder or ".")
     refuse_secrets(command, submission.config)
-    server = JobServer.at(
-        config.address, patience=config.patience, allow_open_cluster=config.allow_open_cluster
-    )
+    server = JobServer.of(config)
     check_versions(server)
     number = _start_or_find(server, config, submission)
     retried = 0

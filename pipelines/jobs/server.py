@@ -3,8 +3,10 @@
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bert_core.checks import check_fields
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.wording import last_line, nearest
 from pipelines.jobs.submission import attempts_of, split_attempt
@@ -28,6 +30,24 @@ def seconds_of(field: str, text: str) -> float:
     return int(match[1]) * _UNITS_S[match[2]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobServerConfig:
+    """Which job server to ask."""
+
+    address: str | None = None
+    """Job server of the cluster, e.g. http://head:8265; by default RAY_API_SERVER_ADDRESS or
+    RAY_ADDRESS, else this machine's."""
+    allow_open_cluster: bool = False
+    """Use a Ray cluster even if it requires no token, so that anyone who reaches its ports can run
+    code there."""
+    patience: str = "5m"
+    """How long to wait for a job server that has answered and then does not: 90s, 10m, 2h."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        seconds_of("patience", self.patience)
+
+
 class AlreadySubmittedError(Exception):
     """The id is taken: by another submission, or by this one, whose answer did not arrive."""
 
@@ -39,13 +59,10 @@ class JobServer:
         self._client, self._patience_s = client, patience_s
 
     @classmethod
-    def at(
-        cls, address: str | None, *, patience: str, allow_open_cluster: bool = False
-    ) -> "JobServer":
-        """The one at an address, which has to answer now. Raises: as `cluster.job_client` does."""
-        patience_s = seconds_of("patience", patience)
-        client = cluster.job_client(address, allow_open_cluster=allow_open_cluster)
-        return cls(client, patience_s)
+    def of(cls, config: JobServerConfig) -> "JobServer":
+        """The configured one, which has to answer now. Raises: as `cluster.job_client` does."""
+        client = cluster.job_client(config.address, allow_open_cluster=config.allow_open_cluster)
+        return cls(client, seconds_of("patience", config.patience))
 
     @property
     def address(self) -> str:

@@ -171,7 +171,7 @@ class _Watch(threading.Thread):
             elif now - max(lacking_since, self.last) > GONE_AFTER_S:
                 say(
                     f"the cluster has lost nodes, and has room for {room} of "
-                    f"{counted(wanted, 'worker')}: what is left to do is handed out anew"
+                    f"{counted(wanted, 'worker')}: the remaining work is distributed again"
                 )
                 self._end_all()
                 return

@@ -89,7 +89,8 @@ class StageConfig:
     address: str | None = None
     """Ray cluster to use; by default the one in RAY_ADDRESS, or else a local one."""
     allow_open_cluster: bool = False
-    """Join a Ray cluster that asks for no token: anyone who can reach it can run code there."""
+    """Use a Ray cluster even if it requires no token, so that anyone who reaches its ports can run
+    code there."""
     tracking_uri: str | None = None
     """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
     experiment: str = "raybert"
