@@ -108,7 +108,7 @@ def _submit(config: GlueConfig, folders: Mapping[str, Path]) -> Result:
     for name, test_set in SETS.items():
         if name in asked:
             predicted = predict_rows(folders[name], asked[name].rows, config)
-            answers = asked[name].told(predicted.answers)
+            answers = asked[name].in_glue_notation(predicted.answers)
             counts["rows"] += len(answers)
         else:
             answers = [test_set.filler for _ in range(test_set.rows)]
@@ -147,8 +147,7 @@ class _Asked:
     """The model's label → GLUE's; empty for a set with numbers."""
     rows: list[dict[str, Any]]
 
-    def told(self, answers: Sequence[Any]) -> list[str | float]:
-        """The answers in GLUE's notation."""
+    def in_glue_notation(self, answers: Sequence[Any]) -> list[str | float]:
         cells = [self.task.cells(answer) for answer in answers]
         if self.labels:
             return [self.labels[cell["label"]] for cell in cells]

@@ -283,7 +283,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     counts = {
         **{names.before(name): value for name, value in fresh.items()},
         **{names.after(name): value for name, value in trained.items()},
-        **_unigram(config, shards),
+        **_unigram(shards),
         "steps": steps,
         names.TOKENS_PER_S: median_speed(records),
         **origin,
@@ -321,12 +321,11 @@ def _data(config: PretrainConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     return data
 
 
-def _unigram(config: PretrainConfig, shards: ShardSet) -> dict[str, float]:
+def _unigram(shards: ShardSet) -> dict[str, float]:
     """Loss and accuracy of predicting held-out tokens by how often training shards mask them.
 
     If masks are drawn at training time, by how often the tokens occur.
     """
-
     cache = local_cache()
 
     def labels(split: str) -> Iterator[np.ndarray]:

@@ -6,9 +6,8 @@ from typing import Literal
 
 from bert_core.errors import ConfigError
 from pipelines.commands.listing import show_table
-from pipelines.commands.submit import show_until_end, told
 from pipelines.jobs import listing
-from pipelines.jobs.following import follow
+from pipelines.jobs.following import follow, report_end, show_until_end
 from pipelines.jobs.packaging import STOP_WAIT_S
 from pipelines.jobs.server import JobServer, JobServerConfig
 from pipelines.jobs.submission import ending_of
@@ -52,7 +51,7 @@ def run(config: JobsConfig) -> int:
         print(server.log(job_id), end="", flush=True)
         return 0
     if config.action == "attach":
-        return told(server, job_id, show_until_end(server, job_id))
+        return report_end(server, job_id, show_until_end(server, job_id))
     return _stop(server, job_id)
 
 

@@ -1,20 +1,19 @@
 """`raybert submit prepare --config …`: run a stage as a job on a Ray cluster.
 
-Submitting the same work again finds the job: it is shown if it runs, told if it has succeeded, and
-started again otherwise. The parts are in `pipelines/jobs`.
+Submitting the same work again finds the job: one that runs is shown, one that has succeeded is
+reported, any other is started again. The parts are in `pipelines/jobs`.
 """
 
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bert_core.checks import NonNegativeInt
 from bert_core.errors import ConfigError
 from bert_core.wording import one_of
 from pipelines.configure import ALL, config_class
-from pipelines.jobs.following import follow
+from pipelines.jobs.following import report_end, show_until_end
 from pipelines.jobs.packaging import check_versions, runtime_env, versions
 from pipelines.jobs.secret_values import refuse_secrets
 from pipelines.jobs.server import AlreadySubmittedError, JobServer, JobServerConfig
@@ -27,9 +26,6 @@ from pipelines.jobs.submission import (
     submission_of,
 )
 from pipelines.runtime.progress import say
-
-if TYPE_CHECKING:
-    from ray.job_submission import JobDetails
 
 OPEN = "--allow_open_cluster"
 REASONS = ("lost", "preempted", "failed")
@@ -100,7 +96,7 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
         ending = ending_of(job)
         refused = job is not None and job.driver_exit_code == BAD_USAGE
         if ending not in config.reasons or retried == config.retries or refused:
-            return told(server, job_id, job)
+            return report_end(server, job_id, job)
         retried += 1
         say(f"job {job_id} {ending}: retry {retried} of {config.retries}")
         number = _start(server, config, submission, number + 1, resumes=True)
@@ -177,37 +173,3 @@ def _takes(word: str, option: str) -> bool:
     if word not in ALL:  # the job will report it
         return False
     return any(f"--{field.name}" == option for field in fields(config_class(word)))
-
-
-def show_until_end(server: JobServer, job_id: str) -> "JobDetails | None":
-    """Print a job's output until it ends; if interrupted, leave it running and say how to go on."""
-    try:
-        return follow(server, job_id)
-    except KeyboardInterrupt:
-        say(
-            f"\njob {job_id} keeps running: `raybert jobs attach {job_id}` shows it again, "
-            f"`raybert jobs stop {job_id}` stops it"
-        )
-        raise
-
-
-def told(server: JobServer, job_id: str, job: "JobDetails | None") -> int:
-    """Say how a job ended, and return its exit code."""
-    if job is None:
-        say(
-            f"job {job_id} lost: the cluster at {server.address} no longer knows it, so its head "
-            "was replaced; submit it again to go on, with --retries to have that done for you"
-        )
-        return 1
-    code = _exit_code(job)
-    say(f"job {job_id} {ending_of(job)}, exit code {code}")
-    if code and job.driver_exit_code is None:
-        say(job.message or "")  # it never started, so there is no output that says why
-    return code
-
-
-def _exit_code(job: "JobDetails") -> int:
-    code = job.driver_exit_code
-    if code is None:
-        return 0 if job.status == "SUCCEEDED" else 1
-    return code if code >= 0 else 128 - code

@@ -77,9 +77,9 @@ def submission_of(command: Sequence[str], folder: str) -> Submission:
 
 def config_files(command: Sequence[str]) -> list[str]:
     """The files that `--config` names."""
-    after = [value for word, value in pairwise([*command, ""]) if word == "--config"]
-    joined = [word.partition("=")[2] for word in command if word.startswith("--config=")]
-    return after + joined
+    after_space = [value for word, value in pairwise([*command, ""]) if word == "--config"]
+    after_equals = [word.partition("=")[2] for word in command if word.startswith("--config=")]
+    return after_space + after_equals
 
 
 def _parsed(command: Sequence[str], folder: str) -> Any:

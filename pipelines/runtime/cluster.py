@@ -305,7 +305,7 @@ def users_mistake(error: BaseException) -> RaybertError | None:
     return None
 
 
-def _knock(address: str, schemes: tuple[str, ...], wanted: str) -> str:
+def _knock(address: str, schemes: tuple[str, ...], expected: str) -> str:
     """Host and port of an address, after a test connection: Ray itself would try for minutes.
 
     Raises: ConnectionError if nothing listens there; ConfigError if it is not an address.
@@ -317,7 +317,7 @@ def _knock(address: str, schemes: tuple[str, ...], wanted: str) -> str:
         port = None
     if parts.scheme not in schemes or not parts.hostname or port is None:
         raise ConfigError(
-            f"address is {address}: wanted {wanted}; correct it, or the variable RAY_ADDRESS"
+            f"address is {address}: wanted {expected}; correct it, or the variable RAY_ADDRESS"
         )
     try:
         socket.create_connection((parts.hostname, port), timeout=KNOCK_TIMEOUT_S).close()

@@ -46,9 +46,11 @@ def explained(message: str, config: type, prog: str, known: Iterable[str]) -> st
         return in_one_line(message)
     value = re.search(r"Got value: (.*)", message) or re.search(r"Given value: (.*)", message)
     value = value or re.search(r"Unable to load config ['\"](.*)['\"]", message)
-    told = f"{name}: wanted {_wanted(hint)}, got {value[1] if value else 'nothing'}"
+    problem = f"{name}: wanted {_wanted(hint)}, got {value[1] if value else 'nothing'}"
     table = next((each for each in alternatives(hint) if is_dataclass(each)), None)
-    return told if table is None else f"{told}: give them as --{name}.{fields(table)[0].name} …"
+    return (
+        problem if table is None else f"{problem}: give them as --{name}.{fields(table)[0].name} …"
+    )
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:

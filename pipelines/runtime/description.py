@@ -141,13 +141,13 @@ def described(
     """
     parts = [f"**{result}**"] if result else []
     if inputs:
-        parts.append("Made from " + ", ".join(_input(each, uri) for each in inputs) + ".")
+        parts.append("Made from " + ", ".join(_input(item, uri) for item in inputs) + ".")
     if links:
         parts.append("See " + ", ".join(f"[{title}]({url})" for title, url in links.items()) + ".")
     parts.append(f"```bash\n{folded(command)}\n```")
     parts.append(f"`raybert report {shlex.quote(output)}` writes a report of it.")
-    told = {NOTE: "\n\n".join(parts), COMMAND: command}
-    return told | {RESULT: result}  # an earlier attempt may have left its failure there
+    tags = {NOTE: "\n\n".join(parts), COMMAND: command}
+    return tags | {RESULT: result}  # an earlier attempt may have left its failure there
 
 
 def failure(error: BaseException) -> str:
@@ -187,9 +187,9 @@ def _on_this_server(path: str) -> str:
     return path.removeprefix("/")
 
 
-def _input(each: DatasetInput, uri: str) -> str:
-    name = each.name.replace("_", " ")
-    run = recorded_run(each.source)
+def _input(item: DatasetInput, uri: str) -> str:
+    name = item.name.replace("_", " ")
+    run = recorded_run(item.source)
     if run is not None and run.tracking_uri == uri and (page := _page(run)):
         return f"{name} [{run.run_name}]({page})"
-    return f"{name} `{without_secrets(each.source)}` ({each.digest[:12]})"
+    return f"{name} `{without_secrets(item.source)}` ({item.digest[:12]})"

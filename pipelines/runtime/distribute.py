@@ -164,14 +164,14 @@ class _Watch(threading.Thread):
         while not self._over.wait(ROOM_POLL_S):
             room = workers_that_fit(self._threads, one_gpu=self.gets_gpus)
             most_room = max(most_room, room)
-            wanted = min(len(self._names), most_room)
+            needed = min(len(self._names), most_room)
             now = time.monotonic()
-            if room >= wanted:
+            if room >= needed:
                 lacking_since = now
             elif now - max(lacking_since, self.last) > GONE_AFTER_S:
                 say(
                     f"the cluster has lost nodes, and has room for {room} of "
-                    f"{counted(wanted, 'worker')}: the remaining work is distributed again"
+                    f"{counted(needed, 'worker')}: the remaining work is distributed again"
                 )
                 self._end_all()
                 return

@@ -42,9 +42,9 @@ def aws() -> Notice | None:
         answer = _ask("/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
     except FileNotFoundError:
         return None
-    told = json.loads(answer)
-    ends = datetime.fromisoformat(told["time"].replace("Z", "+00:00"))
-    return Notice(reason=f"AWS: {told['action']} at {told['time']}", seconds=_until(ends))
+    action = json.loads(answer)
+    ends = datetime.fromisoformat(action["time"].replace("Z", "+00:00"))
+    return Notice(reason=f"AWS: {action['action']} at {action['time']}", seconds=_until(ends))
 
 
 def gcp() -> Notice | None:

@@ -34,11 +34,11 @@ def end_processes(marker: str) -> None:
 
 def processes_of(marker: str) -> list[int]:
     """Ids of the running processes that have `marker` in their environment (Linux)."""
-    wanted = f"{MARKER}={marker}\0".encode()
+    variable = f"{MARKER}={marker}\0".encode()
     pids = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # the process has ended, or is another user's
-            if wanted in environment.read_bytes():
+            if variable in environment.read_bytes():
                 pids.append(int(environment.parent.name))
     return pids
 

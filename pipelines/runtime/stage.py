@@ -270,7 +270,7 @@ def run_stage(
     """
     _check_output(config)
     determining = determining_fields(config)
-    digests = {each.name: each.digest for each in inputs}
+    digests = {item.name: item.digest for item in inputs}
     digest = stage_digest(stage, determining, digests)
     if (done := _done(stage, config, determining, digests)) is not None:
         return done
@@ -280,7 +280,7 @@ def run_stage(
         if (done := _done(stage, config, determining, digests)) is not None:
             return done
         files.abort_uploads(config.output)
-        from_hub = {each.asked: each.source for each in inputs if each.asked}
+        from_hub = {item.asked: item.source for item in inputs if item.asked}
         _clear_what_others_left(config, stage, digest, from_hub, inputs)
         began = time.time()
         # The run is opened, handed over and opened again: training's controller writes to it
@@ -289,7 +289,7 @@ def run_stage(
         if begun.close("RUNNING") is not None:
             say(f"{stage}: MLflow has not answered yet, records are kept in {config.local_folder}")
         try:
-            made = work(digest)
+            stage_result = work(digest)
         except BaseException as error:
             if held.lost is None:
                 files.abort_uploads(config.output)  # workers were ended in the middle of them
@@ -300,9 +300,9 @@ def run_stage(
             digest=digest,
             config=determining,
             inputs=digests,
-            hub={each.name: each.source for each in inputs if each.asked},
-            outputs=made.outputs,
-            counts={**made.counts, "seconds": round(time.time() - began, 3)},
+            hub={item.name: item.source for item in inputs if item.asked},
+            outputs=stage_result.outputs,
+            counts={**stage_result.counts, "seconds": round(time.time() - began, 3)},
             code_version=code_version(),
         )
         held.check()  # in another's run nothing is recorded
@@ -310,7 +310,7 @@ def run_stage(
         with _open_run(stage, config, determining, (), description) as recorder:
             numbers = {k: v for k, v in manifest.counts.items() if isinstance(v, int | float)}
             recorder.record(recorder.last_step + 1, numbers)
-            for path in made.artifacts:
+            for path in stage_result.artifacts:
                 recorder.artifact(path)
             held.check()
             # From here on the output is complete: if killed now, the next start only ends the run.
@@ -427,10 +427,10 @@ def _end_run(
     Where the copy of the record cannot be reached, only MLflow and the local folder know.
     """
     status: Status = "FAILED" if isinstance(reason, Exception) else "KILLED"
-    told = {RESULT: failure(reason)}
+    tags = {RESULT: failure(reason)}
     try:
         _open_run(
-            stage, config, determining_fields(config), description=told, with_copy=with_copy
+            stage, config, determining_fields(config), description=tags, with_copy=with_copy
         ).close(status)
     except (OSError, RaybertError) as error:
         if with_copy and config.record_copy is not None:
