@@ -123,9 +123,9 @@ def flow(boxes: Sequence[Box], links: Sequence[tuple[int, int]], *, upright: boo
         )
     for number, box in enumerate(boxes):
         x, y = places[number]
-        asked = " asked" if box.is_asked else ""
+        marked = " asked" if box.is_asked else ""
         parts.append(
-            f'<rect class="box{asked}" x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{BOX - 1}" '
+            f'<rect class="box{marked}" x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{BOX - 1}" '
             f'height="{tall - 1:.1f}" rx="8"/>'
         )
         parts.append(
