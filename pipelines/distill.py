@@ -17,13 +17,12 @@ from bert_core.data.shards import ShardSet
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.errors import ConfigError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
-from bert_core.model.variants import VARIANTS
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from bert_core.wording import one_of
 from pipelines.corpus.labelled import labelled_input
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT, Result, bundle_input, input_digest, run_stage
-from pipelines.training.config import LabelledTrainingConfig
+from pipelines.training.config import LabelledTrainingConfig, check_variant
 from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.labelled_sets import (
     LabelledSet,
@@ -84,8 +83,7 @@ class DistillConfig(LabelledTrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant is not None and self.variant not in VARIANTS:
-            raise ConfigError(f"variant: wanted {one_of(VARIANTS)}, got {self.variant!r}")
+        check_variant("variant", self.variant)
         if self.variant is not None and self.layers:
             raise ConfigError(
                 f"layers: wanted none with variant, since {self.variant} starts from fresh "

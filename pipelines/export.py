@@ -145,9 +145,9 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
         }
         _save(config, predictor, graph_path, precision, measured, lineage)
     first = next(iter(measured.values()))
-    for run, each in measured.items():
-        if each.verdict is not None:
-            say(f"export: {run}: {each.verdict}")
+    for run, result in measured.items():
+        if result.verdict is not None:
+            say(f"export: {run}: {result.verdict}")
     say(f"export: {size_bytes / 1e6:,.1f} MB, bundle in {files.join(config.output, BUNDLE)}")
     counts = {
         "size_bytes": size_bytes,
@@ -176,7 +176,7 @@ def _to_calibrate(
         rows = read_labelled(config.calibration, "train", shapes)
         known = set(task.digests(held_out, task.chosen).tolist())
         digests = task.digests(rows, task.chosen).tolist()
-        rows = [row for row, own in zip(rows, digests, strict=True) if own not in known]
+        rows = [row for row, digest in zip(rows, digests, strict=True) if digest not in known]
         if not rows:
             raise ConfigError(
                 f"calibration: wanted rows that are not held out, got {config.calibration.source}, "
@@ -211,12 +211,12 @@ def _backends(
     loaded: dict[Run, Backend] = {}
     threads = config.threads_per_worker
     for name, engine in ENGINES.items():
-        for each in engine.runs[precision] if is_installed(name) else ():
-            run = Run(name, each)
-            if each == "bf16" and config.quantize != "bf16":  # only behind the gate
+        for run_precision in engine.runs[precision] if is_installed(name) else ():
+            run = Run(name, run_precision)
+            if run_precision == "bf16" and config.quantize != "bf16":  # only behind the gate
                 continue
             try:
-                loaded[run] = engine(path, predictor.model, threads, each)
+                loaded[run] = engine(path, predictor.model, threads, run_precision)
             except ResourceError as error:
                 if run == _deciding(config):
                     raise
@@ -316,11 +316,11 @@ def _measured(
         for start in range(0, len(rows), ROWS_PER_TASK):
             part = rows[start : start + ROWS_PER_TASK]
             windows = task.encode(part, bundle.tokenizer, predictor.max_length)
-            wanted = predictor.backend.scores(windows, pad_id)
-            old += task.decode(part, windows, wanted)
+            of_weights = predictor.backend.scores(windows, pad_id)
+            old += task.decode(part, windows, of_weights)
             for run, backend in backends.items():
                 scores = backend.scores(windows, pad_id)
-                differences[run] = max(differences[run], largest_difference(wanted, scores))
+                differences[run] = max(differences[run], largest_difference(of_weights, scores))
                 answers[run] += task.decode(part, windows, scores)
             progress.add(len(part))
     passed: dict[Run, _Measured] = {}

@@ -100,18 +100,18 @@ class ExtractConfig(RowsConfig):
         super().__post_init__()
         if not self.models:
             raise ConfigError("tagger, reader: wanted a model in at least one of them, got none")
-        taken = dict.fromkeys(("id", "text"), "every record")
+        used_by = dict.fromkeys(("id", "text"), "every record")
         for name, model in self.models.items():
             check_fields(model, prefix=f"{name}.")
             if not model.fields:
                 raise ConfigError(f'{name}.fields: wanted at least one, {{field = "…"}}, got none')
             for record_field in model.fields:
-                if record_field in taken:
+                if record_field in used_by:
                     raise ConfigError(
                         f"{name}.fields: wanted unique names, got {record_field!r}, which is "
-                        f"already in {taken[record_field]}: give it another name"
+                        f"already in {used_by[record_field]}: give it another name"
                     )
-                taken[record_field] = f"{name}.fields"
+                used_by[record_field] = f"{name}.fields"
 
     @property
     def models(self) -> dict[str, TaggerConfig | ReaderConfig]:
@@ -264,9 +264,9 @@ class _Extraction(OutputPart):
         config = self._config.reader
         if config is None:
             return [{} for _ in texts]
-        asked = [{"question": q, "context": t} for t in texts for q in config.fields.values()]
+        questions = [{"question": q, "context": t} for t in texts for q in config.fields.values()]
         parameters = QuestionAnsweringParameters(max_answer_len=config.max_answer_len)
-        answers = iter(self.ask(self._models[READER], asked, parameters))
+        answers = iter(self.ask(self._models[READER], questions, parameters))
         records = [{name: _answer(next(answers), config) for name in config.fields} for _ in texts]
         for record in records:
             self.counts.update({f"{name}_found": int(bool(item)) for name, item in record.items()})

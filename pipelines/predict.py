@@ -155,12 +155,12 @@ def _write_tables(sink: BinaryIO, answering: "_Answering", block: Block) -> None
     writer: pq.ParquetWriter | None = None
     for table, rows in read_tables(block, answering, ROWS_AT_ONCE):
         places = [row.place for row in answering.answered(rows)]
-        kept = table.take(pa.array(places, pa.int64()))
+        answered = table.take(pa.array(places, pa.int64()))
         for name, column in answering.arrays().items():
-            kept = kept.append_column(name, column)
+            answered = answered.append_column(name, column)
         if writer is None:
-            writer = pq.ParquetWriter(sink, kept.schema, compression="zstd")
-        writer.write_table(kept)
+            writer = pq.ParquetWriter(sink, answered.schema, compression="zstd")
+        writer.write_table(answered)
     if writer is not None:
         writer.close()
 
@@ -179,13 +179,17 @@ class _Answering(OutputPart):
 
     def answered(self, rows: Sequence[Read]) -> list[Read]:
         """Answer the rows; returns those that have an answer, in order."""
-        pairs = [(row, made) for row in rows if (made := self.input_of(row)) is not None]
+        pairs = [
+            (row, task_input) for row in rows if (task_input := self.input_of(row)) is not None
+        ]
         try:
-            windows = self._windows([made for _, made in pairs])
+            windows = self._windows([task_input for _, task_input in pairs])
         except InputError:  # find the rows that raise it
-            pairs = [(row, made) for row, made in pairs if self._is_taken(row, made)]
-            windows = self._windows([made for _, made in pairs])
-        inputs = [made for _, made in pairs]
+            pairs = [
+                (row, task_input) for row, task_input in pairs if self._is_taken(row, task_input)
+            ]
+            windows = self._windows([task_input for _, task_input in pairs])
+        inputs = [task_input for _, task_input in pairs]
         self._answers = []
         if windows:
             scores = self._predictor.forward(windows)

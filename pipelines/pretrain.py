@@ -20,7 +20,6 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.variants import VARIANTS
 from bert_core.tasks.digests import NO_ROWS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
-from bert_core.wording import one_of
 from pipelines.runtime.progress import say
 from pipelines.runtime.stage import (
     INPUT,
@@ -31,7 +30,7 @@ from pipelines.runtime.stage import (
     run_stage,
     tokenizer_input,
 )
-from pipelines.training.config import TrainingConfig
+from pipelines.training.config import TrainingConfig, check_variant
 from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.objectives import check_names, objectives_of
 from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_records
@@ -114,13 +113,12 @@ class PretrainConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("variant", "sizes_of"):
-            given = getattr(self, name)
-            if given is not None and given not in VARIANTS:
-                raise ConfigError(f"{name}: wanted {one_of(VARIANTS)}, got {given!r}")
-            if given is not None and self.model is not None:
+            variant = getattr(self, name)
+            check_variant(name, variant)
+            if variant is not None and self.model is not None:
                 raise ConfigError(
                     f"{name}: wanted none with model = {self.model!r}, whose encoder is trained "
-                    f"as it is, got {given!r}: leave one of the two out"
+                    f"as it is, got {variant!r}: leave one of the two out"
                 )
         check_names(self.objectives)
         self.optimizer.check_sharding(self.fsdp)

@@ -385,13 +385,13 @@ def read_tables(
     """Batches of Parquet rows, as a table of all columns and as rows; an empty table gives one
     empty batch, for its columns."""
     for where, table in read_row_groups(block):
-        wanted = [name for name in table.column_names if name in part.columns.values()]
+        needed = [name for name in table.column_names if name in part.columns.values()]
         for start in range(0, max(1, len(table)), at_once):
             batch = table.slice(start, at_once)
             yield (
                 batch,
                 [
                     Read(f"{where}, row {start + place + 1:,}", columns, place)
-                    for place, columns in enumerate(batch.select(wanted).to_pylist())
+                    for place, columns in enumerate(batch.select(needed).to_pylist())
                 ],
             )

@@ -120,10 +120,10 @@ def encoded(
     _check_groups(config, task)
     training, selecting = len(parts[TRAIN]), len(parts.get(SELECTION, []))
     if training < config.batch_size:
-        kept = f", of which {selecting} are selection rows" if selecting else ""
+        of_which = f", of which {selecting} are selection rows" if selecting else ""
         raise CorpusError(
             f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows to "
-            f"train on, got {training + selecting}{kept}: lower batch_size, or add rows"
+            f"train on, got {training + selecting}{of_which}: lower batch_size, or add rows"
         )
     longest = _longest(config, bundle)
     sets = {}
@@ -180,10 +180,10 @@ def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[
         if sizes[group] <= left:
             drawn[group] = True
             left -= sizes[group]
-    kept = drawn[group_of]
+    is_selected = drawn[group_of]
     return {
-        TRAIN: [row for row, out in zip(rows, kept, strict=True) if not out],
-        SELECTION: [row for row, out in zip(rows, kept, strict=True) if out],
+        TRAIN: [row for row, out in zip(rows, is_selected, strict=True) if not out],
+        SELECTION: [row for row, out in zip(rows, is_selected, strict=True) if out],
     }
 
 
@@ -196,13 +196,13 @@ def few_per_class(rows: list[dict[str, Any]], most: int | None) -> list[dict]:
             f"rows_per_class: wanted rows with one label each, got rows with "
             f"{', '.join(rows[0])}: leave it out for this task"
         )
-    kept: list[int] = []
+    chosen: list[int] = []
     rng = np.random.default_rng(0)
     labels = np.array([row["label"] for row in rows])
     for label in sorted(set(labels)):
         places = np.flatnonzero(labels == label)
-        kept.extend(rng.permutation(places)[:most].tolist())
-    return [rows[place] for place in sorted(kept)]
+        chosen.extend(rng.permutation(places)[:most].tolist())
+    return [rows[place] for place in sorted(chosen)]
 
 
 def trained_rows(task: "Task", sets: dict[str, LabelledSet]) -> Digests:

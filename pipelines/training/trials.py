@@ -112,12 +112,15 @@ def measurements_of(trial: LabelledTrainingConfig) -> list[Measurement]:
 
 def outcome_of(trial: LabelledTrainingConfig) -> Outcome:
     """The outcome of a trial that has ended."""
-    state, taken = state_of(trial), measurements_of(trial)
+    state, measurements = state_of(trial), measurements_of(trial)
     assert state is not None
-    costs = {seed: [m.cost for m in taken if m.seed == seed] for seed in {m.seed for m in taken}}
+    costs = {
+        seed: [m.cost for m in measurements if m.seed == seed]
+        for seed in {m.seed for m in measurements}
+    }
     best = [min((c for c in each if np.isfinite(c)), default=np.nan) for each in costs.values()]
     cost = float(np.mean(best)) if best and np.isfinite(best).all() else None
-    return Outcome(state, cost, taken[-1].step if taken else 0)
+    return Outcome(state, cost, measurements[-1].step if measurements else 0)
 
 
 def train_trial(
@@ -130,10 +133,10 @@ def train_trial(
 
     def keep(measurement: Measurement) -> None:
         # If a kill came after a measurement but before its checkpoint, the step is measured again.
-        by_step = {(each.seed, each.step): each for each in measurements_of(trial)}
+        by_step = {(past.seed, past.step): past for past in measurements_of(trial)}
         by_step[measurement.seed, measurement.step] = measurement
         path = files.join(trial.output, MEASUREMENTS)
-        files.write_json(path, [asdict(each) for each in by_step.values()])
+        files.write_json(path, [asdict(past) for past in by_step.values()])
         tell(measurement)
 
     try:

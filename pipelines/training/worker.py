@@ -147,12 +147,12 @@ def check_agreement(checkpoints: str, step: int) -> None:
 
     Raises: ResourceError if its newest checkpoint is another one.
     """
-    wanted = round(from_rank_0(step))
-    if step != wanted:
+    expected = round(from_rank_0(step))
+    if step != expected:
         raise ResourceError(
-            f"{checkpoints}: wanted the checkpoint after step {wanted}, from which rank 0 resumes, "
-            f"{socket.gethostname()} finds step {step} as the newest: give a folder that all nodes "
-            "share, or a URI"
+            f"{checkpoints}: wanted the checkpoint after step {expected}, from which rank 0 "
+            f"resumes, {socket.gethostname()} finds step {step} as the newest: give a folder that "
+            "all nodes share, or a URI"
         )
 
 
@@ -216,7 +216,7 @@ def train(training: Training, report: Report) -> None:
     points = Points(report, training.first_record, recorded)
     if training.measure_before and not start:
         points.add(0, measurements.take(model))
-    totals, since, told = Totals(model.weights), time.monotonic(), start
+    totals, since, recorded_step = Totals(model.weights), time.monotonic(), start
     writer = CheckpointWriter(
         training.checkpoints, run_digest=training.digest, keep=config.keep_checkpoints
     )
@@ -242,8 +242,8 @@ def train(training: Training, report: Report) -> None:
                 means = totals.means()
                 numbers = _numbers(step, means, time.monotonic() - since, place)
                 waited_s = means["waited_s"] / place.world_size
-                numbers |= time_spent(clock, step.index - told, waited_s)
-                told = step.index
+                numbers |= time_spent(clock, step.index - recorded_step, waited_s)
+                recorded_step = step.index
                 points.add(step.index, numbers)
                 try:
                     rise.check(step.index, _unweighted(numbers))
@@ -269,7 +269,7 @@ def train(training: Training, report: Report) -> None:
                 break
         with clock.during("checkpointing"):
             writer.wait()
-    points.add(told, time_spent(clock))
+    points.add(recorded_step, time_spent(clock))
     points.report(last=True)
 
 
