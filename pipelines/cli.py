@@ -77,7 +77,7 @@ def _run_stage(word: str, config: Any) -> None:
     from pipelines.jobs.driver import as_job
     from pipelines.runtime.preflight import preflight
 
-    with as_job(config):
+    with as_job(config.output):
         preflight(word, config)
         importlib.import_module(ALL[word].module).run(config)
 

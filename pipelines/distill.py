@@ -354,7 +354,7 @@ def train_on_shards(
     from pipelines.training.worker import RankPlace, Training, train
 
     assert config.shards is not None
-    place = RankPlace.here(config)
+    place = RankPlace.here(config.threads_per_worker)
     shards = ShardSet.read(config.shards)
     model = pair.build(loop.seed)
     by_split = {

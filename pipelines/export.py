@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from bert_core.scores import Backend
 
 Rows = list[dict[str, Any]]
+Quantized = Literal["int8", "bf16"]
 CALIBRATION = "calibration"
 """Name of the rows in the lineage."""
 
@@ -52,7 +53,7 @@ class ExportConfig(StageConfig):
     model: str = field(metadata=INPUT)
     """Bundle with weights: a folder, a URI, models:/name@alias, or owner/name of the Hugging Face
     hub."""
-    quantize: Literal["int8", "bf16"] | None = None
+    quantize: Quantized | None = None
     """`int8` computes matrix products in 8 bits; `bf16` keeps the graph in fp32, to be run in
     bfloat16 by OpenVINO; unset is fp32."""
     held_out: LabelledConfig | None = None
@@ -92,7 +93,9 @@ def run(config: ExportConfig) -> Manifest:
     from bert_core.export import EXPORTING
 
     check_installed(EXPORTING, "an export to ONNX")
-    check_installed((_deciding(config).engine,), f"an export in {config.quantize or 'fp32'}")
+    check_installed(
+        (_deciding(config.quantize).engine,), f"an export in {config.quantize or 'fp32'}"
+    )
     folder, model = bundle_input(config, config.model)
     inputs = [model]
     if config.held_out is not None:
@@ -218,19 +221,17 @@ def _backends(
             try:
                 loaded[run] = engine(path, predictor.model, threads, run_precision)
             except ResourceError as error:
-                if run == _deciding(config):
+                if run == _deciding(config.quantize):
                     raise
                 say(f"export: {error}")
-    return {_deciding(config): loaded.pop(_deciding(config)), **loaded}
+    return {_deciding(config.quantize): loaded.pop(_deciding(config.quantize)), **loaded}
 
 
-def _deciding(config: ExportConfig) -> "Run":
+def _deciding(quantize: Quantized | None) -> "Run":
     """How the graph is run for the metrics in the bundle, and for what may fail the export."""
     from bert_core.bundle.layout import Run
 
-    return Run(
-        "openvino" if config.quantize == "bf16" else "onnxruntime", config.quantize or "fp32"
-    )
+    return Run("openvino" if quantize == "bf16" else "onnxruntime", quantize or "fp32")
 
 
 def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[str, Any]], int]:
@@ -334,7 +335,7 @@ def _measured(
                 verdict = not_worse(task.main_metric(metrics), task.metrics, after, before)
             _check(config, run, differences[run], verdict)
         except (ConfigError, FormatError) as error:
-            if run == _deciding(config):
+            if run == _deciding(config.quantize):
                 raise
             say(f"export: the bundle is not for {run}: {error}")
             continue

@@ -95,7 +95,7 @@ def run(config: PredictConfig) -> Manifest:
 
 def _predict(config: PredictConfig, corpus: Corpus, folder: Path) -> Result:
     task = _predictor(config, folder).task
-    _parameters(config, task)
+    _parameters(config.parameters, task)
     check_files(config, corpus, task.inputs, partial(_check_free, config))
     result = make_parts("predict", config, corpus, partial(make_part, config, folder))
     folder_of_rows = files.join(config.output, ROWS)
@@ -109,14 +109,14 @@ def _predictor(config: PredictConfig, folder: Path) -> "Predictor":
     )
 
 
-def _parameters(config: PredictConfig, task: "Task") -> "Parameters | None":
+def _parameters(parameters: dict[str, Any], task: "Task") -> "Parameters | None":
     """None, with which long texts are cut, if no parameters are set."""
-    if not config.parameters:
+    if not parameters:
         return None
     kind = task.parameters
     defaults = {} if kind.cut_by is None else {kind.cut_by: True}
     try:
-        return kind(**as_row(kind, defaults | config.parameters, "parameters"))
+        return kind(**as_row(kind, defaults | parameters, "parameters"))
     except InputError as error:
         raise ConfigError(str(error)) from error
 
@@ -171,7 +171,7 @@ class _Answering(OutputPart):
     def __init__(self, config: PredictConfig, predictor: "Predictor") -> None:
         super().__init__(config, predictor.task.inputs)
         self.config, self._predictor, self._task = config, predictor, predictor.task
-        self._parameters = _parameters(config, predictor.task)
+        self._parameters = _parameters(config.parameters, predictor.task)
         self._answers: list[Any] = []
 
     def check_names(self, names: Iterable[str], where: str) -> None:

@@ -12,7 +12,7 @@ out after the blocks, and wait until the last fragment exists.
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
@@ -228,9 +228,9 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
     return Result(outputs=outputs, counts=counts, artifacts=pictures)
 
 
-def _check_encoded(config: PrepareConfig, encoded: Counter[str]) -> None:
+def _check_encoded(sources: Sequence[str], pairs: PairsConfig, encoded: Counter[str]) -> None:
     """Raises: CorpusError if there is nothing to make rows from."""
-    source = ", ".join(config.corpus.sources)
+    source = ", ".join(sources)
     if not encoded["documents"]:
         dropped = dropped_documents(encoded)
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
@@ -238,9 +238,9 @@ def _check_encoded(config: PrepareConfig, encoded: Counter[str]) -> None:
             f"{source}: wanted documents with text, got none ({reasons or 'no document at all'}): "
             "check the corpus, corpus.text_column and quality"
         )
-    if config.pairs.is_pairs and encoded["sentences"] == encoded["documents"]:
+    if pairs.is_pairs and encoded["sentences"] == encoded["documents"]:
         raise CorpusError(
-            f"{source}: wanted documents of several sentences for pairs.kind {config.pairs.kind}, "
+            f"{source}: wanted documents of several sentences for pairs.kind {pairs.kind}, "
             f"got {encoded['documents']:,} of one sentence each: set corpus.document_boundary to "
             "what ends a document here, or pairs.kind to full_sentences"
         )
@@ -282,7 +282,7 @@ def _make(plan: ShardPlan, blocks: list[Block], fragments: list[str]) -> _Made:
                         progress.add()
             for path in fragments:
                 results.encoded.update(read_counts(path))
-            _check_encoded(plan.config, results.encoded)
+            _check_encoded(plan.config.corpus.sources, plan.config.pairs, results.encoded)
             with meter("pairing and masking", len(plan.shards), "shards") as progress:
                 progress.set(len(results.shards))
                 for _, answer in answers:
@@ -360,7 +360,7 @@ def _encode(plan: ShardPlan, documents: list[Kept], counts: Counter[str]) -> Fra
     sentence_counts = np.array([len(parts) for parts in split_up])
     encoded = tokenizer.encode_column(pa.array(sentences, pa.string()))
     ids = encoded.values.to_numpy()
-    copies = np.array([_copies(document, config) for document in documents])
+    copies = np.array([_copies(document, config.corpus, config.seed) for document in documents])
     sources = np.array([document.source for document in documents])
     document_offsets = offsets_of(sentence_counts).astype(np.int32)
     token_counts = np.diff(encoded.offsets.to_numpy()[document_offsets])
@@ -388,12 +388,12 @@ def _encode(plan: ShardPlan, documents: list[Kept], counts: Counter[str]) -> Fra
     )
 
 
-def _copies(document: Kept, config: PrepareConfig) -> int:
+def _copies(document: Kept, corpus: CorpusConfig, seed: int) -> int:
     """How often to use a document: its source's weight, whose fraction is decided by its hash."""
-    weight = config.corpus.weight(document.source)
+    weight = corpus.weight(document.source)
     whole = int(weight)
     rest = weight - whole
-    return whole + bool(rest and document_fraction(document.digest, config.seed, "weight") < rest)
+    return whole + bool(rest and document_fraction(document.digest, seed, "weight") < rest)
 
 
 def _make_shard(plan: ShardPlan, fragments: list[str], shard: int) -> dict:

@@ -1,6 +1,6 @@
 """Shards → pretrained bundle, from fresh weights or from those of another bundle."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -267,7 +267,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     tokenizer = load_tokenizer(config.tokenizer)
     parent = None if folder is None else load_bundle(folder)
     build = partial(build_model, config, shards, tokenizer, parent)
-    lineage: dict[str, Any] = {"stage": "pretrain", "data": _data(config, tokenizer)}
+    lineage: dict[str, Any] = {"stage": "pretrain", "data": _data(config.phases, tokenizer)}
     origin: dict[str, list[str]] = {}
     if parent is not None:
         lineage |= {"parent": parent.digest, "parent_lineage": parent.lineage}
@@ -303,12 +303,12 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     return finished(config, "pretrain", outputs, counts)
 
 
-def _data(config: PretrainConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def _data(phases: Sequence[Phase], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The vocabulary, and the corpus and shards of each phase, for the lineage."""
     data: list[dict[str, Any]] = [
         {"name": "vocabulary", "digest": tokenizer.digest, "tokens": tokenizer.vocab_size}
     ]
-    for phase in config.phases:
+    for phase in phases:
         manifest = read_manifest(phase.shards)
         counts = {
             name: {key: manifest.counts[key] for key in keys if key in manifest.counts}
@@ -367,7 +367,7 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
     from pipelines.training.worker import RankPlace, Training, train
     from tracking.hub import load_bundle
 
-    place = RankPlace.here(config)
+    place = RankPlace.here(config.threads_per_worker)
     tokenizer = load_tokenizer(config.tokenizer)
     parent = None if folder is None else load_bundle(folder)
     encoder = config.encoder(tokenizer, parent)

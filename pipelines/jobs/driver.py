@@ -16,24 +16,23 @@ from pipelines.jobs.packaging import versions
 from pipelines.runtime import cluster
 from pipelines.runtime.processes import exit_on_sigterm
 from pipelines.runtime.progress import say
-from pipelines.runtime.stage import StageConfig
 from pipelines.training.records import CHECKPOINTS
 
 
 @contextmanager
-def as_job(config: StageConfig) -> Iterator[None]:
-    """Wraps the work of a stage; does nothing where it is not a job."""
+def as_job(output: str) -> Iterator[None]:
+    """Wraps the work of a stage that writes `output`; does nothing where it is not a job."""
     log = log_file()
     if log is None:
         yield
         return
     exit_on_sigterm()
-    _tell_versions()
-    with copied(log, config.output):
+    _say_versions()
+    with copied(log, output):
         try:
             yield
         except SystemExit:
-            _tell_checkpoint(config.output)
+            _say_checkpoint(output)
             raise
 
 
@@ -46,7 +45,7 @@ def log_file() -> Path | None:
     return path if path.name.startswith(OF_A_DRIVER) else None
 
 
-def _tell_versions() -> None:
+def _say_versions() -> None:
     submitted = cluster.job_metadata()
     for name, here in versions().items():
         there = submitted.get(f"submitted_with_{name}", here)
@@ -54,7 +53,7 @@ def _tell_versions() -> None:
             say(f"note: {name} is {here} here, it was {there} where the job was submitted")
 
 
-def _tell_checkpoint(output: str) -> None:
+def _say_checkpoint(output: str) -> None:
     from bert_core.train.checkpoint import latest_checkpoint
 
     try:

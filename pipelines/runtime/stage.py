@@ -181,7 +181,7 @@ def bundle_input(
     from tracking.hub import PREFIX
     from tracking.resolve import resolve
 
-    fixed = hub_reference(config, reference)
+    fixed = hub_reference(config.output, reference, force=config.force)
     folder = resolve(reference if fixed is None else PREFIX + fixed, uri=config.tracking_uri)
     source = DatasetInput(name, bundle_digest(folder), fixed or reference)
     return folder, source if fixed is None else replace(source, asked=reference)
@@ -193,14 +193,14 @@ def tokenizer_input(config: StageConfig, reference: str) -> tuple[str, "Tokenize
     from tracking.hub import PREFIX
     from tracking.resolve import load_tokenizer
 
-    fixed = hub_reference(config, reference)
+    fixed = hub_reference(config.output, reference, force=config.force)
     place = reference if fixed is None else PREFIX + fixed
     tokenizer = load_tokenizer(place)
     source = DatasetInput("tokenizer", tokenizer.digest, fixed or reference)
     return place, tokenizer, source if fixed is None else replace(source, asked=reference)
 
 
-def hub_reference(config: StageConfig, reference: str) -> str | None:
+def hub_reference(output: str, reference: str, *, force: bool) -> str | None:
     """A reference to a model of the hub as `owner/name@commit`; None if it means something else.
 
     The commit is the one that an earlier run of the same output took, so that a run that resumes
@@ -210,8 +210,8 @@ def hub_reference(config: StageConfig, reference: str) -> str | None:
 
     if hub_model(reference) is None:
         return None
-    marker = files.join(config.output, STARTED)
-    before = files.read_json(marker) if not config.force and files.exists(marker) else {}
+    marker = files.join(output, STARTED)
+    before = files.read_json(marker) if not force and files.exists(marker) else {}
     return before.get("hub", {}).get(reference) or pinned(reference)
 
 
@@ -453,14 +453,14 @@ def _difference(
     return f"made with another {', '.join(differs) or 'format'}"
 
 
-def _present(config: StageConfig) -> list[str]:
+def _present(output: str) -> list[str]:
     """Names in the output, but for those of its lease and of probes, which are gone in a moment."""
-    names = files.list_names(config.output)
+    names = files.list_names(output)
     return [name for name in names if name != lease.NAME and not name.startswith(PROBE)]
 
 
 def _check_ownership(config: StageConfig) -> None:
-    present = _present(config)
+    present = _present(config.output)
     if present and STARTED not in present and NAME not in present:
         raise ConfigError(
             f"{config.output}: wanted an absent or empty folder, it holds files that raybert did "
@@ -477,7 +477,7 @@ def _clear_what_others_left(
 ) -> None:
     """Empty the output, unless it is from a killed run of the same digest, which can resume."""
     marker = files.join(config.output, STARTED)
-    present = _present(config)
+    present = _present(config.output)
     started = files.read_json(marker) if STARTED in present else None
     if started is not None and started["digest"] == digest and not config.force:
         say(f"{stage}: resuming the earlier run of {config.output}")

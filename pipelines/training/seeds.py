@@ -204,7 +204,7 @@ def train_seeds(
     from pipelines.training.labelled_batches import LabelledRank
     from pipelines.training.worker import RankPlace, Training, chosen_checkpoint, time_spent, train
 
-    place, task, clock = RankPlace.here(config), trainable.task, Clock()
+    place, task, clock = RankPlace.here(config.threads_per_worker), trainable.task, Clock()
     rank = LabelledRank(
         config, place, trainable.encoder_config, trainable.tokenizer.pad_id, task, sets
     )

@@ -82,7 +82,7 @@ def run_trials(
         sign: factor that turns a cost back into a score.
     Raises: the first RaybertError of a trial, which ends all of them.
     """
-    left = {number: trial for number, trial in enumerate(trials) if state_of(trial) is None}
+    left = {number: trial for number, trial in enumerate(trials) if state_of(trial.output) is None}
     with meter("trials", len(trials), "trials") as progress:
         watcher = Watcher(progress, len(trials) - len(left), title, sign)
         if not on_ray:
@@ -93,26 +93,26 @@ def run_trials(
             _run_on_tune(train, trials, left, search, output, max_concurrent, watcher)
     for trial in trials:
         _clear_up(trial)
-    return [outcome_of(trial) for trial in trials]
+    return [outcome_of(trial.output) for trial in trials]
 
 
-def state_of(trial: LabelledTrainingConfig) -> State | None:
-    """How the trial ended; None if it has not ended."""
-    if is_complete(trial.output):
+def state_of(output: str) -> State | None:
+    """How the trial with this output ended; None if it has not ended."""
+    if is_complete(output):
         return "finished"
-    stopped = files.join(trial.output, STOPPED_FILE)
+    stopped = files.join(output, STOPPED_FILE)
     return files.read_json(stopped)["state"] if files.exists(stopped) else None
 
 
-def measurements_of(trial: LabelledTrainingConfig) -> list[Measurement]:
-    """All measurements on the selection rows, in order."""
-    path = files.join(trial.output, MEASUREMENTS)
+def measurements_of(output: str) -> list[Measurement]:
+    """All measurements of a trial on the selection rows, in order."""
+    path = files.join(output, MEASUREMENTS)
     return [Measurement(**each) for each in files.read_json(path)] if files.exists(path) else []
 
 
-def outcome_of(trial: LabelledTrainingConfig) -> Outcome:
+def outcome_of(output: str) -> Outcome:
     """The outcome of a trial that has ended."""
-    state, measurements = state_of(trial), measurements_of(trial)
+    state, measurements = state_of(output), measurements_of(output)
     assert state is not None
     costs = {
         seed: [m.cost for m in measurements if m.seed == seed]
@@ -133,7 +133,7 @@ def train_trial(
 
     def keep(measurement: Measurement) -> None:
         # If a kill came after a measurement but before its checkpoint, the step is measured again.
-        by_step = {(past.seed, past.step): past for past in measurements_of(trial)}
+        by_step = {(past.seed, past.step): past for past in measurements_of(trial.output)}
         by_step[measurement.seed, measurement.step] = measurement
         path = files.join(trial.output, MEASUREMENTS)
         files.write_json(path, [asdict(past) for past in by_step.values()])
@@ -142,18 +142,18 @@ def train_trial(
     try:
         train(trial, keep)
     except DivergedError as error:
-        _stop(trial, "diverged", str(error))
+        _stop(trial.output, "diverged", str(error))
     files.remove(files.join(trial.output, CHECKPOINTS))  # those of all trials would fill a disk
 
 
-def _stop(trial: LabelledTrainingConfig, state: State, why: str) -> None:
-    files.write_json(files.join(trial.output, STOPPED_FILE), {"state": state, "why": why})
+def _stop(output: str, state: State, why: str) -> None:
+    files.write_json(files.join(output, STOPPED_FILE), {"state": state, "why": why})
 
 
 def _clear_up(trial: LabelledTrainingConfig) -> None:
     """Clean up what a trial's process could not, if it was ended from outside."""
     files.remove(files.join(trial.output, CHECKPOINTS))
-    state = state_of(trial)
+    state = state_of(trial.output)
     # A diverged trial has closed its run; a process that does not end must not block the sweep.
     if state != "diverged" and _is_recorded(trial):
         with suppress(errors.ResourceError):
@@ -305,16 +305,16 @@ class Halving(ASHAScheduler):
         )
         self._configs, self._watcher = trials, watcher
         for number, trial in enumerate(trials):
-            if state_of(trial) is not None:
+            if state_of(trial.output) is not None:
                 past: Any = SimpleNamespace(trial_id=f"before-{number}")
                 self.on_trial_add(None, past)  # type: ignore[arg-type]
-                for measurement in measurements_of(trial):
+                for measurement in measurements_of(trial.output):
                     super().on_trial_result(None, past, asdict(measurement))  # type: ignore[arg-type]
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         action = super().on_trial_result(tune_controller, trial, result)
         if action == self.STOP:
             at = f"after step {result['step']}, by asha"
-            _stop(self._configs[result["trial"]], "stopped", at)
+            _stop(self._configs[result["trial"]].output, "stopped", at)
             self._watcher.ended(result["trial"])
         return action

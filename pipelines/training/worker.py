@@ -78,9 +78,9 @@ class RankPlace:
     device: torch.device
 
     @classmethod
-    def here(cls, config: TrainingConfig) -> "RankPlace":
+    def here(cls, threads: int) -> "RankPlace":
         """This process's place; also sets up torch to compute the same bits every time on CPU."""
-        torch.set_num_threads(config.threads_per_worker)
+        torch.set_num_threads(threads)
         keep_freed_memory()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         make_deterministic(device)

@@ -202,7 +202,7 @@ def test_a_run_that_was_killed_goes_on_with_what_is_missing(
     config: ExtractConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    make = extract._make_part
+    make = extract.make_part
 
     def killed(config: Any, folders: Any, item: Any) -> Any:
         if len(made) == 2:
@@ -211,7 +211,7 @@ def test_a_run_that_was_killed_goes_on_with_what_is_missing(
         return make(config, folders, item)
 
     with monkeypatch.context() as patch:
-        patch.setattr(extract, "_make_part", killed)
+        patch.setattr(extract, "make_part", killed)
         with pytest.raises(KeyboardInterrupt):
             extract.run(config)
     first = {path: path.stat().st_mtime_ns for path in Path(config.output, "parts").iterdir()}
