@@ -26,7 +26,7 @@ from pipelines.corpus.labelled import (
     labelled_rows,
     rows_of,
 )
-from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, say, tell_remarks
+from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, print_remarks, say
 from pipelines.runtime.stage import (
     INPUT,
     Result,
@@ -101,7 +101,7 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     ranges = intervals(task.metrics, columns)
     seen = int(predictor.bundle.has_seen(task, rows).sum())
     remarks = task.remarks(rows) | {CUT: predicted.cut, SEEN: seen}
-    tell_remarks("evaluate", remarks, config.held_out.source)
+    print_remarks("evaluate", remarks, config.held_out.source)
     wrong = task.wrong(columns)
     fit = _reliability(task, rows, answers)
     paths = _write(config, task, rows, answers, columns, fit)

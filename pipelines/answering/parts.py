@@ -29,7 +29,7 @@ from pipelines.corpus.readers.delimited import read_cells
 from pipelines.corpus.readers.parquet import read_row_groups
 from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
-from pipelines.runtime.progress import CUT, meter, say, tell_remarks
+from pipelines.runtime.progress import CUT, meter, print_remarks, say
 from pipelines.runtime.stage import INPUT, StageConfig
 from tracking.metric_names import TOKENS_PER_S
 
@@ -263,7 +263,7 @@ def make_parts(
             f"{files.join(config.output, REJECTED)}, name the right columns, or give another source"
         )
     odd = {name: counts[name] for name in (EMPTY, BLANK, CUT)}
-    tell_remarks(stage, odd, corpus.name)
+    print_remarks(stage, odd, corpus.name)
     if rejected:
         say(f"{stage}: {rejected:,} put aside ({why}) in {files.join(config.output, REJECTED)}")
     return Parts(

@@ -20,7 +20,7 @@ SILENT_AFTER = 12  # polls
 
 @dataclass(frozen=True, kw_only=True)
 class DrainConfig:
-    """Drain a node: training writes a checkpoint and goes on without it, replicas move away."""
+    """Drain a node: training writes a checkpoint and continues without it, replicas move away."""
 
     on_notice: str | None = None
     """Wait for a notice of preemption first: that of aws, gcp or azure (their metadata services),

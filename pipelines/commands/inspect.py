@@ -136,7 +136,9 @@ def write_page(path: str, sections: dict[str, Found]) -> int:
 
 def summary(sections: dict[str, Found]) -> list[str]:
     """What the page shows, in a few lines per section."""
-    return [line for name, section in sections.items() for line in SECTIONS[name].tell(section)]
+    return [
+        line for name, section in sections.items() for line in SECTIONS[name].summarize(section)
+    ]
 
 
 def _model(config: InspectConfig, heads: Heads) -> Found:
@@ -309,7 +311,7 @@ class Section:
     field: str
     """Field of `InspectConfig` that requests it."""
     find: Callable[[InspectConfig, Heads], Found]
-    tell: Callable[[Found], list[str]]
+    summarize: Callable[[Found], list[str]]
     """The lines of its summary."""
 
 

@@ -120,7 +120,7 @@ def _stages(config: QuickstartConfig) -> Iterator[tuple[str, Manifest]]:
 
 
 def _relative(path: str) -> str:
-    """A path that means the same to whoever runs the commands elsewhere."""
+    """A relative path, so that the printed commands work elsewhere too."""
     return os.path.relpath(path)
 
 

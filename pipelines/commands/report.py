@@ -132,7 +132,7 @@ def write_report(
 
 
 def summary(runs: Sequence[Run]) -> list[str]:
-    """What was learnt, in words; runs of one stage are told apart by their names."""
+    """What was learnt, in words; runs of one stage are distinguished by their names."""
     scratch, worth = _worth_of_pretraining(runs)
     texts = [(run, worth if run is scratch else sentence(run.stage, run.counts)) for run in runs]
     stages = Counter(run.stage for run, text in texts if text and run is not scratch)

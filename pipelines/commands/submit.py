@@ -132,10 +132,10 @@ def _start(
     *,
     resumes: bool = False,
 ) -> int:
-    """Start an attempt, or another one if somebody else has just started it; returns its number.
+    """Start an attempt, unless it has just been started elsewhere; returns its number.
 
     Args:
-        resumes: it goes on with what the attempt before it did, even if that one was to begin anew.
+        resumes: continue where the attempt before it ended, even if that one had `--force`.
     """
     command = list(submission.command)
     if resumes and getattr(submission.config, "force", False):

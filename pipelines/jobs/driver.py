@@ -1,4 +1,4 @@
-"""What a stage does in addition where it runs as a job, whoever submitted it.
+"""What a stage also does when it runs as a job, however it was submitted.
 
 Its log is copied to the output, since those of a cluster go with it; it ends in good order when the
 job is stopped; and it says where it runs on other versions than it was submitted with.
@@ -59,7 +59,7 @@ def _say_checkpoint(output: str) -> None:
     try:
         checkpoint = latest_checkpoint(files.join(output, CHECKPOINTS))
     except (OSError, RaybertError):
-        where = "goes on from its last checkpoint, which cannot be looked up now"
+        where = "continues from its last checkpoint, which cannot be read now"
     else:
-        where = f"goes on after step {checkpoint.step:,}" if checkpoint else "begins anew"
+        where = f"continues after step {checkpoint.step:,}" if checkpoint else "starts again"
     say(f"stopped: the same command {where}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 SILENCE_S = 60.0
-"""A stream without a word for so long is opened anew: the connection may be gone unnoticed."""
+"""A stream that is silent for so long is reopened: its connection may be gone unnoticed."""
 
 
 def follow(server: JobServer, job_id: str, *, shown: int = 0) -> "JobDetails | None":

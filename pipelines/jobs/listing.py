@@ -1,4 +1,4 @@
-"""What there is to say about jobs: a row per submission, as `raybert jobs` shows it."""
+"""The table of `raybert jobs`: a row per submission."""
 
 import re
 import time

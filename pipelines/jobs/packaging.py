@@ -1,4 +1,4 @@
-"""What is sent with a job: raybert's own code, its configs, and a folder of the user's if asked.
+"""What is sent with a job: raybert's own code, its configs, and a folder of the user's if given.
 
 The code is a package named by the hash of what is in it, so that the same code is sent once. It is
 a wheel in everything but its name: of a file called `.whl`, Ray would have pip install all that it

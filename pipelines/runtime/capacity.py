@@ -24,8 +24,7 @@ def require_room(
     Args:
         threads: CPUs of each.
         gpus: whether each is to get a GPU.
-        wait: for nodes to come, as long as it lacks room; they are asked for, if Ray can start
-            some.
+        wait: until nodes have joined, if it lacks room; Ray is asked to start them, if it can.
     Returns: whether each gets a GPU.
     Raises: ResourceError if it has too few CPUs or GPUs; where each worker gets a GPU only if there
         are any, a joined cluster has too few if it has fewer than workers, but not none: the work

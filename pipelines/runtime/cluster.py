@@ -138,8 +138,8 @@ def disconnect() -> None:
 
 @contextmanager
 def preemption_watch() -> Iterator[None]:
-    """Inside, Ray Train watches for notice of preemption only in a cluster that was joined: nobody
-    takes away the one node of a cluster that was started here. What the user has set holds.
+    """Inside, Ray Train watches for notices of preemption only in a cluster that was joined: the
+    one node of a cluster that was started here is not reclaimed. A setting of the user's is kept.
     """
     name = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
     if started() is None or name in os.environ:

@@ -187,7 +187,7 @@ class _Watch(threading.Thread):
 
 @cache
 def _silence_pool_warning() -> None:
-    """Make Ray's core give its warning about pools like Ray Data's now, where nobody sees it.
+    """Have Ray's core print its warning about pools like Ray Data's now, while stderr is discarded.
 
     It warns that the arguments of a restartable actor could be lost; those of Ray Data's pools are
     kept while they run. It warns once per process.

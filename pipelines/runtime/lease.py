@@ -307,7 +307,7 @@ def _stand_by(
 
     Args:
         lives: whether it is certain that the holder has not died.
-    Returns: True. Raises: ResourceError if the holder lives and nobody wants to wait for it.
+    Returns: True. Raises: ResourceError if the holder lives and `wait` is off.
     """
     who = "another process" if holder is None else str(holder)
     since = "" if holder is None else f" since {holder.since}"

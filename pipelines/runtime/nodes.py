@@ -67,7 +67,8 @@ class Node:
     clock_s: float = 0.0
     """Seconds since 1970, when it answered."""
     ahead_s: float | None = None
-    """Seconds that its clock is ahead of that of whoever asked, at least; None if nobody did."""
+    """Seconds, at least, that its clock is ahead of the clock of the machine that asked; None if
+    none did."""
 
     address: str = ""
     cpus: float = 0

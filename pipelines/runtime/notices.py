@@ -35,7 +35,10 @@ class Notice:
 
 
 def aws() -> Notice | None:
-    """A spot instance's notice, two minutes ahead. Raises: OSError if the service is away."""
+    """A spot instance's notice, two minutes ahead.
+
+    Raises: OSError if the service does not answer.
+    """
     ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(AWS_TOKEN_TTL_S)}
     token = _ask("/latest/api/token", ttl, method="PUT")
     try:
@@ -48,7 +51,7 @@ def aws() -> Notice | None:
 
 
 def gcp() -> Notice | None:
-    """A spot VM's notice, 30 s ahead. Raises: OSError if the service is away."""
+    """A spot VM's notice, 30 s ahead. Raises: OSError if the service does not answer."""
     path = "/computeMetadata/v1/instance/preempted"
     if _ask(path, {"Metadata-Flavor": "Google"}).strip() != "TRUE":
         return None
@@ -56,8 +59,10 @@ def gcp() -> Notice | None:
 
 
 def azure() -> Notice | None:
-    """A spot or scale set VM's notice, 30 s or minutes ahead. Raises: OSError if the service is
-    away."""
+    """A spot or scale set VM's notice, 30 s or minutes ahead.
+
+    Raises: OSError if the service does not answer.
+    """
     metadata = {"Metadata": "true"}
     version = "api-version=2020-07-01"
     events = json.loads(_ask(f"/metadata/scheduledevents?{version}", metadata))["Events"]

@@ -22,7 +22,8 @@ def preflight(stage: str, config: StageConfig) -> None:
     """Check what `stage` needs: a writable output, a cache if the output is not on this machine,
     MLflow, and the cluster that it is to join.
 
-    An MLflow that is away is no reason to stop: records are sent to it later. One that refuses is.
+    If MLflow does not answer, the stage still runs: records are sent later. If it refuses access,
+    the stage does not.
     Raises: RaybertError with the way out.
     """
     if is_complete(config.output) and not config.force:

@@ -14,8 +14,8 @@ from bert_core import storage
 MARKER = "RAYBERT_CLUSTER"
 END_TIMEOUT_S = 5.0
 STORAGE_PATIENCE_S = 10.0
-"""How long a process that was told to stop retries storage that fails, in all; a job has a minute
-to stop."""
+"""How long, in all, a process that got SIGTERM retries storage that fails; a job has a minute to
+stop."""
 
 
 def end_processes(marker: str) -> None:

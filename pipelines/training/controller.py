@@ -72,7 +72,7 @@ class RecordingCallback(UserCallback):
 
     def _counted(self, records: Records) -> Records:
         if DEFAULT in self._goodput.prices_usd:
-            with suppress(Exception):  # those of before are taken
+            with suppress(Exception):  # the counts from before are kept
                 self._goodput.nodes = used_nodes(self._goodput.prices_usd)
         records = self._goodput.take(records)
         self._goodput.save(self._folder)
@@ -108,7 +108,7 @@ class Trainer(TorchTrainer):
     _controller: Any = None
 
     def _create_default_callbacks(self) -> list[Any]:
-        """Ray Train's own, but for those that start a process for nothing."""
+        """Ray Train's own, without those that start a process for no use."""
         idle: tuple[type, ...] = (DatasetsCallback,)  # workers read shards, not datasets of Ray's
         if cluster.started() is not None:
             # It asks the dashboard whether the controller lives: a cluster of our own has none.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from bert_core.train.checkpoint import Checkpoint
 
 CHECKPOINT_TIMEOUT_S = 20.0
-"""How long a run that is told to end waits for a last checkpoint, of the minute that a job has."""
+"""How long a run that is to end waits for a last checkpoint, out of the minute that a job has."""
 
 Worker = Callable[[Any, str, Report], None]
 """Trains as one rank: takes the stage's config, its digest, and where to report."""

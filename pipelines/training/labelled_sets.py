@@ -12,7 +12,7 @@ from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
 from bert_core.wording import nearest, one_of
 from pipelines.corpus.labelled import labelled_input, read_labelled, rows_of
-from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, tell_remarks
+from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks
 from pipelines.runtime.stage import bundle_input
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.selection import SelectionConfig
@@ -234,7 +234,7 @@ def remarks_of(
             if split == HELD_OUT:
                 seen = np.isin(task.digests(rows, task.chosen), trained_on)
                 of_split[SEEN] = int(seen.sum())
-            tell_remarks(stage, of_split, f"{source.source} ({split})")
+            print_remarks(stage, of_split, f"{source.source} ({split})")
             remarks |= {f"{split}_{name}": count for name, count in of_split.items()}
     return remarks
 

@@ -124,7 +124,7 @@ def outcome_of(output: str) -> Outcome:
 
 
 def train_trial(
-    train: Train, trial: LabelledTrainingConfig, tell: Callable[[Measurement], None]
+    train: Train, trial: LabelledTrainingConfig, report: Callable[[Measurement], None]
 ) -> None:
     """Train or resume one trial in this process, and save its measurements.
 
@@ -137,7 +137,7 @@ def train_trial(
         by_step[measurement.seed, measurement.step] = measurement
         path = files.join(trial.output, MEASUREMENTS)
         files.write_json(path, [asdict(past) for past in by_step.values()])
-        tell(measurement)
+        report(measurement)
 
     try:
         train(trial, keep)
@@ -194,7 +194,7 @@ def _run_on_tune(
         tune_config=ray_tune.TuneConfig(
             scheduler=Halving(trials, search, watcher) if search.method == "asha" else None,
             max_concurrent_trials=max_concurrent,
-            reuse_actors=True,  # or each trial imports torch anew
+            reuse_actors=True,  # or each trial imports torch again
         ),
         run_config=ray_tune.RunConfig(
             name=uuid.uuid4().hex[:8],
@@ -229,14 +229,14 @@ def _on_tune(
     flush_denormals()
     number, error = parameters["trial"], None
 
-    def tell(measurement: Measurement) -> None:
+    def report(measurement: Measurement) -> None:
         # A trial at its end must not be stopped.
         if measurement.share < 1:
             ray_tune.report({"trial": number, **asdict(measurement), "error": None})
 
     try:
         check_shared(sweep)
-        train_trial(train, trials[number], tell)
+        train_trial(train, trials[number], report)
     except errors.RaybertError as raised:
         error = [type(raised).__name__, str(raised)]
     ray_tune.report({"trial": number, "share": 1.0, "cost": None, "error": error})

@@ -388,8 +388,8 @@ def _numbers(
 
 
 def time_spent(clock: Clock, steps: int = 0, waited_s: float = 0.0) -> dict[str, float]:
-    """What a point tells about the time since the last one, in which these steps were done and a
-    worker waited for data, in the mean."""
+    """The numbers of a point about the time since the last one, in which these steps were done and
+    a worker waited for data, in the mean."""
     spent_s = clock.take()
     computed_s = spent_s.get(names.COMPUTING, 0.0)
     waited_s = min(waited_s, computed_s)

@@ -121,11 +121,11 @@ def test_a_job_that_is_stopped_in_the_middle_of_a_checkpoint_goes_on_with_the_sa
         told = stopped(Hold("PUT", PART), is_let_through=True)
         newest = latest_checkpoint(f"{output}/{CHECKPOINTS}")
         assert newest is not None
-        assert f"the same command goes on after step {newest.step:,}" in told
+        assert f"the same command continues after step {newest.step:,}" in told
         for name in files.list_names(f"{output}/{CHECKPOINTS}"):
             assert LAST_FILE in files.list_names(f"{output}/{CHECKPOINTS}/{name}"), name
         told = stopped(Hold("PUT", PART), is_let_through=False)
-        assert f"the same command goes on after step {newest.step:,}" in told
+        assert f"the same command continues after step {newest.step:,}" in told
         assert latest_checkpoint(f"{output}/{CHECKPOINTS}") == newest
 
         proxy.decide = no_fault
