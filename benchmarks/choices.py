@@ -177,7 +177,7 @@ class Trials:
         from bert_core.train.config import LoopConfig
         from bert_core.train.loop import evaluate as mean_losses
         from pipelines.training.shard_batches import batches
-        from pipelines.training.worker import Place
+        from pipelines.training.worker import RankPlace
         from tracking.hub import load_bundle
 
         loaded = load_bundle(bundle)
@@ -186,7 +186,7 @@ class Trials:
         held_out = batches(
             ShardSet.read(str(self._shared_rows)),
             HELD_OUT,
-            place=Place(0, 1, torch.device("cpu")),
+            place=RankPlace(0, 1, torch.device("cpu")),
             encoder=loaded.encoder_config,
             loop=loop,
             pad_id=loaded.tokenizer.pad_id,

@@ -10,7 +10,7 @@ Rules about several fields are checked by the config itself, afterwards.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from math import inf
 from types import UnionType
@@ -87,6 +87,11 @@ def ranges_of(config: type) -> dict[str, Range]:
         for name, allowed in _constraints(config).items()
         if isinstance(allowed, Range)
     }
+
+
+def default_of(field: "Field[Any]") -> Any:
+    """The default of a dataclass's field, from its factory if it has one; `MISSING` without."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def base_type(hint: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Parts that messages share: similar names, and shortened values."""
+"""Parts that messages share: similar names, shortened values, and lines of long texts."""
 
 import difflib
 import json
@@ -22,6 +22,28 @@ def one_of(choices: Iterable[Any]) -> str:
 def shortened(text: str, characters: int = SHOWN_CHARACTERS) -> str:
     """The text, or its beginning and `…`: at most `characters` in total."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def first_line(text: str) -> str:
+    """The first line of a text that has something in it; empty if there is none."""
+    return next(iter(text.strip().splitlines()), "")
+
+
+def last_line(text: str) -> str:
+    """The last line of a text that has something in it, as of a traceback; empty if there is
+    none."""
+    return next(reversed(text.strip().splitlines()), "")
+
+
+def in_one_line(text: str) -> str:
+    """The whole text with its line ends as spaces."""
+    return " ".join(text.split())
+
+
+def error_in_one_line(error: BaseException) -> str:
+    """An error's class, and the first line of its message, which libraries make long."""
+    message = first_line(str(error))
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def shown(value: Any) -> str:

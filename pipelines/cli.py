@@ -60,7 +60,7 @@ def _run(word: str, arguments: list[str]) -> int:
     if word == "report":
         arguments = _listed(arguments, "--runs")
     if word == "serve":
-        arguments = _joined(arguments, "--models")
+        arguments = _with_one_value(arguments, "--models")
     config = parse(word, arguments)
     if word == "serve":
         if config.apply is not None:
@@ -77,7 +77,7 @@ def _run_stage(word: str, config: Any) -> None:
     from pipelines.jobs.driver import as_job
     from pipelines.runtime.preflight import preflight
 
-    with as_job(config):
+    with as_job(config.output):
         preflight(word, config)
         importlib.import_module(ALL[word].module).run(config)
 
@@ -113,9 +113,9 @@ def _applied(config: Any, arguments: list[str]) -> Any:
     return applied
 
 
-def _joined(arguments: list[str], name: str) -> list[str]:
+def _with_one_value(arguments: list[str], name: str) -> list[str]:
     """The arguments with the values after `name` as one: `--models a=x b=y` → `--models a=x,b=y`"""
-    joined: list[str] = []
+    named: list[str] = []
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -123,10 +123,10 @@ def _joined(arguments: list[str], name: str) -> list[str]:
         if values or argument == name:
             while rest and not rest[0].startswith("-"):
                 values.append(rest.pop(0).strip(","))
-            joined += [name, ",".join(values)] if values else [name]
+            named += [name, ",".join(values)] if values else [name]
         else:
-            joined.append(argument)
-    return joined
+            named.append(argument)
+    return named
 
 
 def _serve(config: Any) -> None:

@@ -77,7 +77,7 @@ COMMANDS = {
         "pipelines.commands.doctor", "DoctorConfig", "check machine, cluster, storage and MLflow"
     ),
     "drain": Command(
-        "pipelines.commands.drain", "DrainConfig", "move work off a node before its host goes"
+        "pipelines.commands.drain", "DrainConfig", "move work off a node before it is reclaimed"
     ),
     "ui": Command("pipelines.commands.ui", "UiConfig", "open the MLflow page"),
     "list": Command(
@@ -100,9 +100,9 @@ def parse(word: str, arguments: list[str]) -> Any:
         f"{word}=true" if word in switches and value.startswith("--") else word
         for word, value in pairwise([*_config_first(arguments), "--"])
     ]
-    given = parser.parse_args(_with_brackets(arguments, parser))
+    parsed = parser.parse_args(_with_brackets(arguments, parser))
     try:
-        built = parser.instantiate(given)
+        built = parser.instantiate(parsed)
     except RaybertError:
         raise
     except ValueError as error:  # an optional nested config rejected one of its fields
@@ -245,14 +245,14 @@ def _toml_of(values: dict[str, Any]) -> str:
     """The fields that are set, as TOML, which has no null."""
     import tomlkit
 
-    def given(values: dict[str, Any]) -> dict[str, Any]:
+    def without_none(values: dict[str, Any]) -> dict[str, Any]:
         return {
-            name: given(value) if isinstance(value, dict) else value
+            name: without_none(value) if isinstance(value, dict) else value
             for name, value in values.items()
             if value is not None
         }
 
-    return tomlkit.dumps(given(_with_text(values, str)))
+    return tomlkit.dumps(without_none(_with_text(values, str)))
 
 
 def _with_text(value: Any, kind: type[str] = _Text) -> Any:

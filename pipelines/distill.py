@@ -6,24 +6,23 @@ two runs: the second takes the first one's bundle as its `model`.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_core import files
-from bert_core.checks import PositiveInt
+from bert_core.checks import PositiveInt, default_of
 from bert_core.data.shards import ShardSet
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.errors import ConfigError
 from bert_core.manifest import BUNDLE, Manifest, read_manifest
-from bert_core.model.variants import VARIANTS
 from bert_core.train.config import LoopConfig, ScheduleConfig
 from bert_core.wording import one_of
 from pipelines.corpus.labelled import labelled_input
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import INPUT, Result, bundle_input, input_digest, run_stage
-from pipelines.training.config import LabelledTrainingConfig
+from pipelines.training.config import LabelledTrainingConfig, check_variant
 from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.labelled_sets import (
     LabelledSet,
@@ -84,8 +83,7 @@ class DistillConfig(LabelledTrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant is not None and self.variant not in VARIANTS:
-            raise ConfigError(f"variant: wanted {one_of(VARIANTS)}, got {self.variant!r}")
+        check_variant("variant", self.variant)
         if self.variant is not None and self.layers:
             raise ConfigError(
                 f"layers: wanted none with variant, since {self.variant} starts from fresh "
@@ -95,7 +93,7 @@ class DistillConfig(LabelledTrainingConfig):
         of_rows = [
             setting.name
             for setting in fields(self)
-            if setting.name in OF_ROWS and getattr(self, setting.name) != _default(setting)
+            if setting.name in OF_ROWS and getattr(self, setting.name) != default_of(setting)
         ]
         if self.shards and of_rows:
             raise ConfigError(
@@ -110,11 +108,6 @@ class DistillConfig(LabelledTrainingConfig):
             )
         if self.shards and len(self.seeds) > 1:
             raise ConfigError(f"seeds: wanted one with shards, got {len(self.seeds)}")
-
-
-def _default(setting: Field[Any]) -> Any:
-    factory = setting.default_factory
-    return setting.default if factory is MISSING else factory()
 
 
 def run(config: DistillConfig) -> Manifest:
@@ -358,10 +351,10 @@ def train_on_shards(
 ) -> None:
     """Train on one worker."""
     from bert_core.train.loop import evaluate
-    from pipelines.training.worker import Place, Training, train
+    from pipelines.training.worker import RankPlace, Training, train
 
     assert config.shards is not None
-    place = Place.here(config)
+    place = RankPlace.here(config.threads_per_worker)
     shards = ShardSet.read(config.shards)
     model = pair.build(loop.seed)
     by_split = {

@@ -26,7 +26,7 @@ from pipelines.corpus.labelled import (
     labelled_rows,
     rows_of,
 )
-from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, say, tell_remarks
+from pipelines.runtime.progress import BROKEN, CUT, SEEN, counted, print_remarks, say
 from pipelines.runtime.stage import (
     INPUT,
     Result,
@@ -77,8 +77,8 @@ def run(config: EvaluateConfig) -> Manifest:
 def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
     from bert_core.metrics.bootstrap import intervals
 
-    asked = (config.task, option_items(config.options))
-    predictor = predictor_of(folder, config.threads_per_worker, *asked)
+    task_options = (config.task, option_items(config.options))
+    predictor = predictor_of(folder, config.threads_per_worker, *task_options)
     task = predictor.task
     if config.metric in task.lower_is_better:
         raise ConfigError(
@@ -90,8 +90,8 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         baseline = task.baseline(rows)  # first, since it raises on labels unknown to the task
     began = time.monotonic()
     with rows_of(config.held_out.source):
-        answered = predict_rows(folder, rows, config, *asked)
-    answers = answered.answers
+        predicted = predict_rows(folder, rows, config, *task_options)
+    answers = predicted.answers
     seconds = time.monotonic() - began
     columns = task.compare(rows, answers)
     metrics = task.metrics(columns)
@@ -100,8 +100,8 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         raise ConfigError(f"metric: wanted {one_of(metrics)}, got {main!r}")
     ranges = intervals(task.metrics, columns)
     seen = int(predictor.bundle.has_seen(task, rows).sum())
-    remarks = task.remarks(rows) | {CUT: answered.cut, SEEN: seen}
-    tell_remarks("evaluate", remarks, config.held_out.source)
+    remarks = task.remarks(rows) | {CUT: predicted.cut, SEEN: seen}
+    print_remarks("evaluate", remarks, config.held_out.source)
     wrong = task.wrong(columns)
     fit = _reliability(task, rows, answers)
     paths = _write(config, task, rows, answers, columns, fit)
@@ -122,7 +122,7 @@ def _evaluate(config: EvaluateConfig, folder: Path) -> Result:
         **({} if fit is None else _calibration(fit)),
         **remarks,
         BROKEN: broken,
-        TOKENS_PER_S: answered.tokens / seconds,
+        TOKENS_PER_S: predicted.tokens / seconds,
     }
     return Result(outputs=local_outputs(config, paths), counts=counts, artifacts=paths)
 

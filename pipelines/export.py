@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from bert_core.scores import Backend
 
 Rows = list[dict[str, Any]]
+Quantized = Literal["int8", "bf16"]
 CALIBRATION = "calibration"
 """Name of the rows in the lineage."""
 
@@ -52,7 +53,7 @@ class ExportConfig(StageConfig):
     model: str = field(metadata=INPUT)
     """Bundle with weights: a folder, a URI, models:/name@alias, or owner/name of the Hugging Face
     hub."""
-    quantize: Literal["int8", "bf16"] | None = None
+    quantize: Quantized | None = None
     """`int8` computes matrix products in 8 bits; `bf16` keeps the graph in fp32, to be run in
     bfloat16 by OpenVINO; unset is fp32."""
     held_out: LabelledConfig | None = None
@@ -62,7 +63,7 @@ class ExportConfig(StageConfig):
     """Rows, with or without labels, that decide the ranges of numbers that 8 bits cover; by default
     a quarter of the held-out rows, on which nothing is measured then."""
     calibration_rows: PositiveInt = 256
-    """Most rows to calibrate on, taken at even distances."""
+    """Maximum number of rows to calibrate on, taken at even distances."""
     max_drop: NonNegativeFloat = 0.01
     """Largest drop allowed in the task's metric, in its units. The whole 95 % interval of the drop
     (paired bootstrap) must be within it, so a small set of rows may not suffice."""
@@ -92,7 +93,9 @@ def run(config: ExportConfig) -> Manifest:
     from bert_core.export import EXPORTING
 
     check_installed(EXPORTING, "an export to ONNX")
-    check_installed((_deciding(config).engine,), f"an export in {config.quantize or 'fp32'}")
+    check_installed(
+        (_deciding(config.quantize).engine,), f"an export in {config.quantize or 'fp32'}"
+    )
     folder, model = bundle_input(config, config.model)
     inputs = [model]
     if config.held_out is not None:
@@ -145,9 +148,9 @@ def _export(config: ExportConfig, folder: Path, inputs: list[DatasetInput], dige
         }
         _save(config, predictor, graph_path, precision, measured, lineage)
     first = next(iter(measured.values()))
-    for run, each in measured.items():
-        if each.verdict is not None:
-            say(f"export: {run}: {each.verdict}")
+    for run, result in measured.items():
+        if result.verdict is not None:
+            say(f"export: {run}: {result.verdict}")
     say(f"export: {size_bytes / 1e6:,.1f} MB, bundle in {files.join(config.output, BUNDLE)}")
     counts = {
         "size_bytes": size_bytes,
@@ -176,7 +179,7 @@ def _to_calibrate(
         rows = read_labelled(config.calibration, "train", shapes)
         known = set(task.digests(held_out, task.chosen).tolist())
         digests = task.digests(rows, task.chosen).tolist()
-        rows = [row for row, own in zip(rows, digests, strict=True) if own not in known]
+        rows = [row for row, digest in zip(rows, digests, strict=True) if digest not in known]
         if not rows:
             raise ConfigError(
                 f"calibration: wanted rows that are not held out, got {config.calibration.source}, "
@@ -211,26 +214,24 @@ def _backends(
     loaded: dict[Execution, Backend] = {}
     threads = config.threads_per_worker
     for name, engine in ENGINES.items():
-        for each in engine.runs[precision] if is_installed(name) else ():
-            run = Execution(name, each)
-            if each == "bf16" and config.quantize != "bf16":  # only behind the gate
+        for run_precision in engine.runs[precision] if is_installed(name) else ():
+            run = Execution(name, run_precision)
+            if run_precision == "bf16" and config.quantize != "bf16":  # only behind the gate
                 continue
             try:
-                loaded[run] = engine(path, predictor.model, threads, each)
+                loaded[run] = engine(path, predictor.model, threads, run_precision)
             except ResourceError as error:
-                if run == _deciding(config):
+                if run == _deciding(config.quantize):
                     raise
                 say(f"export: {error}")
-    return {_deciding(config): loaded.pop(_deciding(config)), **loaded}
+    return {_deciding(config.quantize): loaded.pop(_deciding(config.quantize)), **loaded}
 
 
-def _deciding(config: ExportConfig) -> "Execution":
+def _deciding(quantize: Quantized | None) -> "Execution":
     """How the graph is run for the metrics in the bundle, and for what may fail the export."""
     from bert_core.bundle.layout import Execution
 
-    return Execution(
-        "openvino" if config.quantize == "bf16" else "onnxruntime", config.quantize or "fp32"
-    )
+    return Execution("openvino" if quantize == "bf16" else "onnxruntime", quantize or "fp32")
 
 
 def _unseen(source: LabelledConfig, predictor: "Predictor") -> tuple[list[dict[str, Any]], int]:
@@ -316,11 +317,11 @@ def _measured(
         for start in range(0, len(rows), ROWS_PER_TASK):
             part = rows[start : start + ROWS_PER_TASK]
             windows = task.encode(part, bundle.tokenizer, predictor.max_length)
-            wanted = predictor.backend.scores(windows, pad_id)
-            old += task.decode(part, windows, wanted)
+            of_weights = predictor.backend.scores(windows, pad_id)
+            old += task.decode(part, windows, of_weights)
             for run, backend in backends.items():
                 scores = backend.scores(windows, pad_id)
-                differences[run] = max(differences[run], largest_difference(wanted, scores))
+                differences[run] = max(differences[run], largest_difference(of_weights, scores))
                 answers[run] += task.decode(part, windows, scores)
             progress.add(len(part))
     passed: dict[Execution, _Measured] = {}
@@ -334,7 +335,7 @@ def _measured(
                 verdict = not_worse(task.main_metric(metrics), task.metrics, after, before)
             _check(config, run, differences[run], verdict)
         except (ConfigError, FormatError) as error:
-            if run == _deciding(config):
+            if run == _deciding(config.quantize):
                 raise
             say(f"export: the bundle is not for {run}: {error}")
             continue

@@ -100,18 +100,18 @@ class ExtractConfig(RowsConfig):
         super().__post_init__()
         if not self.models:
             raise ConfigError("tagger, reader: wanted a model in at least one of them, got none")
-        taken = dict.fromkeys(("id", "text"), "every record")
+        used_by = dict.fromkeys(("id", "text"), "every record")
         for name, model in self.models.items():
             check_fields(model, prefix=f"{name}.")
             if not model.fields:
                 raise ConfigError(f'{name}.fields: wanted at least one, {{field = "…"}}, got none')
             for record_field in model.fields:
-                if record_field in taken:
+                if record_field in used_by:
                     raise ConfigError(
                         f"{name}.fields: wanted unique names, got {record_field!r}, which is "
-                        f"already in {taken[record_field]}: give it another name"
+                        f"already in {used_by[record_field]}: give it another name"
                     )
-                taken[record_field] = f"{name}.fields"
+                used_by[record_field] = f"{name}.fields"
 
     @property
     def models(self) -> dict[str, TaggerConfig | ReaderConfig]:
@@ -149,11 +149,11 @@ def run(config: ExtractConfig) -> Manifest:
 
 
 def _extract(config: ExtractConfig, corpus: Corpus, folders: dict[str, Path]) -> Result:
-    models = _models(config, folders)
+    models = _models(config.threads_per_worker, folders)
     if config.tagger is not None:
         _check_types(config.tagger, models[TAGGER].task)
     check_files(config, corpus, DocumentInput, lambda names, where: None)
-    result = make_parts("extract", config, corpus, partial(_make_part, config, folders))
+    result = make_parts("extract", config, corpus, partial(make_part, config, folders))
     path = files.join(config.output, RECORDS)
     parts = [name for name in result.outputs if not name.startswith(REJECTED)]
     if not files.exists(path):  # else a killed run has already joined them
@@ -167,11 +167,8 @@ def _extract(config: ExtractConfig, corpus: Corpus, folders: dict[str, Path]) ->
     return Result(outputs={RECORDS: Output.of(path), **rejected}, counts=result.counts)
 
 
-def _models(config: ExtractConfig, folders: Mapping[str, Path]) -> dict[str, "Predictor"]:
-    return {
-        name: predictor_of(folder, config.threads_per_worker, TASK_OF[name])
-        for name, folder in folders.items()
-    }
+def _models(threads: int, folders: Mapping[str, Path]) -> dict[str, "Predictor"]:
+    return {name: predictor_of(folder, threads, TASK_OF[name]) for name, folder in folders.items()}
 
 
 def _check_types(config: TaggerConfig, task: "Task") -> None:
@@ -191,12 +188,12 @@ def _type_of(tag: str) -> str:
     return kind if kind and len(prefix) == 1 else tag
 
 
-def _make_part(
+def make_part(
     config: ExtractConfig, folders: dict[str, Path], item: tuple[int, Block]
 ) -> dict[str, Any]:
     """Write the records of one block's documents."""
     number, block = item
-    part = _Extraction(config, _models(config, folders))
+    part = _Extraction(config, _models(config.threads_per_worker, folders))
     rows = _rows(block, part)
     with files.writing(files.join(config.output, row_file(number, "jsonl"))) as sink:
         while batch := list(islice(rows, ROWS_AT_ONCE)):
@@ -264,18 +261,21 @@ class _Extraction(OutputPart):
         config = self._config.reader
         if config is None:
             return [{} for _ in texts]
-        asked = [{"question": q, "context": t} for t in texts for q in config.fields.values()]
+        questions = [{"question": q, "context": t} for t in texts for q in config.fields.values()]
         parameters = QuestionAnsweringParameters(max_answer_len=config.max_answer_len)
-        answers = iter(self.ask(self._models[READER], asked, parameters))
-        records = [{name: _answer(next(answers), config) for name in config.fields} for _ in texts]
+        answers = iter(self.ask(self._models[READER], questions, parameters))
+        records = [
+            {name: _answer(next(answers), config.least_score) for name in config.fields}
+            for _ in texts
+        ]
         for record in records:
             self.counts.update({f"{name}_found": int(bool(item)) for name, item in record.items()})
         return records
 
 
-def _answer(answer: Mapping[str, Any], config: ReaderConfig) -> dict[str, Any] | None:
+def _answer(answer: Mapping[str, Any], least_score: float) -> dict[str, Any] | None:
     """None if there is no answer, or its score is too low."""
-    is_answer = answer["end"] > answer["start"] and answer["score"] >= config.least_score
+    is_answer = answer["end"] > answer["start"] and answer["score"] >= least_score
     return _found(answer, answer["answer"]) if is_answer else None
 
 

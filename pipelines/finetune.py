@@ -48,7 +48,7 @@ def _finetune(
 
     bundle = load_bundle(folder)
     task, sets = read_sets(config, bundle)
-    build = partial(build_seed_model, config, folder, task)
+    build = partial(build_seed_model, folder, task, config.from_scratch)
     lineage = {
         "stage": "finetune",
         "data": lineage_of(config, bundle.tokenizer, inputs, sets),
@@ -61,9 +61,7 @@ def _finetune(
     return learn(config, trainable, sets, lineage, digest, watch)
 
 
-def build_seed_model(
-    config: FinetuneConfig, folder: Path, task: "Task", seed: int
-) -> "ObjectiveModel":
+def build_seed_model(folder: Path, task: "Task", from_scratch: bool, seed: int) -> "ObjectiveModel":
     """The encoder of the bundle in `folder`, with a fresh head; fresh weights follow the seed."""
     import torch
 
@@ -75,6 +73,6 @@ def build_seed_model(
     torch.manual_seed(seed)
     bundle = replace(bundle, encoder_config=task.encoder_config(bundle.encoder_config))
     objective = task.build_objective(bundle.encoder_config)
-    if config.from_scratch:
+    if from_scratch:
         return ObjectiveModel(bundle.encoder_config, [objective])
     return build_model(bundle, [objective])

@@ -102,13 +102,13 @@ def run(config: GlueConfig) -> Manifest:
 def _submit(config: GlueConfig, folders: Mapping[str, Path]) -> Result:
     measured = {name: read_manifest(path).counts for name, path in config.evaluations.items()}
     scores = task_scores({name: _numbers(counts) for name, counts in measured.items()})
-    asked = {name: _asked(config, name, folder) for name, folder in folders.items()}
+    test_rows = {name: _read_test(config, name, folder) for name, folder in folders.items()}
     counts: Counter[str] = Counter()
     texts: dict[str, bytes] = {}
     for name, test_set in SETS.items():
-        if name in asked:
-            predicted = predict_rows(folders[name], asked[name].rows, config)
-            answers = asked[name].told(predicted.answers)
+        if name in test_rows:
+            predicted = predict_rows(folders[name], test_rows[name].rows, config)
+            answers = test_rows[name].in_glue_notation(predicted.answers)
             counts["rows"] += len(answers)
         else:
             answers = [test_set.filler for _ in range(test_set.rows)]
@@ -117,7 +117,8 @@ def _submit(config: GlueConfig, folders: Mapping[str, Path]) -> Result:
         texts[test_set.file] = submission_lines(answers).encode()
     path = files.join(config.output, SUBMISSION)
     files.write_bytes(path, _zip(texts))
-    lacking = [n for n, s in SETS.items() if n not in asked or len(asked[n].rows) != s.rows]
+    answered = {name: len(test.rows) for name, test in test_rows.items()}
+    lacking = [name for name, test_set in SETS.items() if answered.get(name) != test_set.rows]
     readiness = "ready for gluebenchmark.com"
     if lacking:
         readiness = f"not {readiness} until a model answers all of {', '.join(lacking)}"
@@ -139,7 +140,7 @@ def _numbers(counts: Mapping[str, Any]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _TestRows:
     """The rows of a set, and the task and labels of its model."""
 
     task: "Task"
@@ -147,15 +148,14 @@ class _Asked:
     """The model's label → GLUE's; empty for a set with numbers."""
     rows: list[dict[str, Any]]
 
-    def told(self, answers: Sequence[Any]) -> list[str | float]:
-        """The answers in GLUE's notation."""
+    def in_glue_notation(self, answers: Sequence[Any]) -> list[str | float]:
         cells = [self.task.cells(answer) for answer in answers]
         if self.labels:
             return [self.labels[cell["label"]] for cell in cells]
         return [float(cell["score"]) for cell in cells]
 
 
-def _asked(config: GlueConfig, name: str, folder: Path) -> _Asked:
+def _read_test(config: GlueConfig, name: str, folder: Path) -> _TestRows:
     """Raises: ConfigError if the model has another task; CorpusError if rows are missing."""
     test_set, path = SETS[name], config.tests[name]
     task = predictor_of(folder, config.threads_per_worker).task
@@ -169,17 +169,17 @@ def _asked(config: GlueConfig, name: str, folder: Path) -> _Asked:
         if not config.allow_incomplete:
             raise CorpusError(f"{message}; give the whole file, or set allow_incomplete")
         say(message)
-    return _Asked(task, labels, rows)
+    return _TestRows(task, labels, rows)
 
 
 def _labels(config: GlueConfig, name: str, task: "Task") -> dict[str, str]:
     """The model's label → GLUE's."""
     test_set, model = SETS[name], config.model(name)
-    wanted = "text-classification" if test_set.labels else "text-regression"
-    if task.name != wanted:
+    required = "text-classification" if test_set.labels else "text-regression"
+    if task.name != required:
         raise ConfigError(
-            f"models.{name}: wanted a bundle for {wanted}, got {model}, which is for {task.name}: "
-            f"fine-tune one on the set's own rows (--train.format {test_set.format})"
+            f"models.{name}: wanted a bundle for {required}, got {model}, which is for "
+            f"{task.name}: fine-tune one on the set's own rows (--train.format {test_set.format})"
         )
     if not test_set.labels:
         return {}

@@ -95,7 +95,7 @@ def run(config: PredictConfig) -> Manifest:
 
 def _predict(config: PredictConfig, corpus: Corpus, folder: Path) -> Result:
     task = _predictor(config, folder).task
-    _parameters(config, task)
+    _parameters(config.parameters, task)
     check_files(config, corpus, task.inputs, partial(_check_free, config))
     result = make_parts("predict", config, corpus, partial(make_part, config, folder))
     folder_of_rows = files.join(config.output, ROWS)
@@ -109,14 +109,14 @@ def _predictor(config: PredictConfig, folder: Path) -> "Predictor":
     )
 
 
-def _parameters(config: PredictConfig, task: "Task") -> "Parameters | None":
+def _parameters(parameters: dict[str, Any], task: "Task") -> "Parameters | None":
     """None, with which long texts are cut, if no parameters are set."""
-    if not config.parameters:
+    if not parameters:
         return None
     kind = task.parameters
     defaults = {} if kind.cut_by is None else {kind.cut_by: True}
     try:
-        return kind(**as_row(kind, defaults | config.parameters, "parameters"))
+        return kind(**as_row(kind, defaults | parameters, "parameters"))
     except InputError as error:
         raise ConfigError(str(error)) from error
 
@@ -155,12 +155,12 @@ def _write_tables(sink: BinaryIO, answering: "_Answering", block: Block) -> None
     writer: pq.ParquetWriter | None = None
     for table, rows in read_tables(block, answering, ROWS_AT_ONCE):
         places = [row.place for row in answering.answered(rows)]
-        kept = table.take(pa.array(places, pa.int64()))
+        answered = table.take(pa.array(places, pa.int64()))
         for name, column in answering.arrays().items():
-            kept = kept.append_column(name, column)
+            answered = answered.append_column(name, column)
         if writer is None:
-            writer = pq.ParquetWriter(sink, kept.schema, compression="zstd")
-        writer.write_table(kept)
+            writer = pq.ParquetWriter(sink, answered.schema, compression="zstd")
+        writer.write_table(answered)
     if writer is not None:
         writer.close()
 
@@ -171,7 +171,7 @@ class _Answering(OutputPart):
     def __init__(self, config: PredictConfig, predictor: "Predictor") -> None:
         super().__init__(config, predictor.task.inputs)
         self.config, self._predictor, self._task = config, predictor, predictor.task
-        self._parameters = _parameters(config, predictor.task)
+        self._parameters = _parameters(config.parameters, predictor.task)
         self._answers: list[Any] = []
 
     def check_names(self, names: Iterable[str], where: str) -> None:
@@ -179,13 +179,17 @@ class _Answering(OutputPart):
 
     def answered(self, rows: Sequence[Read]) -> list[Read]:
         """Answer the rows; returns those that have an answer, in order."""
-        pairs = [(row, made) for row in rows if (made := self.input_of(row)) is not None]
+        pairs = [
+            (row, task_input) for row in rows if (task_input := self.input_of(row)) is not None
+        ]
         try:
-            windows = self._windows([made for _, made in pairs])
+            windows = self._windows([task_input for _, task_input in pairs])
         except InputError:  # find the rows that raise it
-            pairs = [(row, made) for row, made in pairs if self._is_taken(row, made)]
-            windows = self._windows([made for _, made in pairs])
-        inputs = [made for _, made in pairs]
+            pairs = [
+                (row, task_input) for row, task_input in pairs if self._is_taken(row, task_input)
+            ]
+            windows = self._windows([task_input for _, task_input in pairs])
+        inputs = [task_input for _, task_input in pairs]
         self._answers = []
         if windows:
             scores = self._predictor.forward(windows)

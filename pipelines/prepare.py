@@ -12,7 +12,7 @@ out after the blocks, and wait until the last fragment exists.
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
@@ -36,6 +36,7 @@ from bert_core.data.fragments import (
 from bert_core.data.masking import MaskingConfig
 from bert_core.data.pairs import LABELS, PairsConfig
 from bert_core.data.quality import QualityConfig
+from bert_core.data.ragged import offsets_of
 from bert_core.data.row_maker import RowMaker
 from bert_core.data.shards import ShardInfo, shard_name, write_shard
 from bert_core.data.splits import HELD_OUT, TRAIN
@@ -77,7 +78,7 @@ ByteSize = Annotated[int, Range(least=1024)]
 FRAGMENTS = "fragments"
 CONTAMINATION = "contamination.jsonl"
 PATIENCE_S = 600.0  # longer than a block takes, except for a large file that cannot be split
-STOPPED = "stopped"  # a file among the fragments: the run was aborted
+ABORTED_FILE = "stopped"  # a file among the fragments: the run was aborted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ class PrepareConfig(StageConfig):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """What both passes need; a function of corpus and config."""
 
     config: PrepareConfig
@@ -176,7 +177,7 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
     folder = files.join(config.output, FRAGMENTS)
     train_shards = max(1, round(size_bytes / config.shard_bytes))
     share = config.corpus.held_out_share
-    plan = Plan(config, train_shards, max(1, round(train_shards * share)) if share else 0)
+    plan = ShardPlan(config, train_shards, max(1, round(train_shards * share)) if share else 0)
     if config.quality.near_duplicates is not None:
         near_duplicates = find_near_duplicates(blocks, config.quality, folder, config)
         plan = replace(plan, near_duplicates=near_duplicates)
@@ -227,9 +228,9 @@ def _prepare(config: PrepareConfig, corpus: Corpus, size_bytes: int) -> Result:
     return Result(outputs=outputs, counts=counts, artifacts=pictures)
 
 
-def _check_encoded(config: PrepareConfig, encoded: Counter[str]) -> None:
+def _check_encoded(sources: Sequence[str], pairs: PairsConfig, encoded: Counter[str]) -> None:
     """Raises: CorpusError if there is nothing to make rows from."""
-    source = ", ".join(config.corpus.sources)
+    source = ", ".join(sources)
     if not encoded["documents"]:
         dropped = dropped_documents(encoded)
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
@@ -237,9 +238,9 @@ def _check_encoded(config: PrepareConfig, encoded: Counter[str]) -> None:
             f"{source}: wanted documents with text, got none ({reasons or 'no document at all'}): "
             "check the corpus, corpus.text_column and quality"
         )
-    if config.pairs.is_pairs and encoded["sentences"] == encoded["documents"]:
+    if pairs.is_pairs and encoded["sentences"] == encoded["documents"]:
         raise CorpusError(
-            f"{source}: wanted documents of several sentences for pairs.kind {config.pairs.kind}, "
+            f"{source}: wanted documents of several sentences for pairs.kind {pairs.kind}, "
             f"got {encoded['documents']:,} of one sentence each: set corpus.document_boundary to "
             "what ends a document here, or pairs.kind to full_sentences"
         )
@@ -260,14 +261,14 @@ class _Made:
         return [info for _, info in sorted(self.shards.items())]
 
 
-def _make(plan: Plan, blocks: list[Block], fragments: list[str]) -> _Made:
+def _make(plan: ShardPlan, blocks: list[Block], fragments: list[str]) -> _Made:
     """Make the missing fragments, then the missing shards."""
     results = _Made()
     pairs = list(zip(blocks, fragments, strict=True))
     missing = [(block, path) for block, path in pairs if not files.exists(path)]
     tasks: list[tuple[Block, str] | int] = [*missing, *range(len(plan.shards))]
-    stopped = files.join(plan.config.output, FRAGMENTS, STOPPED)
-    files.remove(stopped)
+    aborted = files.join(plan.config.output, FRAGMENTS, ABORTED_FILE)
+    files.remove(aborted)
     with closing(run_tasks(partial(_work, plan, pairs), tasks, plan.config)) as answers:
         try:
             with meter("encoding", len(blocks), "blocks") as progress:
@@ -281,7 +282,7 @@ def _make(plan: Plan, blocks: list[Block], fragments: list[str]) -> _Made:
                         progress.add()
             for path in fragments:
                 results.encoded.update(read_counts(path))
-            _check_encoded(plan.config, results.encoded)
+            _check_encoded(plan.config.corpus.sources, plan.config.pairs, results.encoded)
             with meter("pairing and masking", len(plan.shards), "shards") as progress:
                 progress.set(len(results.shards))
                 for _, answer in answers:
@@ -289,7 +290,7 @@ def _make(plan: Plan, blocks: list[Block], fragments: list[str]) -> _Made:
                     progress.add()
         except BaseException:
             with suppress(ResourceError):  # e.g. on a full disk: the first error is reported
-                files.write_bytes(stopped, b"")  # so that no worker keeps waiting
+                files.write_bytes(aborted, b"")  # so that no worker keeps waiting
             raise
     return results
 
@@ -303,7 +304,7 @@ def _take(answer: dict[str, Any], results: _Made) -> None:
 
 
 def _work(
-    plan: Plan, pairs: list[tuple[Block, str]], task: tuple[Block, str] | int
+    plan: ShardPlan, pairs: list[tuple[Block, str]], task: tuple[Block, str] | int
 ) -> dict[str, Any]:
     """Encode a block, or make a shard when all blocks are encoded."""
     if isinstance(task, tuple):
@@ -314,7 +315,7 @@ def _work(
     return {**made, "peak_memory_bytes": peak_memory_bytes()}
 
 
-def _await(plan: Plan, pairs: list[tuple[Block, str]]) -> None:
+def _await(plan: ShardPlan, pairs: list[tuple[Block, str]]) -> None:
     """Wait until all fragments exist; blocks are handed out before shards.
 
     If none has appeared for `PATIENCE_S`, the worker of the next one is assumed dead and it is made
@@ -325,7 +326,7 @@ def _await(plan: Plan, pairs: list[tuple[Block, str]]) -> None:
     began = time.monotonic()
     while True:
         current = set(files.list_names(folder))
-        if STOPPED in current:
+        if ABORTED_FILE in current:
             raise CorpusError("preparation was stopped: the first error says why")
         missing = [pair for pair in pairs if pair[1].rpartition("/")[2] not in current]
         if not missing:
@@ -338,7 +339,7 @@ def _await(plan: Plan, pairs: list[tuple[Block, str]]) -> None:
         time.sleep(max(0.02, 0.1 * waited_s))  # adds at most a tenth to the wait
 
 
-def _encode_block(plan: Plan, block: Block, path: str) -> None:
+def _encode_block(plan: ShardPlan, block: Block, path: str) -> None:
     """Write a fragment: the block's encoded documents, by shard."""
     counts: Counter[str] = Counter()
     dropped = dropped_digests(plan.near_duplicates)
@@ -349,7 +350,7 @@ def _encode_block(plan: Plan, block: Block, path: str) -> None:
         write_fragment(sink, parts, len(plan.shards), counts, id_type)
 
 
-def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> FragmentPart:
+def _encode(plan: ShardPlan, documents: list[Kept], counts: Counter[str]) -> FragmentPart:
     config = plan.config
     tokenizer = _tokenizer(config.tokenizer)
     split_up = [split_sentences(document.text) for document in documents]
@@ -359,9 +360,9 @@ def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> Fragment
     sentence_counts = np.array([len(parts) for parts in split_up])
     encoded = tokenizer.encode_column(pa.array(sentences, pa.string()))
     ids = encoded.values.to_numpy()
-    copies = np.array([_copies(document, config) for document in documents])
+    copies = np.array([_copies(document, config.corpus, config.seed) for document in documents])
     sources = np.array([document.source for document in documents])
-    document_offsets = np.concatenate([[0], np.cumsum(sentence_counts)]).astype(np.int32)
+    document_offsets = offsets_of(sentence_counts).astype(np.int32)
     token_counts = np.diff(encoded.offsets.to_numpy()[document_offsets])
     counts.update(
         {
@@ -387,15 +388,15 @@ def _encode(plan: Plan, documents: list[Kept], counts: Counter[str]) -> Fragment
     )
 
 
-def _copies(document: Kept, config: PrepareConfig) -> int:
+def _copies(document: Kept, corpus: CorpusConfig, seed: int) -> int:
     """How often to use a document: its source's weight, whose fraction is decided by its hash."""
-    weight = config.corpus.weight(document.source)
+    weight = corpus.weight(document.source)
     whole = int(weight)
     rest = weight - whole
-    return whole + bool(rest and document_fraction(document.digest, config.seed, "weight") < rest)
+    return whole + bool(rest and document_fraction(document.digest, seed, "weight") < rest)
 
 
-def _make_shard(plan: Plan, fragments: list[str], shard: int) -> dict:
+def _make_shard(plan: ShardPlan, fragments: list[str], shard: int) -> dict:
     """Make one shard, unless a killed run already did; returns its entry in the manifest."""
     split, name = plan.shards[shard]
     path = files.join(plan.config.output, name)
@@ -416,7 +417,7 @@ def _make_shard(plan: Plan, fragments: list[str], shard: int) -> dict:
     return {"shard": shard, "info": asdict(info), "counts": counts, "lengths": lengths}
 
 
-def _write_shard(plan: Plan, fragments: list[str], shard: int, path: str) -> None:
+def _write_shard(plan: ShardPlan, fragments: list[str], shard: int, path: str) -> None:
     config = plan.config
     tokenizer = _tokenizer(config.tokenizer)
     read = partial(read_shard, fragments, shards=len(plan.shards))

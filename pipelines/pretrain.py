@@ -1,6 +1,6 @@
 """Shards → pretrained bundle, from fresh weights or from those of another bundle."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from bert_core.model.config import EncoderConfig
 from bert_core.model.variants import VARIANTS
 from bert_core.tasks.digests import NO_ROWS
 from bert_core.train.config import LoopConfig, OptimizerConfig, ScheduleConfig
-from bert_core.wording import one_of
 from pipelines.runtime.progress import say
 from pipelines.runtime.stage import (
     INPUT,
@@ -31,7 +30,7 @@ from pipelines.runtime.stage import (
     run_stage,
     tokenizer_input,
 )
-from pipelines.training.config import TrainingConfig
+from pipelines.training.config import TrainingConfig, check_variant
 from pipelines.training.driver import finished, fit, write_bundle
 from pipelines.training.objectives import check_names, objectives_of
 from pipelines.training.records import CHECKPOINTS, Report, median_speed, read_records
@@ -114,13 +113,12 @@ class PretrainConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("variant", "sizes_of"):
-            given = getattr(self, name)
-            if given is not None and given not in VARIANTS:
-                raise ConfigError(f"{name}: wanted {one_of(VARIANTS)}, got {given!r}")
-            if given is not None and self.model is not None:
+            variant = getattr(self, name)
+            check_variant(name, variant)
+            if variant is not None and self.model is not None:
                 raise ConfigError(
                     f"{name}: wanted none with model = {self.model!r}, whose encoder is trained "
-                    f"as it is, got {given!r}: leave one of the two out"
+                    f"as it is, got {variant!r}: leave one of the two out"
                 )
         check_names(self.objectives)
         self.optimizer.check_sharding(self.fsdp)
@@ -269,7 +267,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     tokenizer = load_tokenizer(config.tokenizer)
     parent = None if folder is None else load_bundle(folder)
     build = partial(build_model, config, shards, tokenizer, parent)
-    lineage: dict[str, Any] = {"stage": "pretrain", "data": _data(config, tokenizer)}
+    lineage: dict[str, Any] = {"stage": "pretrain", "data": _data(config.phases, tokenizer)}
     origin: dict[str, list[str]] = {}
     if parent is not None:
         lineage |= {"parent": parent.digest, "parent_lineage": parent.lineage}
@@ -283,7 +281,7 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     counts = {
         **{names.before(name): value for name, value in fresh.items()},
         **{names.after(name): value for name, value in trained.items()},
-        **_unigram(config, shards),
+        **_unigram(shards),
         "steps": steps,
         names.TOKENS_PER_S: median_speed(records),
         **origin,
@@ -305,12 +303,12 @@ def _pretrain(config: PretrainConfig, shards: ShardSet, digest: str, folder: Pat
     return finished(config, "pretrain", outputs, counts)
 
 
-def _data(config: PretrainConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def _data(phases: Sequence[Phase], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The vocabulary, and the corpus and shards of each phase, for the lineage."""
     data: list[dict[str, Any]] = [
         {"name": "vocabulary", "digest": tokenizer.digest, "tokens": tokenizer.vocab_size}
     ]
-    for phase in config.phases:
+    for phase in phases:
         manifest = read_manifest(phase.shards)
         counts = {
             name: {key: manifest.counts[key] for key in keys if key in manifest.counts}
@@ -321,12 +319,11 @@ def _data(config: PretrainConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     return data
 
 
-def _unigram(config: PretrainConfig, shards: ShardSet) -> dict[str, float]:
+def _unigram(shards: ShardSet) -> dict[str, float]:
     """Loss and accuracy of predicting held-out tokens by how often training shards mask them.
 
     If masks are drawn at training time, by how often the tokens occur.
     """
-
     cache = local_cache()
 
     def labels(split: str) -> Iterator[np.ndarray]:
@@ -367,10 +364,10 @@ def worker(folder: Path | None, config: PretrainConfig, digest: str, report: Rep
     """Train on one worker; `folder` has the bundle to continue from."""
     from bert_core.batches import PhasedBatches
     from bert_core.train.loop import evaluate
-    from pipelines.training.worker import Place, Training, train
+    from pipelines.training.worker import RankPlace, Training, train
     from tracking.hub import load_bundle
 
-    place = Place.here(config)
+    place = RankPlace.here(config.threads_per_worker)
     tokenizer = load_tokenizer(config.tokenizer)
     parent = None if folder is None else load_bundle(folder)
     encoder = config.encoder(tokenizer, parent)

@@ -170,8 +170,8 @@ def _check_task(config: PublishConfig, evaluation: Manifest, folder: Path) -> No
     if not registered.is_comparable(evaluated):
         raise ConfigError(
             f"{config.evaluation}: wanted an evaluation of what {config.model} is registered for, "
-            f"{_told(registered)}, got one of {_told(evaluated)}: run `raybert evaluate` without "
-            "--task and --options"
+            f"{_described(registered)}, got one of {_described(evaluated)}: run `raybert evaluate` "
+            "without --task and --options"
         )
 
 
@@ -195,8 +195,8 @@ def _compared(
     task = predictor.task
     if not task.is_comparable(champion.task):
         return None, (
-            f"it is for {_told(champion.task)}, this bundle for {_told(task)}, so they are not "
-            "compared"
+            f"it is for {_described(champion.task)}, this bundle for {_described(task)}, so they "
+            "are not compared"
         )
     old_seen, new_seen = (model.bundle.has_seen(task, rows) for model in (champion, predictor))
     unseen = [row for row, seen in zip(rows, old_seen | new_seen, strict=True) if not seen]
@@ -214,7 +214,7 @@ def _compared(
     return not_worse(metric, task.metrics, new, old), ""
 
 
-def _told(task: "Task") -> str:
+def _described(task: "Task") -> str:
     return f"{task.name} {json.dumps(asdict(task.chosen))}"
 
 

@@ -127,15 +127,15 @@ def run(config: SearchConfig) -> Manifest:
         for name, folder in (("corpus", config.corpus), ("queries", config.queries))
     ]
     corpus, queries = read_manifest(config.corpus), read_manifest(config.queries)
-    for name, wanted, got in (
+    for name, of_corpus, of_queries in (
         ("model", corpus.inputs["model"], queries.inputs["model"]),
         *((name, corpus.config[name], queries.config[name]) for name in ("task", "options")),
     ):
-        if wanted != got:
+        if of_corpus != of_queries:
             raise ConfigError(
                 f"{config.queries}: wanted vectors by the {name} of {config.corpus}, "
-                f"{_shown(wanted)}, got those by {_shown(got)}: predict one of them again with "
-                f"the {name} of the other"
+                f"{_shown(of_corpus)}, got those by {_shown(of_queries)}: predict one of them "
+                f"again with the {name} of the other"
             )
     parts = Vectors.of(config.corpus, corpus), Vectors.of(config.queries, queries)
     return run_stage("search", config, inputs, lambda _: _search(config, *parts))
@@ -150,18 +150,18 @@ def _shown(value: Any) -> str:
 
 def _search(config: SearchConfig, corpus: Vectors, queries: Vectors) -> Result:
     names: list[str] = []
-    asked = searched = 0
+    query_count = searched = 0
     work = partial(_make_part, config, corpus, queries)
     with meter("searching", len(queries.paths), "parts") as progress:
         for _, part in run_tasks(work, list(enumerate(queries.paths)), config):
             names.append(part["name"])
-            asked, searched = asked + part["queries"], part["rows"]
+            query_count, searched = query_count + part["queries"], part["rows"]
             progress.add()
     folder = files.join(config.output, ROWS)
     among = counted(searched, "row")
-    say(f"search: {counted(asked, 'query', 'queries')} among {among}, in {folder}")
+    say(f"search: {counted(query_count, 'query', 'queries')} among {among}, in {folder}")
     outputs = {name: Output.of(files.join(config.output, name)) for name in sorted(names)}
-    return Result(outputs=outputs, counts={"queries": asked, "rows": searched})
+    return Result(outputs=outputs, counts={"queries": query_count, "rows": searched})
 
 
 def _make_part(
@@ -169,8 +169,8 @@ def _make_part(
 ) -> dict[str, Any]:
     number, path = item
     vectors = list(queries.matrices([path]))
-    asked = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
-    scores, places, searched = _nearest(config, corpus, asked)
+    query_vectors = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
+    scores, places, searched = _nearest(config, corpus, query_vectors)
     rows_by_place = _rows_at(config, corpus, np.unique(places))
     results = [
         [{"score": score, "row": rows_by_place[place]} for score, place in zip(*pair, strict=True)]
@@ -185,16 +185,16 @@ def _make_part(
             with parquet.open_parquet(path) as opened:
                 table = opened.read()
             added = [name for name in queries.added if name in table.column_names]
-            kept = table.drop_columns(added)
-            _check_free(kept.column_names, path)
-            pq.write_table(kept.append_column(RESULTS, _column(results, path)), sink)
+            table = table.drop_columns(added)
+            _check_free(table.column_names, path)
+            pq.write_table(table.append_column(RESULTS, _column(results, path)), sink)
         else:
             rows = (row for chunk in queries.rows([path]) for row in chunk)
             for row, result in zip(rows, results, strict=True):
                 _check_free(row, path)
                 line = json.dumps(row | {RESULTS: result}, ensure_ascii=False, default=str)
                 sink.write(f"{line}\n".encode())
-    return {"name": name, "queries": len(asked), "rows": searched}
+    return {"name": name, "queries": len(query_vectors), "rows": searched}
 
 
 def _check_free(columns: Collection[str], path: str) -> None:

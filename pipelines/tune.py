@@ -149,7 +149,7 @@ def _tune(config: TuneConfig, model: str) -> Result:
     trained = read_manifest(trial_configs[best].output)
     metric = config.selection.metric or str(trained.counts["primary_metric"])
     table = _table(config, outcomes, sign)
-    outputs = _copy_bundle(trial_configs[best], config)
+    outputs = _copy_bundle(trial_configs[best].output, config.output)
     path = files.join(config.output, TRIALS)
     written = {"format_version": FORMAT_VERSION, "metric": metric, "best": best, "trials": table}
     files.write_json(path, written)
@@ -215,13 +215,14 @@ def _best(outcomes: "Sequence[Outcome]") -> int:
     return min(finished, key=lambda number: math.inf if (c := costs[number]) is None else c)
 
 
-def _copy_bundle(trial: FinetuneConfig, config: TuneConfig) -> dict[str, Output]:
-    files.remove(files.join(config.output, BUNDLE))  # left by a run that was killed after writing
+def _copy_bundle(trial: str, output: str) -> dict[str, Output]:
+    """Copy the bundle from the output of a trial to that of the sweep."""
+    files.remove(files.join(output, BUNDLE))  # left by a run that was killed after writing
     outputs = {}
-    for name in read_manifest(trial.output).outputs:
+    for name in read_manifest(trial).outputs:
         if name.startswith(f"{BUNDLE}/"):
-            copy = files.join(config.output, name)
-            files.write_bytes(copy, files.read_bytes(files.join(trial.output, name)))
+            copy = files.join(output, name)
+            files.write_bytes(copy, files.read_bytes(files.join(trial, name)))
             outputs[name] = Output.of(copy)
     return outputs
 

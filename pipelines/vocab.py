@@ -63,9 +63,10 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
     began = time.monotonic()
     blocks = plan_blocks(corpus, BLOCK_BYTES)
     share = min(1.0, config.sample_bytes / size_bytes)
+    draw = partial(_draw, config.corpus, config.seed, share)
     drawn: list[tuple[float, str]] = []
     with meter("drawing a sample", len(blocks), "blocks") as progress:
-        for _, documents in run_tasks(partial(_draw, config, share), blocks, config):
+        for _, documents in run_tasks(draw, blocks, config):
             drawn.extend((fraction, text) for fraction, text in documents)
             progress.add()
     drawn.sort()
@@ -111,7 +112,7 @@ def _train(config: VocabConfig, corpus: Corpus, size_bytes: int) -> Result:
     return Result(outputs=outputs, counts=counts, artifacts=[path])
 
 
-def _draw(config: VocabConfig, share: float, block: Block) -> list[tuple[float, str]]:
+def _draw(corpus: CorpusConfig, seed: int, share: float, block: Block) -> list[tuple[float, str]]:
     """The documents of a block that fall into the sample.
 
     Documents that their source marks as held out never do; those that `held_out_share` will keep
@@ -120,10 +121,10 @@ def _draw(config: VocabConfig, share: float, block: Block) -> list[tuple[float, 
     drawn = []
     for document in read_block(block):
         # A source with twice the weight is drawn from twice as often.
-        weight = config.corpus.weight(document.source)
+        weight = corpus.weight(document.source)
         text = clean(document.text)
         digest = document_digest(text)
-        fraction = document_fraction(digest, config.seed, "vocab") / weight
+        fraction = document_fraction(digest, seed, "vocab") / weight
         if text and fraction < share and document.split != "held_out":
             drawn.append((fraction, text))
     return drawn

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from bert_core.checks import default_of
 from bert_core.tasks.guide import docstrings
 from pipelines.configure import ALL, CONFIGS, STAGES, parser_for
 from pipelines.runtime.config_errors import alternatives
@@ -99,8 +100,7 @@ def _options(action: Any) -> Iterator[list[str]]:
 def _fields(prefix: str, kind: Any) -> Iterator[list[str]]:
     hints, documented = get_type_hints(kind, include_extras=True), docstrings(kind)
     for field in fields(kind):
-        factory = field.default_factory
-        value = field.default if factory is MISSING else factory()
+        value = default_of(field)
         default = "**required**" if value is MISSING else _default(value)
         name = f"`{prefix}.{field.name}`"
         yield [name, _values(hints[field.name]), default, documented[field.name]]

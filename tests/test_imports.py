@@ -24,6 +24,7 @@ MAY_READ_ENVIRONMENT = (
     "bert_core/storage/config.py",
     "pipelines/runtime/cluster.py",
     "pipelines/runtime/nodes.py",
+    "pipelines/runtime/ray_token.py",
     "tracking/",
     "serve/haproxy_launcher.py",
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_core.errors import ConfigError, FormatError, ResourceError
+from bert_core.wording import error_in_one_line
 from tracking.folders import FetchedFolder
 
 if TYPE_CHECKING:
@@ -287,14 +288,9 @@ def _not_reached(model: HubModel, error: Exception) -> ResourceError:
     cause = error.__cause__ or error
     return ResourceError(
         f"{model}: {_endpoint()} does not answer, with no complete copy of {model.id} in its cache "
-        f"({in_a_line(cause)}): check the network, set HF_ENDPOINT to a mirror, or "
+        f"({error_in_one_line(cause)}): check the network, set HF_ENDPOINT to a mirror, or "
         "give a folder"
     )
-
-
-def in_a_line(error: BaseException) -> str:
-    """An error's class, and the first line of what it says: the client's errors say much."""
-    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def _has_token() -> bool:

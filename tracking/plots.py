@@ -19,6 +19,7 @@ from bert_core.wording import shortened
 from tracking.curves import Curve, read_curves
 from tracking.goodput import Goodput
 from tracking.metric_names import ACTIVITIES, CURVES
+from tracking.story import short_number
 
 COLOURS = ("#1f5aa6", "#d9622b", "#2f8f6b", "#8a4fa3", "#b8912a", "#5b6770")
 TIME_COLOURS = (*COLOURS, "#a8323e", "#7fa8d9", "#c9ced6")
@@ -328,14 +329,8 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
 
 
 def _short_number(value: float, _: int | None = None) -> str:
-    """12000 → 12k, 0.00025 → 2.5e-4."""
-    if value and abs(value) < 0.01:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
-    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= unit:
-            return f"{value / unit:.4g}{name}"
-    return f"{value:.4g}"
+    """As matplotlib formats a tick, by its value and position."""
+    return short_number(value, digits=4)
 
 
 def _save(figure: Figure, path: Path) -> Path:

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 
 from bert_core.errors import RaybertError, ResourceError
+from bert_core.wording import error_in_one_line
 from tracking.server import connect, experiment_id, give_up_soon, without_password
 
 EXPERIMENT = "raybert-doctor"
@@ -35,9 +36,10 @@ def write_and_delete_run(uri: str) -> str:
         raise
     except Exception as error:  # of MLflow, its database or a driver of it
         raise ResourceError(
-            f"wanted a run in MLflow at {place}, got {_line(error)}: see that its server and "
-            "database run, that `mlflow db upgrade` was run after an update, and that the driver "
-            "of the database is installed (`pip install 'psycopg[binary]'` for PostgreSQL)"
+            f"wanted a run in MLflow at {place}, got {error_in_one_line(error)}: see that its "
+            "server and database run, that `mlflow db upgrade` was run after an update, and that "
+            "the driver of the database is installed (`pip install 'psycopg[binary]'` for "
+            "PostgreSQL)"
         ) from error
     return f"a run was written to {place} and deleted, its artifacts are in {run.info.artifact_uri}"
 
@@ -57,11 +59,7 @@ def _write_and_delete_artifact(uri: str, artifacts: str) -> None:
         repository.delete_artifacts("probe.txt")
     except Exception as error:
         raise ResourceError(
-            f"wanted an artifact in {artifacts}, got {_line(error)}: install what opens it and "
-            "give credentials, here and on every node (`pip install boto3` for s3://), or start "
-            "MLflow with --serve-artifacts, so that only its server needs them"
+            f"wanted an artifact in {artifacts}, got {error_in_one_line(error)}: install what "
+            "opens it and give credentials, here and on every node (`pip install boto3` for "
+            "s3://), or start MLflow with --serve-artifacts, so that only its server needs them"
         ) from error
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'nothing').splitlines()[0]}"

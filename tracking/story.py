@@ -28,6 +28,17 @@ def amount(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def short_number(value: float, digits: int = 3) -> str:
+    """`12000` → `12k`, `0.0005` → `5e-4`: at most so many digits, one less for a tiny number."""
+    if value and abs(value) < 0.01:
+        mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:.{digits}g}{name}"
+    return f"{value:.{digits}g}"
+
+
 def score(name: str, value: float) -> str:
     """`accuracy 42.3 %`; of a metric that is no share of anything, the plain number."""
     return f"{words(name)} {figure(name, value)}"

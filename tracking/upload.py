@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from bert_core import files
 from bert_core.errors import ConfigError, ResourceError
-from tracking.hub import HubModel, in_a_line, login, parse, progress_on_terminals
+from bert_core.wording import error_in_one_line
+from tracking.hub import HubModel, login, parse, progress_on_terminals
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -129,6 +130,6 @@ def _upload_errors(name: str) -> Iterator[None]:
         if not isinstance(cause, (ConnectionError, HTTPError)):
             raise
         raise ResourceError(
-            f"hub: {name} could not be uploaded ({in_a_line(cause)}): check the "
+            f"hub: {name} could not be uploaded ({error_in_one_line(cause)}): check the "
             "network, and run the same command again, which goes on"
         ) from error

@@ -17,6 +17,7 @@ from bert_core.tasks.catalog import TASKS
 from bert_core.tasks.feature_extraction import POOLING, FeatureExtraction
 from bert_core.tasks.modules import ABOUT, MODULES, OLD_SETTINGS, SAYS, SETTINGS, settings_of
 from bert_core.tasks.sparse_embedding import SPLADE_POOLING
+from bert_core.wording import first_line
 
 # Other forms of weights: in parts, or as saved by torch.
 WEIGHTS_INDEX, OLD_WEIGHTS = "model.safetensors.index.json", "pytorch_model.bin"
@@ -75,7 +76,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
                 state |= torch.load(folder / name, map_location="cpu", weights_only=True)
             except Exception as error:  # NOTE: from pickle, torch or zipfile
                 raise FormatError(
-                    f"{name} is not a file of tensors only ({str(error).splitlines()[0]})"
+                    f"{name} is not a file of tensors only ({first_line(str(error))})"
                 ) from error
         elif not name.endswith(".json"):
             state |= load_file(folder / name)

@@ -20,6 +20,7 @@ from bert_core.storage.config import StorageConfig, environment
 from bert_core.storage.failures import Failure, error_of, given_up
 from bert_core.storage.location import IN_A_URI, Location
 from bert_core.storage.stores import PIECE_BYTES, store_of
+from bert_core.wording import first_line
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 # How long a server that this process has never reached is waited for.
@@ -81,7 +82,7 @@ class Bucket:
             return store_of(self._location, self._config, self._variables, **options)
         except BaseError as error:
             raise ConfigError(
-                f"{self.path('')}: {str(error).splitlines()[0]}: correct the variables that say "
+                f"{self.path('')}: {first_line(str(error))}: correct the variables that say "
                 "how to reach it (docs/storage.md)"
             ) from None
 

@@ -8,11 +8,12 @@ torch nor Ray.
 import inspect
 import json
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from typing import Any
 
 from docstring_parser import parse_from_object
 
+from bert_core.checks import default_of
 from bert_core.model.families import ARCHITECTURES
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.catalog import TASKS
@@ -96,7 +97,7 @@ def docstrings(kind: type[Any]) -> dict[str, str]:
 
 
 def _default(field: Field) -> str:
-    value = field.default_factory() if field.default_factory is not MISSING else field.default
+    value = default_of(field)
     return "" if value is None else f" (default: {json.dumps(value)})"
 
 

@@ -29,7 +29,7 @@ from pipelines.corpus.readers.delimited import read_cells
 from pipelines.corpus.readers.parquet import read_row_groups
 from pipelines.corpus.sources import Corpus
 from pipelines.runtime.distribute import run_tasks
-from pipelines.runtime.progress import CUT, meter, say, tell_remarks
+from pipelines.runtime.progress import CUT, meter, print_remarks, say
 from pipelines.runtime.stage import INPUT, StageConfig
 from tracking.metric_names import TOKENS_PER_S
 
@@ -263,7 +263,7 @@ def make_parts(
             f"{files.join(config.output, REJECTED)}, name the right columns, or give another source"
         )
     odd = {name: counts[name] for name in (EMPTY, BLANK, CUT)}
-    tell_remarks(stage, odd, corpus.name)
+    print_remarks(stage, odd, corpus.name)
     if rejected:
         say(f"{stage}: {rejected:,} put aside ({why}) in {files.join(config.output, REJECTED)}")
     return Parts(
@@ -385,13 +385,13 @@ def read_tables(
     """Batches of Parquet rows, as a table of all columns and as rows; an empty table gives one
     empty batch, for its columns."""
     for where, table in read_row_groups(block):
-        wanted = [name for name in table.column_names if name in part.columns.values()]
+        needed = [name for name in table.column_names if name in part.columns.values()]
         for start in range(0, max(1, len(table)), at_once):
             batch = table.slice(start, at_once)
             yield (
                 batch,
                 [
                     Read(f"{where}, row {start + place + 1:,}", columns, place)
-                    for place, columns in enumerate(batch.select(wanted).to_pylist())
+                    for place, columns in enumerate(batch.select(needed).to_pylist())
                 ],
             )

@@ -29,7 +29,7 @@ OptionItems = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Answered:
+class RowAnswers:
     """A model's answer to every row, in order."""
 
     answers: list[Any]
@@ -45,7 +45,7 @@ def predict_rows(
     config: StageConfig,
     task: str | None = None,
     options: OptionItems = (),
-) -> Answered:
+) -> RowAnswers:
     """Answer every row with a model."""
     starts = range(0, len(rows), ROWS_PER_TASK)
     tasks = [(start, rows[start : start + ROWS_PER_TASK]) for start in starts]
@@ -58,7 +58,7 @@ def predict_rows(
             tokens += part["tokens"]
             cut += part["cut"]
             progress.add(len(part["answers"]))
-    return Answered([answer for part in answers for answer in part], tokens, cut)
+    return RowAnswers([answer for part in answers for answer in part], tokens, cut)
 
 
 def _predict(

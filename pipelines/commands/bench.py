@@ -28,16 +28,16 @@ class BenchConfig:
     """The texts to send in turn: a text file with one per line, or JSONL whose lines have `text`,
     or the object that a task's input is."""
     surface: Surface = "huggingface"
-    """What to ask: `huggingface` posts {"inputs": …} to the address, `openai` asks /v1/embeddings,
-    `tei` asks /embed."""
+    """API to use: `huggingface` posts {"inputs": …} to the address, `openai` uses /v1/embeddings,
+    `tei` uses /embed."""
     model: str | None = None
-    """The model's name in a request, where a server has several, or wants one."""
+    """Name of the model to send in every request, for a server that requires one."""
     key: str | None = None
     """API key, sent as a bearer token."""
     batch_size: PositiveInt = 1
     """Texts per request."""
     connections: tuple[PositiveInt, ...] = (1, 8, 64)
-    """Connections of each closed loop: every one asks again as soon as it is answered."""
+    """Connections of each closed loop; each sends its next request when the last is answered."""
     rates: tuple[PositiveFloat, ...] = ()
     """Requests per second of each open loop: they are sent at random intervals, whatever the
     answers, and latency counts from when a request was due."""

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from bert_core import files
 from bert_core.errors import RaybertError, ResourceError
-from pipelines.runtime import cluster, nodes, storage_checks
+from pipelines.runtime import cluster, nodes, ray_token, storage_checks
 from pipelines.runtime.hosts import Hosts
 from pipelines.runtime.node_checks import (
     BY_SSH,
@@ -43,14 +43,15 @@ class DoctorConfig:
     """Ray cluster to check: host:6379, ray://host:10001, auto, or its job server,
     http://host:8265; by default the one in RAY_ADDRESS, or none."""
     allow_open_cluster: bool = False
-    """Check a cluster that asks for no token, too."""
+    """Use a Ray cluster even if it requires no token, so that anyone who reaches its ports can run
+    code there."""
     hosts: str | None = None
     """File for `ray up` on machines of your own, such as deploy/onprem.yaml: check each of them by
     ssh, whether Ray runs there or not."""
     storage: str | None = None
     """Folder or URI, such as a stage's output, to write to, read, list and delete."""
     tracking_uri: str | None = None
-    """MLflow store; by default MLFLOW_TRACKING_URI, or runs/mlflow.db."""
+    """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
     json: bool = False
     """Print the findings as JSON."""
 
@@ -86,80 +87,93 @@ def run(config: DoctorConfig) -> None:
 
 def examine(config: DoctorConfig) -> Iterator[Finding]:
     """Do every check, and go on where one fails."""
-    here, found, by_ssh = nodes.facts(), list[Node](), list[Node]()
+    here, of_cluster, by_ssh = nodes.facts(), list[Node](), list[Node]()
     if config.hosts is not None:
-        yield from _told("hosts", "", partial(_asked_by_ssh, config.hosts, by_ssh))
+        yield from _findings_of("hosts", "", partial(_ask_by_ssh, config.hosts, by_ssh))
     for node in by_ssh:
         yield from _node(node, here, BY_SSH, partial(check_answered, node, REACH_BY_SSH))
     with ExitStack() as stack:
         marker = None
         if config.storage is not None:
-            with suppress(RaybertError):  # the check of the storage will tell
+            with suppress(RaybertError):  # the check of the storage reports it
                 marker = stack.enter_context(storage_checks.marker(config.storage))
         if (address := cluster.address_to_join(config.address)) is not None:
-            yield from _told("cluster", "", partial(_joined, config, address, marker, found))
-    for node in found or [here]:
+            yield from _findings_of(
+                "cluster", "", partial(_join, config, address, marker, of_cluster)
+            )
+    for node in of_cluster or [here]:
         yield from _node(node, here, NODE_CHECKS, partial(check_answered, node))
-        if not node.problem and found and config.storage is not None and marker is not None:
-            yield from _told("shared", node.name, partial(check_shared, node, config.storage))
-    for name, several in CHECKS.items():
-        yield from _told(name, "", partial(several, config))
+        if not node.problem and of_cluster and config.storage is not None and marker is not None:
+            yield from _findings_of(
+                "shared", node.name, partial(check_shared, node, config.storage)
+            )
+    yield from _findings_of("token", "", _token)
+    yield from _findings_of("ports", "", _ports)
+    yield from _findings_of("storage", "", partial(_storage, config.storage))
+    yield from _findings_of("mlflow", "", partial(_mlflow, config.tracking_uri))
 
 
 def _node(
     node: Node, here: Node, checks: Mapping[str, NodeCheck], answered: Callable[[], None]
 ) -> Iterator[Finding]:
     """The findings about one machine; that it has not answered is the only one then."""
-    yield from _told("node", node.name, answered)
+    yield from _findings_of("node", node.name, answered)
     if not node.problem:
         for name, check in checks.items():
-            yield from _told(name, node.name, partial(check, node, here))
+            yield from _findings_of(name, node.name, partial(check, node, here))
 
 
-def _asked_by_ssh(path: str, found: list[Node]) -> str:
-    """Ask the hosts of a launcher's file, which go to `found`."""
-    found += Hosts.read(path).ask()
-    answered = sum(not node.problem for node in found)
-    return f"{answered} of {counted(len(found), 'host')} in {path} answer"
+def _ask_by_ssh(path: str, hosts: list[Node]) -> str:
+    """Ask the hosts of a launcher's file, which are added to `hosts`."""
+    hosts += Hosts.read(path).ask()
+    answered = sum(not node.problem for node in hosts)
+    return f"{answered} of {counted(len(hosts), 'host')} in {path} answer"
 
 
-def _told(
+def _findings_of(
     check: str, where: str, work: Callable[[], str | Iterator[str] | None]
 ) -> Iterator[Finding]:
     """The findings of one check: a line or several, until one is wrong."""
     try:
-        told = work()
-        for text in [told] if isinstance(told, str) else told or ():
+        texts = work()
+        for text in [texts] if isinstance(texts, str) else texts or ():
             yield Finding(check=check, where=where, ok=True, text=text)
     except RaybertError as error:
         yield Finding(check=check, where=where, ok=False, text=str(error))
 
 
-def _joined(config: DoctorConfig, address: str, marker: str | None, found: list[Node]) -> str:
-    """Reach the cluster and ask its nodes, which go to `found`."""
+def _join(config: DoctorConfig, address: str, marker: str | None, of_cluster: list[Node]) -> str:
+    """Reach the cluster and ask its nodes, which are added to `of_cluster`."""
     marker = None if marker is None else files.absolute(marker)
     uri = urlsplit(server.tracking_uri(config.tracking_uri))
     servers = [(uri.hostname, uri.port)] if uri.hostname and uri.port else []
     if address.startswith(("http://", "https://")):
-        found += _asked_by_job(config, address, marker, servers)
+        of_cluster += _ask_by_job(
+            address, marker, servers, allow_open_cluster=config.allow_open_cluster
+        )
     else:
         cluster.connect(address=address, allow_open_cluster=config.allow_open_cluster)
-        found += nodes.nodes_of_cluster(marker, servers)
-    cpus, gpus = sum(node.cpus for node in found), sum(node.ray_gpus or 0 for node in found)
-    return f"{counted(len(found), 'node')} at {address}: {cpus:g} CPUs, {gpus:g} GPUs"
+        of_cluster += nodes.nodes_of_cluster(marker, servers)
+    cpus = sum(node.cpus for node in of_cluster)
+    gpus = sum(node.ray_gpus or 0 for node in of_cluster)
+    return f"{counted(len(of_cluster), 'node')} at {address}: {cpus:g} CPUs, {gpus:g} GPUs"
 
 
-def _asked_by_job(
-    config: DoctorConfig, address: str, marker: str | None, servers: list[tuple[str, int]]
+def _ask_by_job(
+    address: str,
+    marker: str | None,
+    servers: list[tuple[str, int]],
+    *,
+    allow_open_cluster: bool,
 ) -> list[Node]:
     """The nodes of a cluster of which only the job server is reached."""
-    client = cluster.job_client(address, allow_open_cluster=config.allow_open_cluster)
+    client = cluster.job_client(address, allow_open_cluster=allow_open_cluster)
     with tempfile.TemporaryDirectory(prefix="raybert-doctor-") as folder:
         shutil.copy(nodes.__file__, Path(folder, "nodes.py"))
-        asked = [marker or "", *(f"{host}:{port}" for host, port in servers)]
+        arguments = [marker or "", *(f"{host}:{port}" for host, port in servers)]
         try:
             job = client.submit_job(
-                entrypoint=shlex.join(["python", "nodes.py", *asked]),
+                entrypoint=shlex.join(["python", "nodes.py", *arguments]),
                 runtime_env={"working_dir": folder},
             )
         except RuntimeError as error:
@@ -168,20 +182,20 @@ def _asked_by_job(
     while not client.get_job_status(job).is_terminal() and time.monotonic() < deadline:
         time.sleep(JOB_POLL_S)
     output = client.get_job_logs(job)
-    if found := nodes.read_nodes(output):
-        return found
+    if of_cluster := nodes.read_nodes(output):
+        return of_cluster
     ended = " ".join((output or client.get_job_info(job).message or "").split()[-40:])
     raise ResourceError(
-        f"wanted job {job} to tell about the nodes within {JOB_TIMEOUT_S:g} s, it is "
+        f"wanted job {job} to report its nodes within {JOB_TIMEOUT_S:g} s, it is "
         f"{client.get_job_status(job).lower()} ({ended}): see `ray job logs {job}`"
     )
 
 
-def _token(config: DoctorConfig) -> Iterator[str]:
+def _token() -> Iterator[str]:
     """Whether Ray finds a token, and others do not."""
     path = token_path()
-    if cluster.token() is None:
-        yield "none: a cluster started here makes its own"
+    if ray_token.token() is None:
+        yield "none: a cluster started here gets its own"
     elif path is None:
         yield "in RAY_AUTH_TOKEN"
     elif path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -193,7 +207,7 @@ def _token(config: DoctorConfig) -> Iterator[str]:
         yield f"in {path}"
 
 
-def _ports(config: DoctorConfig) -> Iterator[str]:
+def _ports() -> Iterator[str]:
     """Who has the ports that raybert listens on by default; one in use is no fault."""
     for port, command in PORTS.items():
         try:
@@ -204,24 +218,16 @@ def _ports(config: DoctorConfig) -> Iterator[str]:
             yield f"`{command}`: port {port} is free"
 
 
-def _storage(config: DoctorConfig) -> Iterator[str]:
-    if config.storage is not None:
-        yield from storage_checks.check_storage(config.storage)
+def _storage(place: str | None) -> Iterator[str]:
+    if place is not None:
+        yield from storage_checks.check_storage(place)
 
 
-def _mlflow(config: DoctorConfig) -> Iterator[str]:
-    uri = server.tracking_uri(config.tracking_uri)
+def _mlflow(tracking_uri: str | None) -> Iterator[str]:
+    uri = server.tracking_uri(tracking_uri)
     if uri.startswith(server.SQLITE) and not Path(uri.removeprefix(server.SQLITE)).exists():
-        yield f"{uri} does not exist yet: the first run makes it"
+        yield f"{uri} does not exist yet: the first run creates it"
     else:
         from tracking.probe import write_and_delete_run
 
         yield write_and_delete_run(uri)
-
-
-CHECKS: dict[str, Callable[[DoctorConfig], Iterator[str]]] = {
-    "token": _token,
-    "ports": _ports,
-    "storage": _storage,
-    "mlflow": _mlflow,
-}

@@ -1,4 +1,4 @@
-"""`raybert drain`: have Ray move its work off a node before its host goes."""
+"""`raybert drain`: have Ray move its work off a node before the machine is reclaimed."""
 
 import time
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from bert_core.checks import NonNegativeFloat, PositiveFloat, check_fields
 from bert_core.errors import ConfigError, ResourceError
 from bert_core.wording import one_of
 from pipelines.runtime import cluster, notices
+from pipelines.runtime.capacity import drain
 from pipelines.runtime.notices import Notice
 from pipelines.runtime.progress import say
 
@@ -19,23 +20,24 @@ SILENT_AFTER = 12  # polls
 
 @dataclass(frozen=True, kw_only=True)
 class DrainConfig:
-    """Drain a node: training writes a checkpoint and goes on without it, replicas move away."""
+    """Drain a node: training writes a checkpoint and continues without it, replicas move away."""
 
     on_notice: str | None = None
     """Wait for a notice of preemption first: that of aws, gcp or azure (their metadata services),
-    or the path of a file, which whoever takes the host back makes."""
+    or the path of a file that is created when the machine is reclaimed."""
     poll_every_s: PositiveFloat = 5.0
     """How often to look for a notice."""
     grace_s: NonNegativeFloat = 120.0
-    """Seconds until the host goes, where no notice says so."""
+    """Grace period in seconds, if the notice gives none."""
     wait: bool = False
-    """Return when the node is idle and has left the cluster, or its time is up."""
+    """Return when the node is idle and has left the cluster, or its grace period is over."""
     address: str = "auto"
-    """Ray cluster; by default the one that this host is part of."""
+    """Ray cluster; by default the one that this machine is part of."""
     node_id: str | None = None
-    """Node to drain, as `ray list nodes` names it; by default the one on this host."""
+    """Node to drain, as `ray list nodes` names it; by default this machine."""
     allow_open_cluster: bool = False
-    """Drain a node of a cluster that asks for no token."""
+    """Use a Ray cluster even if it requires no token, so that anyone who reaches its ports can run
+    code there."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -81,7 +83,7 @@ def _notice(name: str, poll_every_s: float) -> Notice:
         except (OSError, ValueError, KeyError) as error:
             notice, failures = None, failures + 1
             if failures == SILENT_AFTER:
-                say(f"warning: no notice can come as long as {name} does not answer: {error}")
+                say(f"warning: {name} does not answer, so no notice can arrive: {error}")
         if notice is not None:
             return notice
         time.sleep(poll_every_s)
@@ -92,16 +94,16 @@ def _drain(config: DrainConfig, notice: Notice) -> None:
     cluster.connect(address=config.address, allow_open_cluster=config.allow_open_cluster)
     try:
         node = _node(config.node_id)
-        left = cluster.drain(node["NodeID"], notice.reason, seconds)
+        left = drain(node["NodeID"], notice.reason, seconds)
     finally:
         cluster.disconnect()  # a process that is connected through a node ends with it
     name = f"{node['NodeID']} ({node['NodeManagerHostname']}, {node['NodeManagerAddress']})"
-    say(f"node {name} gets no new work and is expected to go in {seconds:.0f} s")
+    say(f"node {name} gets no new work and is expected to be gone in {seconds:.0f} s")
     if config.wait:
         ends = time.monotonic() + seconds
         while not left() and time.monotonic() < ends:
             time.sleep(GONE_POLL_S)
-        say("it has left the cluster" if left() else "it still works, and its time is up")
+        say("it has left the cluster" if left() else "its grace period is over, it still runs")
 
 
 def _node(node_id: str | None) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
 
+from tracking.story import short_number
+
 Points = Float[np.ndarray, "_ 2"]
 
 MOST_POINTS = 160
@@ -57,12 +59,13 @@ def chart(lines: Sequence[Line], label: str, *, from_zero: bool = False) -> Mark
         height = _y(tick, y)
         parts.append(f'<path class="rule" d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(
-            f'<text x="{LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{short(tick)}</text>'
+            f'<text x="{LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">'
+            f"{short_number(tick)}</text>"
         )
     for tick in _ticks(*x):
         parts.append(
             f'<text x="{_x(tick, x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">'
-            f"{short(tick)}</text>"
+            f"{short_number(tick)}</text>"
         )
     for line in lines:
         parts.extend(
@@ -120,9 +123,9 @@ def flow(boxes: Sequence[Box], links: Sequence[tuple[int, int]], *, upright: boo
         )
     for number, box in enumerate(boxes):
         x, y = places[number]
-        asked = " asked" if box.is_asked else ""
+        marked = " asked" if box.is_asked else ""
         parts.append(
-            f'<rect class="box{asked}" x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{BOX - 1}" '
+            f'<rect class="box{marked}" x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{BOX - 1}" '
             f'height="{tall - 1:.1f}" rx="8"/>'
         )
         parts.append(
@@ -144,17 +147,6 @@ def wrapped(text: str, most: int = CHARACTERS) -> list[str]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return [line if len(line) <= most + 4 else f"{line[: most + 3]}…" for line in lines]
-
-
-def short(value: float) -> str:
-    """`12000` → `12k`, `0.0005` → `5e-4`."""
-    if value and abs(value) < 0.01:
-        mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
-    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= unit:
-            return f"{value / unit:.3g}{name}"
-    return f"{value:.3g}"
 
 
 def _svg(width: float, height: float, label: str, parts: Sequence[str], kind: str) -> Markup:

@@ -65,7 +65,7 @@ class InspectConfig:
     output: str = "runs/inspect.html"
     """Path or URI of the page."""
     tracking_uri: str | None = None
-    """MLflow store of models:/; by default MLFLOW_TRACKING_URI, or runs/mlflow.db."""
+    """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -124,19 +124,21 @@ def look(config: InspectConfig) -> dict[str, Found]:
     }
 
 
-def write_page(path: str, found: dict[str, Found]) -> int:
+def write_page(path: str, sections: dict[str, Found]) -> int:
     """Write the page, whole or not at all; returns its size in bytes."""
     # No text may close the script element that it is in.
-    data = json.dumps(found, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(sections, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     look = LOOK.read_text(encoding="utf-8")
     page = PAGE.read_text(encoding="utf-8").replace("{{look}}", look).replace(DATA, data).encode()
     files.write_bytes(path, page)
     return len(page)
 
 
-def summary(found: dict[str, Found]) -> list[str]:
+def summary(sections: dict[str, Found]) -> list[str]:
     """What the page shows, in a few lines per section."""
-    return [line for name, section in found.items() for line in SECTIONS[name].tell(section)]
+    return [
+        line for name, section in sections.items() for line in SECTIONS[name].summarize(section)
+    ]
 
 
 def _model(config: InspectConfig, heads: Heads) -> Found:
@@ -191,15 +193,15 @@ def _masks(config: InspectConfig, heads: Heads) -> Found:
 def _nearest(config: InspectConfig, heads: Heads) -> Found:
     from bert_core.inspection import cosines
 
-    asked = {"text": config.text}
-    asked |= {f"sentences[{place}]": text for place, text in enumerate(config.sentences)}
-    vectors = [_ask(heads(ENCODER), text, field) for field, text in asked.items()]
-    near = cosines(np.array(vectors))[0, 1:]
+    texts = {"text": config.text}
+    texts |= {f"sentences[{place}]": text for place, text in enumerate(config.sentences)}
+    vectors = [_ask(heads(ENCODER), text, field) for field, text in texts.items()]
+    similarities = cosines(np.array(vectors))[0, 1:]
     return {
         "text": config.text,
         "sentences": [
-            {"text": config.sentences[place], "score": round(float(near[place]), 3)}
-            for place in np.argsort(-near, kind="stable")
+            {"text": config.sentences[place], "score": round(float(similarities[place]), 3)}
+            for place in np.argsort(-similarities, kind="stable")
         ],
     }
 
@@ -234,10 +236,10 @@ def _with_head(config: InspectConfig, heads: Heads, field: str, task: str) -> "P
         ) from error
 
 
-def _ask(predictor: "Predictor", asked: Any, field: str, parameters: Any = None) -> Any:
+def _ask(predictor: "Predictor", request: Any, field: str, parameters: Any = None) -> Any:
     """Raises: InputError naming the field if its text is longer than the model's positions."""
     parameters = parameters or predictor.task.parameters()
-    rows = predictor.rows([asked])
+    rows = predictor.rows([request])
     windows = predictor.task.encode(
         rows, predictor.bundle.tokenizer, predictor.max_length, parameters=parameters
     )
@@ -309,7 +311,7 @@ class Section:
     field: str
     """Field of `InspectConfig` that requests it."""
     find: Callable[[InspectConfig, Heads], Found]
-    tell: Callable[[Found], list[str]]
+    summarize: Callable[[Found], list[str]]
     """The lines of its summary."""
 
 

@@ -4,14 +4,12 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_core.checks import check_fields
 from bert_core.errors import ConfigError
 from pipelines.commands.listing import show_table
-from pipelines.commands.submit import show_until_end, told
 from pipelines.jobs import listing
-from pipelines.jobs.following import follow
+from pipelines.jobs.following import follow, report_end, show_until_end
 from pipelines.jobs.packaging import STOP_WAIT_S
-from pipelines.jobs.server import JobServer, seconds_of
+from pipelines.jobs.server import JobServer, JobServerConfig
 from pipelines.jobs.submission import ending_of
 from pipelines.runtime.progress import say
 
@@ -19,7 +17,7 @@ Action = Literal["list", "logs", "attach", "stop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobsConfig:
+class JobsConfig(JobServerConfig):
     """List the jobs of a cluster, or look at one or stop it: `raybert jobs attach ID`."""
 
     action: Action = "list"
@@ -27,18 +25,9 @@ class JobsConfig:
     `stop` one, which writes a checkpoint first."""
     job: str | None = None
     """Id of the job, as `raybert jobs` lists it; followed by -1, -2, … it is that attempt."""
-    address: str | None = None
-    """Job server of the cluster, e.g. http://head:8265; by default RAY_API_SERVER_ADDRESS or
-    RAY_ADDRESS, else this machine's."""
-    allow_open_cluster: bool = False
-    """Ask even a cluster that requires no token, where anyone who reaches its ports can run
-    code."""
-    patience: str = "5m"
-    """How long to wait for a job server that has answered and then does not: 90s, 10m, 2h."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        seconds_of("patience", self.patience)
+        super().__post_init__()
         if (self.job is None) != (self.action == "list"):
             raise ConfigError(
                 "job: wanted the id of a job after logs, attach or stop, and only there, got "
@@ -48,9 +37,7 @@ class JobsConfig:
 
 def run(config: JobsConfig) -> int:
     """Do what is asked; returns an exit code, when attached that of the job."""
-    server = JobServer.at(
-        config.address, patience=config.patience, allow_open_cluster=config.allow_open_cluster
-    )
+    server = JobServer.of(config)
     if config.job is None:
         rows = listing.rows(server)
         if rows:
@@ -64,7 +51,7 @@ def run(config: JobsConfig) -> int:
         print(server.log(job_id), end="", flush=True)
         return 0
     if config.action == "attach":
-        return told(server, job_id, show_until_end(server, job_id))
+        return report_end(server, job_id, show_until_end(server, job_id))
     return _stop(server, job_id)
 
 
@@ -77,7 +64,7 @@ def _stop(server: JobServer, job_id: str) -> int:
     shown = len(server.log(job_id))
     began_s = time.monotonic()
     server.stop(job_id)
-    say(f"job {job_id} is asked to stop, and killed if it has not after {STOP_WAIT_S} s")
+    say(f"stopping job {job_id}: it is killed if it still runs after {STOP_WAIT_S} s")
     ending = ending_of(follow(server, job_id, shown=shown))
     say(f"job {job_id} {ending} after {time.monotonic() - began_s:,.0f} s")
     return 0 if ending in ("stopped", "succeeded") else 1

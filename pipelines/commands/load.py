@@ -1,9 +1,10 @@
-"""Asks a server for a while, and times its answers.
+"""Sends requests to a server for a while, and times the answers.
 
-A closed loop has some connections, each of which asks again as soon as it is answered: it shows
-what a server can do. An open loop asks at a rate, at random intervals, whatever comes back: it
-shows what users feel. Its latencies count from when a request was due, so that a server that stalls
-is charged for everybody who would have asked meanwhile ("coordinated omission", G. Tene).
+A closed loop has some connections, each of which sends its next request as soon as the last one is
+answered: it shows what a server can do. An open loop sends at a rate, at random intervals, whatever
+comes back: it shows what users feel. Its latencies count from when a request was due, so that a
+server that stalls is charged for all requests that would have been sent meanwhile ("coordinated
+omission", G. Tene).
 """
 
 import asyncio
@@ -23,11 +24,11 @@ OK = "ok"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Whom to ask, and what."""
+    """Where to send requests, and which."""
 
     url: str
     bodies: Sequence[bytes]
-    """JSON, asked for in turn."""
+    """JSON, sent in turn."""
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 60.0
 

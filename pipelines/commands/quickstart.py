@@ -71,8 +71,8 @@ class QuickstartConfig:
     port: Port = 8000
     """Port of the server to query; if it is in use, another one is taken."""
     allow_open_cluster: bool = False
-    """Join the cluster of RAY_ADDRESS even if it requires no token, so that anyone who reaches its
-    ports can run code there."""
+    """Use a Ray cluster even if it requires no token, so that anyone who reaches its ports can run
+    code there."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -85,8 +85,8 @@ def run(config: QuickstartConfig) -> None:
     cluster.connect(allow_open_cluster=config.allow_open_cluster)
     done = dict(_stages(config))
     cluster.disconnect()  # the server is a separate process with its own Ray
-    asked = _query(config)
-    _report(done, asked, time.monotonic() - began)
+    questions = _query(config)
+    _report(done, questions, time.monotonic() - began)
 
 
 def _stages(config: QuickstartConfig) -> Iterator[tuple[str, Manifest]]:
@@ -120,7 +120,7 @@ def _stages(config: QuickstartConfig) -> Iterator[tuple[str, Manifest]]:
 
 
 def _relative(path: str) -> str:
-    """A path that means the same to whoever runs the commands elsewhere."""
+    """A relative path, so that the printed commands work elsewhere too."""
     return os.path.relpath(path)
 
 
@@ -142,29 +142,30 @@ def _query(config: QuickstartConfig) -> list[Asked]:
     _title("serve", "Starting the server and asking its three models over HTTP.")
     port = free_port(config.port)
     with _server(port) as address:
-        asked = [*_filled(address), *_found(address), *_told(address)]
-    for text, answers in asked:
+        questions = [*_fill_masks(address), *_search(address), *_classify(address)]
+    for text, answers in questions:
         say(f"\n  {text}")
         for score, answer in answers:
             say(f"    {score:>6}  {answer}")
-    return asked
+    return questions
 
 
-def _filled(address: str) -> Iterator[Asked]:
+def _fill_masks(address: str) -> Iterator[Asked]:
     """Words in place of a mask."""
     for text in MASKED:
         best = _post(f"{address}/v1/models/masks", {"inputs": text, "parameters": {"top_k": 3}})
         yield text, [(percent(each["score"]), each["token_str"]) for each in best]
 
 
-def _found(address: str) -> Iterator[Asked]:
+def _search(address: str) -> Iterator[Asked]:
     """The held-out docstrings nearest to a question."""
     texts = [row["text"] for row in _rows()]
     vectors = _vectors(address, texts)
     for query in QUERIES:
-        near = (vectors @ _vectors(address, [query])[0]).round(3)
-        best = np.argsort(-near, kind="stable")[:3]
-        yield query, [(f"{near[place]:.2f}", shortened(texts[place], SHOWN)) for place in best]
+        similarities = (vectors @ _vectors(address, [query])[0]).round(3)
+        best = np.argsort(-similarities, kind="stable")[:3]
+        answers = [(f"{similarities[n]:.2f}", shortened(texts[n], SHOWN)) for n in best]
+        yield query, answers
 
 
 def _vectors(address: str, texts: list[str]) -> np.ndarray:
@@ -176,7 +177,7 @@ def _vectors(address: str, texts: list[str]) -> np.ndarray:
     return np.array([vector for part in parts for vector in part], dtype=np.float32)
 
 
-def _told(address: str) -> Iterator[Asked]:
+def _classify(address: str) -> Iterator[Asked]:
     """Which library held-out docstrings are from, by the model and in truth."""
     rows = _rows()
     for place in np.random.default_rng(0).choice(len(rows), QUESTIONS, replace=False):
@@ -252,7 +253,7 @@ def _post(url: str, body: dict[str, Any]) -> Any:
         return json.load(response)
 
 
-def _report(done: dict[str, Manifest], asked: list[Asked], seconds: float) -> None:
+def _report(done: dict[str, Manifest], questions: list[Asked], seconds: float) -> None:
     """Print the table and what to do next, and write the page for others."""
     table = Table("what", "figure", box=None, pad_edge=False, header_style="bold")
     rows = _figures(done, seconds)
@@ -263,7 +264,7 @@ def _report(done: dict[str, Manifest], asked: list[Asked], seconds: float) -> No
     page = Path(FOLDER) / REPORT
     folders = [_relative(docstrings.folder()), *(f"{FOLDER}/{name}" for name in FOLDERS)]
     runs = runs_of(folders, None)
-    write_report(str(page), runs, title="raybert quickstart", tried=asked)
+    write_report(str(page), runs, title="raybert quickstart", tried=questions)
     body = json.dumps({"inputs": "Return the eigenvalues of a symmetric matrix."})
     say(
         "\nNext:\n"

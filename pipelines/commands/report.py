@@ -25,7 +25,7 @@ from bert_core import files
 from bert_core.checks import check_fields
 from bert_core.errors import ConfigError
 from bert_core.wording import shortened
-from pipelines.commands.drawing import Box, Line, chart, flow, short, wrapped
+from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
 from pipelines.commands.inspect import LOOK
 from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
 from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
@@ -36,7 +36,7 @@ from tracking import metric_names as names
 from tracking.curves import Curve
 from tracking.goodput import duration
 from tracking.metric_names import ACTIVITIES, CURVES
-from tracking.story import amount, figure, percent, sentence, words
+from tracking.story import amount, figure, percent, sentence, short_number, words
 
 PAGES = Path(__file__).parent
 TEMPLATE = "report.html"
@@ -69,7 +69,7 @@ class ReportConfig:
     title: str | None = None
     """Heading; by default the names of the runs."""
     tracking_uri: str | None = None
-    """MLflow store of the ids; by default MLFLOW_TRACKING_URI, or runs/mlflow.db."""
+    """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -83,16 +83,16 @@ class ReportConfig:
 def run(config: ReportConfig) -> None:
     """Write the page."""
     with tempfile.TemporaryDirectory(prefix="raybert-report-") as downloads:
-        asked = runs_of(config.runs, config.tracking_uri, downloads)
-        size_bytes = write_report(config.output, asked, title=config.title)
-    for text in summary(asked):
+        runs = runs_of(config.runs, config.tracking_uri, downloads)
+        size_bytes = write_report(config.output, runs, title=config.title)
+    for text in summary(runs):
         say(text)
     say(f"report: {config.output}, {size_bytes / 1e6:.1f} MB, opens in any browser")
 
 
 def write_report(
     path: str,
-    asked: Sequence[Run],
+    runs: Sequence[Run],
     *,
     title: str | None = None,
     tried: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (),
@@ -102,7 +102,7 @@ def write_report(
     Args:
         tried: what the model was asked, and its answers with their scores.
     """
-    runs = with_ancestors(asked)
+    all_runs = with_ancestors(runs)
     environment = Environment(
         loader=FileSystemLoader(PAGES),
         autoescape=True,
@@ -112,19 +112,19 @@ def write_report(
     )
     page = environment.get_template(TEMPLATE).render(
         look=Markup(LOOK.read_text(encoding="utf-8")),
-        title=title or ", ".join(run.name for run in asked),
-        code=next((run.manifest.code_version for run in asked), ""),
-        summary=summary(runs),
-        tiles=list(_tiles(runs)),
-        flows=_flows(runs, asked),
-        compared=_compared(asked),
+        title=title or ", ".join(run.name for run in runs),
+        code=next((run.manifest.code_version for run in runs), ""),
+        summary=summary(all_runs),
+        tiles=list(_tiles(all_runs)),
+        flows=_flows(all_runs, runs),
+        compared=_compared(runs),
         tried=tried,
-        charts=list(_charts(runs)),
-        times=_times(runs),
-        evaluations=[each for run in runs if (each := _evaluation(run)) is not None],
-        cards=list(_cards(runs)),
-        lineage=[_lineage(run, runs) for run in runs],
-        commands=[folded(run.command) for run in runs if run.command],
+        charts=list(_charts(all_runs)),
+        times=_times(all_runs),
+        evaluations=[found for run in all_runs if (found := _evaluation(run)) is not None],
+        cards=list(_cards(all_runs)),
+        lineage=[_lineage(run, all_runs) for run in all_runs],
+        commands=[folded(run.command) for run in all_runs if run.command],
     )
     data = page.encode()
     files.write_bytes(path, data)
@@ -132,13 +132,13 @@ def write_report(
 
 
 def summary(runs: Sequence[Run]) -> list[str]:
-    """What was learnt, in words; runs of one stage are told apart by their names."""
+    """What was learnt, in words; runs of one stage are distinguished by their names."""
     scratch, worth = _worth_of_pretraining(runs)
-    told = [(run, worth if run is scratch else sentence(run.stage, run.counts)) for run in runs]
-    stages = Counter(run.stage for run, text in told if text and run is not scratch)
+    texts = [(run, worth if run is scratch else sentence(run.stage, run.counts)) for run in runs]
+    stages = Counter(run.stage for run, text in texts if text and run is not scratch)
     return [
         text if run is scratch or stages[run.stage] == 1 else f"{_short_name(run)}: {text}"
-        for run, text in told
+        for run, text in texts
         if text
     ]
 
@@ -205,10 +205,10 @@ def _tiles(runs: Sequence[Run]) -> Iterator[tuple[str, str, str]]:
         yield "training time", duration(sum(each.wall_s for each in spent)), f"wall time{cost}"
 
 
-def _flows(runs: Sequence[Run], asked: Sequence[Run]) -> list[Markup]:
+def _flows(runs: Sequence[Run], requested: Sequence[Run]) -> list[Markup]:
     boxes = [
         Box(run.stage, wrapped(run.name.removeprefix(f"{run.stage} ")) + wrapped(run.result)[:4],
-            any(run is each for each in asked))
+            any(run is each for each in requested))
         for run in runs
     ]  # fmt: skip
     if len(boxes) < 2:
@@ -217,10 +217,10 @@ def _flows(runs: Sequence[Run], asked: Sequence[Run]) -> list[Markup]:
     return [flow(boxes, ways, upright=False), flow(boxes, ways, upright=True)]
 
 
-def _compared(asked: Sequence[Run]) -> dict[str, Any] | None:
+def _compared(runs: Sequence[Run]) -> dict[str, Any] | None:
     """Runs of one stage beside each other: what differs in their settings and what came out."""
     by_work = defaultdict(list)
-    for run in asked:
+    for run in runs:
         by_work[run.work].append(run)
     alike = max(by_work.values(), key=len)
     if len(alike) < 2:
@@ -277,14 +277,15 @@ def _chart(kind: str, runs: Sequence[Run]) -> dict[str, Any] | None:
     several = len(runs) > 1
     identities = [run.place if several else curve.metric for run, curve in curves]
     colours = list(dict.fromkeys(identities))
-    told = _legends(curves)
+    line_names = _legends(curves)
     lines = [
         _line(curve, name, colours.index(identity))
-        for (_, curve), name, identity in zip(curves, told, identities, strict=True)
+        for (_, curve), name, identity in zip(curves, line_names, identities, strict=True)
     ]
     first, last = lines[0].points[0, 1], lines[0].points[-1, 1]
     title = KINDS[kind]
-    label = f"{title} over the steps: {lines[0].name} from {short(first)} to {short(last)}"
+    change = f"from {short_number(first)} to {short_number(last)}"
+    label = f"{title} over the steps: {lines[0].name} {change}"
     svg = chart(lines, label, from_zero=kind in ("learning_rate", "throughput"))
     return {"title": title, "svg": svg, "legend": lines if len(lines) > 1 else []}
 
@@ -321,19 +322,19 @@ def _times(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "wall": duration(each.wall_s),
+            "wall": duration(goodput.wall_s),
             "parts": [
                 {
                     "name": activity.replace("_", " "),
-                    "share": seconds / each.wall_s,
+                    "share": seconds / goodput.wall_s,
                     "took": duration(seconds),
                     "colour": place % COLOURS + 1,
                 }
                 for place, activity in enumerate(shown)
-                if (seconds := each.seconds.get(activity, 0.0)) > LEAST_SHARE * each.wall_s
+                if (seconds := goodput.seconds.get(activity, 0.0)) > LEAST_SHARE * goodput.wall_s
             ],
         }
-        for name, each in spent
+        for name, goodput in spent
     ]
 
 
@@ -375,19 +376,21 @@ def _confusion(run: Run) -> dict[str, Any] | None:
     table = pq.read_table(pa.BufferReader(files.read_bytes(path)))
     if not {"label", "predicted_label"} <= {*table.column_names}:
         return None
-    wanted, got = (table.column(name).to_pylist() for name in ("label", "predicted_label"))
+    true_labels = table.column("label").to_pylist()
+    predicted_labels = table.column("predicted_label").to_pylist()
     labels = list(json.loads(classes))
-    if not all(isinstance(label, str) for label in (*wanted, *got)) or len(labels) < 2:
+    are_texts = all(isinstance(label, str) for label in (*true_labels, *predicted_labels))
+    if not are_texts or len(labels) < 2:
         return None
     places = {label: place for place, label in enumerate(labels)}
     matrix = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    for one, other in zip(wanted, got, strict=True):
-        if one in places and other in places:
-            matrix[places[one], places[other]] += 1
+    for label, predicted in zip(true_labels, predicted_labels, strict=True):
+        if label in places and predicted in places:
+            matrix[places[label], places[predicted]] += 1
     shown, matrix, note = readable(labels, matrix)
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     errors = matrix * (1 - np.eye(len(shown), dtype=np.int64))
-    true, taken = np.unravel_index(int(errors.argmax()), errors.shape)
+    true, mistaken = np.unravel_index(int(errors.argmax()), errors.shape)
     return {
         "labels": shown,
         "rows": [
@@ -395,7 +398,7 @@ def _confusion(run: Run) -> dict[str, Any] | None:
             for label, counts, shares in zip(shown, matrix, share, strict=True)
         ],
         "note": note,
-        "most": (shown[true], shown[taken], int(errors.max())) if errors.any() else None,
+        "most": (shown[true], shown[mistaken], int(errors.max())) if errors.any() else None,
     }
 
 

@@ -91,10 +91,10 @@ def runs_of(references: Sequence[str], uri: str | None, downloads: str | None = 
 def with_ancestors(runs: Sequence[Run]) -> list[Run]:
     """The runs and all that they were made from, as far as their folders are still what was read,
     ancestors first."""
-    found: dict[str, Run] = {}
+    by_place: dict[str, Run] = {}
 
     def add(run: Run) -> None:
-        if run.place in found:
+        if run.place in by_place:
             return
         for name, source in run.sources.items():
             for folder in _folders(source):
@@ -102,20 +102,20 @@ def with_ancestors(runs: Sequence[Run]) -> list[Run]:
                 if parent is not None and run.manifest.inputs.get(name) in parent.digests:
                     add(parent)
                     break
-        found[run.place] = run
+        by_place[run.place] = run
 
     for run in runs:
         add(run)
-    return list(found.values())
+    return list(by_place.values())
 
 
 def links(runs: Sequence[Run]) -> list[tuple[int, int]]:
     """Which run took which as an input, by their places; without those that a longer way says."""
     direct = {
-        (made, taken)
-        for taken, run in enumerate(runs)
-        for made, other in enumerate(runs)
-        if made != taken and _is_input(other, run)
+        (source, target)
+        for target, run in enumerate(runs)
+        for source, other in enumerate(runs)
+        if source != target and _is_input(other, run)
     }
     reach = set(direct)
     for middle in range(len(runs)):
@@ -127,10 +127,10 @@ def links(runs: Sequence[Run]) -> list[tuple[int, int]]:
     )
 
 
-def _is_input(made: Run, taken: Run) -> bool:
+def _is_input(source: Run, run: Run) -> bool:
     # The built-in corpus goes by its word.
-    return bool(made.digests & {*taken.manifest.inputs.values()}) or made.stage in (
-        taken.sources.values()
+    return bool(source.digests & {*run.manifest.inputs.values()}) or source.stage in (
+        run.sources.values()
     )
 
 

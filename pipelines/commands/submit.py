@@ -1,23 +1,22 @@
 """`raybert submit prepare --config …`: run a stage as a job on a Ray cluster.
 
-Submitting the same work again finds the job: it is shown if it runs, told if it has succeeded, and
-started again otherwise. The parts are in `pipelines/jobs`.
+Submitting the same work again finds the job: one that runs is shown, one that has succeeded is
+reported, any other is started again. The parts are in `pipelines/jobs`.
 """
 
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bert_core.checks import NonNegativeInt, check_fields
+from bert_core.checks import NonNegativeInt
 from bert_core.errors import ConfigError
 from bert_core.wording import one_of
 from pipelines.configure import ALL, config_class
-from pipelines.jobs.following import follow
+from pipelines.jobs.following import report_end, show_until_end
 from pipelines.jobs.packaging import check_versions, runtime_env, versions
 from pipelines.jobs.secret_values import refuse_secrets
-from pipelines.jobs.server import AlreadySubmittedError, JobServer, seconds_of
+from pipelines.jobs.server import AlreadySubmittedError, JobServer, JobServerConfig
 from pipelines.jobs.submission import (
     Ending,
     Submission,
@@ -28,9 +27,6 @@ from pipelines.jobs.submission import (
 )
 from pipelines.runtime.progress import say
 
-if TYPE_CHECKING:
-    from ray.job_submission import JobDetails
-
 OPEN = "--allow_open_cluster"
 REASONS = ("lost", "preempted", "failed")
 BAD_USAGE = 2
@@ -38,20 +34,12 @@ BAD_USAGE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmitConfig:
+class SubmitConfig(JobServerConfig):
     """Run a stage as a job on a Ray cluster; the stage and its own options come last."""
 
-    address: str | None = None
-    """Job server of the cluster, e.g. http://head:8265; by default RAY_API_SERVER_ADDRESS or
-    RAY_ADDRESS, else this machine's."""
-    allow_open_cluster: bool = False
-    """Send the job even to a cluster that requires no token, where anyone who reaches its ports can
-    run code, and let it join that cluster."""
     working_dir: str | None = None
     """Folder with code of your own, which the job runs in a copy of, at most 512 MiB. raybert and
     the files that --config names are sent without it. What a job writes into the copy is lost."""
-    patience: str = "5m"
-    """How long to wait for a job server that has answered and then does not: 90s, 10m, 2h."""
     retries: NonNegativeInt = 0
     """How often to start the job again when it ends for one of the reasons in retry_on."""
     retry_on: str = "lost,preempted"
@@ -59,8 +47,7 @@ class SubmitConfig:
     reclaimed) and failed, with commas between them."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        seconds_of("patience", self.patience)
+        super().__post_init__()
         for reason in self.reasons:
             if reason not in REASONS:
                 raise ConfigError(f"retry_on: wanted {one_of(REASONS)}, got {reason}")
@@ -99,9 +86,7 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
         raise ConfigError(f"working_dir: wanted a folder, got {folder}")
     submission = submission_of(command, folder or ".")
     refuse_secrets(command, submission.config)
-    server = JobServer.at(
-        config.address, patience=config.patience, allow_open_cluster=config.allow_open_cluster
-    )
+    server = JobServer.of(config)
     check_versions(server)
     number = _start_or_find(server, config, submission)
     retried = 0
@@ -111,7 +96,7 @@ def run(config: SubmitConfig, command: Sequence[str]) -> int:
         ending = ending_of(job)
         refused = job is not None and job.driver_exit_code == BAD_USAGE
         if ending not in config.reasons or retried == config.retries or refused:
-            return told(server, job_id, job)
+            return report_end(server, job_id, job)
         retried += 1
         say(f"job {job_id} {ending}: retry {retried} of {config.retries}")
         number = _start(server, config, submission, number + 1, resumes=True)
@@ -147,10 +132,10 @@ def _start(
     *,
     resumes: bool = False,
 ) -> int:
-    """Start an attempt, or another one if somebody else has just started it; returns its number.
+    """Start an attempt, unless it has just been started elsewhere; returns its number.
 
     Args:
-        resumes: it goes on with what the attempt before it did, even if that one was to begin anew.
+        resumes: continue where the attempt before it ended, even if that one had `--force`.
     """
     command = list(submission.command)
     if resumes and getattr(submission.config, "force", False):
@@ -188,37 +173,3 @@ def _takes(word: str, option: str) -> bool:
     if word not in ALL:  # the job will report it
         return False
     return any(f"--{field.name}" == option for field in fields(config_class(word)))
-
-
-def show_until_end(server: JobServer, job_id: str) -> "JobDetails | None":
-    """Print a job's output until it ends; if interrupted, leave it running and say how to go on."""
-    try:
-        return follow(server, job_id)
-    except KeyboardInterrupt:
-        say(
-            f"\njob {job_id} keeps running: `raybert jobs attach {job_id}` shows it again, "
-            f"`raybert jobs stop {job_id}` stops it"
-        )
-        raise
-
-
-def told(server: JobServer, job_id: str, job: "JobDetails | None") -> int:
-    """Say how a job ended, and return its exit code."""
-    if job is None:
-        say(
-            f"job {job_id} lost: the cluster at {server.address} no longer knows it, so its head "
-            "was replaced; submit it again to go on, with --retries to have that done for you"
-        )
-        return 1
-    code = _exit_code(job)
-    say(f"job {job_id} {ending_of(job)}, exit code {code}")
-    if code and job.driver_exit_code is None:
-        say(job.message or "")  # it never started, so there is no output that says why
-    return code
-
-
-def _exit_code(job: "JobDetails") -> int:
-    code = job.driver_exit_code
-    if code is None:
-        return 0 if job.status == "SUCCEEDED" else 1
-    return code if code >= 0 else 128 - code

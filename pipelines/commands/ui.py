@@ -31,7 +31,7 @@ class UiConfig:
     port: Port = 5000
     """Port to listen on."""
     tracking_uri: str | None = None
-    """MLflow store; by default MLFLOW_TRACKING_URI, or runs/mlflow.db."""
+    """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
 
     def __post_init__(self) -> None:
         check_fields(self)

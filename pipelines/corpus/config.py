@@ -39,11 +39,11 @@ class CorpusConfig:
         if not self.sources:
             raise ConfigError("corpus.source: wanted a path, a URI or `docstrings`, got none")
         for name in ("weights", "licenses"):
-            given = getattr(self, name)
-            if given and len(given) != len(self.sources):
+            values = getattr(self, name)
+            if values and len(values) != len(self.sources):
                 raise ConfigError(
                     f"corpus.{name}: wanted one for each of the {len(self.sources)} sources, "
-                    f"got {len(given)}"
+                    f"got {len(values)}"
                 )
 
     @property

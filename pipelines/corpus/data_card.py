@@ -280,11 +280,11 @@ def _rows(pairs: PairsConfig, masking: MaskingConfig, counts: Mapping[str, Any])
     if masking.dynamic:
         rows.append(("masks", "drawn at training time"))
     else:
-        mask, kept = counts.get("masked_as_mask", 0), counts.get("masked_as_they_are", 0)
+        mask, unchanged = counts.get("masked_as_mask", 0), counts.get("masked_as_they_are", 0)
         rows += [
             ("predicted tokens", _share(masked, tokens)),
             ("of these [MASK]", _share(mask, masked)),
-            ("of these random", _share(masked - mask - kept, masked)),
-            ("of these unchanged", _share(kept, masked)),
+            ("of these random", _share(masked - mask - unchanged, masked)),
+            ("of these unchanged", _share(unchanged, masked)),
         ]
     return ["## Rows", _table(["what", "value"], rows)]

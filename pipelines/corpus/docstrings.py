@@ -122,23 +122,23 @@ def _write(config: DocstringsConfig) -> Result:
     # Training modules first: of two equal docstrings the held-out one is dropped.
     for module in sorted(modules, key=lambda module: (module.name in held_out, module.name)):
         split = "held_out" if module.name in held_out else "train"
-        kept = []
+        new = []
         for docstring in module.docstrings:
             words = normalised(docstring)
             duplicates += words in seen
             if words not in seen:
                 seen.add(words)
-                kept.append(docstring)
-        if kept:
+                new.append(docstring)
+        if new:
             row = {"module": module.name, "library": module.library, "split": split}
-            documents.append({"text": "\n\n".join(kept), **row})
-        for line in {opening(docstring): None for docstring in kept}:
+            documents.append({"text": "\n\n".join(new), **row})
+        for line in {opening(docstring): None for docstring in new}:
             if len(line) >= SHORTEST_OPENING and normalised(line) not in openings:
                 openings.add(normalised(line))
                 labelled[split].append(
                     {"text": line, "label": module.library, "module": module.name}
                 )
-        pairs[split] += [pair for docstring in kept if (pair := _pair(docstring)) is not None]
+        pairs[split] += [pair for docstring in new if (pair := _pair(docstring)) is not None]
     output = Path(config.output)
     table = pa.Table.from_pylist(documents)
     rows_per_group = max(1, len(documents) * ROW_GROUP_BYTES // max(1, table.nbytes))

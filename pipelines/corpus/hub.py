@@ -83,27 +83,27 @@ def data_files(
 
 
 def folder_files(
-    source: str, splits: Sequence[str], kind: Kind, *, asked: bool
+    source: str, splits: Sequence[str], kind: Kind, *, required: bool
 ) -> list[str] | None:
     """The files of the first of these splits in a folder that is not a data set, by their names;
-    all files if the names show at most one split, unless a split is `asked` for. None if `source`
+    all files if the names show at most one split, unless a split is `required`. None if `source`
     is not a folder: a file, a glob or a web address.
 
     Raises: CorpusError if no such split exists.
     """
-    if not _may_be_a_folder(source) or (found := files.find_files(source)) == [source]:
+    if not _may_be_a_folder(source) or (listed := files.find_files(source)) == [source]:
         return None
-    paths = [path for path in found if kind.names.search(path)]
-    if paths and not asked and len(_splits_of(source, paths)) < 2:
+    paths = [path for path in listed if kind.names.search(path)]
+    if paths and not required and len(_splits_of(source, paths)) < 2:
         return paths
     return _of_first_split(source, paths, splits, kind)
 
 
 def _of_first_split(source: str, paths: list[str], splits: Sequence[str], kind: Kind) -> list[str]:
     for split in splits:
-        found = [path for path in paths if _is_of(split, _below(source, path))]
-        if found:
-            return found
+        of_split = [path for path in paths if _is_of(split, _below(source, path))]
+        if of_split:
+            return of_split
     others = ", ".join(_splits_of(source, paths))
     return _no_data(source, splits, kind, f"its files are named after {others or 'no split'}")
 

@@ -57,13 +57,13 @@ def labelled_files(config: LabelledConfig, split: Split) -> list[str]:
         return [docstrings.labelled_file(split)]
     splits = SPLITS_FOR[split] if config.split is None else (config.split,)
     kind = hub.TABLES if config.format is None else hub.ANY
-    asked = config.split is not None
+    names_split = config.split is not None
     paths = hub.data_files(source, splits, kind)
     if paths is None:
-        paths = hub.folder_files(source, splits, kind, asked=asked)
+        paths = hub.folder_files(source, splits, kind, required=names_split)
     if paths is not None:
         return paths
-    if asked:
+    if names_split:
         raise ConfigError(
             f"split: wanted a folder or data set with several splits, since {source} already names "
             f"its files, got {config.split!r}: leave split out, or give the folder"

@@ -1,4 +1,4 @@
-"""What a stage does in addition where it runs as a job, whoever submitted it.
+"""What a stage also does when it runs as a job, however it was submitted.
 
 Its log is copied to the output, since those of a cluster go with it; it ends in good order when the
 job is stopped; and it says where it runs on other versions than it was submitted with.
@@ -14,25 +14,25 @@ from bert_core.errors import RaybertError
 from pipelines.jobs.logs import OF_A_DRIVER, copied
 from pipelines.jobs.packaging import versions
 from pipelines.runtime import cluster
+from pipelines.runtime.processes import exit_on_sigterm
 from pipelines.runtime.progress import say
-from pipelines.runtime.stage import StageConfig
 from pipelines.training.records import CHECKPOINTS
 
 
 @contextmanager
-def as_job(config: StageConfig) -> Iterator[None]:
-    """Wraps the work of a stage; does nothing where it is not a job."""
+def as_job(output: str) -> Iterator[None]:
+    """Wraps the work of a stage that writes `output`; does nothing where it is not a job."""
     log = log_file()
     if log is None:
         yield
         return
-    cluster.exit_on_sigterm()
-    _tell_versions()
-    with copied(log, config.output):
+    exit_on_sigterm()
+    _say_versions()
+    with copied(log, output):
         try:
             yield
         except SystemExit:
-            _tell_checkpoint(config.output)
+            _say_checkpoint(output)
             raise
 
 
@@ -45,7 +45,7 @@ def log_file() -> Path | None:
     return path if path.name.startswith(OF_A_DRIVER) else None
 
 
-def _tell_versions() -> None:
+def _say_versions() -> None:
     submitted = cluster.job_metadata()
     for name, here in versions().items():
         there = submitted.get(f"submitted_with_{name}", here)
@@ -53,13 +53,13 @@ def _tell_versions() -> None:
             say(f"note: {name} is {here} here, it was {there} where the job was submitted")
 
 
-def _tell_checkpoint(output: str) -> None:
+def _say_checkpoint(output: str) -> None:
     from bert_core.train.checkpoint import latest_checkpoint
 
     try:
         checkpoint = latest_checkpoint(files.join(output, CHECKPOINTS))
     except (OSError, RaybertError):
-        where = "goes on from its last checkpoint, which cannot be looked up now"
+        where = "continues from its last checkpoint, which cannot be read now"
     else:
-        where = f"goes on after step {checkpoint.step:,}" if checkpoint else "begins anew"
+        where = f"continues after step {checkpoint.step:,}" if checkpoint else "starts again"
     say(f"stopped: the same command {where}")

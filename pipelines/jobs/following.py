@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bert_core.errors import ResourceError
 from pipelines.jobs.server import JobServer
+from pipelines.jobs.submission import ending_of
 from pipelines.runtime.progress import say
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 SILENCE_S = 60.0
-"""A stream without a word for so long is opened anew: the connection may be gone unnoticed."""
+"""A stream that is silent for so long is reopened: its connection may be gone unnoticed."""
 
 
 def follow(server: JobServer, job_id: str, *, shown: int = 0) -> "JobDetails | None":
@@ -39,6 +40,40 @@ def follow(server: JobServer, job_id: str, *, shown: int = 0) -> "JobDetails | N
                 say(f"the end of the log of job {job_id} cannot be read: {error}")
             return job
         time.sleep(POLL_S)
+
+
+def show_until_end(server: JobServer, job_id: str) -> "JobDetails | None":
+    """Print a job's output until it ends; if interrupted, leave it running and say how to go on."""
+    try:
+        return follow(server, job_id)
+    except KeyboardInterrupt:
+        say(
+            f"\njob {job_id} keeps running: `raybert jobs attach {job_id}` shows it again, "
+            f"`raybert jobs stop {job_id}` stops it"
+        )
+        raise
+
+
+def report_end(server: JobServer, job_id: str, job: "JobDetails | None") -> int:
+    """Say how a job ended, and return its exit code."""
+    if job is None:
+        say(
+            f"job {job_id} lost: the cluster at {server.address} no longer knows it, so its head "
+            "was replaced; submit it again to go on, with --retries to have that done for you"
+        )
+        return 1
+    code = _exit_code(job)
+    say(f"job {job_id} {ending_of(job)}, exit code {code}")
+    if code and job.driver_exit_code is None:
+        say(job.message or "")  # it never started, so there is no output that says why
+    return code
+
+
+def _exit_code(job: "JobDetails") -> int:
+    code = job.driver_exit_code
+    if code is None:
+        return 0 if job.status == "SUCCEEDED" else 1
+    return code if code >= 0 else 128 - code
 
 
 class _Printed:

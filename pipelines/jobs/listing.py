@@ -1,4 +1,4 @@
-"""What there is to say about jobs: a row per submission, as `raybert jobs` shows it."""
+"""The table of `raybert jobs`: a row per submission."""
 
 import re
 import time
@@ -28,24 +28,24 @@ _PROGRESS = re.compile(
 def rows(server: JobServer) -> list[list[str]]:
     """The submissions of `raybert submit`, in the order of their first attempts."""
     jobs = [job for job in server.jobs() if (job.submission_id or "").startswith(f"{PREFIX}-")]
-    found = {}
+    submissions = {}
     for job in sorted(jobs, key=lambda job: job.start_time or 0):
         name, _ = split_attempt(job.submission_id or "")
-        found[name] = attempts_of(name, jobs)
-    return [_row(server, name, attempts) for name, attempts in found.items()]
+        submissions[name] = attempts_of(name, jobs)
+    return [_row(server, name, attempts) for name, attempts in submissions.items()]
 
 
 def _row(server: JobServer, name: str, attempts: dict[int, "JobDetails"]) -> list[str]:
     number, job = list(attempts.items())[-1]
-    told = job.metadata or {}
+    metadata = job.metadata or {}
     running = not job.status.is_terminal()
     done, left = _progress(server, job) if running else ("", "")
-    cost, share, left_by_record = told_by_record(told.get("output", ""))
+    cost, share, left_by_record = figures_of_record(metadata.get("output", ""))
     if running:
         done, left = done or share, left or left_by_record
     return [
         name,
-        told.get("stage", ""),
+        metadata.get("stage", ""),
         job.status.lower() if running else ending_of(job),
         _moment(job.start_time),
         _duration(job),
@@ -54,13 +54,13 @@ def _row(server: JobServer, name: str, attempts: dict[int, "JobDetails"]) -> lis
         done,
         left,
         cost,
-        told.get("output", ""),
+        metadata.get("output", ""),
     ]
 
 
-def told_by_record(output: str) -> tuple[str, str, str]:
-    """Cost so far, share that is done and time left, as the record in an output tells; empty where
-    it does not, or cannot be read from here."""
+def figures_of_record(output: str) -> tuple[str, str, str]:
+    """Cost so far, share that is done and time left, by the record in an output; empty where it
+    lacks them, or cannot be read from here."""
     place = files.join(output, RECORD) if files.is_uri(output) else output
     try:
         spent = read(place) if output else None

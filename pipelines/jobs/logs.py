@@ -84,18 +84,18 @@ class _Copies:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         task: Any = ray.remote(num_cpus=0, max_retries=0)(copy_of_this_node)
-        job, asked = ray.get_runtime_context().get_job_id(), {}
+        job, node_of = ray.get_runtime_context().get_job_id(), {}
         for node in ray.nodes():
             if node["Alive"]:
                 folder = files.join(self._folder, node["NodeManagerAddress"])
                 there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 sizes = self._sizes.get(node["NodeID"], {})
                 answer = task.options(scheduling_strategy=there).remote(job, folder, sizes)
-                asked[answer] = node["NodeID"]
-        answered, late = ray.wait(list(asked), num_returns=len(asked), timeout=NODES_TIMEOUT_S)
+                node_of[answer] = node["NodeID"]
+        answered, late = ray.wait(list(node_of), num_returns=len(node_of), timeout=NODES_TIMEOUT_S)
         for answer in answered:
             with suppress(ray.exceptions.RayError):
-                self._sizes[asked[answer]] = ray.get(answer)
+                self._sizes[node_of[answer]] = ray.get(answer)
         for answer in late:
             ray.cancel(answer)
 

@@ -1,4 +1,4 @@
-"""What is sent with a job: raybert's own code, its configs, and a folder of the user's if asked.
+"""What is sent with a job: raybert's own code, its configs, and a folder of the user's if given.
 
 The code is a package named by the hash of what is in it, so that the same code is sent once. It is
 a wheel in everything but its name: of a file called `.whl`, Ray would have pip install all that it
@@ -23,7 +23,7 @@ from pipelines.runtime.stage import code_version
 
 PACKAGES = ("bert_core", "pipelines", "serve", "tracking")
 STOP_WAIT_S = 60
-"""How long a job that is asked to stop may take, for a checkpoint and the end of its MLflow run."""
+"""How long a job may take to stop: for a checkpoint and the end of its MLflow run."""
 
 # NOTE: gitignore's rules: without the slash, `data` would exclude bert_core/data too.
 NOT_SENT = [
@@ -118,21 +118,21 @@ def versions() -> dict[str, str]:
     """Those of this machine that a job may depend on."""
     import platform
 
-    found = {"python": platform.python_version(), "raybert": code_version()}
+    installed = {"python": platform.python_version(), "raybert": code_version()}
     for name in ("ray", "torch"):
-        found[name] = importlib.metadata.version(name)
-    return found
+        installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def check_versions(server: JobServer) -> None:
     """Raises: ConfigError if the cluster's Ray, or its minor version of Python, is another one."""
     here, there = versions(), server.versions()
     for name, parts in (("ray", 3), ("python", 2)):
-        wanted, got = (".".join(each[name].split(".")[:parts]) for each in (here, there))
-        if wanted != got:
+        ours, theirs = (".".join(each[name].split(".")[:parts]) for each in (here, there))
+        if ours != theirs:
             title = name.capitalize()
             raise ConfigError(
-                f"{title}: wanted {wanted} on the cluster at {server.address}, as on this machine, "
-                f"got {got}: start the cluster with {title} {wanted}, or run raybert from an "
-                f"environment with {title} {got}"
+                f"{title}: wanted {ours} on the cluster at {server.address}, as on this machine, "
+                f"got {theirs}: start the cluster with {title} {ours}, or run raybert from an "
+                f"environment with {title} {theirs}"
             )

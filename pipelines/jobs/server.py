@@ -3,10 +3,12 @@
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bert_core.checks import check_fields
 from bert_core.errors import ConfigError, ResourceError
-from bert_core.wording import nearest
+from bert_core.wording import last_line, nearest
 from pipelines.jobs.submission import attempts_of, split_attempt
 from pipelines.runtime import cluster
 from pipelines.runtime.progress import say
@@ -28,6 +30,24 @@ def seconds_of(field: str, text: str) -> float:
     return int(match[1]) * _UNITS_S[match[2]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobServerConfig:
+    """Which job server to ask."""
+
+    address: str | None = None
+    """Job server of the cluster, e.g. http://head:8265; by default RAY_API_SERVER_ADDRESS or
+    RAY_ADDRESS, else this machine's."""
+    allow_open_cluster: bool = False
+    """Use a Ray cluster even if it requires no token, so that anyone who reaches its ports can run
+    code there."""
+    patience: str = "5m"
+    """How long to wait for a job server that has answered and then does not: 90s, 10m, 2h."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        seconds_of("patience", self.patience)
+
+
 class AlreadySubmittedError(Exception):
     """The id is taken: by another submission, or by this one, whose answer did not arrive."""
 
@@ -39,13 +59,10 @@ class JobServer:
         self._client, self._patience_s = client, patience_s
 
     @classmethod
-    def at(
-        cls, address: str | None, *, patience: str, allow_open_cluster: bool = False
-    ) -> "JobServer":
-        """The one at an address, which has to answer now. Raises: as `cluster.job_client` does."""
-        patience_s = seconds_of("patience", patience)
-        client = cluster.job_client(address, allow_open_cluster=allow_open_cluster)
-        return cls(client, patience_s)
+    def of(cls, config: JobServerConfig) -> "JobServer":
+        """The configured one, which has to answer now. Raises: as `cluster.job_client` does."""
+        client = cluster.job_client(config.address, allow_open_cluster=config.allow_open_cluster)
+        return cls(client, seconds_of("patience", config.patience))
 
     @property
     def address(self) -> str:
@@ -143,7 +160,7 @@ class JobServer:
                 is_away = isinstance(error, RequestException)
                 if not is_away and not _is_a_servers(error):
                     raise ResourceError(f"the cluster did not accept it: {error}") from error
-                reason = type(error).__name__ if is_away else _last_line(str(error))
+                reason = type(error).__name__ if is_away else last_line(str(error))[:200]
                 now_s = time.monotonic()
                 if now_s >= (now_s + patience_s if end_s is None else end_s):
                     raise ResourceError(
@@ -169,10 +186,6 @@ def _is_a_servers(error: Exception) -> bool:
     return bool(re.match(r"Request failed with status code 5\d\d", str(error)))
 
 
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1][:200]
-
-
 def _unless_unknown(call: Callable[[str], T], job_id: str) -> T | None:
     try:
         return call(job_id)
@@ -189,5 +202,5 @@ def _unless_taken(client: "JobSubmissionClient", request: dict[str, Any]) -> Non
         if "already exists" in str(error):
             raise AlreadySubmittedError(request["submission_id"]) from error
         if "exceeds the maximum size" in str(error):
-            raise ValueError(_last_line(str(error))) from error
+            raise ValueError(last_line(str(error))[:200]) from error
         raise

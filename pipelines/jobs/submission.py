@@ -27,9 +27,9 @@ PREFIX = "raybert"
 DIGEST_CHARACTERS = 12
 Ending = Literal["succeeded", "stopped", "lost", "preempted", "failed"]
 
-# How a driver ends that was told to, and that was killed: by a shell, and by Python's subprocess.
-_TOLD_TO_END, _KILLED = (143, -15), (137, -9)
-# What Ray says of a job whose driver went without a word.
+# Exit codes of a driver that got SIGTERM, and SIGKILL: by a shell, and by Python's subprocess.
+_TERMINATED, _KILLED = (143, -15), (137, -9)
+# Ray's types of error for a job whose driver has disappeared.
 _GONE = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
 # The same where the node was replaced, and its job is still listed.
 _NO_SUPERVISOR = "failed to get job supervisor"
@@ -77,9 +77,9 @@ def submission_of(command: Sequence[str], folder: str) -> Submission:
 
 def config_files(command: Sequence[str]) -> list[str]:
     """The files that `--config` names."""
-    after = [value for word, value in pairwise([*command, ""]) if word == "--config"]
-    joined = [word.partition("=")[2] for word in command if word.startswith("--config=")]
-    return after + joined
+    after_space = [value for word, value in pairwise([*command, ""]) if word == "--config"]
+    after_equals = [word.partition("=")[2] for word in command if word.startswith("--config=")]
+    return after_space + after_equals
 
 
 def _parsed(command: Sequence[str], folder: str) -> Any:
@@ -132,7 +132,7 @@ def ending_of(job: "JobDetails | None") -> Ending:
     """How a job ended; None is one that its cluster no longer knows.
 
     A driver is *lost* if it was killed or its node went, *preempted* if its node was reclaimed or
-    it was told to end by another than `raybert jobs stop`, and has *failed* if it ended by itself.
+    it got SIGTERM by other means than `raybert jobs stop`, and has *failed* if it ended by itself.
     """
     if job is None:
         return "lost"
@@ -141,6 +141,6 @@ def ending_of(job: "JobDetails | None") -> Ending:
     message = (job.message or "").lower()
     if job.error_type in _GONE or _NO_SUPERVISOR in message:
         return "preempted" if "preempt" in message or "drain" in message else "lost"
-    if job.driver_exit_code in _TOLD_TO_END:
+    if job.driver_exit_code in _TERMINATED:
         return "preempted"
     return "lost" if job.driver_exit_code in _KILLED else "failed"

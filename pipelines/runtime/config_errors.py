@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from bert_core.wording import nearest
+from bert_core.wording import in_one_line, nearest
 
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _SEVERAL = {str: 'texts, as in ["a", "b"]', int: "whole numbers, as in [0, 1]"}
@@ -43,12 +43,14 @@ def explained(message: str, config: type, prog: str, known: Iterable[str]) -> st
         return f"{', '.join(missing)}: wanted a value, got none; `{prog} --help` explains each"
     hint = _hint(config, name)
     if hint is None:
-        return " ".join(message.split())
+        return in_one_line(message)
     value = re.search(r"Got value: (.*)", message) or re.search(r"Given value: (.*)", message)
     value = value or re.search(r"Unable to load config ['\"](.*)['\"]", message)
-    told = f"{name}: wanted {_wanted(hint)}, got {value[1] if value else 'nothing'}"
+    problem = f"{name}: wanted {_wanted(hint)}, got {value[1] if value else 'nothing'}"
     table = next((each for each in alternatives(hint) if is_dataclass(each)), None)
-    return told if table is None else f"{told}: give them as --{name}.{fields(table)[0].name} …"
+    return (
+        problem if table is None else f"{problem}: give them as --{name}.{fields(table)[0].name} …"
+    )
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:

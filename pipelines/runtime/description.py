@@ -7,14 +7,15 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from bert_core import files
+from bert_core.checks import default_of
 from bert_core.errors import RaybertError
 from bert_core.manifest import BUNDLE
-from bert_core.wording import shortened
+from bert_core.wording import first_line, shortened
 from tracking.page import NOTE, RESULT, run_page, version_page
 from tracking.runs import DatasetInput
 from tracking.spool import Run, read_run
@@ -64,7 +65,7 @@ def _arguments(config: Any, left_out: set[str], prefix: str) -> list[str]:
     arguments: list[str] = []
     for field in fields(config):
         value = getattr(config, field.name)
-        if field.name in left_out or value == _default(field):
+        if field.name in left_out or value == default_of(field):
             continue
         name = f"{prefix}{field.name}"
         if is_dataclass(value):
@@ -74,10 +75,6 @@ def _arguments(config: Any, left_out: set[str], prefix: str) -> list[str]:
         elif value is not None:
             arguments += [f"--{name}", _written(value)]
     return arguments
-
-
-def _default(field: "Field[Any]") -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _written(value: Any) -> str:
@@ -144,13 +141,13 @@ def described(
     """
     parts = [f"**{result}**"] if result else []
     if inputs:
-        parts.append("Made from " + ", ".join(_input(each, uri) for each in inputs) + ".")
+        parts.append("Made from " + ", ".join(_input(item, uri) for item in inputs) + ".")
     if links:
         parts.append("See " + ", ".join(f"[{title}]({url})" for title, url in links.items()) + ".")
     parts.append(f"```bash\n{folded(command)}\n```")
     parts.append(f"`raybert report {shlex.quote(output)}` writes a report of it.")
-    told = {NOTE: "\n\n".join(parts), COMMAND: command}
-    return told | {RESULT: result}  # an earlier attempt may have left its failure there
+    tags = {NOTE: "\n\n".join(parts), COMMAND: command}
+    return tags | {RESULT: result}  # an earlier attempt may have left its failure there
 
 
 def failure(error: BaseException) -> str:
@@ -158,7 +155,7 @@ def failure(error: BaseException) -> str:
     if not isinstance(error, Exception):
         return "interrupted"
     what = "" if isinstance(error, RaybertError) else f"{type(error).__name__}: "
-    return shortened(without_secrets(f"failed: {what}{error}".strip().splitlines()[0]), 500)
+    return shortened(without_secrets(first_line(f"failed: {what}{error}")), 500)
 
 
 def card_links(
@@ -190,9 +187,9 @@ def _on_this_server(path: str) -> str:
     return path.removeprefix("/")
 
 
-def _input(each: DatasetInput, uri: str) -> str:
-    name = each.name.replace("_", " ")
-    run = recorded_run(each.source)
+def _input(item: DatasetInput, uri: str) -> str:
+    name = item.name.replace("_", " ")
+    run = recorded_run(item.source)
     if run is not None and run.tracking_uri == uri and (page := _page(run)):
         return f"{name} [{run.run_name}]({page})"
-    return f"{name} `{without_secrets(each.source)}` ({each.digest[:12]})"
+    return f"{name} `{without_secrets(item.source)}` ({item.digest[:12]})"

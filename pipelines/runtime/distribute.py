@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from bert_core import errors
 from pipelines.runtime import cluster
+from pipelines.runtime.capacity import require_room, workers_that_fit
 from pipelines.runtime.progress import counted, say
 from pipelines.runtime.stage import StageConfig
 
@@ -65,7 +66,7 @@ def run_tasks(
             "on a machine of the cluster, or submit it with `raybert submit`"
         )
     least_workers = min(config.least_workers, len(items))
-    gets_gpus = cluster.require_room(
+    gets_gpus = require_room(
         least_workers,
         config.threads_per_worker,
         gpus=config.gpus if use_gpu else "none",
@@ -161,16 +162,16 @@ class _Watch(threading.Thread):
     def run(self) -> None:
         most_room, lacking_since = 0, time.monotonic()
         while not self._over.wait(ROOM_POLL_S):
-            room = cluster.room(self._threads, one_gpu=self.gets_gpus)
+            room = workers_that_fit(self._threads, one_gpu=self.gets_gpus)
             most_room = max(most_room, room)
-            wanted = min(len(self._names), most_room)
+            needed = min(len(self._names), most_room)
             now = time.monotonic()
-            if room >= wanted:
+            if room >= needed:
                 lacking_since = now
             elif now - max(lacking_since, self.last) > GONE_AFTER_S:
                 say(
                     f"the cluster has lost nodes, and has room for {room} of "
-                    f"{counted(wanted, 'worker')}: what is left to do is handed out anew"
+                    f"{counted(needed, 'worker')}: the remaining work is distributed again"
                 )
                 self._end_all()
                 return
@@ -186,7 +187,7 @@ class _Watch(threading.Thread):
 
 @cache
 def _silence_pool_warning() -> None:
-    """Make Ray's core give its warning about pools like Ray Data's now, where nobody sees it.
+    """Have Ray's core print its warning about pools like Ray Data's now, while stderr is discarded.
 
     It warns that the arguments of a restartable actor could be lost; those of Ray Data's pools are
     kept while they run. It warns once per process.

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from bert_core.errors import ConfigError
+from bert_core.wording import last_line
 from pipelines.runtime import nodes
 from pipelines.runtime.nodes import Node, compared, read_nodes
 
@@ -44,15 +45,15 @@ class Hosts:
     def read(cls, path: str) -> "Hosts":
         """Raises: ConfigError if it is no file of a cluster on machines of one's own."""
         try:
-            told: Any = yaml.safe_load(Path(path).read_text())
-            provider, login = told["provider"], told["auth"]
+            config: Any = yaml.safe_load(Path(path).read_text())
+            provider, login = config["provider"], config["auth"]
             return cls(
                 head=provider["head_ip"],
                 workers=tuple(provider["worker_ips"]),
                 user=login["ssh_user"],
                 key=login.get("ssh_private_key"),
-                head_ports=_ports(told["head_start_ray_commands"]),
-                worker_ports=_ports(told["worker_start_ray_commands"]),
+                head_ports=_ports(config["head_start_ray_commands"]),
+                worker_ports=_ports(config["worker_start_ray_commands"]),
             )
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise ConfigError(
@@ -85,11 +86,11 @@ class Hosts:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return Node(versions={}, address=address, problem=f"ssh: {error}")
-        found = read_nodes(done.stdout)
-        if not found:
-            said = (done.stderr or done.stdout).strip().splitlines() or ["no answer"]
-            return Node(versions={}, address=address, problem=f"ssh: {said[-1]}")
-        node = compared(found[0], asked_s, time.time())
+        answered = read_nodes(done.stdout)
+        if not answered:
+            reason = last_line(done.stderr or done.stdout) or "no answer"
+            return Node(versions={}, address=address, problem=f"ssh: {reason}")
+        node = compared(answered[0], asked_s, time.time())
         if node.versions["ray"] is None:  # the launcher has yet to install it
             node = replace(node, versions={"python": node.versions["python"]})
         return replace(node, address=address)

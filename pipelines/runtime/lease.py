@@ -28,6 +28,7 @@ from typing import IO
 from bert_core import conditional, files, storage
 from bert_core.errors import FormatError, RaybertError, ResourceError
 from pipelines.runtime import cluster
+from pipelines.runtime.processes import exit_on_sigterm
 from pipelines.runtime.progress import say
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def held(output: str, *, wait: bool = False) -> Iterator[Lease]:
         wait: for a process that has it, to end.
     Raises: ResourceError if another process has it, or takes it over.
     """
-    cluster.exit_on_sigterm()
+    exit_on_sigterm()
     folder = files.local_path(output)
     lease: Lease
     if folder is not None:
@@ -141,7 +142,7 @@ def held(output: str, *, wait: bool = False) -> Iterator[Lease]:
     elif storage.opens(output):
         lease = _ObjectLease(files.join(output, NAME), wait)
     else:
-        lease = Lease()  # storage that cannot tell who was first
+        lease = Lease()  # storage without conditional writes
     try:
         try:
             yield lease
@@ -158,7 +159,7 @@ class _LocalLease(Lease):
         """Raises: ResourceError if another process has it and `wait` is off."""
         self._path = folder / NAME
         self._file: IO[bytes] | None = None
-        told = False
+        announced = False
         while self._file is None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +170,7 @@ class _LocalLease(Lease):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.close()
-                told = _stand_by(str(folder), self._holder(), wait, told)
+                announced = _stand_by(str(folder), self._holder(), wait, announced)
                 continue
             except OSError:
                 pass  # a file system without locks
@@ -275,13 +276,13 @@ def _take(path: str, wait: bool) -> tuple[Holder, str]:
     Raises: ResourceError if another process has it and `wait` is off.
     """
     output, token = path.removesuffix(f"/{NAME}"), uuid.uuid4().hex
-    last_tag, unchanged_s, told = None, 0.0, False
+    last_tag, unchanged_s, announced = None, 0.0, False
     while True:
         try:
             data, tag = conditional.read_tagged(path)
         except FileNotFoundError:
             mine = Holder.me(1, token)
-            taken = conditional.create(path, mine.encoded())
+            new_tag = conditional.create(path, mine.encoded())
         else:
             other = _decoded(data, path)
             if other.token == token:  # the answer to our own write got lost
@@ -289,24 +290,24 @@ def _take(path: str, wait: bool) -> tuple[Holder, str]:
             renewed, last_tag = last_tag not in (None, tag), tag
             # Only looks that succeed count: while storage is away, nobody can renew.
             unchanged_s = 0.0 if renewed else unchanged_s
-            mine, taken = Holder.me(other.number + 1, token), None
+            mine, new_tag = Holder.me(other.number + 1, token), None
             if other.released or unchanged_s >= other.expires_after_s:
-                taken = conditional.replace_if(path, mine.encoded(), tag)
+                new_tag = conditional.replace_if(path, mine.encoded(), tag)
             else:
-                told = _stand_by(output, other, wait, told, lives=renewed)
+                announced = _stand_by(output, other, wait, announced, lives=renewed)
                 unchanged_s += WATCH_EVERY_S
-        if taken is not None:
-            return mine, taken
+        if new_tag is not None:
+            return mine, new_tag
 
 
 def _stand_by(
-    output: str, holder: Holder | None, wait: bool, told: bool, *, lives: bool = True
+    output: str, holder: Holder | None, wait: bool, announced: bool, *, lives: bool = True
 ) -> bool:
-    """Let some time pass, and say why, unless it was told.
+    """Let some time pass, and say why, unless that was announced.
 
     Args:
         lives: whether it is certain that the holder has not died.
-    Returns: True. Raises: ResourceError if the holder lives and nobody wants to wait for it.
+    Returns: True. Raises: ResourceError if the holder lives and `wait` is off.
     """
     who = "another process" if holder is None else str(holder)
     since = "" if holder is None else f" since {holder.since}"
@@ -315,7 +316,7 @@ def _stand_by(
             f"{output}: wanted to write it, {who} has been writing it{since}: stop that run, give "
             "another output, or add --wait to go on when that run has ended"
         )
-    if not told:
+    if not announced:
         until = "waiting until that run has ended" if wait else "checking whether that run is alive"
         say(f"{output}: {who} has been writing it{since}: {until}")
     time.sleep(WATCH_EVERY_S)

@@ -1,4 +1,4 @@
-"""What a machine is, as it tells itself: this one, or every node of a cluster.
+"""The facts about a machine: this one, or every node of a cluster.
 
 A cluster's nodes may lack raybert, so this file also runs alone, as a job or by ssh: it needs the
 standard library, and Ray where a cluster is asked. It does without anything else that is missing.
@@ -31,7 +31,7 @@ ANSWER_TIMEOUT_S = 60.0
 FACTS = "raybert-nodes: "
 """Begins the line with the nodes in the output of a job."""
 ALONE = "--alone"
-"""Has this file, run by itself, tell of its machine, not of the nodes of a cluster."""
+"""Has this file, run by itself, print the facts about its machine, not about a cluster's nodes."""
 KEY_FILES = (".ssh/id_*", "ray_bootstrap_key.pem")
 """Below the home folder, besides the one with Ray's token."""
 
@@ -54,7 +54,7 @@ class Node:
     """Size of the disk with temporary files."""
     disk_free_bytes: int = 0
     sees: bool | None = None
-    """Whether it sees the file that it was asked about; None if it was not, or cannot tell."""
+    """Whether it sees the file that it was asked about; None if it was not, or cannot know."""
     unseen: str = ""
     """Why it does not."""
     unreachable: Sequence[str] = ()
@@ -67,7 +67,8 @@ class Node:
     clock_s: float = 0.0
     """Seconds since 1970, when it answered."""
     ahead_s: float | None = None
-    """Seconds that its clock is ahead of that of whoever asked, at least; None if nobody did."""
+    """Seconds, at least, that its clock is ahead of the clock of the machine that asked; None if
+    none did."""
 
     address: str = ""
     cpus: float = 0
@@ -127,7 +128,10 @@ def compared(node: Node, asked_s: float, answered_s: float) -> Node:
 
 
 def token_path() -> Path | None:
-    """The file that Ray reads the token from, by its own rules; None if a variable holds it."""
+    """The file that Ray reads the token from, by its own rules; None if a variable holds it.
+
+    NOTE: it is here, not in `ray_token`, since this file also runs alone.
+    """
     if os.environ.get("RAY_AUTH_TOKEN"):
         return None
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
@@ -135,15 +139,20 @@ def token_path() -> Path | None:
 
 
 def _exposed() -> list[str]:
-    found = [path for pattern in KEY_FILES for path in Path.home().glob(pattern)]
+    key_files = [path for pattern in KEY_FILES for path in Path.home().glob(pattern)]
     if (token := token_path()) is not None and token.exists():
-        found.append(token)
+        key_files.append(token)
     others = stat.S_IRWXG | stat.S_IRWXO
-    return [str(path) for path in found if path.suffix != ".pub" and path.stat().st_mode & others]
+    return [
+        str(path) for path in key_files if path.suffix != ".pub" and path.stat().st_mode & others
+    ]
 
 
 def _holder(port: int) -> str | None:
-    """The process that listens on a port and is not Ray's; None if there is none."""
+    """The process that listens on a port and is not Ray's; None if there is none.
+
+    NOTE: `tracking.ports` finds it too, but cannot be imported where this file runs alone.
+    """
     try:
         socket.create_server(("", port)).close()
     except OSError:
@@ -246,10 +255,10 @@ def nodes_of_cluster(
     ]
 
 
-def _node(told: dict[str, Any], answer: Any, asked_s: float, answered_s: float) -> Node:
+def _node(known: dict[str, Any], answer: Any, asked_s: float, answered_s: float) -> Node:
     import ray
 
-    resources = told["Resources"]
+    resources = known["Resources"]
     try:
         node = ray.get(answer, timeout=1.0)  # it was waited for already
         node = compared(node, asked_s, answered_s)
@@ -257,12 +266,12 @@ def _node(told: dict[str, Any], answer: Any, asked_s: float, answered_s: float) 
         node = Node(versions={}, problem=f"it did not answer within {ANSWER_TIMEOUT_S:g} s")
     except Exception as error:  # raybert may be missing there, or be another one
         cause = getattr(error, "cause", None) or error
-        said = str(cause).strip().splitlines() or [""]  # of a traceback the last line
-        node = Node(versions={}, problem=f"{type(cause).__name__}: {said[-1]}")
+        lines = str(cause).strip().splitlines() or [""]  # of a traceback the last line
+        node = Node(versions={}, problem=f"{type(cause).__name__}: {lines[-1]}")
     return replace(
         node,
-        host=node.host or told["NodeManagerHostname"],
-        address=told["NodeManagerAddress"],
+        host=node.host or known["NodeManagerHostname"],
+        address=known["NodeManagerAddress"],
         cpus=resources.get("CPU", 0),
         ray_gpus=resources.get("GPU", 0),
         object_store_bytes=int(resources.get("object_store_memory", 0)),
@@ -282,9 +291,9 @@ def _main(marker: str | None, *servers: str) -> None:
     import ray
 
     ray.init(log_to_driver=False)
-    asked = [(host, int(port)) for host, _, port in (each.rpartition(":") for each in servers)]
-    found = nodes_of_cluster(marker or None, asked)
-    print(FACTS + json.dumps([asdict(node) for node in found]))
+    addresses = [(host, int(port)) for host, _, port in (each.rpartition(":") for each in servers)]
+    answered = nodes_of_cluster(marker or None, addresses)
+    print(FACTS + json.dumps([asdict(node) for node in answered]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Notices that this host is about to be taken back: by a cloud's metadata service, or by a file.
+"""Notices that this machine is about to be reclaimed: by a cloud's metadata service, or by a file.
 
 What each service answers is specified by its cloud:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
@@ -27,28 +27,31 @@ AZURE_EVENTS = ("Preempt", "Terminate", "Reboot", "Redeploy")
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """A host is to go."""
+    """A machine is about to be reclaimed."""
 
     reason: str
     seconds: float | None = None
-    """Until it goes; None if that is not said."""
+    """Until it is gone; None if the notice does not say."""
 
 
 def aws() -> Notice | None:
-    """A spot instance's notice, two minutes ahead. Raises: OSError if the service is away."""
+    """A spot instance's notice, two minutes ahead.
+
+    Raises: OSError if the service does not answer.
+    """
     ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(AWS_TOKEN_TTL_S)}
     token = _ask("/latest/api/token", ttl, method="PUT")
     try:
         answer = _ask("/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
     except FileNotFoundError:
         return None
-    told = json.loads(answer)
-    ends = datetime.fromisoformat(told["time"].replace("Z", "+00:00"))
-    return Notice(reason=f"AWS: {told['action']} at {told['time']}", seconds=_until(ends))
+    action = json.loads(answer)
+    ends = datetime.fromisoformat(action["time"].replace("Z", "+00:00"))
+    return Notice(reason=f"AWS: {action['action']} at {action['time']}", seconds=_until(ends))
 
 
 def gcp() -> Notice | None:
-    """A spot VM's notice, 30 s ahead. Raises: OSError if the service is away."""
+    """A spot VM's notice, 30 s ahead. Raises: OSError if the service does not answer."""
     path = "/computeMetadata/v1/instance/preempted"
     if _ask(path, {"Metadata-Flavor": "Google"}).strip() != "TRUE":
         return None
@@ -56,8 +59,10 @@ def gcp() -> Notice | None:
 
 
 def azure() -> Notice | None:
-    """A spot or scale set VM's notice, 30 s or minutes ahead. Raises: OSError if the service is
-    away."""
+    """A spot or scale set VM's notice, 30 s or minutes ahead.
+
+    Raises: OSError if the service does not answer.
+    """
     metadata = {"Metadata": "true"}
     version = "api-version=2020-07-01"
     events = json.loads(_ask(f"/metadata/scheduledevents?{version}", metadata))["Events"]
@@ -66,7 +71,7 @@ def azure() -> Notice | None:
         return None
     name = _ask(f"/metadata/instance/compute/name?{version}&format=text", metadata).strip()
     for event in events:
-        if name in event["Resources"]:  # those of the other machines of the set are told, too
+        if name in event["Resources"]:  # the service also lists those of the set's other machines
             seconds = None
             with suppress(ValueError):  # empty once it has begun
                 seconds = _until(parsedate_to_datetime(event["NotBefore"]))
@@ -78,10 +83,10 @@ CLOUDS: dict[str, Callable[[], Notice | None]] = {"aws": aws, "gcp": gcp, "azure
 
 
 def source(name: str) -> Callable[[], Notice | None]:
-    """What tells of a notice, by the name of a cloud or the path of a file that will be made."""
+    """Where notices come from: a cloud, by its name, or a file that is created, by its path."""
     if name in CLOUDS:
         return CLOUDS[name]
-    return lambda: Notice(reason=f"{name} was made") if Path(name).exists() else None
+    return lambda: Notice(reason=f"{name} was created") if Path(name).exists() else None
 
 
 def _until(moment: datetime) -> float:

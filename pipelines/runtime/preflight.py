@@ -7,6 +7,7 @@ from bert_core import files
 from bert_core.errors import ResourceError
 from bert_core.manifest import is_complete
 from pipelines.runtime import cluster, node_checks, nodes
+from pipelines.runtime.capacity import Gpus, require_room
 from pipelines.runtime.stage import StageConfig
 from pipelines.runtime.storage_checks import check_cache, marker
 from tracking import server
@@ -21,7 +22,8 @@ def preflight(stage: str, config: StageConfig) -> None:
     """Check what `stage` needs: a writable output, a cache if the output is not on this machine,
     MLflow, and the cluster that it is to join.
 
-    An MLflow that is away is no reason to stop: records are sent to it later. One that refuses is.
+    If MLflow does not answer, the stage still runs: records are sent later. If it refuses access,
+    the stage does not.
     Raises: RaybertError with the way out.
     """
     if is_complete(config.output) and not config.force:
@@ -40,8 +42,8 @@ def preflight(stage: str, config: StageConfig) -> None:
 
 def _check_cluster(stage: str, config: StageConfig, marker: str) -> None:
     workers = 1 if stage in ONE_BY_ONE else config.least_workers
-    gpus: cluster.Gpus = "one each" if config.require_gpus else "none"
-    cluster.require_room(workers, config.threads_per_worker, gpus=gpus, wait=config.wait)
+    gpus: Gpus = "one each" if config.require_gpus else "none"
+    require_room(workers, config.threads_per_worker, gpus=gpus, wait=config.wait)
     here = nodes.facts()
     for node in nodes.nodes_of_cluster(files.absolute(marker)):
         if not node.cpus:

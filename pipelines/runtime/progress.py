@@ -39,7 +39,7 @@ SEEN = "rows_seen_in_training"
 figures look better than they are on other rows."""
 
 
-def tell_remarks(stage: str, remarks: Mapping[str, int | str], source: str) -> None:
+def print_remarks(stage: str, remarks: Mapping[str, int | str], source: str) -> None:
     """Print a line per remark about rows: `1 row cut`, `tag scheme: BIO`."""
     for name, value in remarks.items():
         words = name.replace("_", " ")

@@ -30,7 +30,8 @@ from bert_core.manifest import (
     stage_digest,
     write_manifest,
 )
-from pipelines.runtime import cluster, lease
+from pipelines.runtime import lease
+from pipelines.runtime.capacity import Gpus
 from pipelines.runtime.description import (
     card_links,
     command,
@@ -88,7 +89,8 @@ class StageConfig:
     address: str | None = None
     """Ray cluster to use; by default the one in RAY_ADDRESS, or else a local one."""
     allow_open_cluster: bool = False
-    """Join a Ray cluster that asks for no token: anyone who can reach it can run code there."""
+    """Use a Ray cluster even if it requires no token, so that anyone who reaches its ports can run
+    code there."""
     tracking_uri: str | None = None
     """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
     experiment: str = "raybert"
@@ -118,7 +120,7 @@ class StageConfig:
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
 
     @property
-    def gpus(self) -> cluster.Gpus:
+    def gpus(self) -> Gpus:
         """Whether each worker of a stage that computes on GPUs gets one."""
         return "one each" if self.require_gpus else "if there are any"
 
@@ -179,7 +181,7 @@ def bundle_input(
     from tracking.hub import PREFIX
     from tracking.resolve import resolve
 
-    fixed = hub_reference(config, reference)
+    fixed = hub_reference(config.output, reference, force=config.force)
     folder = resolve(reference if fixed is None else PREFIX + fixed, uri=config.tracking_uri)
     source = DatasetInput(name, bundle_digest(folder), fixed or reference)
     return folder, source if fixed is None else replace(source, asked=reference)
@@ -191,14 +193,14 @@ def tokenizer_input(config: StageConfig, reference: str) -> tuple[str, "Tokenize
     from tracking.hub import PREFIX
     from tracking.resolve import load_tokenizer
 
-    fixed = hub_reference(config, reference)
+    fixed = hub_reference(config.output, reference, force=config.force)
     place = reference if fixed is None else PREFIX + fixed
     tokenizer = load_tokenizer(place)
     source = DatasetInput("tokenizer", tokenizer.digest, fixed or reference)
     return place, tokenizer, source if fixed is None else replace(source, asked=reference)
 
 
-def hub_reference(config: StageConfig, reference: str) -> str | None:
+def hub_reference(output: str, reference: str, *, force: bool) -> str | None:
     """A reference to a model of the hub as `owner/name@commit`; None if it means something else.
 
     The commit is the one that an earlier run of the same output took, so that a run that resumes
@@ -208,8 +210,8 @@ def hub_reference(config: StageConfig, reference: str) -> str | None:
 
     if hub_model(reference) is None:
         return None
-    marker = files.join(config.output, STARTED)
-    before = files.read_json(marker) if not config.force and files.exists(marker) else {}
+    marker = files.join(output, STARTED)
+    before = files.read_json(marker) if not force and files.exists(marker) else {}
     return before.get("hub", {}).get(reference) or pinned(reference)
 
 
@@ -268,7 +270,7 @@ def run_stage(
     """
     _check_output(config)
     determining = determining_fields(config)
-    digests = {each.name: each.digest for each in inputs}
+    digests = {item.name: item.digest for item in inputs}
     digest = stage_digest(stage, determining, digests)
     if (done := _done(stage, config, determining, digests)) is not None:
         return done
@@ -278,7 +280,7 @@ def run_stage(
         if (done := _done(stage, config, determining, digests)) is not None:
             return done
         files.abort_uploads(config.output)
-        from_hub = {each.asked: each.source for each in inputs if each.asked}
+        from_hub = {item.asked: item.source for item in inputs if item.asked}
         _clear_what_others_left(config, stage, digest, from_hub, inputs)
         began = time.time()
         # The run is opened, handed over and opened again: training's controller writes to it
@@ -287,7 +289,7 @@ def run_stage(
         if begun.close("RUNNING") is not None:
             say(f"{stage}: MLflow has not answered yet, records are kept in {config.local_folder}")
         try:
-            made = work(digest)
+            stage_result = work(digest)
         except BaseException as error:
             if held.lost is None:
                 files.abort_uploads(config.output)  # workers were ended in the middle of them
@@ -298,9 +300,9 @@ def run_stage(
             digest=digest,
             config=determining,
             inputs=digests,
-            hub={each.name: each.source for each in inputs if each.asked},
-            outputs=made.outputs,
-            counts={**made.counts, "seconds": round(time.time() - began, 3)},
+            hub={item.name: item.source for item in inputs if item.asked},
+            outputs=stage_result.outputs,
+            counts={**stage_result.counts, "seconds": round(time.time() - began, 3)},
             code_version=code_version(),
         )
         held.check()  # in another's run nothing is recorded
@@ -308,7 +310,7 @@ def run_stage(
         with _open_run(stage, config, determining, (), description) as recorder:
             numbers = {k: v for k, v in manifest.counts.items() if isinstance(v, int | float)}
             recorder.record(recorder.last_step + 1, numbers)
-            for path in made.artifacts:
+            for path in stage_result.artifacts:
                 recorder.artifact(path)
             held.check()
             # From here on the output is complete: if killed now, the next start only ends the run.
@@ -425,10 +427,10 @@ def _end_run(
     Where the copy of the record cannot be reached, only MLflow and the local folder know.
     """
     status: Status = "FAILED" if isinstance(reason, Exception) else "KILLED"
-    told = {RESULT: failure(reason)}
+    tags = {RESULT: failure(reason)}
     try:
         _open_run(
-            stage, config, determining_fields(config), description=told, with_copy=with_copy
+            stage, config, determining_fields(config), description=tags, with_copy=with_copy
         ).close(status)
     except (OSError, RaybertError) as error:
         if with_copy and config.record_copy is not None:
@@ -451,14 +453,14 @@ def _difference(
     return f"made with another {', '.join(differs) or 'format'}"
 
 
-def _present(config: StageConfig) -> list[str]:
+def _present(output: str) -> list[str]:
     """Names in the output, but for those of its lease and of probes, which are gone in a moment."""
-    names = files.list_names(config.output)
+    names = files.list_names(output)
     return [name for name in names if name != lease.NAME and not name.startswith(PROBE)]
 
 
 def _check_ownership(config: StageConfig) -> None:
-    present = _present(config)
+    present = _present(config.output)
     if present and STARTED not in present and NAME not in present:
         raise ConfigError(
             f"{config.output}: wanted an absent or empty folder, it holds files that raybert did "
@@ -475,7 +477,7 @@ def _clear_what_others_left(
 ) -> None:
     """Empty the output, unless it is from a killed run of the same digest, which can resume."""
     marker = files.join(config.output, STARTED)
-    present = _present(config)
+    present = _present(config.output)
     started = files.read_json(marker) if STARTED in present else None
     if started is not None and started["digest"] == digest and not config.force:
         say(f"{stage}: resuming the earlier run of {config.output}")

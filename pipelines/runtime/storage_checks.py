@@ -60,7 +60,7 @@ def check_cache(folder: Path) -> None:
 
 
 def check_storage(place: str) -> Iterator[str]:
-    """Do all that stages do in `place`, and tell each thing that works; nothing is left there.
+    """Do all that stages do in `place`, and yield each thing that works; nothing is left there.
 
     Raises: ResourceError at the first thing that does not, with the way out.
     """

@@ -13,11 +13,19 @@ from bert_core.checks import (
     Share,
 )
 from bert_core.errors import ConfigError
+from bert_core.model.variants import VARIANTS
 from bert_core.train.config import OptimizerConfig, Precision
+from bert_core.wording import one_of
 from pipelines.corpus.labelled import LabelledConfig
 from pipelines.runtime.stage import INPUT, StageConfig
 from pipelines.training.selection import SelectionConfig
 from tracking.goodput import CLUSTER, DEFAULT
+
+
+def check_variant(field_name: str, variant: str | None) -> None:
+    """Raises: ConfigError if there is no variant of this name."""
+    if variant is not None and variant not in VARIANTS:
+        raise ConfigError(f"{field_name}: wanted {one_of(VARIANTS)}, got {variant!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

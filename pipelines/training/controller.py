@@ -17,6 +17,7 @@ from ray.train.v2._internal.callbacks.placement_group_callback import PlacementG
 
 from bert_core.errors import RaybertError
 from pipelines.runtime import cluster
+from pipelines.runtime.capacity import recount_nodes
 from pipelines.training.gauges import Gauges
 from pipelines.training.records import Records, record_all, with_readings
 from tracking.goodput import CLUSTER, DEFAULT, Goodput
@@ -67,11 +68,11 @@ class RecordingCallback(UserCallback):
                 # Ends the training, including workers that wait for the failed one. Otherwise Ray
                 # Train would restart everything `max_failures` times, only to fail again.
                 raise mistake
-        cluster.count_nodes_anew()
+        recount_nodes()
 
     def _counted(self, records: Records) -> Records:
         if DEFAULT in self._goodput.prices_usd:
-            with suppress(Exception):  # those of before are taken
+            with suppress(Exception):  # the counts from before are kept
                 self._goodput.nodes = used_nodes(self._goodput.prices_usd)
         records = self._goodput.take(records)
         self._goodput.save(self._folder)
@@ -107,7 +108,7 @@ class Trainer(TorchTrainer):
     _controller: Any = None
 
     def _create_default_callbacks(self) -> list[Any]:
-        """Ray Train's own, but for those that start a process for nothing."""
+        """Ray Train's own, without those that start a process for no use."""
         idle: tuple[type, ...] = (DatasetsCallback,)  # workers read shards, not datasets of Ray's
         if cluster.started() is not None:
             # It asks the dashboard whether the controller lives: a cluster of our own has none.

@@ -20,14 +20,14 @@ from bert_core.manifest import BUNDLE, Output
 from bert_core.tasks.digests import Digests
 from bert_core.train.config import LoopConfig
 from pipelines.runtime import cluster
+from pipelines.runtime.capacity import require_room
 from pipelines.runtime.progress import meter, say
 from pipelines.runtime.stage import Result, bundle_outputs, recipe, with_absolute_paths
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
     CHECKPOINTS,
     DIVERGED,
-    METRICS,
-    STOPPING,
+    STOPPING_FILE,
     NewRecords,
     Notice,
     Records,
@@ -40,7 +40,7 @@ from tracking.metric_names import ELAPSED_S, LOSS, TOKENS_PER_S
 from tracking.mirror import fetch_newer
 from tracking.runs import RunRecorder
 from tracking.server import tracking_uri
-from tracking.spool import await_release
+from tracking.spool import METRICS, await_release
 from tracking.system_metrics import SystemMetrics
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from bert_core.train.checkpoint import Checkpoint
 
 CHECKPOINT_TIMEOUT_S = 20.0
-"""How long a run that is told to end waits for a last checkpoint, of the minute that a job has."""
+"""How long a run that is to end waits for a last checkpoint, out of the minute that a job has."""
 
 Worker = Callable[[Any, str, Report], None]
 """Trains as one rank: takes the stage's config, its digest, and where to report."""
@@ -122,7 +122,7 @@ def _fit_on_ray(
     from pipelines.training.controller import RecordingCallback, Trainer
     from pipelines.training.worker import on_ray
 
-    use_gpu = cluster.require_room(
+    use_gpu = require_room(
         config.least_workers, config.threads_per_worker, gpus=config.gpus, wait=config.wait
     )
     storage = files.join(config.output, "ray")
@@ -160,7 +160,7 @@ def _fit_on_ray(
     )
     trainer.before_exit = partial(write_last_checkpoint, config.output)
     diverged = files.join(config.output, DIVERGED)
-    for left in (diverged, files.join(config.output, STOPPING)):  # by an earlier run
+    for left in (diverged, files.join(config.output, STOPPING_FILE)):  # by an earlier run
         files.remove(left)
     try:
         trainer.fit()
@@ -179,7 +179,7 @@ def _fit_on_ray(
 def write_last_checkpoint(output: str) -> None:
     """Have the workers write a checkpoint with their next report, after one that they are writing,
     wait for it for a while, and say so if there is none. Never raises for storage."""
-    stopping = files.join(output, STOPPING)
+    stopping = files.join(output, STOPPING_FILE)
     deadline_s = time.monotonic() + CHECKPOINT_TIMEOUT_S
     why = ""
     try:

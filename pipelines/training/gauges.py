@@ -44,12 +44,11 @@ class Gauges:
     """The newest point of a run's curves, and where its time went."""
 
     def __init__(self, output: str) -> None:
-        """`output` is the stage's, by which runs are told apart."""
+        """`output` is the stage's, by which runs are distinguished."""
         self._tags = {OUTPUT: output}
-        told = POINT | SUMS
         self._gauges = {
             name: Gauge(PREFIX + name, description=f"{text}.", tag_keys=(OUTPUT,))
-            for name, text in told.items()
+            for name, text in (POINT | SUMS).items()
         }
         self._seconds = Gauge(
             PREFIX + SECONDS,

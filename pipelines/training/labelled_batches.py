@@ -17,7 +17,7 @@ from bert_core.train.config import LoopConfig
 from bert_core.train.loop import evaluate, evaluation_scores
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.labelled_sets import LabelledSet
-from pipelines.training.worker import Place
+from pipelines.training.worker import RankPlace
 from tracking.metric_names import TASK, on_all
 
 MEASURED_ROWS = 256
@@ -29,7 +29,7 @@ class LabelledRank:
     """What a rank needs to train on labelled sets."""
 
     config: LabelledTrainingConfig
-    place: Place
+    place: RankPlace
     encoder_config: EncoderConfig
     pad_id: int
     task: Task

@@ -12,7 +12,7 @@ from bert_core.errors import ConfigError, CorpusError
 from bert_core.tasks.digests import Digests
 from bert_core.wording import nearest, one_of
 from pipelines.corpus.labelled import labelled_input, read_labelled, rows_of
-from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, tell_remarks
+from pipelines.runtime.progress import CUT, LEFT_OUT, SEEN, print_remarks
 from pipelines.runtime.stage import bundle_input
 from pipelines.training.config import LabelledTrainingConfig
 from pipelines.training.selection import SelectionConfig
@@ -117,21 +117,21 @@ def encoded(
     Raises: ConfigError if `max_length` is too long for it, or a batch is too small for all workers;
         CorpusError if there are too few training rows, or a row does not fit the task.
     """
-    _check_groups(config, task)
+    _check_groups(config.batch_size, config.most_workers, task)
     training, selecting = len(parts[TRAIN]), len(parts.get(SELECTION, []))
     if training < config.batch_size:
-        kept = f", of which {selecting} are selection rows" if selecting else ""
+        of_which = f", of which {selecting} are selection rows" if selecting else ""
         raise CorpusError(
             f"{config.train.source}: wanted at least batch_size = {config.batch_size} rows to "
-            f"train on, got {training + selecting}{kept}: lower batch_size, or add rows"
+            f"train on, got {training + selecting}{of_which}: lower batch_size, or add rows"
         )
-    longest = _longest(config, bundle)
+    _check_length(config.max_length, bundle, config.model)
     sets = {}
     for name, rows in parts.items():
         source = config.held_out if name == HELD_OUT else config.train
         assert source is not None
         with rows_of(f"{source.source} ({name})"):
-            windows = task.encode(rows, bundle.tokenizer, longest, labelled=True)
+            windows = task.encode(rows, bundle.tokenizer, config.max_length, labelled=True)
         cut = cut_rows(windows)
         if name == TRAIN:
             windows = [window for window in windows if not window.is_unlabelled]
@@ -146,13 +146,12 @@ def encoded(
     return sets
 
 
-def _check_groups(config: LabelledTrainingConfig, task: "Task") -> None:
+def _check_groups(batch_size: int, workers: int, task: "Task") -> None:
     """Raises: ConfigError if a batch has fewer groups of rows than there are workers."""
-    groups = -(-config.batch_size // task.group_rows)
-    if groups < config.most_workers:
+    if -(-batch_size // task.group_rows) < workers:
         raise ConfigError(
             f"batch_size: wanted at least a group of {task.group_rows} rows for each of "
-            f"{config.most_workers} workers, got {config.batch_size}: raise it, or lower "
+            f"{workers} workers, got {batch_size}: raise it, or lower "
             "num_workers or options.group_size"
         )
 
@@ -180,10 +179,10 @@ def divided(rows: list[dict], groups: Digests, config: SelectionConfig) -> dict[
         if sizes[group] <= left:
             drawn[group] = True
             left -= sizes[group]
-    kept = drawn[group_of]
+    is_selected = drawn[group_of]
     return {
-        TRAIN: [row for row, out in zip(rows, kept, strict=True) if not out],
-        SELECTION: [row for row, out in zip(rows, kept, strict=True) if out],
+        TRAIN: [row for row, out in zip(rows, is_selected, strict=True) if not out],
+        SELECTION: [row for row, out in zip(rows, is_selected, strict=True) if out],
     }
 
 
@@ -196,13 +195,13 @@ def few_per_class(rows: list[dict[str, Any]], most: int | None) -> list[dict]:
             f"rows_per_class: wanted rows with one label each, got rows with "
             f"{', '.join(rows[0])}: leave it out for this task"
         )
-    kept: list[int] = []
+    chosen: list[int] = []
     rng = np.random.default_rng(0)
     labels = np.array([row["label"] for row in rows])
     for label in sorted(set(labels)):
         places = np.flatnonzero(labels == label)
-        kept.extend(rng.permutation(places)[:most].tolist())
-    return [rows[place] for place in sorted(kept)]
+        chosen.extend(rng.permutation(places)[:most].tolist())
+    return [rows[place] for place in sorted(chosen)]
 
 
 def trained_rows(task: "Task", sets: dict[str, LabelledSet]) -> Digests:
@@ -235,21 +234,21 @@ def remarks_of(
             if split == HELD_OUT:
                 seen = np.isin(task.digests(rows, task.chosen), trained_on)
                 of_split[SEEN] = int(seen.sum())
-            tell_remarks(stage, of_split, f"{source.source} ({split})")
+            print_remarks(stage, of_split, f"{source.source} ({split})")
             remarks |= {f"{split}_{name}": count for name, count in of_split.items()}
     return remarks
 
 
-def _longest(config: LabelledTrainingConfig, bundle: "Bundle") -> int:
+def _check_length(max_length: int, bundle: "Bundle", name: str) -> None:
+    """Raises: ConfigError if rows may be longer than the bundle, named so, has positions."""
     from bert_core.batches import PAD_MULTIPLE  # batches are padded to multiples of it
 
     longest = bundle.encoder_config.max_length // PAD_MULTIPLE * PAD_MULTIPLE
-    if config.max_length > longest:
+    if max_length > longest:
         raise ConfigError(
-            f"max_length: wanted at most {longest}, the number of positions of {config.model}, "
-            f"got {config.max_length}"
+            f"max_length: wanted at most {longest}, the number of positions of {name}, "
+            f"got {max_length}"
         )
-    return config.max_length
 
 
 def lineage_of(

@@ -45,13 +45,13 @@ def objectives_of(names: tuple[str, ...] | None, shards: ShardSet) -> list[str]:
     for name in names:
         if (needed := NEEDS[name]) is None:
             continue
-        setting, wanted = needed
+        setting, required = needed
         part, _, entry = setting.partition(".")
         value = shards.manifest.config[part][entry]
-        if value != wanted:
+        if value != required:
             raise ConfigError(
-                f"objectives: {name} wants rows prepared with {setting} = {wanted}, "
+                f"objectives: {name} wants rows prepared with {setting} = {required}, "
                 f"{shards.folder} was prepared with {value}: run `raybert prepare` with "
-                f"--{setting} {wanted} into another folder, or leave {name} out"
+                f"--{setting} {required} into another folder, or leave {name} out"
             )
     return list(names)

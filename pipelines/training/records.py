@@ -13,30 +13,29 @@ import numpy as np
 
 from tracking.metric_names import TOKENS_PER_S
 from tracking.runs import RunRecorder
+from tracking.spool import METRICS
 
-METRICS = "metrics.jsonl"
-"""One line per point of the curves."""
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints."""
 DIVERGED = "diverged.txt"
 """Why training ended, if the loss diverged: written by a worker, raised in the driver."""
-STOPPING = "stopping"
-"""Exists from when training is told to stop until its last checkpoint is written: made by the
-driver, removed by the first worker."""
+STOPPING_FILE = "stopping"
+"""Exists from when training is to stop until its last checkpoint is written: created by the driver,
+removed by the first worker."""
 
 Records = list[tuple[int, dict[str, float]]]
 """Points of curves: (global step, numbers)."""
 
 Notice = Literal["nothing", "checkpoint", "stop"]
-"""What is to be done: a checkpoint, since a worker's node is about to be preempted (told once per
-node); or a checkpoint, with which training stops."""
+"""What to do: write a checkpoint, since a worker's node is about to be preempted (once per node);
+or write a checkpoint and stop."""
 
 Report = Callable[[Records, bool], Notice]
 """Takes the points since the last report, and whether this report is the last. Collective."""
 
 
 class StoppedError(Exception):
-    """Training has written its last checkpoint, since it was told to stop."""
+    """Training has written its last checkpoint, since it is to stop."""
 
 
 def record_all(recorder: RunRecorder, records: Records) -> None:

@@ -81,7 +81,7 @@ def learn(
     )
     records = read_records(config.local_folder)
     seeds = [_measured(records, index, steps) for index in range(len(config.seeds))]
-    taken = round(seeds[0]["steps"])
+    selected_step = round(seeds[0]["steps"])
     values = {name: np.array([seed[name] for seed in seeds]) for name in seeds[0]}
     main = task.main_metric({name.removeprefix(f"{SELECTION}_") for name in values})
     outputs = write_bundle(
@@ -93,7 +93,7 @@ def learn(
         metrics={name: value for name, value in seeds[0].items() if name != "steps"},
         lineage=lineage,
         trained_rows=trained_on,
-        checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), taken),
+        checkpoint=checkpoint_at(files.join(config.output, _checkpoints(0)), selected_step),
     )
     baseline = _baseline(task, sets[HELD_OUT].rows) if HELD_OUT in sets else {}
     say(f"{stage}: {_came_to(main, sets, values)}bundle in {files.join(config.output, BUNDLE)}")
@@ -202,9 +202,9 @@ def train_seeds(
     from bert_core.train.clock import Clock
     from bert_core.train.words import train_read_words
     from pipelines.training.labelled_batches import LabelledRank
-    from pipelines.training.worker import Place, Training, chosen_checkpoint, time_spent, train
+    from pipelines.training.worker import RankPlace, Training, chosen_checkpoint, time_spent, train
 
-    place, task, clock = Place.here(config), trainable.task, Clock()
+    place, task, clock = RankPlace.here(config.threads_per_worker), trainable.task, Clock()
     rank = LabelledRank(
         config, place, trainable.encoder_config, trainable.tokenizer.pad_id, task, sets
     )
@@ -240,11 +240,11 @@ def train_seeds(
             ),
             report,
         )
-        taken = chosen_checkpoint(checkpoints, place.rank)
+        selected = chosen_checkpoint(checkpoints, place.rank)
         model = trainable.build(seed)
-        load_weights(taken, model, run_digest=digest)
+        load_weights(selected, model, run_digest=digest)
         model.to(place.device)
         with clock.during("measuring"):
             scored = rank.measure(HELD_OUT, loop, model) if HELD_OUT in sets else {}
-        result = names.on_all(HELD_OUT, scored) | {SELECTED_STEP: float(taken.step)}
+        result = names.on_all(HELD_OUT, scored) | {SELECTED_STEP: float(selected.step)}
         report([(first_record + steps + 1, result | time_spent(clock))], True)

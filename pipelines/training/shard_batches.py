@@ -14,7 +14,7 @@ from tracking.cache import local_cache
 
 if TYPE_CHECKING:
     from bert_core.batches import RankBatches
-    from pipelines.training.worker import Place
+    from pipelines.training.worker import RankPlace
 
 
 def check_rows(folder: str, shards: ShardSet, encoder: EncoderConfig, name: str) -> None:
@@ -42,7 +42,7 @@ def batches(
     shards: ShardSet,
     split: str,
     *,
-    place: "Place",
+    place: "RankPlace",
     encoder: EncoderConfig,
     loop: LoopConfig,
     pad_id: int,

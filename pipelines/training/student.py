@@ -189,12 +189,12 @@ class TeacherStudent:
             )
             return replace(teacher, encoder_config=encoder, state={}, task=None)
         bundle = teacher if self.student is None else require_weights(load_bundle(self.student))
-        wanted = (teacher.tokenizer.digest, teacher.encoder_config.vocab_size)
+        expected = (teacher.tokenizer.digest, teacher.encoder_config.vocab_size)
         got = (bundle.tokenizer.digest, bundle.encoder_config.vocab_size)
-        if got != wanted:
+        if got != expected:
             raise ConfigError(
                 f"{self.names['model']}: wanted a student with the vocabulary of its teacher, "
-                f"{wanted[0][:6]} with {wanted[1]:,} embeddings, got {got[0][:6]} with "
+                f"{expected[0][:6]} with {expected[1]:,} embeddings, got {got[0][:6]} with "
                 f"{got[1]:,}: use layers of the teacher, a variant, or a teacher with the "
                 "student's vocabulary"
             )
@@ -217,20 +217,20 @@ class TeacherStudent:
             for name, model in models.items()
         }
 
-    def lineage(self, teacher: "Bundle", own: "Bundle") -> dict[str, Any]:
-        """What the student learns from and starts from; `own` is the result of `load_student`."""
+    def lineage(self, teacher: "Bundle", start: "Bundle") -> dict[str, Any]:
+        """What the student learns from and starts from; `start` is the result of `load_student`."""
         lineage: dict[str, Any] = {"stage": "distill", "from_scratch": self.from_scratch}
-        if own.state:
-            lineage |= {"parent": own.digest, "parent_lineage": own.lineage}
+        if start.state:
+            lineage |= {"parent": start.digest, "parent_lineage": start.lineage}
         if self.losses.of_teacher:
             lineage |= {"teacher": teacher.digest, "teacher_lineage": teacher.lineage}
         return lineage
 
-    def trained_rows(self, teacher: "Bundle", own: "Bundle") -> Digests:
+    def trained_rows(self, teacher: "Bundle", start: "Bundle") -> Digests:
         """Digests of the rows that both have seen before."""
-        has_weights = own.state and not self.from_scratch
+        has_weights = start.state and not self.from_scratch
         return np.union1d(
-            own.trained_rows if has_weights else NO_ROWS,
+            start.trained_rows if has_weights else NO_ROWS,
             teacher.trained_rows if self.losses.of_teacher else NO_ROWS,
         )
 

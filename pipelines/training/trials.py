@@ -27,20 +27,22 @@ from bert_core.manifest import is_complete
 from bert_core.train.hardware import flush_denormals
 from bert_core.train.loop import DivergedError
 from pipelines.runtime import cluster
+from pipelines.runtime.capacity import require_room
 from pipelines.runtime.progress import Meter, meter
 from pipelines.training.config import LabelledTrainingConfig
-from pipelines.training.records import CHECKPOINTS, METRICS
+from pipelines.training.records import CHECKPOINTS
 from pipelines.training.selection import Measurement
 from pipelines.training.sweep import SweepConfig
 from pipelines.training.worker import check_shared
 from tracking.mirror import read_copy
 from tracking.runs import RunRecorder
 from tracking.server import tracking_uri
+from tracking.spool import METRICS
 
 MEASUREMENTS = "measurements.json"
-STOPPED = "stopped.json"
+STOPPED_FILE = "stopped.json"
 # How long a process that takes the next trial waits for one that was stopped to close its run.
-STOPPING = {"TUNE_FUNCTION_THREAD_TIMEOUT_S": "600"}
+TUNE_SETTINGS = {"TUNE_FUNCTION_THREAD_TIMEOUT_S": "600"}
 Train = Callable[[Any, Callable[[Measurement], None]], Any]
 """Trains one trial as a stage, given its config, and reports every measurement."""
 State = Literal["finished", "stopped", "diverged"]
@@ -80,7 +82,7 @@ def run_trials(
         sign: factor that turns a cost back into a score.
     Raises: the first RaybertError of a trial, which ends all of them.
     """
-    left = {number: trial for number, trial in enumerate(trials) if state_of(trial) is None}
+    left = {number: trial for number, trial in enumerate(trials) if state_of(trial.output) is None}
     with meter("trials", len(trials), "trials") as progress:
         watcher = Watcher(progress, len(trials) - len(left), title, sign)
         if not on_ray:
@@ -91,35 +93,38 @@ def run_trials(
             _run_on_tune(train, trials, left, search, output, max_concurrent, watcher)
     for trial in trials:
         _clear_up(trial)
-    return [outcome_of(trial) for trial in trials]
+    return [outcome_of(trial.output) for trial in trials]
 
 
-def state_of(trial: LabelledTrainingConfig) -> State | None:
-    """How the trial ended; None if it has not ended."""
-    if is_complete(trial.output):
+def state_of(output: str) -> State | None:
+    """How the trial with this output ended; None if it has not ended."""
+    if is_complete(output):
         return "finished"
-    stopped = files.join(trial.output, STOPPED)
+    stopped = files.join(output, STOPPED_FILE)
     return files.read_json(stopped)["state"] if files.exists(stopped) else None
 
 
-def measurements_of(trial: LabelledTrainingConfig) -> list[Measurement]:
-    """All measurements on the selection rows, in order."""
-    path = files.join(trial.output, MEASUREMENTS)
+def measurements_of(output: str) -> list[Measurement]:
+    """All measurements of a trial on the selection rows, in order."""
+    path = files.join(output, MEASUREMENTS)
     return [Measurement(**each) for each in files.read_json(path)] if files.exists(path) else []
 
 
-def outcome_of(trial: LabelledTrainingConfig) -> Outcome:
+def outcome_of(output: str) -> Outcome:
     """The outcome of a trial that has ended."""
-    state, taken = state_of(trial), measurements_of(trial)
+    state, measurements = state_of(output), measurements_of(output)
     assert state is not None
-    costs = {seed: [m.cost for m in taken if m.seed == seed] for seed in {m.seed for m in taken}}
+    costs = {
+        seed: [m.cost for m in measurements if m.seed == seed]
+        for seed in {m.seed for m in measurements}
+    }
     best = [min((c for c in each if np.isfinite(c)), default=np.nan) for each in costs.values()]
     cost = float(np.mean(best)) if best and np.isfinite(best).all() else None
-    return Outcome(state, cost, taken[-1].step if taken else 0)
+    return Outcome(state, cost, measurements[-1].step if measurements else 0)
 
 
 def train_trial(
-    train: Train, trial: LabelledTrainingConfig, tell: Callable[[Measurement], None]
+    train: Train, trial: LabelledTrainingConfig, report: Callable[[Measurement], None]
 ) -> None:
     """Train or resume one trial in this process, and save its measurements.
 
@@ -128,27 +133,27 @@ def train_trial(
 
     def keep(measurement: Measurement) -> None:
         # If a kill came after a measurement but before its checkpoint, the step is measured again.
-        by_step = {(each.seed, each.step): each for each in measurements_of(trial)}
+        by_step = {(past.seed, past.step): past for past in measurements_of(trial.output)}
         by_step[measurement.seed, measurement.step] = measurement
         path = files.join(trial.output, MEASUREMENTS)
-        files.write_json(path, [asdict(each) for each in by_step.values()])
-        tell(measurement)
+        files.write_json(path, [asdict(past) for past in by_step.values()])
+        report(measurement)
 
     try:
         train(trial, keep)
     except DivergedError as error:
-        _stop(trial, "diverged", str(error))
+        _stop(trial.output, "diverged", str(error))
     files.remove(files.join(trial.output, CHECKPOINTS))  # those of all trials would fill a disk
 
 
-def _stop(trial: LabelledTrainingConfig, state: State, why: str) -> None:
-    files.write_json(files.join(trial.output, STOPPED), {"state": state, "why": why})
+def _stop(output: str, state: State, why: str) -> None:
+    files.write_json(files.join(output, STOPPED_FILE), {"state": state, "why": why})
 
 
 def _clear_up(trial: LabelledTrainingConfig) -> None:
     """Clean up what a trial's process could not, if it was ended from outside."""
     files.remove(files.join(trial.output, CHECKPOINTS))
-    state = state_of(trial)
+    state = state_of(trial.output)
     # A diverged trial has closed its run; a process that does not end must not block the sweep.
     if state != "diverged" and _is_recorded(trial):
         with suppress(errors.ResourceError):
@@ -176,7 +181,7 @@ def _run_on_tune(
     watcher: "Watcher",
 ) -> None:
     shared = trials[0]  # trials differ only in the searched fields
-    use_gpu = cluster.require_room(1, shared.threads_per_worker, gpus=shared.gpus, wait=shared.wait)
+    use_gpu = require_room(1, shared.threads_per_worker, gpus=shared.gpus, wait=shared.wait)
     storage = files.join(output, "ray")
     files.remove(storage)  # from a run that was killed
     filesystem, storage_path = files.filesystem_of(storage)
@@ -189,7 +194,7 @@ def _run_on_tune(
         tune_config=ray_tune.TuneConfig(
             scheduler=Halving(trials, search, watcher) if search.method == "asha" else None,
             max_concurrent_trials=max_concurrent,
-            reuse_actors=True,  # or each trial imports torch anew
+            reuse_actors=True,  # or each trial imports torch again
         ),
         run_config=ray_tune.RunConfig(
             name=uuid.uuid4().hex[:8],
@@ -220,18 +225,18 @@ def _on_tune(
     """
     if Path(home).is_dir():
         os.chdir(home)  # Ray Tune gives every trial its own folder
-    cluster.set_defaults(STOPPING)
+    cluster.set_defaults(TUNE_SETTINGS)
     flush_denormals()
     number, error = parameters["trial"], None
 
-    def tell(measurement: Measurement) -> None:
+    def report(measurement: Measurement) -> None:
         # A trial at its end must not be stopped.
         if measurement.share < 1:
             ray_tune.report({"trial": number, **asdict(measurement), "error": None})
 
     try:
         check_shared(sweep)
-        train_trial(train, trials[number], tell)
+        train_trial(train, trials[number], report)
     except errors.RaybertError as raised:
         error = [type(raised).__name__, str(raised)]
     ray_tune.report({"trial": number, "share": 1.0, "cost": None, "error": error})
@@ -300,16 +305,16 @@ class Halving(ASHAScheduler):
         )
         self._configs, self._watcher = trials, watcher
         for number, trial in enumerate(trials):
-            if state_of(trial) is not None:
+            if state_of(trial.output) is not None:
                 past: Any = SimpleNamespace(trial_id=f"before-{number}")
                 self.on_trial_add(None, past)  # type: ignore[arg-type]
-                for measurement in measurements_of(trial):
+                for measurement in measurements_of(trial.output):
                     super().on_trial_result(None, past, asdict(measurement))  # type: ignore[arg-type]
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         action = super().on_trial_result(tune_controller, trial, result)
         if action == self.STOP:
             at = f"after step {result['step']}, by asha"
-            _stop(self._configs[result["trial"]], "stopped", at)
+            _stop(self._configs[result["trial"]].output, "stopped", at)
             self._watcher.ended(result["trial"])
         return action

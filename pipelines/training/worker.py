@@ -49,12 +49,13 @@ from bert_core.train.hardware import (
 from bert_core.train.loop import DivergedError, Rise, Step, Totals, training_steps
 from bert_core.train.optim import build_optimizer
 from bert_core.train.parallel import from_rank_0, rank_of_world, shard
+from bert_core.wording import first_line
 from pipelines.runtime.stage import STARTED
 from pipelines.training.config import TrainingConfig
 from pipelines.training.records import (
     CHECKPOINTS,
     DIVERGED,
-    STOPPING,
+    STOPPING_FILE,
     Notice,
     Records,
     Report,
@@ -69,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The rank of this process, the number of workers, and the device it computes on."""
 
     rank: int
@@ -77,9 +78,9 @@ class Place:
     device: torch.device
 
     @classmethod
-    def here(cls, config: TrainingConfig) -> "Place":
+    def here(cls, threads: int) -> "RankPlace":
         """This process's place; also sets up torch to compute the same bits every time on CPU."""
-        torch.set_num_threads(config.threads_per_worker)
+        torch.set_num_threads(threads)
         keep_freed_memory()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         make_deterministic(device)
@@ -108,7 +109,7 @@ def on_ray(arguments: dict[str, Any]) -> None:
 
     config, rank = arguments["config"], ray_train.get_context().get_world_rank()
     worker = ray.get(arguments["worker"])
-    stop = files.join(config.output, STOPPING)
+    stop = files.join(config.output, STOPPING_FILE)
     check_storage(config.output, rank)
     try:
         with suppress(StoppedError):
@@ -146,12 +147,12 @@ def check_agreement(checkpoints: str, step: int) -> None:
 
     Raises: ResourceError if its newest checkpoint is another one.
     """
-    wanted = round(from_rank_0(step))
-    if step != wanted:
+    expected = round(from_rank_0(step))
+    if step != expected:
         raise ResourceError(
-            f"{checkpoints}: wanted the checkpoint after step {wanted}, from which rank 0 resumes, "
-            f"{socket.gethostname()} finds step {step} as the newest: give a folder that all nodes "
-            "share, or a URI"
+            f"{checkpoints}: wanted the checkpoint after step {expected}, from which rank 0 "
+            f"resumes, {socket.gethostname()} finds step {step} as the newest: give a folder that "
+            "all nodes share, or a URI"
         )
 
 
@@ -160,7 +161,7 @@ class Training:
     """A model to train, with everything that `train` needs."""
 
     config: TrainingConfig
-    place: Place
+    place: RankPlace
     model: ObjectiveModel
     batches: RankBatches | PhasedBatches
     measure: Callable[[ObjectiveModel], dict[str, float]] | None
@@ -215,7 +216,7 @@ def train(training: Training, report: Report) -> None:
     points = Points(report, training.first_record, recorded)
     if training.measure_before and not start:
         points.add(0, measurements.take(model))
-    totals, since, told = Totals(model.weights), time.monotonic(), start
+    totals, since, recorded_step = Totals(model.weights), time.monotonic(), start
     writer = CheckpointWriter(
         training.checkpoints, run_digest=training.digest, keep=config.keep_checkpoints
     )
@@ -241,8 +242,8 @@ def train(training: Training, report: Report) -> None:
                 means = totals.means()
                 numbers = _numbers(step, means, time.monotonic() - since, place)
                 waited_s = means["waited_s"] / place.world_size
-                numbers |= time_spent(clock, step.index - told, waited_s)
-                told = step.index
+                numbers |= time_spent(clock, step.index - recorded_step, waited_s)
+                recorded_step = step.index
                 points.add(step.index, numbers)
                 try:
                     rise.check(step.index, _unweighted(numbers))
@@ -268,7 +269,7 @@ def train(training: Training, report: Report) -> None:
                 break
         with clock.during("checkpointing"):
             writer.wait()
-    points.add(told, time_spent(clock))
+    points.add(recorded_step, time_spent(clock))
     points.report(last=True)
 
 
@@ -364,7 +365,7 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _numbers(
-    step: Step, means: dict[str, float], elapsed_s: float, place: Place
+    step: Step, means: dict[str, float], elapsed_s: float, place: RankPlace
 ) -> dict[str, float]:
     """A point of the curves: means since the last point, over all workers."""
     flops_per_s = means["flops"] / elapsed_s
@@ -387,8 +388,8 @@ def _numbers(
 
 
 def time_spent(clock: Clock, steps: int = 0, waited_s: float = 0.0) -> dict[str, float]:
-    """What a point tells about the time since the last one, in which these steps were done and a
-    worker waited for data, in the mean."""
+    """The numbers of a point about the time since the last one, in which these steps were done and
+    a worker waited for data, in the mean."""
     spent_s = clock.take()
     computed_s = spent_s.get(names.COMPUTING, 0.0)
     waited_s = min(waited_s, computed_s)
@@ -413,14 +414,11 @@ def explained(checkpoints: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        first_line = str(error).partition("\n")[0]
-        if (
-            not isinstance(error, torch.OutOfMemoryError)
-            and "DefaultCPUAllocator" not in first_line
-        ):
+        reason = first_line(str(error))
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in reason:
             raise
         raise ResourceError(
-            f"training: wanted more memory than there is ({first_line}): lower micro_batch_tokens, "
+            f"training: wanted more memory than there is ({reason}): lower micro_batch_tokens, "
             "which does not change gradients, or set loop.activation_checkpointing"
         ) from error
     except DivergedError as error:

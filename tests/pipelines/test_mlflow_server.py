@@ -20,7 +20,6 @@ from bert_core.errors import ResourceError
 from bert_core.train.config import LoopConfig
 from pipelines import cli, pretrain
 from pipelines.commands import ui
-from pipelines.training.records import METRICS
 from tests.mlflow_server import Server
 from tests.postgres import Postgres
 from tests.s3 import S3_REGION
@@ -28,6 +27,7 @@ from tests.waiting import wait_until
 from tracking.probe import write_and_delete_run
 from tracking.runs import RunRecorder
 from tracking.server import RefusedError, connect, require_answer, require_consent
+from tracking.spool import METRICS
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

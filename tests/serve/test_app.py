@@ -273,11 +273,11 @@ def test_a_cluster_that_asks_for_no_token_is_used_only_where_that_is_allowed(
     refused = open_head.raybert(*command, RAY_ADDRESS=address)
     assert refused.returncode == 1, refused.stderr
     assert refused.stderr.startswith(
-        f"raybert serve: wanted a Ray cluster that asks for a token, the one at {address} asks for "
+        f"raybert serve: wanted a Ray cluster that requires a token, the one at {address} requires "
     )
     assert refused.stdout == ""
     joined = open_head.raybert("serve", "--status", "--allow_open_cluster", RAY_ADDRESS=address)
-    warning = f"warning: the Ray cluster at {address} asks for no token: anyone who reaches"
+    warning = f"warning: the Ray cluster at {address} requires no token: anyone who reaches"
     assert warning in joined.stdout + joined.stderr
     assert "this Ray cluster serves nothing" in joined.stderr
 

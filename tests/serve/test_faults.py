@@ -431,7 +431,7 @@ def test_a_node_that_is_lost_fails_no_request(
             timeout=240,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "asks for no token: anyone who reaches" in done.stdout + done.stderr
+        assert "requires no token: anyone who reaches" in done.stdout + done.stderr
 
     def add_node() -> Any:
         variables = {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(others.pop())}

@@ -231,18 +231,18 @@ def _cut_stream(
     stream: io.BufferedReader, separator: re.Pattern[bytes] | None, part_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
     """A stream in pieces of about `part_bytes`, each made of whole documents."""
-    offset, kept = 0, b""
+    offset, pending = 0, b""
     while chunk := stream.read(part_bytes):
-        searched = max(0, len(kept) - LONGEST_SEPARATOR_BYTES)
-        kept += chunk
+        searched = max(0, len(pending) - LONGEST_SEPARATOR_BYTES)
+        pending += chunk
         end = 0
-        for match in separator.finditer(kept, searched) if separator else ():
+        for match in separator.finditer(pending, searched) if separator else ():
             end = match.end()
         if end:
-            yield offset, kept[:end]
-            offset, kept = offset + end, kept[end:]
-    if kept:
-        yield offset, kept
+            yield offset, pending[:end]
+            offset, pending = offset + end, pending[end:]
+    if pending:
+        yield offset, pending
 
 
 def document_of_row(

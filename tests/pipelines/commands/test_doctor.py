@@ -27,7 +27,7 @@ def test_this_machine_a_folder_and_a_store_are_checked(
     assert list(told) == [*NODE_CHECKS, "token", "ports", "storage", "mlflow"]
     assert all(each.ok for name in ("token", "storage", "ports") for each in told[name])
     [mlflow] = told["mlflow"]
-    assert mlflow.text.endswith("does not exist yet: the first run makes it")
+    assert mlflow.text.endswith("does not exist yet: the first run creates it")
     assert not (tmp_path / "mlflow.db").exists()
 
 

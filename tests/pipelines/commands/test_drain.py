@@ -193,8 +193,10 @@ def test_a_node_is_drained_at_the_notice_finishes_its_work_and_leaves(tmp_path: 
             until(watcher, rf"^waiting for a notice of preemption \({notice}\)$")
             wait_until("the work began", (tmp_path / "began").exists, timeout_s=WITHIN_S)
             notice.touch()
-            until(watcher, rf"^notice of preemption \({notice} was made\): draining this node$")
-            until(watcher, rf"^node {second.node_id} \(.*\) gets no new work .* to go in 120 s$")
+            until(watcher, rf"^notice of preemption \({notice} was created\): draining this node$")
+            until(
+                watcher, rf"^node {second.node_id} \(.*\) gets no new work .* to be gone in 120 s$"
+            )
             assert watcher.poll() is None, "it waits for the work"
             (tmp_path / "may end").touch()
             until(watcher, "^it has left the cluster$")

@@ -18,7 +18,7 @@ from tests.commands import raybert
 from tracking.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
-REFUSAL = "wanted a Ray cluster that asks for a token"
+REFUSAL = "wanted a Ray cluster that requires a token"
 
 
 @pytest.mark.ray
@@ -44,7 +44,7 @@ def test_a_job_is_sent_to_a_cluster_without_a_token_only_where_that_is_allowed(
     # Told once, the job may join it too.
     done = open_head.raybert("submit", "--allow_open_cluster", *command)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("asks for no token: anyone who reaches its ports") == 2
+    assert done.stdout.count("requires no token: anyone who reaches its ports") == 2
     assert (tmp_path / "vocab" / "manifest.json").is_file()
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from bert_core import files
-from pipelines.jobs.listing import progress_in, told_by_record
+from pipelines.jobs.listing import figures_of_record, progress_in
 from pipelines.runtime import progress
 from tracking.goodput import CLUSTER, FILE, Goodput
 from tracking.metric_names import COMPUTING
@@ -24,17 +24,17 @@ def test_cost_and_progress_come_from_the_record(tmp_path: Path, object_store: st
         prices_usd={CLUSTER: 3.0},
         node_seconds={CLUSTER: 1800.0},
     ).save(tmp_path)
-    assert told_by_record(str(tmp_path)) == ("$1.50", "25%", "90 min")
+    assert figures_of_record(str(tmp_path)) == ("$1.50", "25%", "90 min")
     output = f"{object_store}/pretrain"
-    assert told_by_record(output) == ("", "", "")
+    assert figures_of_record(output) == ("", "", "")
     files.write_bytes(files.join(output, RECORD, FILE), (tmp_path / FILE).read_bytes())
-    assert told_by_record(output) == ("$1.50", "25%", "90 min")
+    assert figures_of_record(output) == ("$1.50", "25%", "90 min")
 
 
 def test_a_record_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
-    assert told_by_record("") == told_by_record(str(tmp_path / "elsewhere")) == ("", "", "")
+    assert figures_of_record("") == figures_of_record(str(tmp_path / "elsewhere")) == ("", "", "")
     (tmp_path / FILE).write_text("{")
-    assert told_by_record(str(tmp_path)) == ("", "", "")
+    assert figures_of_record(str(tmp_path)) == ("", "", "")
 
 
 @pytest.mark.parametrize(

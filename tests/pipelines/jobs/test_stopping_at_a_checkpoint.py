@@ -17,7 +17,7 @@ from bert_core import files
 from bert_core.train.checkpoint import LAST_FILE, latest_checkpoint
 from pipelines import pretrain
 from pipelines.pretrain import PretrainConfig
-from pipelines.training.records import CHECKPOINTS, STOPPING
+from pipelines.training.records import CHECKPOINTS, STOPPING_FILE
 from tests import processes
 from tests.commands import raybert
 from tests.fault_proxy import Fault, Hold, fault_proxy, no_fault
@@ -102,7 +102,7 @@ def test_a_job_that_is_stopped_in_the_middle_of_a_checkpoint_goes_on_with_the_sa
             assert len(uploads(object_store)) == 1
             stop = stopping(head, says)
             began_s = time.monotonic()
-            asked_to_stop = partial(files.exists, f"{output}/{STOPPING}")
+            asked_to_stop = partial(files.exists, f"{output}/{STOPPING_FILE}")
             wait_until("the job is asked to stop", asked_to_stop, timeout_s=60, log=says)
             if is_let_through:
                 hold.released.set()
@@ -121,11 +121,11 @@ def test_a_job_that_is_stopped_in_the_middle_of_a_checkpoint_goes_on_with_the_sa
         told = stopped(Hold("PUT", PART), is_let_through=True)
         newest = latest_checkpoint(f"{output}/{CHECKPOINTS}")
         assert newest is not None
-        assert f"the same command goes on after step {newest.step:,}" in told
+        assert f"the same command continues after step {newest.step:,}" in told
         for name in files.list_names(f"{output}/{CHECKPOINTS}"):
             assert LAST_FILE in files.list_names(f"{output}/{CHECKPOINTS}/{name}"), name
         told = stopped(Hold("PUT", PART), is_let_through=False)
-        assert f"the same command goes on after step {newest.step:,}" in told
+        assert f"the same command continues after step {newest.step:,}" in told
         assert latest_checkpoint(f"{output}/{CHECKPOINTS}") == newest
 
         proxy.decide = no_fault

@@ -111,7 +111,7 @@ def test_a_job_that_is_stopped_and_whose_driver_and_head_are_killed_ends_as_one_
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     [name] = files.list_names(f"{hurt.output}/{CHECKPOINTS}")
     step = int(name.removeprefix("step-"))
-    assert f"stopped: the same command goes on after step {step:,}" in stopped.stdout
+    assert f"stopped: the same command continues after step {step:,}" in stopped.stdout
     assert re.search(f"job {job_id} stopped after \\d+ s", stopped.stdout)
     assert process.wait(timeout=60) == 1, "it is not taken for a failure that is to be retried"
     assert "retry" not in says.read_text()

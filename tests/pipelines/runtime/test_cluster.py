@@ -13,6 +13,7 @@ import pytest
 
 from bert_core.errors import ConfigError, ResourceError
 from pipelines.runtime import cluster
+from pipelines.runtime.processes import processes_of
 from tracking.ports import free_ports
 
 # Connects, tells its marker, and then works on Ray until it is ended.
@@ -72,12 +73,12 @@ def test_a_driver_that_is_ended_leaves_no_process_and_no_token_behind(
         line = process.stdout.readline()  # the first: of Ray itself a person sees nothing
         assert line.endswith(" 1.0 token\n"), line + process.stdout.read()
         marker = line.split()[0]
-        assert cluster.processes_of(marker)
+        assert processes_of(marker)
         process.send_signal(signum)
         output, _ = process.communicate(timeout=60)
         assert output.startswith("finally\n"), output
         assert process.returncode != 0
-        assert cluster.processes_of(marker) == []
+        assert processes_of(marker) == []
         assert not (tmp_path / ".ray").exists()
     finally:
         process.kill()
@@ -133,7 +134,7 @@ def test_a_workers_environment_is_ours_unless_the_users_own_says_otherwise(
 
 
 ADDRESSES = ["host:port", "ray://", "auto"]
-DANGER = "asks for no token: anyone who reaches its ports can run code on it"
+DANGER = "requires no token: anyone who reaches its ports can run code on it"
 
 
 def vocab_command(folder: Path) -> list[str]:
@@ -155,7 +156,7 @@ def test_a_stage_refuses_a_cluster_that_asks_for_no_token(
     refused = open_head.raybert(*vocab_command(tmp_path), "--address", address)
     assert refused.returncode == 1, refused.stderr
     assert refused.stderr.splitlines()[-1] == (
-        "raybert vocab: wanted a Ray cluster that asks for a token, the one at "
+        "raybert vocab: wanted a Ray cluster that requires a token, the one at "
         f"{address} {DANGER}; restart it with "
         "`ray get-auth-token --generate` and `RAY_AUTH_MODE=token ray start --head`, or join it "
         "anyway with --allow_open_cluster"

@@ -14,13 +14,14 @@ from tests.ray_clusters import Head, running_head
 NODES = """
 import sys, time
 from pipelines.runtime import cluster
+from pipelines.runtime.capacity import require_room
 cluster.connect(address=sys.argv[1])
 import ray
 
 def nodes():
     return sum(node["Alive"] for node in ray.nodes())
 
-print(cluster.require_room(1, 1, gpus="one each", wait=True), nodes())
+print(require_room(1, 1, gpus="one each", wait=True), nodes())
 deadline = time.monotonic() + 90
 while nodes() > 1 and time.monotonic() < deadline:
     time.sleep(0.2)

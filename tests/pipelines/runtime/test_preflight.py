@@ -114,13 +114,14 @@ MOUNT = 'mount -t tmpfs none "$0" && exec "$@"'
 JOINED = """
 import sys, time
 from pipelines.runtime import cluster
+from pipelines.runtime.capacity import require_room
 cluster.connect(address=sys.argv[1])
 import ray
 deadline = time.monotonic() + 120
 while ray.cluster_resources().get("GPU", 0) < 1 and time.monotonic() < deadline:
     time.sleep(0.2)
 try:
-    cluster.require_room(2, 0)
+    require_room(2, 0)
 except Exception as error:
     print(type(error).__name__, error)
 """

@@ -4,7 +4,8 @@ import json
 import os
 from pathlib import Path
 
-from pipelines.training.records import METRICS, NewRecords, read_records
+from pipelines.training.records import NewRecords, read_records
+from tracking.spool import METRICS
 
 
 def line(step: int) -> str:

@@ -174,7 +174,7 @@ class Actor:
 cluster.connect(address=sys.argv[1], allow_open_cluster=True)
 print(ray.get(ray.remote(Actor).remote().answer.remote()))
 """
-# A cluster that asks for no token, and a driver of it whose home folder has one.
+# A cluster that requires no token, and a driver of it whose home folder has one.
 JOIN = """
 import os, subprocess, sys
 from ray.cluster_utils import Cluster

@@ -13,7 +13,7 @@ import pytest
 from bert_core import files
 from bert_core.train.checkpoint import LAST_FILE, latest_checkpoint
 from pipelines.training.driver import write_last_checkpoint
-from pipelines.training.records import STOPPING
+from pipelines.training.records import STOPPING_FILE
 from tests.commands import pretrain_arguments, raybert
 from tests.fault_proxy import Hold, fault_proxy
 from tests.processes import start
@@ -47,7 +47,7 @@ def test_a_run_that_is_told_to_end_while_it_writes_a_checkpoint_writes_one_more(
         try:
             wait("a checkpoint is being written", hold.began.is_set)
             process.send_signal(signal.SIGTERM)
-            wait("the run is asked to stop", lambda: files.exists(f"{output}/{STOPPING}"))
+            wait("the run is asked to stop", lambda: files.exists(f"{output}/{STOPPING_FILE}"))
             assert latest_checkpoint(f"{output}/checkpoints") is None
             hold.released.set()
             assert process.wait(timeout=120) != 0
@@ -63,7 +63,7 @@ def test_a_run_that_is_told_to_end_while_it_writes_a_checkpoint_writes_one_more(
     bucket = object_store.removeprefix("s3://")
     assert boto3.client("s3").list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []
     assert files.read_json(f"{output}/lease.json")["released"]
-    assert not files.exists(f"{output}/{STOPPING}")
+    assert not files.exists(f"{output}/{STOPPING_FILE}")
     client = mlflow.MlflowClient(tracking_uri)
     [run] = client.search_runs([each.experiment_id for each in client.search_experiments()])
     assert run.info.status == "KILLED"
