@@ -16,7 +16,7 @@ from bert_core.bundle.layout import WEIGHTS
 from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from serve import api
-from serve.following import Aim, Follower, Place
+from serve.following import Aim, Follower, ModelHolder
 from serve.hosted import HostedModel
 from serve.model import Model
 from serve.plan import Plan, Runtime, Source
@@ -80,13 +80,13 @@ def follower(
     """What has a slot with version 1 follow the alias."""
     source = Source(reference=REFERENCE, tracking_uri=registry)
     aim = Aim(source=source, runtime=Runtime(), follow_s=every_s)
-    place = Place(
+    holder = ModelHolder(
         load=load,
         install=slot.switch,
         set_loading=partial(slot.set_loading, "model"),
         set_problem=partial(slot.set_problem, "model"),
     )
-    return Follower(place, aim, replace(aim, source=replace(source, version="1")))
+    return Follower(holder, aim, replace(aim, source=replace(source, version="1")))
 
 
 def version_at(url: str) -> str:
