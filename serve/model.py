@@ -24,7 +24,7 @@ from bert_core.scores import TorchBackend
 from bert_core.tasks.base import Parameters
 from bert_core.tasks.shapes import Row
 from serve.batching import Batcher
-from serve.cache import AnswerCache, Entry, keys_of, unpacked
+from serve.cache import AnswerCache, CachedAnswer, keys_of, unpacked
 from serve.encoders import share
 from serve.errors import (
     DeadlineError,
@@ -377,7 +377,7 @@ class Model:
         began_s = time.perf_counter()
         parameters = parameters or predictor.task.parameters()
 
-        def look_up() -> tuple[list[Row], list[bytes], dict[bytes, Entry]]:
+        def look_up() -> tuple[list[Row], list[bytes], dict[bytes, CachedAnswer]]:
             rows = predictor.rows(list(inputs))
             keys = keys_of(self.digest, predictor.task.name, parameters, rows)
             return rows, keys, cache.find(keys)
@@ -399,7 +399,7 @@ class Model:
                 again = await self._answer(predictor, inputs, parameters, are_long, passes)
                 return again.answered
 
-        def assemble() -> tuple[list[Entry], list[Any], list[Place]]:
+        def assemble() -> tuple[list[CachedAnswer], list[Any], list[Place]]:
             new = dict(zip(missing, entries_of(computed), strict=True))
             cache.keep({key: entry for key, entry in new.items() if entry.has_all_cuts})
             entries = [known.get(key) or new[key] for key in keys]
@@ -653,7 +653,7 @@ def masks_of(window: Window) -> int:
     return len(window.positions.get("mlm_positions", ()))
 
 
-def entries_of(computed: Computed) -> list[Entry]:
+def entries_of(computed: Computed) -> list[CachedAnswer]:
     """What to keep of each of the rows."""
     windows: list[list[Window]] = [[] for _ in computed.answered.answers]
     numbers = [0] * len(windows)
@@ -664,7 +664,7 @@ def entries_of(computed: Computed) -> list[Entry]:
     for place in computed.answered.cut:
         cuts[place.row].append(place)
     return [
-        Entry.of(
+        CachedAnswer.of(
             answer,
             cut,
             tokens=sum(map(real_length, its)),
