@@ -16,7 +16,6 @@ from serve.auth import Keys
 from serve.disconnects import while_connected
 from serve.errors import NotReadyError, RequestError, UnknownModelError, WrongTaskError
 from serve.limits import Limits
-from serve.model import SMALL
 from serve.observing import seen
 from serve.routes.base import (
     LIST,
@@ -33,6 +32,7 @@ from serve.routes.base import (
 )
 from serve.served import Card, ServedModel, State
 from serve.served import Response as Passed
+from serve.sizes import SMALL
 from serve.surfaces.base import Endpoint, Probe, Surface, receive
 from serve.surfaces.catalog import SURFACES
 

@@ -18,7 +18,6 @@ from serve.disconnects import while_connected
 from serve.errors import NotAcceptableError, NotJSONError
 from serve.joint import SharedPasses
 from serve.limits import Limits
-from serve.model import SMALL
 from serve.observing import seen
 from serve.routes.base import (
     ALWAYS,
@@ -32,6 +31,7 @@ from serve.routes.base import (
 from serve.routes.front import unknown_model
 from serve.served import Response as Passed
 from serve.served import ServedModel
+from serve.sizes import SMALL
 from serve.surfaces import huggingface
 from serve.surfaces.base import JSON, Body, read, receive, request_body, responses, schema_of
 

@@ -23,6 +23,7 @@ from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
 from bert_core.wording import as_json, nearest, one_of, shown
 from serve.accept import chosen
+from serve.answers import Answered
 from serve.auth import Caller
 from serve.errors import (
     ClosedError,
@@ -36,9 +37,10 @@ from serve.errors import (
 )
 from serve.joint import passes_of_request
 from serve.limits import Limits
-from serve.model import SMALL, Answered, Model
+from serve.model import Model
 from serve.observing import Spent, seen
 from serve.served import Card
+from serve.sizes import SMALL
 from serve.tracing import add_spans
 
 Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here"]

@@ -18,7 +18,8 @@ from bert_core.tasks.shapes import as_row
 from bert_core.wording import as_json, nearest, shown
 from serve.errors import Error, RequestError
 from serve.limits import Limits, check_count
-from serve.model import SMALL, Model
+from serve.model import Model
+from serve.sizes import SMALL
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     JSON,

@@ -11,8 +11,8 @@ import numpy as np
 import pydantic
 from fastapi import Response
 
+from serve.answers import Answered
 from serve.errors import RequestError
-from serve.model import Answered
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,

@@ -23,8 +23,9 @@ from bert_core.tasks.feature_extraction import (
     FeatureExtractionParameters,
 )
 from bert_core.tasks.sparse_embedding import SparseEmbedding
+from serve.answers import Answered
 from serve.errors import NotAcceptableError
-from serve.model import Answered, Model
+from serve.model import Model
 from serve.surfaces.base import JSON, Call, Encoded
 
 VECTORS, SPARSE = FeatureExtraction.name, SparseEmbedding.name

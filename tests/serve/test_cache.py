@@ -19,10 +19,11 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.base import Parameters
 from bert_core.tasks.catalog import TASKS
 from serve import api
+from serve.answers import MOST_CUT, Answered
 from serve.cache import ENTRY_BYTES, AnswerCache, CachedAnswer, keys_of, unpacked
 from serve.errors import TooLargeError
 from serve.limits import Limits
-from serve.model import MOST_CUT, Answered, Model
+from serve.model import Model
 from serve.observing import Recorder
 from serve.slot import Slot
 from serve.surfaces.catalog import SURFACES
