@@ -31,7 +31,7 @@ from serve.served import Card, ServedModel
 from serve.served import Response as Passed
 from serve.slot import Slot
 from serve.surfaces import huggingface
-from serve.surfaces.base import error_content
+from serve.surfaces.openapi import error_content
 
 
 class LocalModel(ServedModel):

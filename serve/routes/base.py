@@ -30,15 +30,8 @@ from serve.errors import (
 from serve.model import Model
 from serve.observing import log_failure, seen
 from serve.surfaces import huggingface, vectors
-from serve.surfaces.base import (
-    Endpoint,
-    Surface,
-    refusal,
-    refusals,
-    request_body,
-    responses,
-    schema_of,
-)
+from serve.surfaces.base import Endpoint, Surface, refusal
+from serve.surfaces.openapi import refusals, request_body, responses, schema_of
 
 READY_TIMEOUT_S = 10.0
 """Timeout of the forward pass that shows a model to be ready."""

@@ -19,6 +19,7 @@ from serve.errors import NotAcceptableError, NotJSONError
 from serve.joint import SharedPasses
 from serve.limits import Limits
 from serve.observing import seen
+from serve.receiving import receive
 from serve.routes.base import (
     ALWAYS,
     BY_BODY,
@@ -33,7 +34,8 @@ from serve.served import Response as Passed
 from serve.served import ServedModel
 from serve.sizes import SMALL
 from serve.surfaces import huggingface
-from serve.surfaces.base import JSON, Body, read, receive, request_body, responses, schema_of
+from serve.surfaces.base import JSON, Body, read
+from serve.surfaces.openapi import request_body, responses, schema_of
 
 PATH = "/v1/predict"
 MOST_ENTRIES = 100

@@ -32,10 +32,8 @@ from serve.surfaces.base import (
     json_response,
     parameters_of,
     parsed,
-    request_body,
-    responses,
-    schema_of,
 )
+from serve.surfaces.openapi import request_body, responses, schema_of
 
 IGNORED = frozenset({"options", "model"})
 """Keys that clients of other servers send, and that change nothing here."""

@@ -20,6 +20,7 @@ from bert_core.tasks.base import Task
 from bert_core.wording import nearest, one_of
 from serve.errors import RequestError
 from serve.model import Model
+from serve.receiving import whole_number
 from serve.surfaces.base import (
     JSON,
     Body,
@@ -33,7 +34,6 @@ from serve.surfaces.base import (
     headers,
     json_response,
     read,
-    whole_number,
 )
 
 HEADER = "Inference-Header-Content-Length"
