@@ -77,7 +77,7 @@ def perform(config: ServeConfig) -> None:
     elif config.status:
         on_cluster.status()
     elif config.stop:
-        on_cluster.stop(config)
+        on_cluster.stop(config.drain_s)
     else:
         run(config)
 
@@ -113,16 +113,11 @@ def run(config: ServeConfig) -> None:
             shut_down()
 
 
-def check_port(config: ServeConfig) -> None:
-    """Raises: ResourceError if the port is in use."""
-    require_free(config.host, config.port)
-
-
 def check(config: ServeConfig) -> None:
     """Check port, keys, certificate and resources before anything is started. Raises: see `run`."""
-    check_port(config)
-    access(config)
-    certificate(config)
+    require_free(config.host, config.port)
+    access(config.keys)
+    certificate(config.tls_certificate)
     tracing.check(config.otlp_endpoint)
     if ray_serve.status().proxies:
         raise ResourceError(
