@@ -141,8 +141,8 @@ def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
     print(curl(f"{url}/v1/models/{name}", model.example))
     if config.haproxy and (most := possible_connections()) < CONNECTIONS:
         print(
-            f"up to {most:,} connections at once, since this machine's hard limit of open files "
-            f"(ulimit -Hn) is low: {CONNECTIONS:,} want {DESCRIPTORS:,}"
+            f"at most {most:,} connections at once: {CONNECTIONS:,} need a hard limit of "
+            f"{DESCRIPTORS:,} open files (ulimit -Hn), this machine's is lower"
         )
     print(f"logs: {_logs_folder()}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Who may ask: API keys with limits, models and an expiry date, kept as hashes in a JSON file.
+"""API keys with limits, models and an expiry date, kept as hashes in a JSON file.
 
 A key is `rb-<name>-<secret>`. The secret has 256 random bits, so nobody finds it by trying sha256,
 and no slow hash is needed. Limits count per replica, by a bucket that refills steadily.
@@ -39,7 +39,7 @@ class Key:
     sha256: str
     """Of the secret."""
     models: list[str] | None = None
-    """The models that it may ask; None means all."""
+    """The models that it may use; None means all."""
     expires: str | None = None
     """The last day on which it is valid, in UTC, as 2027-01-31; None means no end."""
     requests_per_minute: PositiveInt | None = None
@@ -173,14 +173,14 @@ class Keys:
         Args:
             model: which is asked; None asks about the server.
         Raises: UnauthorizedError without a valid key; ForbiddenError for a model that the key may
-            not ask; OverloadedError beyond its limits.
+            not use; OverloadedError beyond its limits.
         """
         self._look_again()
         caller = self._known(presented_key(headers))
         allowed = caller.key.models
         if model is not None and allowed is not None and model not in allowed:
             raise ForbiddenError(
-                f"the key of {caller.key.name}: wanted a model that it may ask "
+                f"the key of {caller.key.name}: wanted a model that it may use "
                 f"({', '.join(allowed)}), got {model}"
             )
         if model is not None:

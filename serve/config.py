@@ -162,7 +162,7 @@ class ServeConfig(ModelSettings, Command):
     """File of API keys, made by `raybert serve keys create NAME --keys FILE`: requests then need
     one of them. Keys added or revoked later count within seconds where replicas can read it."""
     no_auth: bool = False
-    """Listen beyond this machine without keys, so that anyone who reaches the port may ask."""
+    """Listen beyond this machine without keys: anyone who reaches the port can use the models."""
     tls_certificate: str | None = None
     """PEM file with certificate, chain and private key: HAProxy then speaks HTTPS only. It is read
     on every node with a proxy."""
@@ -179,8 +179,8 @@ class ServeConfig(ModelSettings, Command):
     tracking_uri: str | None = None
     """MLflow's tracking URI, for references to the registry; default as in the other stages."""
     drain_s: PositiveFloat = 30.0
-    """How long requests in progress are waited for when the server, a model or a replica is stopped
-    (at least 7 for the latter). A second SIGTERM or Ctrl-C does not wait."""
+    """Seconds to wait for requests in progress when the server, a model or a replica stops (at
+    least 7 for a replica). A second SIGTERM or Ctrl-C does not wait."""
 
     def __post_init__(self) -> None:
         self._check()

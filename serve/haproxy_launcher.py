@@ -144,7 +144,7 @@ def rewritten(
     return "\n".join(_without_replicas(lines, _error_file(folder, 503))) + "\n"
 
 
-def _without_replicas(lines: Sequence[str], told: Path) -> Iterator[str]:
+def _without_replicas(lines: Sequence[str], error_file: Path) -> Iterator[str]:
     """The lines, where a backend that has only Serve's own proxy, which waits for a replica for as
     long as it takes, gives up."""
     sections: list[list[str]] = [[]]
@@ -157,7 +157,7 @@ def _without_replicas(lines: Sequence[str], told: Path) -> Iterator[str]:
         servers = [line for line in section if line.split()[:1] == ["server"]]
         if servers and all(line.split()[-1] == "backup" for line in servers):
             yield f"    timeout server {WITHOUT_REPLICA_S}s"
-            yield f"    errorfile 504 {told}"
+            yield f"    errorfile 504 {error_file}"
 
 
 def write_error_files(folder: Path) -> None:

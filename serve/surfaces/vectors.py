@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from fastapi import Response
 
+from bert_core.data.ragged import offsets_of
 from bert_core.tasks.base import Parameters
 from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
@@ -160,4 +161,4 @@ def _entries(answers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, pa.Arr
 
 
 def _offsets(lists: Sequence[Sequence[Any]]) -> pa.Array:
-    return pa.array(np.cumsum([0, *map(len, lists)]), pa.int32())
+    return pa.array(offsets_of([len(row) for row in lists]), pa.int32())
