@@ -113,9 +113,9 @@ class _Bucket:
         self.at_s = now_s
         return self.left
 
-    def wait_s(self, wanted: float) -> int:
+    def wait_s(self, amount: float) -> int:
         """Seconds until so much is left again."""
-        return max(1, math.ceil((wanted - self.left) * 60 / self.per_minute))
+        return max(1, math.ceil((amount - self.left) * 60 / self.per_minute))
 
 
 def _full(per_minute: int | None) -> _Bucket | None:
@@ -149,8 +149,8 @@ class Caller:
             self.tokens.refill()
             self.tokens.left -= tokens
 
-    def _exceeded(self, what: str, bucket: _Bucket, wanted: float) -> OverloadedError:
-        wait_s = bucket.wait_s(wanted)
+    def _exceeded(self, what: str, bucket: _Bucket, amount: float) -> OverloadedError:
+        wait_s = bucket.wait_s(amount)
         return OverloadedError(
             f"the key of {self.key.name}: wanted at most {bucket.per_minute} {what} per minute: "
             f"try again in {wait_s} s",
@@ -187,13 +187,13 @@ class Keys:
             caller.begin()
         return caller
 
-    def _known(self, given: str | None) -> Caller:
-        if given is None:
+    def _known(self, presented: str | None) -> Caller:
+        if presented is None:
             raise UnauthorizedError(
                 "wanted an API key, got none: send the header Authorization: Bearer <key>"
             )
-        parts = _KEY.fullmatch(given)
-        name, secret = parts.groups() if parts else ("", given)
+        parts = _KEY.fullmatch(presented)
+        name, secret = parts.groups() if parts else ("", presented)
         caller = self._callers.get(name)
         # As much work for names that are unknown, whatever was sent.
         stored = _NOBODY if caller is None else caller.key.sha256

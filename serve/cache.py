@@ -69,14 +69,14 @@ class AnswerCache:
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, CachedAnswer]:
         """Those of the entries that there are."""
-        found = {}
+        hits = {}
         with self._lock:
             for key in keys:
                 entry = self._entries.get(key)
                 if entry is not None:
                     self._entries.move_to_end(key)
-                    found[key] = entry
-        return found
+                    hits[key] = entry
+        return hits
 
     def keep(self, entries: Mapping[bytes, CachedAnswer]) -> None:
         """Keep these, in place of those that were not used for longest; one that is larger than the

@@ -185,15 +185,15 @@ class ServeConfig(ModelSettings, Command):
     def __post_init__(self) -> None:
         self._check()
         actions = {"apply": self.apply is not None, "status": self.status, "stop": self.stop}
-        given = [name for name, is_given in actions.items() if is_given]
-        if len(given) > 1:
+        chosen = [name for name, is_chosen in actions.items() if is_chosen]
+        if len(chosen) > 1:
             raise ConfigError(
-                f"{given[1]}: wanted one of apply, status and stop, got {given[0]} too"
+                f"{chosen[1]}: wanted one of apply, status and stop, got {chosen[0]} too"
             )
         if self.dry_run and self.apply is None:
             raise ConfigError("dry_run: wanted apply with it, got none: give --apply FILE")
         if not self.models and self.models != {}:
-            if given:
+            if chosen:
                 return
             raise ConfigError(
                 "models: wanted a value, got none: give --models name=reference, or a file with "

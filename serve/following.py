@@ -45,7 +45,7 @@ class Aim:
     follow_s: float = 0.0
     """How often to ask the registry which version the alias points to; 0 never."""
 
-    def wanted(self) -> "Aim":
+    def resolved(self) -> "Aim":
         """The same with the version that the alias means now. Raises: see `registered_version`."""
         if not self.follow_s:
             return self
@@ -215,7 +215,7 @@ class Follower:
 
     def _look(self, aim: Aim) -> None:
         try:
-            wanted = aim.wanted()
+            resolved = aim.resolved()
         except ConfigError as error:  # the alias is gone
             self._fail(aim, f"{aim.source.reference}: {error}", LONGEST_WAIT_S)
             return
@@ -230,33 +230,33 @@ class Follower:
             self._holder.set_problem(banned + problem)
             self._holder.set_loading(False)
             return
-        if wanted.is_met_by(self._held):
+        if resolved.is_met_by(self._held):
             self._failed = self._banned = None
             is_failing = self._model is not None and self._model.verdict == "failing"
-            self._holder.set_problem(_failing(wanted) if is_failing else None)
+            self._holder.set_problem(_failing(resolved) if is_failing else None)
             self._holder.set_loading(False)
-        elif self._banned is not None and wanted.is_met_by(self._banned[0]):
+        elif self._banned is not None and resolved.is_met_by(self._banned[0]):
             self._holder.set_problem(self._banned[1])
             self._holder.set_loading(False)
-        elif wanted != self._failed or time.monotonic() >= self._again_s:
-            self._take(wanted)
+        elif resolved != self._failed or time.monotonic() >= self._again_s:
+            self._take(resolved)
         else:
             self._holder.set_problem(self._problem)
 
-    def _take(self, wanted: Aim) -> None:
+    def _take(self, aim: Aim) -> None:
         self._holder.set_loading(True)
-        named = wanted.source.named
+        named = aim.source.named
         try:
-            model = self._holder.load(wanted)
+            model = self._holder.load(aim)
         except Exception as error:
             is_at_fault = isinstance(error, ConfigError | FormatError)
             longest_s = LONGEST_WAIT_S if is_at_fault else LONGEST_LACK_S
-            self._fail(wanted, f"{named} is not served: {reason_of(error)}", longest_s)
+            self._fail(aim, f"{named} is not served: {reason_of(error)}", longest_s)
             return
         if self._is_stopped:
             model.retire()
             return
-        self._hold(wanted, model)
+        self._hold(aim, model)
         self._failed = self._banned = None
         self._holder.set_problem(None)
         logger.info("%s answers from now on", named)
@@ -278,11 +278,11 @@ class Follower:
         if former is not None and former.model is not None:
             former.model.retire()
 
-    def _fail(self, wanted: Aim, problem: str, longest_s: float) -> None:
-        again = wanted == self._failed
+    def _fail(self, aim: Aim, problem: str, longest_s: float) -> None:
+        again = aim == self._failed
         first_s = self._aim.follow_s or RETRY_S
         self._wait_s = min(2 * self._wait_s, longest_s) if again else first_s
-        self._failed, self._problem = wanted, problem
+        self._failed, self._problem = aim, problem
         self._again_s = time.monotonic() + self._wait_s
         self._holder.set_problem(problem)
         self._holder.set_loading(False)

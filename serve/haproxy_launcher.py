@@ -6,7 +6,7 @@ ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it
 
 - metrics and statistics listen on 127.0.0.1 only (Ray binds every interface);
 - a request that is sent too slowly is ended here, before it takes a place in a replica;
-- what a replica's server cannot read as HTTP, such as an unknown method, is told as JSON;
+- what a replica's server cannot read as HTTP, such as an unknown method, is reported as JSON;
 - 503 and 504 reach clients as themselves, as JSON and with `Retry-After`, and 502 as 503 (Ray makes
   each of them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take
   for permanent);

@@ -94,13 +94,13 @@ class HostedModel:
         """What an alias means now, or else what last answered here, or else what it meant when it
         was deployed."""
         aim = self._aim(self.plan.source)
-        ways: tuple[Callable[[], Aim | None], ...] = (aim.wanted, aim.served)
+        ways: tuple[Callable[[], Aim | None], ...] = (aim.resolved, aim.served)
         for way in ways if aim.follow_s else ():
             try:
-                wanted = way()
-                if wanted is not None:
-                    return wanted, self._load(wanted)
-            except Exception as error:  # the follower tries it again, and tells
+                version = way()
+                if version is not None:
+                    return version, self._load(version)
+            except Exception as error:  # the follower tries it again, and reports it
                 logger.error("%s: %s", aim.source.reference, reason_of(error))
         return aim, self._load(aim)
 

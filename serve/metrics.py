@@ -239,10 +239,13 @@ def merged(pages: Iterable[str], missing: int = 0) -> str:
                 families.setdefault(name, [])
             if name.startswith(SHOWN) and not (known and line.startswith("#")):
                 families[name].append(line if line.startswith("#") else _shortened(line))
-    own = f"ray_{PREFIX}_nodes_missing"
+    missing_metric = f"ray_{PREFIX}_nodes_missing"
     lines = [line for family in families.values() for line in family]
-    lines += [f"# HELP {own} Nodes whose metrics this page lacks.", f"# TYPE {own} gauge"]
-    return "\n".join([*lines, f"{own} {missing}"]) + "\n"
+    lines += [
+        f"# HELP {missing_metric} Nodes whose metrics this page lacks.",
+        f"# TYPE {missing_metric} gauge",
+    ]
+    return "\n".join([*lines, f"{missing_metric} {missing}"]) + "\n"
 
 
 def _shortened(sample: str) -> str:

@@ -59,14 +59,14 @@ def apply(config: ServeConfig) -> None:
         _check_server(config)
     check_room(models_of(config), together=config.together)
     models = find(config)
-    wanted = applications(config, models)
+    deployed = applications(config, models)
     if not is_running:
         start(config)
     client = _get_global_client()
     assert client is not None
-    entries = {"applications": [each.entry() for each in wanted]}
+    entries = {"applications": [each.entry() for each in deployed]}
     client.deploy_apps(ServeDeploySchema.model_validate(entries))
-    _wait_until_applied([each.name for each in wanted], list(models))
+    _wait_until_applied([each.name for each in deployed], list(models))
     print(f"serving {', '.join(models)}; see raybert serve --status", flush=True)
 
 

@@ -143,16 +143,16 @@ class Call:
             the task does not have, or of another type; InputError for its value.
         """
         kind = self.model.predictor_for(task).task.parameters
-        given = {name: value for name, value in values.items() if value is not None}
+        values = {name: value for name, value in values.items() if value is not None}
         names = [field.name for field in fields(kind)]
-        for name in given:
+        for name in values:
             if name not in names:
                 raise RequestError(
                     f"{name}: this model has no such parameter, it has "
                     f"{', '.join(names) or 'none'}{nearest(name, names)}: leave it out"
                 )
-        check_top_k(given, self.model.limits)
-        return parameters_of(kind, given)
+        check_top_k(values, self.model.limits)
+        return parameters_of(kind, values)
 
     async def respond(self, answered: Answered, content: Callable[[], Any]) -> Response:
         """JSON of `content`, which may take long to make, with what the answers took."""
@@ -202,7 +202,7 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
-    """A family of clients: what they call, and how they are told of errors."""
+    """A family of clients: what they call, and the errors that they understand."""
 
     name: str
     endpoints: tuple[Endpoint, ...]
@@ -241,7 +241,7 @@ def read(shape: type[Shape], body: bytes) -> Shape:
 def complaint(shape: type[pydantic.BaseModel], error: pydantic.ValidationError) -> str:
     """The first fault of a body."""
     faults = error.errors(include_url=False)
-    # A misspelt key is missing under its right name too: the misspelling is what to tell.
+    # A misspelt key is missing under its right name too: the misspelling is what to report.
     misspelt = [each for each in faults if each["type"] == "extra_forbidden"]
     empty = [each for each in faults if each["type"] == "too_short"]
     texts = [each for each in faults if each["type"] == "string_type"]

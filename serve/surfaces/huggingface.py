@@ -106,10 +106,10 @@ class Shapes:
     def fits(self, request: Mapping[str, Any]) -> bool:
         """Whether a body has an input of this task, and no parameter that the task lacks."""
         parameters = request.get("parameters")
-        given = set(parameters) if isinstance(parameters, dict) else set()
+        chosen = set(parameters) if isinstance(parameters, dict) else set()
         if self._task.parameters_at_root:
-            given |= request.keys() - {"inputs", "parameters", *IGNORED}
-        if not given <= set(self._checked.model_fields):
+            chosen |= request.keys() - {"inputs", "parameters", *IGNORED}
+        if not chosen <= set(self._checked.model_fields):
             return False
         inputs = request.get("inputs")
         first = inputs[0] if isinstance(inputs, list) and inputs else inputs

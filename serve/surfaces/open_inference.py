@@ -290,10 +290,10 @@ def _response(
     model: Model, request: Infer, outputs: Mapping[str, np.ndarray], cuts: str
 ) -> tuple[bytes, dict[str, str]]:
     """The body, and the header that it needs if tensors follow the JSON."""
-    wanted = request.outputs or [Wanted(name=name) for name in outputs]
+    requested = request.outputs or [Wanted(name=name) for name in outputs]
     all_raw = bool((request.parameters or {}).get("binary_data_output"))
     described, raw = [], []
-    for output in wanted:
+    for output in requested:
         if output.name not in outputs:
             raise RequestError(
                 f"outputs: wanted {one_of(outputs)}, got {output.name!r}"

@@ -123,7 +123,7 @@ def _raw(answers: Sequence[str], dtype: str) -> Encoded:
 
 
 def _arrow(model: Model, columns: Callable[[], dict[str, pa.Array]]) -> Encoded:
-    """A stream of one batch, with what tells the model in its schema's metadata."""
+    """A stream of one batch, with the model in its schema's metadata."""
     about = {"model": model.name, "version": model.version, "digest": model.digest}
     known = {name: value for name, value in about.items() if value}
     table = pa.table(columns()).replace_schema_metadata(known)
