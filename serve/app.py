@@ -33,7 +33,7 @@ from serve.applications import (
 )
 from serve.config import ServeConfig, models_of
 from serve.haproxy_launcher import CONNECTIONS, DESCRIPTORS, possible_connections
-from serve.plan import Found, find
+from serve.plan import Deployable, find
 from serve.room import check_room
 from tracking.ports import require_free
 
@@ -63,8 +63,8 @@ def build(arguments: BuildArguments) -> Application:
     """One model in one application. Raises: see `find`."""
     settings = arguments.model_dump(exclude={"name", "model"})
     config = ServeConfig(models=[f"{arguments.name}={arguments.model}"], **settings)
-    ((name, found),) = find(config).items()
-    return model_application(config, name, found, alone=True).target().target
+    ((name, model),) = find(config).items()
+    return model_application(config, name, model, alone=True).target().target
 
 
 def perform(config: ServeConfig) -> None:
@@ -133,7 +133,7 @@ def _wait_until_steady(config: ServeConfig) -> None:
     steady.wait_until_steady(config.host, config.port, paths, _logs_folder(), tls=tls)
 
 
-def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
+def _announce(config: ServeConfig, models: Mapping[str, Deployable]) -> None:
     scheme = "http" if config.tls_certificate is None else "https"
     url = f"{scheme}://{steady.reachable(config.host)}:{config.port}"
     name, model = next(iter(models.items()))

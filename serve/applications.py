@@ -22,7 +22,7 @@ from serve.config import ModelConfig, ModelSettings, ServeConfig, models_of
 from serve.deployments import COMPARISONS, FRONT, MODEL, RECORD, application_name
 from serve.hosts import is_loopback
 from serve.limits import Limits
-from serve.plan import ACCESS, LIMITS, PLAN, Access, Found
+from serve.plan import ACCESS, LIMITS, PLAN, Access, Deployable, Plan
 from tracking.server import tracking_uri
 
 HEALTH_CHECK_PERIOD_S = 2.0
@@ -34,7 +34,7 @@ CONTROLLER_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Deployed:
-    """An application of one deployment, as Ray Serve is told of it."""
+    """An application of one deployment, as Ray Serve takes it."""
 
     name: str
     prefix: str | None
@@ -62,7 +62,7 @@ class Deployed:
         }
 
 
-def applications(config: ServeConfig, models: Mapping[str, Found]) -> list[Deployed]:
+def applications(config: ServeConfig, models: Mapping[str, Deployable]) -> list[Deployed]:
     """What is to be deployed for these models."""
     settings = models_of(config)
     first = sorted(models, key=lambda name: name != config.default)
@@ -73,7 +73,7 @@ def applications(config: ServeConfig, models: Mapping[str, Found]) -> list[Deplo
         "server": server_settings(config),
     }
     if config.together:
-        plans = {name: _as_json(models[name]) for name in first}
+        plans = {name: _as_json(models[name].plan) for name in first}
         content = {"plans": plans, **at_front}
         options = _options(config, _together(list(settings.values())), content)
         result = [Deployed(FRONT, "/", FRONT, "TOGETHER_APPLICATION", options)]
@@ -119,10 +119,12 @@ def _together(models: Sequence[ModelConfig]) -> ModelSettings:
     )
 
 
-def model_application(config: ServeConfig, name: str, found: Found, *, alone: bool) -> Deployed:
+def model_application(
+    config: ServeConfig, name: str, model: Deployable, *, alone: bool
+) -> Deployed:
     """The application of one model; `alone` without a front."""
     content = {
-        "plan": _as_json(found),
+        "plan": _as_json(model.plan),
         "access": _access(config.keys),
         "alone": alone,
         # Alone, Serve's own config says where it listens.
@@ -171,8 +173,8 @@ def _options(
     return options | {"autoscaling_config": scaling}
 
 
-def _as_json(found: Found) -> dict[str, Any]:
-    content: dict[str, Any] = PLAN.dump_python(found.plan, mode="json")
+def _as_json(plan: Plan) -> dict[str, Any]:
+    content: dict[str, Any] = PLAN.dump_python(plan, mode="json")
     return content
 
 

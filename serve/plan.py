@@ -121,15 +121,15 @@ LIMITS = pydantic.TypeAdapter(Limits)
 
 
 @dataclass(frozen=True)
-class Found:
-    """A model that has been loaded once on the machine that deploys it."""
+class Deployable:
+    """A model's plan, once the machine that deploys it has loaded the model."""
 
     plan: Plan
     example: Any
     """An input, as in a request."""
 
 
-def find(config: ServeConfig) -> dict[str, Found]:
+def find(config: ServeConfig) -> dict[str, Deployable]:
     """All models by name, each loaded once: Serve would retry a failing replica for minutes.
 
     Raises: ConfigError for a reference that does not exist, or a graph that should run on a GPU;
@@ -139,7 +139,7 @@ def find(config: ServeConfig) -> dict[str, Found]:
     return {name: _find(uri, name, model) for name, model in models_of(config).items()}
 
 
-def _find(uri: str, name: str, model: ModelConfig) -> Found:
+def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
     source, predictor = _load(uri, model, name, model.model)
     candidate = None
     if model.candidate is not None:
@@ -168,7 +168,7 @@ def _find(uri: str, name: str, model: ModelConfig) -> Found:
         follow_s=model.follow_s,
         candidate=candidate,
     )
-    return Found(plan, predictor.task.examples[0])
+    return Deployable(plan, predictor.task.examples[0])
 
 
 def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Source, Predictor]:
