@@ -137,12 +137,13 @@ def _serve(config: Any) -> None:
     if stays and not config.dry_run:
         cluster.require_address()
     from serve import app  # takes seconds
+    from tracking.ports import require_free
 
     if config.dry_run:
         app.show_file(config)
         return
     if not stays:
-        app.check_port(config)  # before the seconds that Ray takes
+        require_free(config.host, config.port)  # before the seconds that Ray takes
     # Serve's processes have an environment of their own: those that Ray starts in advance, one per
     # CPU, would stay unused.
     cluster.set_defaults({"RAY_prestart_worker_first_driver": "0"})

@@ -22,7 +22,7 @@ from serve.errors import Error, RequestError
 from serve.hosts import LocalHosts
 from serve.limits import Limits
 from serve.observing import NO_RECORDER, Observed, Recorder, seen
-from serve.routes.base import LIST, SurfaceRoute, json_response, place_of, told
+from serve.routes.base import LIST, SurfaceRoute, error_response, json_response, place_of
 from serve.routes.front import Metrics, front_routes, list_routes, metrics_route
 from serve.routes.joint import joint_routes
 from serve.routes.model import model_routes
@@ -31,7 +31,7 @@ from serve.served import Card, ServedModel
 from serve.served import Response as Passed
 from serve.slot import Slot
 from serve.surfaces import huggingface
-from serve.surfaces.base import error_content
+from serve.surfaces.openapi import error_content
 
 
 class LocalModel(ServedModel):
@@ -175,11 +175,11 @@ def _create_app(title: str, recorder: Recorder, *routers: APIRouter, local_only:
 
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:
-        return told(huggingface.SURFACE, request, error)
+        return error_response(huggingface.SURFACE, request, error)
 
     @app.exception_handler(InputError)
     async def refuse_input(request: Request, error: InputError) -> Response:
-        return told(huggingface.SURFACE, request, error)
+        return error_response(huggingface.SURFACE, request, error)
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:

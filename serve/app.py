@@ -33,7 +33,7 @@ from serve.applications import (
 )
 from serve.config import ServeConfig, models_of
 from serve.haproxy_launcher import CONNECTIONS, DESCRIPTORS, possible_connections
-from serve.plan import Found, find
+from serve.plan import Deployable, find
 from serve.room import check_room
 from tracking.ports import require_free
 
@@ -63,8 +63,8 @@ def build(arguments: BuildArguments) -> Application:
     """One model in one application. Raises: see `find`."""
     settings = arguments.model_dump(exclude={"name", "model"})
     config = ServeConfig(models=[f"{arguments.name}={arguments.model}"], **settings)
-    ((name, found),) = find(config).items()
-    return model_application(config, name, found, alone=True).target().target
+    ((name, model),) = find(config).items()
+    return model_application(config, name, model, alone=True).target().target
 
 
 def perform(config: ServeConfig) -> None:
@@ -77,7 +77,7 @@ def perform(config: ServeConfig) -> None:
     elif config.status:
         on_cluster.status()
     elif config.stop:
-        on_cluster.stop(config)
+        on_cluster.stop(config.drain_s)
     else:
         run(config)
 
@@ -113,16 +113,11 @@ def run(config: ServeConfig) -> None:
             shut_down()
 
 
-def check_port(config: ServeConfig) -> None:
-    """Raises: ResourceError if the port is in use."""
-    require_free(config.host, config.port)
-
-
 def check(config: ServeConfig) -> None:
     """Check port, keys, certificate and resources before anything is started. Raises: see `run`."""
-    check_port(config)
-    access(config)
-    certificate(config)
+    require_free(config.host, config.port)
+    access(config.keys)
+    certificate(config.tls_certificate)
     tracing.check(config.otlp_endpoint)
     if ray_serve.status().proxies:
         raise ResourceError(
@@ -138,7 +133,7 @@ def _wait_until_steady(config: ServeConfig) -> None:
     steady.wait_until_steady(config.host, config.port, paths, _logs_folder(), tls=tls)
 
 
-def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
+def _announce(config: ServeConfig, models: Mapping[str, Deployable]) -> None:
     scheme = "http" if config.tls_certificate is None else "https"
     url = f"{scheme}://{steady.reachable(config.host)}:{config.port}"
     name, model = next(iter(models.items()))
@@ -146,8 +141,8 @@ def _announce(config: ServeConfig, models: Mapping[str, Found]) -> None:
     print(curl(f"{url}/v1/models/{name}", model.example))
     if config.haproxy and (most := possible_connections()) < CONNECTIONS:
         print(
-            f"up to {most:,} connections at once, since this machine's hard limit of open files "
-            f"(ulimit -Hn) is low: {CONNECTIONS:,} want {DESCRIPTORS:,}"
+            f"at most {most:,} connections at once: {CONNECTIONS:,} need a hard limit of "
+            f"{DESCRIPTORS:,} open files (ulimit -Hn), this machine's is lower"
         )
     print(f"logs: {_logs_folder()}", flush=True)
 

@@ -2,7 +2,7 @@
 
 import io
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from serve.config import ModelConfig, ModelSettings, ServeConfig, models_of
 from serve.deployments import COMPARISONS, FRONT, MODEL, RECORD, application_name
 from serve.hosts import is_loopback
 from serve.limits import Limits
-from serve.plan import ACCESS, LIMITS, PLAN, Access, Found
+from serve.plan import ACCESS, LIMITS, PLAN, Access, Deployable, Plan
 from tracking.server import tracking_uri
 
 HEALTH_CHECK_PERIOD_S = 2.0
@@ -34,7 +34,7 @@ CONTROLLER_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Deployed:
-    """An application of one deployment, as Ray Serve is told of it."""
+    """An application of one deployment, as Ray Serve takes it."""
 
     name: str
     prefix: str | None
@@ -62,20 +62,20 @@ class Deployed:
         }
 
 
-def applications(config: ServeConfig, models: Mapping[str, Found]) -> list[Deployed]:
+def applications(config: ServeConfig, models: Mapping[str, Deployable]) -> list[Deployed]:
     """What is to be deployed for these models."""
     settings = models_of(config)
     first = sorted(models, key=lambda name: name != config.default)
     at_front = {
-        "limits": LIMITS.dump_python(_limits_of_front(config, settings)),
-        "access": _access(config),
+        "limits": LIMITS.dump_python(_limits_of_front(config.limits, settings.values())),
+        "access": _access(config.keys),
         "local_only": is_loopback(config.host),
         "server": server_settings(config),
     }
     if config.together:
-        plans = {name: _as_json(models[name]) for name in first}
+        plans = {name: _as_json(models[name].plan) for name in first}
         content = {"plans": plans, **at_front}
-        options = _options(config, _together(settings), content)
+        options = _options(config, _together(list(settings.values())), content)
         result = [Deployed(FRONT, "/", FRONT, "TOGETHER_APPLICATION", options)]
     else:
         options = _options(config, config, {"models": first, **at_front}, num_cpus=0)
@@ -94,37 +94,38 @@ def server_settings(config: ServeConfig) -> dict[str, Any]:
     """What only a new start of Ray Serve can change."""
     names = ("host", "port", "haproxy", "otlp_endpoint", "trace_share")
     settings = {name: getattr(config, name) for name in names}
-    return {**settings, "tls_certificate": certificate(config)}
+    return {**settings, "tls_certificate": certificate(config.tls_certificate)}
 
 
-def _limits_of_front(config: ServeConfig, models: Mapping[str, ModelConfig]) -> Limits:
+def _limits_of_front(common: Limits, models: Iterable[ModelConfig]) -> Limits:
     """The front reads what any of the models may read; each judges for itself."""
-    limits = [config.limits, *(model.limits for model in models.values())]
+    limits = [common, *(model.limits for model in models)]
     return replace(
-        config.limits,
+        common,
         max_body_bytes=max(each.max_body_bytes for each in limits),
         body_timeout_s=max(each.body_timeout_s for each in limits),
     )
 
 
-def _together(models: Mapping[str, ModelConfig]) -> ModelSettings:
+def _together(models: Sequence[ModelConfig]) -> ModelSettings:
     """The settings of a process that has all of the models."""
-    each = tuple(models.values())
     return replace(
-        each[0],
-        num_cpus=max(model.reserved_cpus for model in each),
-        num_gpus=max(model.num_gpus for model in each),
-        max_ongoing_requests=max(model.max_ongoing_requests for model in each),
+        models[0],
+        num_cpus=max(model.reserved_cpus for model in models),
+        num_gpus=max(model.num_gpus for model in models),
+        max_ongoing_requests=max(model.max_ongoing_requests for model in models),
         num_replicas=1,
         max_replicas=None,
     )
 
 
-def model_application(config: ServeConfig, name: str, found: Found, *, alone: bool) -> Deployed:
+def model_application(
+    config: ServeConfig, name: str, model: Deployable, *, alone: bool
+) -> Deployed:
     """The application of one model; `alone` without a front."""
     content = {
-        "plan": _as_json(found),
-        "access": _access(config),
+        "plan": _as_json(model.plan),
+        "access": _access(config.keys),
         "alone": alone,
         # Alone, Serve's own config says where it listens.
         "local_only": not alone and is_loopback(config.host),
@@ -143,7 +144,7 @@ def _options(
     """Options of a deployment; one that reserves no CPU computes nothing, and is not scaled."""
     options: dict[str, Any] = {
         "user_config": content,
-        "logging_config": log_settings(config),
+        "logging_config": log_settings(config.log_format),
         "max_ongoing_requests": model.max_ongoing_requests,
         # What stands behind our own limits: these requests have not been read yet.
         "max_queued_requests": model.max_ongoing_requests,
@@ -172,36 +173,35 @@ def _options(
     return options | {"autoscaling_config": scaling}
 
 
-def _as_json(found: Found) -> dict[str, Any]:
-    content: dict[str, Any] = PLAN.dump_python(found.plan, mode="json")
+def _as_json(plan: Plan) -> dict[str, Any]:
+    content: dict[str, Any] = PLAN.dump_python(plan, mode="json")
     return content
 
 
-def _access(config: ServeConfig) -> dict[str, Any] | None:
-    known = access(config)
-    return None if known is None else ACCESS.dump_python(known, mode="json")
+def _access(path: str | None) -> dict[str, Any] | None:
+    keys = access(path)
+    return None if keys is None else ACCESS.dump_python(keys, mode="json")
 
 
 def is_ours(application: str) -> bool:
     return application in (FRONT, COMPARISONS) or application.startswith(application_name(""))
 
 
-def log_settings(config: ServeConfig) -> dict[str, Any]:
+def log_settings(log_format: str) -> dict[str, Any]:
     """Serve's log, without its lines per request: ours say more, and no path."""
-    return {"encoding": config.log_format.upper(), "enable_access_log": False}
+    return {"encoding": log_format.upper(), "enable_access_log": False}
 
 
-def access(config: ServeConfig) -> Access | None:
-    """The keys that the server asks for. Raises: ConfigError, FormatError for their file."""
-    if config.keys is None:
+def access(path: str | None) -> Access | None:
+    """The keys in a file; None without one. Raises: ConfigError, FormatError."""
+    if path is None:
         return None
     # The path is absolute, since replicas run elsewhere.
-    return Access(keys=auth.read_keys(config.keys), path=files.absolute(config.keys))
+    return Access(keys=auth.read_keys(path), path=files.absolute(path))
 
 
-def certificate(config: ServeConfig) -> str | None:
-    """The path of the TLS certificate, wherever HAProxy runs. Raises: ConfigError without one."""
-    path = config.tls_certificate
+def certificate(path: str | None) -> str | None:
+    """The absolute path of a TLS certificate. Raises: ConfigError if there is no such file."""
     if path is None:
         return None
     if not Path(path).is_file():
@@ -214,14 +214,15 @@ def certificate(config: ServeConfig) -> str | None:
 
 def start(config: ServeConfig) -> None:
     """Start Ray Serve's controller and proxies on the cluster."""
-    environment = haproxy.settings(enabled=config.haproxy, certificate=certificate(config))
+    pem = certificate(config.tls_certificate)
+    environment = haproxy.settings(enabled=config.haproxy, certificate=pem)
     environment |= tracing.environment(config.otlp_endpoint)
     # NOTE: Serve allows its proxies 60 s, which a busy machine may exceed; they continue to start,
     # and are waited for later. So is one that Serve replaces meanwhile, since it did not answer.
     with suppress(TimeoutError, ActorDiedError):
         ray_serve.start(
             http_options={"host": config.host, "port": config.port},
-            logging_config=log_settings(config),
+            logging_config=log_settings(config.log_format),
             tracing_config=tracing.settings(config.otlp_endpoint, config.trace_share),
             controller_options={"runtime_env": {"env_vars": environment}},
         )

@@ -1,4 +1,4 @@
-"""Who may ask: API keys with limits, models and an expiry date, kept as hashes in a JSON file.
+"""API keys with limits, models and an expiry date, kept as hashes in a JSON file.
 
 A key is `rb-<name>-<secret>`. The secret has 256 random bits, so nobody finds it by trying sha256,
 and no slow hash is needed. Limits count per replica, by a bucket that refills steadily.
@@ -39,7 +39,7 @@ class Key:
     sha256: str
     """Of the secret."""
     models: list[str] | None = None
-    """The models that it may ask; None means all."""
+    """The models that it may use; None means all."""
     expires: str | None = None
     """The last day on which it is valid, in UTC, as 2027-01-31; None means no end."""
     requests_per_minute: PositiveInt | None = None
@@ -113,9 +113,9 @@ class _Bucket:
         self.at_s = now_s
         return self.left
 
-    def wait_s(self, wanted: float) -> int:
+    def wait_s(self, amount: float) -> int:
         """Seconds until so much is left again."""
-        return max(1, math.ceil((wanted - self.left) * 60 / self.per_minute))
+        return max(1, math.ceil((amount - self.left) * 60 / self.per_minute))
 
 
 def _full(per_minute: int | None) -> _Bucket | None:
@@ -149,8 +149,8 @@ class Caller:
             self.tokens.refill()
             self.tokens.left -= tokens
 
-    def _exceeded(self, what: str, bucket: _Bucket, wanted: float) -> OverloadedError:
-        wait_s = bucket.wait_s(wanted)
+    def _exceeded(self, what: str, bucket: _Bucket, amount: float) -> OverloadedError:
+        wait_s = bucket.wait_s(amount)
         return OverloadedError(
             f"the key of {self.key.name}: wanted at most {bucket.per_minute} {what} per minute: "
             f"try again in {wait_s} s",
@@ -173,27 +173,27 @@ class Keys:
         Args:
             model: which is asked; None asks about the server.
         Raises: UnauthorizedError without a valid key; ForbiddenError for a model that the key may
-            not ask; OverloadedError beyond its limits.
+            not use; OverloadedError beyond its limits.
         """
         self._look_again()
         caller = self._known(presented_key(headers))
         allowed = caller.key.models
         if model is not None and allowed is not None and model not in allowed:
             raise ForbiddenError(
-                f"the key of {caller.key.name}: wanted a model that it may ask "
+                f"the key of {caller.key.name}: wanted a model that it may use "
                 f"({', '.join(allowed)}), got {model}"
             )
         if model is not None:
             caller.begin()
         return caller
 
-    def _known(self, given: str | None) -> Caller:
-        if given is None:
+    def _known(self, presented: str | None) -> Caller:
+        if presented is None:
             raise UnauthorizedError(
                 "wanted an API key, got none: send the header Authorization: Bearer <key>"
             )
-        parts = _KEY.fullmatch(given)
-        name, secret = parts.groups() if parts else ("", given)
+        parts = _KEY.fullmatch(presented)
+        name, secret = parts.groups() if parts else ("", presented)
         caller = self._callers.get(name)
         # As much work for names that are unknown, whatever was sent.
         stored = _NOBODY if caller is None else caller.key.sha256

@@ -25,7 +25,7 @@ tables, which double when they are full (`tests/serve/test_cache.py` measures it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class CachedAnswer:
     """The answer to an input, and what a request with it is held to."""
 
     packed: bytes
@@ -42,7 +42,7 @@ class Entry:
     """Whether it is known where each text was cut."""
 
     @classmethod
-    def of(cls, answer: Any, cut: Sequence[CutPlace], **counts: Any) -> "Entry":
+    def of(cls, answer: Any, cut: Sequence[CutPlace], **counts: Any) -> "CachedAnswer":
         """`counts`: the fields besides `packed`."""
         places = [(place.name, place.character, place.from_end) for place in cut]
         return cls(packed=_packed([answer, places]), **counts)
@@ -59,7 +59,7 @@ class AnswerCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._size_bytes = max_bytes, 0
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, CachedAnswer] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -67,18 +67,18 @@ class AnswerCache:
         """What its entries take, at most."""
         return self._size_bytes
 
-    def find(self, keys: Iterable[bytes]) -> dict[bytes, Entry]:
+    def find(self, keys: Iterable[bytes]) -> dict[bytes, CachedAnswer]:
         """Those of the entries that there are."""
-        found = {}
+        hits = {}
         with self._lock:
             for key in keys:
                 entry = self._entries.get(key)
                 if entry is not None:
                     self._entries.move_to_end(key)
-                    found[key] = entry
-        return found
+                    hits[key] = entry
+        return hits
 
-    def keep(self, entries: Mapping[bytes, Entry]) -> None:
+    def keep(self, entries: Mapping[bytes, CachedAnswer]) -> None:
         """Keep these, in place of those that were not used for longest; one that is larger than the
         cache is left out."""
         with self._lock:
@@ -114,7 +114,7 @@ def keys_of(digest: str, task: str, parameters: Parameters, rows: Sequence[Row])
     return [blake2b(repr(row).encode(), key=asked, digest_size=KEY_BYTES).digest() for row in rows]
 
 
-def unpacked(entries: Sequence[Entry]) -> tuple[list[Any], list[CutPlace]]:
+def unpacked(entries: Sequence[CachedAnswer]) -> tuple[list[Any], list[CutPlace]]:
     """A copy of the answer of each row, and where texts of the rows were cut, in order."""
     answers, cut = [], []
     for row, entry in enumerate(entries):

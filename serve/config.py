@@ -162,7 +162,7 @@ class ServeConfig(ModelSettings, Command):
     """File of API keys, made by `raybert serve keys create NAME --keys FILE`: requests then need
     one of them. Keys added or revoked later count within seconds where replicas can read it."""
     no_auth: bool = False
-    """Listen beyond this machine without keys, so that anyone who reaches the port may ask."""
+    """Listen beyond this machine without keys: anyone who reaches the port can use the models."""
     tls_certificate: str | None = None
     """PEM file with certificate, chain and private key: HAProxy then speaks HTTPS only. It is read
     on every node with a proxy."""
@@ -179,21 +179,21 @@ class ServeConfig(ModelSettings, Command):
     tracking_uri: str | None = None
     """MLflow's tracking URI, for references to the registry; default as in the other stages."""
     drain_s: PositiveFloat = 30.0
-    """How long requests in progress are waited for when the server, a model or a replica is stopped
-    (at least 7 for the latter). A second SIGTERM or Ctrl-C does not wait."""
+    """Seconds to wait for requests in progress when the server, a model or a replica stops (at
+    least 7 for a replica). A second SIGTERM or Ctrl-C does not wait."""
 
     def __post_init__(self) -> None:
         self._check()
         actions = {"apply": self.apply is not None, "status": self.status, "stop": self.stop}
-        given = [name for name, is_given in actions.items() if is_given]
-        if len(given) > 1:
+        chosen = [name for name, is_chosen in actions.items() if is_chosen]
+        if len(chosen) > 1:
             raise ConfigError(
-                f"{given[1]}: wanted one of apply, status and stop, got {given[0]} too"
+                f"{chosen[1]}: wanted one of apply, status and stop, got {chosen[0]} too"
             )
         if self.dry_run and self.apply is None:
             raise ConfigError("dry_run: wanted apply with it, got none: give --apply FILE")
         if not self.models and self.models != {}:
-            if given:
+            if chosen:
                 return
             raise ConfigError(
                 "models: wanted a value, got none: give --models name=reference, or a file with "

@@ -18,20 +18,20 @@ def share(encoder: Encoder) -> str:
     Returns: its digest (`encoder_digest`).
     """
     digest, device = encoder_digest(encoder), next(encoder.parameters()).device
-    own = {
+    parts = {
         (digest, device, name): part for name, part in encoder.named_children() if name != "pooler"
     }
-    known = {key: _PARTS.get(key) for key in own}
-    if all(_still_equal(part, known[key]) for key, part in own.items()):
+    known = {key: _PARTS.get(key) for key in parts}
+    if all(_still_equal(part, known[key]) for key, part in parts.items()):
         for (_, _, name), part in known.items():
             setattr(encoder, name, part)
     else:
-        _PARTS.update(own)
+        _PARTS.update(parts)
     return digest
 
 
-def _still_equal(own: nn.Module, known: nn.Module | None) -> bool:
+def _still_equal(part: nn.Module, known: nn.Module | None) -> bool:
     """Whether a module is there, and as it was loaded: damage is not to spread."""
     if known is None:
         return False
-    return all(map(torch.equal, own.state_dict().values(), known.state_dict().values()))
+    return all(map(torch.equal, part.state_dict().values(), known.state_dict().values()))

@@ -1,16 +1,15 @@
-"""Brings the place of a model to what its plan says, and keeps it there.
+"""Keeps a served model at what its plan says.
 
-Where the plan names an alias of the registry, that may move; where it has changed, another bundle
-or other settings are wanted. Either way the new version is loaded and asked its own examples beside
-the one that answers, on a thread of its own, and then takes its place from one request to the next:
-what is in progress is answered by the version that began it, and no process is replaced. A version
-that cannot be loaded, cannot answer its examples or does another task leaves the old one in place;
-it is tried again, ever more rarely, since a download may fail for a while.
+The plan may change, or name an alias of the registry that moves. Either way the new version is
+loaded beside the one that answers, on a separate thread, runs its own examples, and then takes over
+between two requests: a request in progress is answered by the version that began it, and no process
+is replaced. A version that cannot be loaded, cannot answer its examples or does another task leaves
+the old one in place; it is tried again, ever more rarely, since a download may fail for a while.
 
 The old version is kept until the new one has answered a request. If the new one fails at its first
-requests instead, the old one answers again, and the new one is not taken once more unless the plan
-or the alias changes. A version that has answered and fails later is not its own fault but that of
-its process, which Serve's health check is about.
+requests instead, the old one answers again, and the new one is not tried again unless the plan or
+the alias changes. If a version fails later, the fault is in its process, which Serve's health check
+replaces.
 """
 
 import logging
@@ -27,9 +26,9 @@ from tracking.resolve import last_served, registered_version
 logger = logging.getLogger("ray.serve")
 
 RETRY_S, LONGEST_WAIT_S = 5.0, 300.0
-"""How long to wait before a version that failed is tried again: at first, and at most."""
+"""Wait before a version that failed is tried again: the first, and the longest."""
 LONGEST_LACK_S = 30.0
-"""The same at most where the version is not to blame: a store, a disk, memory."""
+"""The longest if the version is not to blame, but a store, a disk or memory."""
 
 
 def reason_of(error: Exception) -> str:
@@ -39,14 +38,14 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """What a place is to hold."""
+    """The version to serve, and how to compute with it."""
 
     source: Source
     runtime: Runtime
     follow_s: float = 0.0
-    """How often the registry is asked what the source's alias means; 0 never."""
+    """How often to ask the registry which version the alias points to; 0 never."""
 
-    def wanted(self) -> "Aim":
+    def resolved(self) -> "Aim":
         """The same with the version that the alias means now. Raises: see `registered_version`."""
         if not self.follow_s:
             return self
@@ -66,7 +65,7 @@ class Aim:
         return held is not None and held._identity == self._identity
 
     def is_followed_from(self, held: "Aim") -> bool:
-        """Whether what is held is a version of the same alias, with the same settings."""
+        """Whether `held` is a version of the same alias, with the same settings."""
         same = held.source.reference == self.source.reference
         return same and held.runtime == self.runtime
 
@@ -78,36 +77,36 @@ class Aim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a model goes, and who is told how that went."""
+class ModelHolder:
+    """What a follower controls: loads models, has one of them answer, and reports problems."""
 
     load: Callable[[Aim], Model]
     """Loads a model, and makes sure that it answers."""
     install: Callable[[Model], Model | None]
-    """Puts a model there. Returns: what was there, which is to be retired."""
+    """Lets a model answer. Returns: the one that did before, to be retired."""
     set_loading: Callable[[bool], None]
     set_problem: Callable[[str | None], None]
     clear: Callable[[], None] | None = None
-    """Leaves the place empty; None where something must answer."""
+    """Removes the model; None if a model must always answer."""
     answered: Callable[[Aim, Model], None] = lambda aim, model: None
-    """Is told when a version has answered its first request."""
+    """Called when a version has answered its first request."""
 
 
 @dataclass(frozen=True)
 class _Former:
-    """What answered before."""
+    """The version that answered before."""
 
     aim: Aim
     model: Model | None
-    """None if it is to be loaded again."""
+    """None if it must be loaded again."""
 
 
 class Follower:
-    """Looks after a place, from a thread of its own."""
+    """Keeps a holder at its aim, on a separate thread."""
 
     def __init__(
         self,
-        place: Place,
+        holder: ModelHolder,
         aim: Aim,
         held: Aim | None = None,
         *,
@@ -117,18 +116,18 @@ class Follower:
         """Start nothing yet.
 
         Args:
-            held: what the place holds already, as `model`.
-            former: what is to answer if that fails at its first requests.
+            held: what `model` is, if the holder has one already.
+            former: what answers if `model` fails at its first requests.
         """
-        self._place, self._aim = place, aim
+        self._holder, self._aim = holder, aim
         self._held, self._model = held, model
         self._former = None if former is None else _Former(former, None)
         self._failed: Aim | None = None
         self._problem = ""
-        """Why it failed."""
+        """Why `_failed` did."""
         self._wait_s, self._again_s = 0.0, 0.0
         self._banned: tuple[Aim, str] | None = None
-        """What failed at its first requests, and the problem to tell."""
+        """What failed at its first requests, and the problem to report."""
         self._has_answered = False
         self._wake = threading.Event()
         self._is_stopped = False
@@ -140,21 +139,21 @@ class Follower:
         self._thread.start()
 
     def aim(self, aim: Aim) -> None:
-        """Aim at something else from now on; returns at once."""
+        """Change the aim; returns at once."""
         if aim == self._aim:
             return
         changes_now = not aim.follow_s or aim.source.reference != self._aim.source.reference
         if changes_now or aim.runtime != self._aim.runtime:
-            self._place.set_loading(True)
-            self._place.set_problem(None)
+            self._holder.set_loading(True)
+            self._holder.set_problem(None)
         self._aim, self._failed, self._banned = aim, None, None
         self._wake.set()
 
     def stop(self, *, wait: bool = True) -> None:
-        """Look no more; a load in progress is not installed.
+        """Stop following; a model that is being loaded is not installed.
 
         Args:
-            wait: until the thread has ended.
+            wait: for the thread to end.
         """
         self._is_stopped = True
         self._wake.set()
@@ -174,33 +173,33 @@ class Follower:
         self._drop_former()
 
     def _pause_s(self) -> float | None:
-        """How long nothing needs to be done, unless the aim changes; None for ever."""
+        """Seconds until the next check; None if only a change of the aim requires one."""
         if self._failed is not None:
             left_s = max(0.0, self._again_s - time.monotonic())
             return min(left_s, self._aim.follow_s) if self._aim.follow_s else left_s
         return self._aim.follow_s or None
 
     def _judge(self) -> None:
-        """Let the former version go if the present one has answered, or back if it fails."""
+        """Drop the former version once the present one has answered; go back to it on failure."""
         held, model = self._held, self._model
         if held is None or model is None:
             return
         if model.verdict == "sound":
             if not self._has_answered:
                 self._has_answered = True
-                self._place.answered(held, model)
+                self._holder.answered(held, model)
                 self._drop_former()
         elif model.verdict == "failing" and self._former is not None:
             self._go_back(held, self._former)
-        elif model.verdict == "failing" and self._place.clear is not None:
-            self._ban(held, f"{_failing(held)}; it is asked no more")
+        elif model.verdict == "failing" and self._holder.clear is not None:
+            self._ban(held, f"{_failing(held)}; it gets no more requests")
             self._held, self._model = None, None
-            self._place.clear()
+            self._holder.clear()
 
     def _go_back(self, held: Aim, former: _Former) -> None:
         named = former.aim.source.named
         try:
-            model = former.model or self._place.load(former.aim)
+            model = former.model or self._holder.load(former.aim)
         except Exception as error:
             logger.error("%s cannot be loaded again: %s", named, reason_of(error))
             return
@@ -211,12 +210,12 @@ class Follower:
 
     def _ban(self, aim: Aim, problem: str) -> None:
         self._banned = aim, problem
-        self._place.set_problem(problem)
+        self._holder.set_problem(problem)
         logger.error("%s", problem)
 
     def _look(self, aim: Aim) -> None:
         try:
-            wanted = aim.wanted()
+            resolved = aim.resolved()
         except ConfigError as error:  # the alias is gone
             self._fail(aim, f"{aim.source.reference}: {error}", LONGEST_WAIT_S)
             return
@@ -226,51 +225,51 @@ class Follower:
             if held is None or not aim.is_followed_from(held):
                 self._fail(aim, problem, LONGEST_LACK_S)
                 return
-            logger.warning("%s", problem)  # what answers goes on answering
+            logger.warning("%s", problem)  # the present version goes on answering
             banned = "" if self._banned is None else f"{self._banned[1]}; "
-            self._place.set_problem(banned + problem)
-            self._place.set_loading(False)
+            self._holder.set_problem(banned + problem)
+            self._holder.set_loading(False)
             return
-        if wanted.is_met_by(self._held):
+        if resolved.is_met_by(self._held):
             self._failed = self._banned = None
             is_failing = self._model is not None and self._model.verdict == "failing"
-            self._place.set_problem(_failing(wanted) if is_failing else None)
-            self._place.set_loading(False)
-        elif self._banned is not None and wanted.is_met_by(self._banned[0]):
-            self._place.set_problem(self._banned[1])
-            self._place.set_loading(False)
-        elif wanted != self._failed or time.monotonic() >= self._again_s:
-            self._take(wanted)
+            self._holder.set_problem(_failing(resolved) if is_failing else None)
+            self._holder.set_loading(False)
+        elif self._banned is not None and resolved.is_met_by(self._banned[0]):
+            self._holder.set_problem(self._banned[1])
+            self._holder.set_loading(False)
+        elif resolved != self._failed or time.monotonic() >= self._again_s:
+            self._take(resolved)
         else:
-            self._place.set_problem(self._problem)
+            self._holder.set_problem(self._problem)
 
-    def _take(self, wanted: Aim) -> None:
-        self._place.set_loading(True)
-        named = wanted.source.named
+    def _take(self, aim: Aim) -> None:
+        self._holder.set_loading(True)
+        named = aim.source.named
         try:
-            model = self._place.load(wanted)
+            model = self._holder.load(aim)
         except Exception as error:
             is_at_fault = isinstance(error, ConfigError | FormatError)
             longest_s = LONGEST_WAIT_S if is_at_fault else LONGEST_LACK_S
-            self._fail(wanted, f"{named} is not served: {reason_of(error)}", longest_s)
+            self._fail(aim, f"{named} is not served: {reason_of(error)}", longest_s)
             return
         if self._is_stopped:
             model.retire()
             return
-        self._hold(wanted, model)
+        self._hold(aim, model)
         self._failed = self._banned = None
-        self._place.set_problem(None)
+        self._holder.set_problem(None)
         logger.info("%s answers from now on", named)
-        self._place.set_loading(False)
+        self._holder.set_loading(False)
 
     def _hold(self, aim: Aim, model: Model) -> None:
-        """Put a model into the place."""
+        """Let a model answer, and keep the one before it until this one has answered."""
         model.when_judged = self._wake.set
-        replaced = self._place.install(model)
+        replaced = self._holder.install(model)
         if replaced is not None:
             if self._former is None and self._held is not None:
                 self._former = _Former(self._held, replaced)
-            else:  # it has answered nobody yet: what was there before it may be needed
+            else:  # it has answered no request: the one before it may still be needed
                 replaced.retire()
         self._held, self._model, self._has_answered = aim, model, False
 
@@ -279,14 +278,14 @@ class Follower:
         if former is not None and former.model is not None:
             former.model.retire()
 
-    def _fail(self, wanted: Aim, problem: str, longest_s: float) -> None:
-        again = wanted == self._failed
+    def _fail(self, aim: Aim, problem: str, longest_s: float) -> None:
+        again = aim == self._failed
         first_s = self._aim.follow_s or RETRY_S
         self._wait_s = min(2 * self._wait_s, longest_s) if again else first_s
-        self._failed, self._problem = wanted, problem
+        self._failed, self._problem = aim, problem
         self._again_s = time.monotonic() + self._wait_s
-        self._place.set_problem(problem)
-        self._place.set_loading(False)
+        self._holder.set_problem(problem)
+        self._holder.set_loading(False)
         logger.error("%s", problem)
 
 

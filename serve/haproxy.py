@@ -72,13 +72,13 @@ def _launcher() -> str:
     Raises: ResourceError if raybert is not installed.
     """
     places = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
-    found = shutil.which(LAUNCHER, path=os.pathsep.join([*places, os.defpath]))
-    if found is None:
+    launcher = shutil.which(LAUNCHER, path=os.pathsep.join([*places, os.defpath]))
+    if launcher is None:
         raise ResourceError(
             f"wanted the program {LAUNCHER}, which comes with raybert, there is none in "
             f"{' or '.join(places)}: install raybert (pip install -e .), or set haproxy = false"
         )
-    return found
+    return launcher
 
 
 def remove_files(node_id: str) -> None:

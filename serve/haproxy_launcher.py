@@ -6,7 +6,7 @@ ends, and becomes HAProxy, in a session of its own, since a Ctrl-C is not for it
 
 - metrics and statistics listen on 127.0.0.1 only (Ray binds every interface);
 - a request that is sent too slowly is ended here, before it takes a place in a replica;
-- what a replica's server cannot read as HTTP, such as an unknown method, is told as JSON;
+- what a replica's server cannot read as HTTP, such as an unknown method, is reported as JSON;
 - 503 and 504 reach clients as themselves, as JSON and with `Retry-After`, and 502 as 503 (Ray makes
   each of them a 500), and a path without a replica is a 503 (Ray makes it a 404, which clients take
   for permanent);
@@ -144,7 +144,7 @@ def rewritten(
     return "\n".join(_without_replicas(lines, _error_file(folder, 503))) + "\n"
 
 
-def _without_replicas(lines: Sequence[str], told: Path) -> Iterator[str]:
+def _without_replicas(lines: Sequence[str], error_file: Path) -> Iterator[str]:
     """The lines, where a backend that has only Serve's own proxy, which waits for a replica for as
     long as it takes, gives up."""
     sections: list[list[str]] = [[]]
@@ -157,7 +157,7 @@ def _without_replicas(lines: Sequence[str], told: Path) -> Iterator[str]:
         servers = [line for line in section if line.split()[:1] == ["server"]]
         if servers and all(line.split()[-1] == "backup" for line in servers):
             yield f"    timeout server {WITHOUT_REPLICA_S}s"
-            yield f"    errorfile 504 {told}"
+            yield f"    errorfile 504 {error_file}"
 
 
 def write_error_files(folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bert_core.errors import FormatError
 from serve.comparison import Report
-from serve.following import Aim, Follower, Place, reason_of
+from serve.following import Aim, Follower, ModelHolder, reason_of
 from serve.model import Model
 from serve.observing import NO_RECORDER, Recorder
 from serve.plan import Candidate, Plan, Source
@@ -42,10 +42,10 @@ class HostedModel:
         self.plan, self._report, self._recorder = plan, report, recorder
         held, model = self._first()
         self.slot = Slot(model, recorder)
-        place = self._place(MODEL, install=self._install, answered=self._remember)
+        holder = self._holder(MODEL, install=self._install, answered=self._remember)
         aim = self._aim(plan.source)
         former = self._former(held)
-        self._follower = Follower(place, aim, held, model=model, former=former)
+        self._follower = Follower(holder, aim, held, model=model, former=former)
         self._follower.start()
         self._rival: Follower | None = None
         self._compare_with(plan.candidate)
@@ -82,8 +82,8 @@ class HostedModel:
         follow_s = plan.follow_s if plan.follows(source) else 0.0
         return Aim(source=source, runtime=plan.runtime, follow_s=follow_s)
 
-    def _place(self, what: str, **others: Any) -> Place:
-        return Place(
+    def _holder(self, what: str, **others: Any) -> ModelHolder:
+        return ModelHolder(
             load=self._load,
             set_loading=partial(self.slot.set_loading, what),
             set_problem=partial(self.slot.set_problem, what),
@@ -94,13 +94,13 @@ class HostedModel:
         """What an alias means now, or else what last answered here, or else what it meant when it
         was deployed."""
         aim = self._aim(self.plan.source)
-        ways: tuple[Callable[[], Aim | None], ...] = (aim.wanted, aim.served)
+        ways: tuple[Callable[[], Aim | None], ...] = (aim.resolved, aim.served)
         for way in ways if aim.follow_s else ():
             try:
-                wanted = way()
-                if wanted is not None:
-                    return wanted, self._load(wanted)
-            except Exception as error:  # the follower tries it again, and tells
+                version = way()
+                if version is not None:
+                    return version, self._load(version)
+            except Exception as error:  # the follower tries it again, and reports it
                 logger.error("%s: %s", aim.source.reference, reason_of(error))
         return aim, self._load(aim)
 
@@ -167,9 +167,11 @@ class HostedModel:
         if self._rival is not None:
             self._rival.aim(aim)
             return
-        place = self._place(CANDIDATE, install=self._install_candidate, clear=self._clear_candidate)
-        place.set_loading(True)
-        self._rival = Follower(place, aim)
+        holder = self._holder(
+            CANDIDATE, install=self._install_candidate, clear=self._clear_candidate
+        )
+        holder.set_loading(True)
+        self._rival = Follower(holder, aim)
         self._rival.start()
 
     def _install_candidate(self, model: Model) -> Model | None:

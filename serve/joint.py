@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from bert_core.data.windows import Window
-from serve.model import Asked, Model, Pass, Passes, own_passes
+from serve.model import Model, Pass, Passes, WindowByModel, own_passes
 
 _PASSES: ContextVar[Passes] = ContextVar("passes", default=own_passes)
 
@@ -58,8 +58,8 @@ class SharedPasses:
     def close(self) -> None:
         """Drop passes that nobody waits for any more."""
         for passes in self._passes.values():
-            for each in passes:
-                each.cancel()
+            for task in passes:
+                task.cancel()
         # NOTE: tasks that began in the context of this request, such as a batcher's, keep this.
         self._windows, self._passes = {}, {}
 
@@ -70,21 +70,24 @@ class SharedPasses:
                 self._begin()
 
     def _begin(self) -> None:
-        asked: dict[Any, Asked] = {}
-        places: dict[Model, list[Any]] = {}
+        windows_by_key: dict[Any, WindowByModel] = {}
+        keys_by_model: dict[Model, list[Any]] = {}
         # Ordered, so that requests that name the same models have passes in common.
         for model in sorted(self._windows, key=lambda each: each.name):
             encoder, seen = model.predictor.backend.encoder_key, Counter[Any]()
-            places[model] = []
+            keys_by_model[model] = []
             for window in self._windows[model]:
-                read = (*(ids.tobytes() for ids in window.ids), window.segment_b_start)
-                seen[read] += 1
-                place = (encoder, read, seen[read])
-                asked.setdefault(place, {})[model] = window
-                places[model].append(place)
+                ids = (*(part.tobytes() for part in window.ids), window.segment_b_start)
+                seen[ids] += 1
+                key = (encoder, ids, seen[ids])
+                windows_by_key.setdefault(key, {})[model] = window
+                keys_by_model[model].append(key)
         loop = asyncio.get_running_loop()
         tasks = {
-            place: loop.create_task(next(iter(each)).submit(each)) for place, each in asked.items()
+            key: loop.create_task(next(iter(windows)).submit(windows))
+            for key, windows in windows_by_key.items()
         }
-        self._passes = {model: [tasks[place] for place in its] for model, its in places.items()}
+        self._passes = {
+            model: [tasks[key] for key in keys] for model, keys in keys_by_model.items()
+        }
         self._begun.set()

@@ -20,7 +20,7 @@ class KeysConfig:
     keys: str
     """The file of keys, a path or a URI, that `raybert serve --keys` is given. It holds hashes."""
     models: str | None = None
-    """The models that the key may ask, comma-separated; by default all."""
+    """The models that the key may use, comma-separated; by default all."""
     expires: str | None = None
     """The last day on which the key is valid, in UTC, as 2027-01-31; by default it has no end."""
     requests_per_minute: PositiveInt | None = None

@@ -1,11 +1,14 @@
 """How much a client may ask for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bert_core.checks import PositiveFloat, PositiveInt, check_fields
 from serve.errors import TooLargeError
+
+WORDS_OF_TEXT = ("tokens",)
+"""Fields of inputs whose lists are the words of a text, which cost no more than the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,37 @@ def check_count(inputs: Sequence[Any], limits: Limits) -> None:
         raise TooLargeError(
             f"inputs: wanted at most {limits.max_inputs} per request, got {len(inputs)}: send "
             "several requests"
+        )
+
+
+def check_lists(inputs: Sequence[Any], parameters: object | None, limits: Limits) -> None:
+    """Raises: TooLargeError if inputs or parameters have longer lists than there may be inputs in a
+    request: each candidate label, sentence or choice costs as much as an input."""
+    most = limits.max_inputs
+    mappings = [row for row in inputs if isinstance(row, Mapping)]
+    mappings += [] if parameters is None else [vars(parameters)]
+    lists = [
+        (name, len(value))
+        for mapping in mappings
+        for name, value in mapping.items()
+        if isinstance(value, list) and name not in WORDS_OF_TEXT
+    ]
+    if sum(size for _, size in lists) > most:
+        name, size = max(lists, key=lambda item: item[1])
+        raise TooLargeError(
+            f"{name}: wanted at most {most} in all lists of a request, got {size}: send several "
+            "requests"
+        )
+
+
+def check_candidates(masks: int, parameters: object, limits: Limits) -> None:
+    """Raises: TooLargeError if the masks of a request have too many candidates in all: each is
+    answered with its whole text."""
+    candidates = masks * (getattr(parameters, "top_k", None) or 1)
+    if candidates > limits.max_candidates:
+        raise TooLargeError(
+            f"inputs: wanted at most {limits.max_candidates} candidates for the masks of a "
+            f"request, got {candidates} for {masks} masks: lower top_k, or send several requests"
         )
 
 

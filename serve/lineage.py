@@ -48,16 +48,16 @@ def ancestors(digest: str, lineage: Mapping[str, Any]) -> list[Ancestor]:
     """From the first ancestor to the model itself, from the lineage in its bundle."""
     return [
         Ancestor(
-            digest=each,
-            stage=_text(made.get("stage")),
-            stage_digest=_text(made.get("stage_digest")),
-            code_version=_text(made.get("code_version")),
-            hub=_text(made.get("hub")),
-            teacher=_text(made.get("teacher")),
-            from_scratch=made.get("from_scratch") is True,
-            data=[_data(entry) for entry in made.get("data", ())],
+            digest=ancestor,
+            stage=_text(record.get("stage")),
+            stage_digest=_text(record.get("stage_digest")),
+            code_version=_text(record.get("code_version")),
+            hub=_text(record.get("hub")),
+            teacher=_text(record.get("teacher")),
+            from_scratch=record.get("from_scratch") is True,
+            data=[_data(entry) for entry in record.get("data", ())],
         )
-        for each, made in chain(digest, lineage)
+        for ancestor, record in chain(digest, lineage)
     ]
 
 

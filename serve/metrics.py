@@ -55,13 +55,13 @@ class Metric:
     boundaries: tuple[float, ...] = ()
     """Of a histogram's buckets."""
 
-    def made(self) -> Any:
-        """The metric by Ray's means, of this process."""
+    def create(self) -> Any:
+        """Ray's metric, in this process."""
         name = f"{PREFIX}_{self.name}"
         if self.kind == "histogram":
             return Histogram(name, self.meaning, list(self.boundaries), self.labels)
-        made = Counter if self.kind == "counter" else Gauge
-        return made(name, self.meaning, self.labels)
+        metric = Counter if self.kind == "counter" else Gauge
+        return metric(name, self.meaning, self.labels)
 
 
 def _counter(name: str, meaning: str, *labels: str) -> Metric:
@@ -108,20 +108,20 @@ class RayRecorder(Recorder):
 
     def __init__(self) -> None:
         """Made in the replica that counts, whose name Serve adds to every metric."""
-        made = {each.name: each.made() for each in METRICS}
-        self._requests, self._tokens = made["requests"], made["request_tokens"]
-        self._total = made["request_seconds"]
+        metrics = {each.name: each.create() for each in METRICS}
+        self._requests, self._tokens = metrics["requests"], metrics["request_tokens"]
+        self._total = metrics["request_seconds"]
         self._stages = {
-            "tokenize_s": made["tokenize_seconds"],
-            "queue_s": made["queue_seconds"],
-            "compute_s": made["compute_seconds"],
+            "tokenize_s": metrics["tokenize_seconds"],
+            "queue_s": metrics["queue_seconds"],
+            "compute_s": metrics["compute_seconds"],
         }
-        self._real, self._computed = made["pass_tokens"], made["pass_computed_tokens"]
-        self._fill = made["batch_fill"]
-        self._hits, self._misses = made["cache_hits"], made["cache_misses"]
-        self._rollovers = made["rollovers"]
-        self._queue, self._queue_limit = made["queue_tokens"], made["queue_limit_tokens"]
-        self._problem, self._info = made["rollover_failed"], made["model_info"]
+        self._real, self._computed = metrics["pass_tokens"], metrics["pass_computed_tokens"]
+        self._fill = metrics["batch_fill"]
+        self._hits, self._misses = metrics["cache_hits"], metrics["cache_misses"]
+        self._rollovers = metrics["rollovers"]
+        self._queue, self._queue_limit = metrics["queue_tokens"], metrics["queue_limit_tokens"]
+        self._problem, self._info = metrics["rollover_failed"], metrics["model_info"]
         self._watched: list[Callable[[], Snapshot]] = []
         self._unrecorded: deque[Callable[[], None]] = deque()
         threading.Thread(target=self._sample, name="metrics", daemon=True).start()
@@ -227,7 +227,7 @@ def merged(pages: Iterable[str], missing: int = 0) -> str:
     """One page of several, with each metric once and without what is not ours or Serve's.
 
     Args:
-        missing: nodes that gave no page, which the metric `raybert_nodes_missing` tells.
+        missing: nodes that gave no page, which the metric `raybert_nodes_missing` shows.
     """
     families: dict[str, list[str]] = {}
     for page in pages:
@@ -239,10 +239,13 @@ def merged(pages: Iterable[str], missing: int = 0) -> str:
                 families.setdefault(name, [])
             if name.startswith(SHOWN) and not (known and line.startswith("#")):
                 families[name].append(line if line.startswith("#") else _shortened(line))
-    own = f"ray_{PREFIX}_nodes_missing"
+    missing_metric = f"ray_{PREFIX}_nodes_missing"
     lines = [line for family in families.values() for line in family]
-    lines += [f"# HELP {own} Nodes whose metrics this page lacks.", f"# TYPE {own} gauge"]
-    return "\n".join([*lines, f"{own} {missing}"]) + "\n"
+    lines += [
+        f"# HELP {missing_metric} Nodes whose metrics this page lacks.",
+        f"# TYPE {missing_metric} gauge",
+    ]
+    return "\n".join([*lines, f"{missing_metric} {missing}"]) + "\n"
 
 
 def _shortened(sample: str) -> str:

@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
-from bert_core.batches import PAD_MULTIPLE
 from bert_core.bundle.layout import Execution
 from bert_core.data.cuts import CutPlace, places_of
 from bert_core.data.windows import Window
@@ -23,8 +22,9 @@ from bert_core.predictor import Predictor
 from bert_core.scores import TorchBackend
 from bert_core.tasks.base import Parameters
 from bert_core.tasks.shapes import Row
+from serve.answers import MOST_CUT, NOTHING, Answered, Computed, entries_of
 from serve.batching import Batcher
-from serve.cache import AnswerCache, Entry, keys_of, unpacked
+from serve.cache import AnswerCache, CachedAnswer, keys_of, unpacked
 from serve.encoders import share
 from serve.errors import (
     DeadlineError,
@@ -33,40 +33,32 @@ from serve.errors import (
     OutOfMemoryError,
     OverloadedError,
     RequestError,
-    TooLargeError,
     WrongTaskError,
 )
-from serve.limits import Limits, check_count, check_numbers, check_tokens
+from serve.limits import (
+    Limits,
+    check_candidates,
+    check_count,
+    check_lists,
+    check_numbers,
+    check_tokens,
+)
 from serve.lineage import ancestors
 from serve.observing import NO_RECORDER, Recorder, trace_of
 from serve.served import Card
+from serve.sizes import FEW_BYTES, FEW_SCORES, is_small, masks_of, padded_length, real_length
 from tracking.hub import origin
 
 logger = logging.getLogger("ray.serve")
-
-SMALL = 4_096
-"""Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""
-
-FEW_SCORES = 1_024
-"""Scores of small inputs that become answers on the event loop."""
-
-FEW_BYTES = 1 << 16
-"""Bytes of answers that are copied to or from the cache on the event loop."""
 
 LONGEST_PASS_S = 120.0
 """A pass that runs for longer hangs."""
 
 FAILURES = 3
-"""So many requests in a row that the model fails at say that it is the model's fault."""
+"""Requests in a row that must fail before the model itself is considered at fault."""
 
 ALLOCATORS = ("DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc", "bad allocation")
 """What messages of torch's and the engines' RuntimeErrors contain if there is no memory left."""
-
-MOST_CUT = 100
-"""Texts of which an answer says where they were cut."""
-
-WORDS_OF_TEXT = ("tokens",)
-"""Fields of inputs whose lists are the words of a text, which cost no more than the text."""
 
 RANGES_OF_BATCH = (
     "The 8 bits of this model take their range from each batch, so that an answer depends a little "
@@ -80,46 +72,6 @@ Verdict = Literal["untried", "sound", "failing"]
 """`untried` until the model has answered a request, `failing` while it fails at every one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answered:
-    """Answers, and what they took."""
-
-    answers: list[Any]
-    """One per input, in the task's own schema."""
-    tokens: int
-    """Tokens that were read, special ones included."""
-    cut: list[CutPlace]
-    """Where texts were cut, of the first `MOST_CUT` of them."""
-    tokenize_s: float
-    queue_s: float
-    """How long the last of the windows waited for its pass."""
-    compute_s: float
-    hits: int | None = None
-    """How many answers did not have to be computed; None without a cache."""
-
-    @property
-    def model_s(self) -> float:
-        """How long it took the model, waiting included."""
-        return self.tokenize_s + self.queue_s + self.compute_s
-
-
-@dataclass(frozen=True)
-class Computed:
-    """Answers, and what they were computed from."""
-
-    answered: Answered
-    windows: list[Window]
-    scores: list[np.ndarray]
-    numbers: list[int]
-    """Numbers in the vectors that each window gives."""
-
-
-NOTHING = Computed(
-    Answered(answers=[], tokens=0, cut=[], tokenize_s=0.0, queue_s=0.0, compute_s=0.0), [], [], []
-)
-"""For a request that needs no pass."""
-
-
 @dataclass(frozen=True)
 class Pass:
     """A window's scores, with the times at which its pass began and ended."""
@@ -129,9 +81,9 @@ class Pass:
     ended_s: float
 
 
-Asked = dict["Model", Window]
-"""What is asked of a pass for one sequence of ids: its window for each model that reads it. They
-have one `Backend.encoder_key`, and the first computes."""
+WindowByModel = dict["Model", Window]
+"""What a pass computes for one sequence of ids: its window for each model that reads it. The models
+have the same `Backend.encoder_key`, and the first computes."""
 
 Passes = Callable[["Model", Sequence[Window]], Awaitable[Sequence[Pass]]]
 """How windows get their passes."""
@@ -215,9 +167,9 @@ class Model:
         self._failures = 0
         self._texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
         self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-texts")
-        self._batcher: Batcher[Asked, dict[Model, Pass]] = Batcher(
+        self._batcher: Batcher[WindowByModel, dict[Model, Pass]] = Batcher(
             self._forward,
-            length_of=lambda asked: padded_length(next(iter(asked.values()))),
+            length_of=lambda windows: padded_length(next(iter(windows.values()))),
             max_batch_tokens=max_batch_tokens,
             max_wait_ms=max_wait_ms,
         )
@@ -348,16 +300,16 @@ class Model:
         passes: Passes = own_passes,
     ) -> Answered:
         check_count(inputs, self.limits)
-        self._check_lists(inputs, parameters)
+        check_lists(inputs, parameters, self.limits)
         self._check_queue(0)  # before tokenizing what will be refused
         limit_s = self.limits.deadline_s if deadline_s is None else deadline_s
         try:
             async with asyncio.timeout(limit_s):
                 with self.in_use():
-                    asked = (predictor, inputs, parameters, are_long, passes)
+                    arguments = (predictor, inputs, parameters, are_long, passes)
                     if cache is not None:
-                        return await self._recall(cache, *asked)
-                    return (await self._answer(*asked)).answered
+                        return await self._recall(cache, *arguments)
+                    return (await self._answer(*arguments)).answered
         except TimeoutError as error:
             raise DeadlineError(
                 f"wanted an answer within {limit_s:g} s, the request has waited longer: send fewer "
@@ -373,17 +325,17 @@ class Model:
         are_long: bool,
         passes: Passes,
     ) -> Answered:
-        """As `_answer`, except that what the cache has is not computed, and nothing twice."""
+        """As `_answer`, but cached answers are not computed again, and equal rows are only once."""
         began_s = time.perf_counter()
         parameters = parameters or predictor.task.parameters()
 
-        def look_up() -> tuple[list[Row], list[bytes], dict[bytes, Entry]]:
+        def look_up() -> tuple[list[Row], list[bytes], dict[bytes, CachedAnswer]]:
             rows = predictor.rows(list(inputs))
             keys = keys_of(self.digest, predictor.task.name, parameters, rows)
             return rows, keys, cache.find(keys)
 
-        rows, keys, known = look_up() if is_small(inputs) else await self.off_loop(look_up)
-        missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in known}
+        rows, keys, cached = look_up() if is_small(inputs) else await self.off_loop(look_up)
+        missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}
         hits = len(keys) - len(missing)
         self._recorder.recalled(self.name, self.version_label, hits=hits, misses=len(missing))
         looked_s = time.perf_counter() - began_s
@@ -399,17 +351,17 @@ class Model:
                 again = await self._answer(predictor, inputs, parameters, are_long, passes)
                 return again.answered
 
-        def assemble() -> tuple[list[Entry], list[Any], list[CutPlace]]:
+        def assemble() -> tuple[list[CachedAnswer], list[Any], list[CutPlace]]:
             new = dict(zip(missing, entries_of(computed), strict=True))
             cache.keep({key: entry for key, entry in new.items() if entry.has_all_cuts})
-            entries = [known.get(key) or new[key] for key in keys]
+            entries = [cached.get(key) or new[key] for key in keys]
             # What a request may ask for does not depend on what the cache happens to have.
             check_tokens(sum(entry.padded_tokens for entry in entries), self.limits)
-            self._check_candidates(sum(entry.masks for entry in entries), parameters)
+            check_candidates(sum(entry.masks for entry in entries), parameters, self.limits)
             check_numbers(sum(entry.numbers for entry in entries), self.limits)
             return entries, *unpacked(entries)
 
-        size = sum(known[key].size_bytes for key in keys if key in known)
+        size = sum(cached[key].size_bytes for key in keys if key in cached)
         size += sum(each.nbytes for each in computed.scores)
         light = size <= FEW_BYTES
         entries, answers, cut = assemble() if light else await self.off_loop(assemble)
@@ -441,9 +393,8 @@ class Model:
         encoded_s = time.perf_counter()
         tokens = sum(map(padded_length, windows))
         check_tokens(tokens, self.limits)
-        self._check_candidates(
-            sum(map(masks_of, windows)), parameters or predictor.task.parameters()
-        )
+        masks = sum(map(masks_of, windows))
+        check_candidates(masks, parameters or predictor.task.parameters(), self.limits)
         hidden_size = predictor.bundle.encoder_config.hidden_size
         check_numbers(sum(predictor.task.numbers(windows, hidden_size)), self.limits)
         self._check_queue(tokens)
@@ -469,36 +420,6 @@ class Model:
         )
         return Computed(answered, windows, scores, numbers)
 
-    def _check_lists(self, inputs: Sequence[Any], parameters: Parameters | None) -> None:
-        """Raises: TooLargeError if inputs or parameters have longer lists than there may be inputs
-        in a request: each candidate label, sentence or choice costs as much as an input."""
-        most = self.limits.max_inputs
-        mappings = [row for row in inputs if isinstance(row, Mapping)]
-        mappings += [] if parameters is None else [vars(parameters)]
-        lists = [
-            (name, len(value))
-            for mapping in mappings
-            for name, value in mapping.items()
-            if isinstance(value, list) and name not in WORDS_OF_TEXT
-        ]
-        if sum(size for _, size in lists) > most:
-            name, size = max(lists, key=lambda item: item[1])
-            raise TooLargeError(
-                f"{name}: wanted at most {most} in all lists of a request, got {size}: send "
-                "several requests"
-            )
-
-    def _check_candidates(self, masks: int, parameters: Parameters) -> None:
-        """Raises: TooLargeError if the masks of a request have too many candidates in all: each is
-        answered with its whole text."""
-        candidates = masks * (getattr(parameters, "top_k", None) or 1)
-        if candidates > self.limits.max_candidates:
-            raise TooLargeError(
-                f"inputs: wanted at most {self.limits.max_candidates} candidates for the masks of "
-                f"a request, got {candidates} for {masks} masks: lower top_k, or send several "
-                "requests"
-            )
-
     def _check_queue(self, tokens: int) -> None:
         """Raises: OverloadedError if these tokens do not fit the queue. An empty queue takes any
         request."""
@@ -512,9 +433,9 @@ class Model:
                 wait_s,
             )
 
-    async def submit(self, asked: Asked) -> dict["Model", Pass]:
+    async def submit(self, windows: WindowByModel) -> dict["Model", Pass]:
         """The pass for one sequence of ids. Cancelling this removes it from the queue."""
-        return await self._batcher.submit(asked)
+        return await self._batcher.submit(windows)
 
     async def off_loop(
         self, function: Callable[..., Result], *arguments: Any, is_long: bool = False
@@ -575,19 +496,21 @@ class Model:
         self._texts.shutdown(wait=False)
         self._long_texts.shutdown(wait=False)
 
-    def _forward(self, asked: list[Asked]) -> Sequence[dict["Model", Pass]]:
-        """A pass for those that are asked of the same models."""
+    def _forward(self, batch: list[WindowByModel]) -> Sequence[dict["Model", Pass]]:
+        """A pass for each set of models that read the same windows."""
         groups: dict[tuple[Model, ...], list[int]] = {}
-        for place, each in enumerate(asked):
-            groups.setdefault(tuple(each), []).append(place)
+        for place, item in enumerate(batch):
+            groups.setdefault(tuple(item), []).append(place)
         done: dict[int, dict[Model, Pass]] = {}
         for models, places in groups.items():
-            done |= zip(places, self._pass(models, [asked[place] for place in places]), strict=True)
-        return [done[place] for place in range(len(asked))]
+            done |= zip(places, self._pass(models, [batch[place] for place in places]), strict=True)
+        return [done[place] for place in range(len(batch))]
 
-    def _pass(self, models: Sequence["Model"], asked: Sequence[Asked]) -> list[dict["Model", Pass]]:
+    def _pass(
+        self, models: Sequence["Model"], batch: Sequence[WindowByModel]
+    ) -> list[dict["Model", Pass]]:
         began_s = time.perf_counter()
-        windows = [[each[model] for each in asked] for model in models]
+        windows = [[item[model] for item in batch] for model in models]
         if len(models) == 1:
             scores = [self.predictor.forward(windows[0])]
         else:
@@ -622,59 +545,3 @@ def _lacks_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(name in str(error) for name in ALLOCATORS)
-
-
-def is_small(value: Any, most: int = SMALL // 4) -> bool:
-    """Whether a JSON value is at most so large, counting the characters of its strings, and one
-    for every value: its texts are then tokenized sooner than another thread would take over."""
-    size, left = 0, [value]
-    while left and size <= most:
-        each = left.pop()
-        size += 1 + (len(each) if isinstance(each, str) else 0)
-        if isinstance(each, dict):
-            left.extend(each.values())
-        elif isinstance(each, list | tuple):
-            left.extend(each)
-    return size <= most
-
-
-def padded_length(window: Window) -> int:
-    """Tokens of a window as a pass computes them."""
-    return -(-window.tokens // PAD_MULTIPLE) * PAD_MULTIPLE
-
-
-def real_length(window: Window) -> int:
-    """Tokens of a window without padding, special ones included."""
-    return sum(map(len, window.ids))
-
-
-def masks_of(window: Window) -> int:
-    """How many masks it asks about."""
-    return len(window.positions.get("mlm_positions", ()))
-
-
-def entries_of(computed: Computed) -> list[Entry]:
-    """What to keep of each of the rows."""
-    windows: list[list[Window]] = [[] for _ in computed.answered.answers]
-    numbers = [0] * len(windows)
-    for window, size in zip(computed.windows, computed.numbers, strict=True):
-        windows[window.row].append(window)
-        numbers[window.row] += size
-    cuts: list[list[CutPlace]] = [[] for _ in windows]
-    for place in computed.answered.cut:
-        cuts[place.row].append(place)
-    return [
-        Entry.of(
-            answer,
-            cut,
-            tokens=sum(map(real_length, its)),
-            padded_tokens=sum(map(padded_length, its)),
-            masks=sum(map(masks_of, its)),
-            numbers=size,
-            # Beyond `MOST_CUT` texts it was not found out where they were cut.
-            has_all_cuts=len(cut) == len({cut.name for window in its for cut in window.cuts}),
-        )
-        for answer, cut, its, size in zip(
-            computed.answered.answers, cuts, windows, numbers, strict=True
-        )
-    ]

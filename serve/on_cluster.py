@@ -51,22 +51,22 @@ def apply(config: ServeConfig) -> None:
             f"wanted a cluster whose Ray Serve runs nothing else, it runs {', '.join(foreign)}, "
             "which would be removed: use another cluster, or deploy with `serve deploy`"
         )
-    access(config)
-    certificate(config)
+    access(config.keys)
+    certificate(config.tls_certificate)
     tracing.check(config.otlp_endpoint)
     is_running = bool(ray_serve.status().proxies)
     if is_running:
         _check_server(config)
     check_room(models_of(config), together=config.together)
     models = find(config)
-    wanted = applications(config, models)
+    deployed = applications(config, models)
     if not is_running:
         start(config)
     client = _get_global_client()
     assert client is not None
-    entries = {"applications": [each.entry() for each in wanted]}
+    entries = {"applications": [each.entry() for each in deployed]}
     client.deploy_apps(ServeDeploySchema.model_validate(entries))
-    _wait_until_applied([each.name for each in wanted], list(models))
+    _wait_until_applied([each.name for each in deployed], list(models))
     print(f"serving {', '.join(models)}; see raybert serve --status", flush=True)
 
 
@@ -104,14 +104,16 @@ def status() -> None:
         print(f"{entry.id}: {_described(entry)}")
 
 
-def stop(config: ServeConfig) -> None:
+def stop(drain_s: float) -> None:
     """Stop serving our models, and Ray Serve if it serves nothing else.
 
+    Args:
+        drain_s: how long to wait for requests in progress.
     Raises: ResourceError if the cluster serves nothing.
     """
     if not ray_serve.status().proxies:
         raise ResourceError("this Ray cluster serves nothing")
-    drain(config.drain_s)
+    drain(drain_s)
     if foreign := _foreign():
         print(f"stopped; Ray Serve goes on for {', '.join(foreign)}")
         return

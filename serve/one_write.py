@@ -30,18 +30,18 @@ class OneWrite:
             if head is None:
                 await send(message)
                 return
-            joined = exchange.transport = _Joined(exchange.transport)
+            buffered = exchange.transport = _Buffered(exchange.transport)
             try:
                 await send(head)
                 head = None
                 await send(message)
             finally:
-                exchange.transport = joined.flushed()
+                exchange.transport = buffered.flushed()
 
         await self._app(scope, receive, send_together)
 
 
-class _Joined:
+class _Buffered:
     """A transport that keeps what is written to it, to write it at once."""
 
     def __init__(self, transport: Any) -> None:

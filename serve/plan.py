@@ -121,28 +121,29 @@ LIMITS = pydantic.TypeAdapter(Limits)
 
 
 @dataclass(frozen=True)
-class Found:
-    """A model that has been loaded once on the machine that deploys it."""
+class Deployable:
+    """A model's plan, once the machine that deploys it has loaded the model."""
 
     plan: Plan
     example: Any
     """An input, as in a request."""
 
 
-def find(config: ServeConfig) -> dict[str, Found]:
+def find(config: ServeConfig) -> dict[str, Deployable]:
     """All models by name, each loaded once: Serve would retry a failing replica for minutes.
 
     Raises: ConfigError for a reference that does not exist, or a graph that should run on a GPU;
         FormatError for a bundle that is damaged or answers no task; also see `resolve`.
     """
-    return {name: _find(config, name, model) for name, model in models_of(config).items()}
+    uri = tracking_uri(config.tracking_uri)
+    return {name: _find(uri, name, model) for name, model in models_of(config).items()}
 
 
-def _find(config: ServeConfig, name: str, model: ModelConfig) -> Found:
-    source, predictor = _load(config, model, name, model.model)
+def _find(uri: str, name: str, model: ModelConfig) -> Deployable:
+    source, predictor = _load(uri, model, name, model.model)
     candidate = None
     if model.candidate is not None:
-        other, rival = _load(config, model, f"{name}'s candidate", model.candidate.model)
+        other, rival = _load(uri, model, f"{name}'s candidate", model.candidate.model)
         if rival.task.name != predictor.task.name:
             raise ConfigError(
                 f"models.{name}.candidate: wanted a model for {predictor.task.name}, got one for "
@@ -167,13 +168,10 @@ def _find(config: ServeConfig, name: str, model: ModelConfig) -> Found:
         follow_s=model.follow_s,
         candidate=candidate,
     )
-    return Found(plan, predictor.task.examples[0])
+    return Deployable(plan, predictor.task.examples[0])
 
 
-def _load(
-    config: ServeConfig, model: ModelConfig, name: str, reference: str
-) -> tuple[Source, Predictor]:
-    uri = tracking_uri(config.tracking_uri)
+def _load(uri: str, model: ModelConfig, name: str, reference: str) -> tuple[Source, Predictor]:
     # Every replica gets the commit of a hub's model that is found here.
     source = Source(reference=_absolute(pinned(reference)), tracking_uri=uri)
     folder, version = source.fetch()

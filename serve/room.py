@@ -23,10 +23,10 @@ def check_room(models: Mapping[str, ModelConfig], *, together: bool) -> None:
     resources = ray.cluster_resources()
     kinds: tuple[Kind, ...] = ("CPU", "GPU")
     for kind in kinds:
-        wanted = _wanted(kind, models, together=together)
-        if wanted > (available := resources.get(kind, 0)):
+        needed = _wanted(kind, models, together=together)
+        if needed > (available := resources.get(kind, 0)):
             raise ResourceError(
-                f"wanted {wanted} {kind}s ({_breakdown(kind, models, together=together)}), the Ray "
+                f"wanted {needed} {kind}s ({_breakdown(kind, models, together=together)}), the Ray "
                 f"cluster has {available:g}: {', or '.join(_ways(kind, models, together=together))}"
             )
 

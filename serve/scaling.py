@@ -1,4 +1,4 @@
-"""How many replicas a model gets: by the tokens that wait, which tell its load where the number of
+"""How many replicas a model gets: by the tokens that wait, which show its load where the number of
 requests does not. Ray Serve pickles this module by value: it must not import others of ours."""
 
 import math
@@ -18,8 +18,8 @@ class ByQueuedTokens:
         """The number of replicas wanted, within their limits; `context` is Ray Serve's
         `AutoscalingContext`."""
         waiting = (context.aggregated_metrics or {}).get(METRIC, {})
-        wanted = math.ceil(sum(waiting.values()) / self._target)
+        replicas = math.ceil(sum(waiting.values()) / self._target)
         # A replica that works off what waits is still needed while requests are in progress.
-        wanted = max(wanted, 1 if context.total_num_requests else 0)
+        replicas = max(replicas, 1 if context.total_num_requests else 0)
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-        return min(max(wanted, least), most), {}
+        return min(max(replicas, least), most), {}

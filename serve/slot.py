@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from bert_core.tasks.base import Parameters
+from serve.answers import Answered
 from serve.auth import presented_key
 from serve.comparison import Pairing, Report, Tally, compared
-from serve.model import Answered, Model
+from serve.model import Model
 from serve.observing import NO_RECORDER, Recorder, Snapshot
 from serve.served import CandidateCard, Card, State
 

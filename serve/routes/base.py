@@ -1,4 +1,4 @@
-"""What all routes share: who is admitted, how errors are told, what shows a model to be ready."""
+"""What all routes share: access by keys, responses to errors, the check that a model is ready."""
 
 import asyncio
 import json
@@ -30,15 +30,8 @@ from serve.errors import (
 from serve.model import Model
 from serve.observing import log_failure, seen
 from serve.surfaces import huggingface, vectors
-from serve.surfaces.base import (
-    Endpoint,
-    Surface,
-    refusal,
-    refusals,
-    request_body,
-    responses,
-    schema_of,
-)
+from serve.surfaces.base import Endpoint, Surface, refusal
+from serve.surfaces.openapi import refusals, request_body, responses, schema_of
 
 READY_TIMEOUT_S = 10.0
 """Timeout of the forward pass that shows a model to be ready."""
@@ -49,7 +42,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class SurfaceRoute(APIRoute):
-    """A path of a surface: its handler takes nothing but the request, and tells all errors."""
+    """A path of a surface: its handler takes nothing but the request, and answers all errors."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +58,11 @@ def admit(keys: Keys | None, request: Request, model: str | None) -> Caller | No
 
 
 def refused(surface: Surface, request: Request, error: Exception) -> Response:
-    """An error as this surface's clients read it; what is our own fault is logged, not told."""
+    """The response to any error; a fault of our own is logged, and its message left out."""
     if not isinstance(error, RequestError | InputError):
         log_failure(request, error)
         error = InternalError(f"{place_of(request)} failed in the server: its log says why")
-    return told(surface, request, error)
+    return error_response(surface, request, error)
 
 
 def place_of(request: Request) -> str:
@@ -77,8 +70,8 @@ def place_of(request: Request) -> str:
     return f"{request.method} {shortened(request.url.path)}"
 
 
-def told(surface: Surface, request: Request, error: Exception) -> Response:
-    """An error that is the caller's to know, in the surface's shape."""
+def error_response(surface: Surface, request: Request, error: Exception) -> Response:
+    """The response to an error that the caller may read, in the surface's shape."""
     seen(request).error_type = getattr(error, "error_type", RequestError.error_type)
     return refusal(surface, error)
 

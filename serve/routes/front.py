@@ -16,8 +16,8 @@ from serve.auth import Keys
 from serve.disconnects import while_connected
 from serve.errors import NotReadyError, RequestError, UnknownModelError, WrongTaskError
 from serve.limits import Limits
-from serve.model import SMALL
 from serve.observing import seen
+from serve.receiving import receive
 from serve.routes.base import (
     LIST,
     READY_TIMEOUT_S,
@@ -33,7 +33,8 @@ from serve.routes.base import (
 )
 from serve.served import Card, ServedModel, State
 from serve.served import Response as Passed
-from serve.surfaces.base import Endpoint, Probe, Surface, receive
+from serve.sizes import SMALL
+from serve.surfaces.base import Endpoint, Probe, Surface
 from serve.surfaces.catalog import SURFACES
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

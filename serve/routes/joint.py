@@ -18,8 +18,8 @@ from serve.disconnects import while_connected
 from serve.errors import NotAcceptableError, NotJSONError
 from serve.joint import SharedPasses
 from serve.limits import Limits
-from serve.model import SMALL
 from serve.observing import seen
+from serve.receiving import receive
 from serve.routes.base import (
     ALWAYS,
     BY_BODY,
@@ -32,8 +32,10 @@ from serve.routes.base import (
 from serve.routes.front import unknown_model
 from serve.served import Response as Passed
 from serve.served import ServedModel
+from serve.sizes import SMALL
 from serve.surfaces import huggingface
-from serve.surfaces.base import JSON, Body, read, receive, request_body, responses, schema_of
+from serve.surfaces.base import JSON, Body, read
+from serve.surfaces.openapi import request_body, responses, schema_of
 
 PATH = "/v1/predict"
 MOST_ENTRIES = 100
@@ -55,16 +57,19 @@ class JointRequest(Body):
 
     def bodies(self) -> dict[str, bytes]:
         """The request to each model. Raises: NotJSONError."""
-        named, common = self.models, self.parameters
-        own = named if isinstance(named, dict) else {name: {} for name in named}
+        named = self.models
+        by_model = named if isinstance(named, dict) else {name: {} for name in named}
         try:
             inputs = orjson.dumps(self.inputs)
-            return {
-                name: b'{"inputs":%b,"parameters":%b}' % (inputs, orjson.dumps(common | its))
-                for name, its in own.items()
+            parameters = {
+                name: orjson.dumps(self.parameters | values) for name, values in by_model.items()
             }
         except orjson.JSONEncodeError as error:  # it writes less deeply than it reads
             raise NotJSONError(f"the body: wanted JSON of less depth ({error})") from error
+        return {
+            name: b'{"inputs":%b,"parameters":%b}' % (inputs, values)
+            for name, values in parameters.items()
+        }
 
 
 class _RefusedError(Exception):
@@ -138,7 +143,7 @@ async def _ask_all(
         with shared.part_of(name):
             passed = await models[name].request("POST", "/", headers, bodies[name])
             if passed.status != 200:
-                raise _RefusedError(_retold(name, passed))
+                raise _RefusedError(_with_name(name, passed))
             return passed
 
     noted.is_passed_on = True  # each model records its part
@@ -153,28 +158,28 @@ async def _ask_all(
         raise first from None
     finally:
         shared.close()
-    return _joined({name: part.result() for name, part in parts.items()})
+    return _combined({name: part.result() for name, part in parts.items()})
 
 
-def _retold(name: str, passed: Passed) -> Response:
-    """A model's refusal, with its name."""
+def _with_name(name: str, passed: Passed) -> Response:
+    """A model's refusal, with its name in the message."""
     content = json.loads(passed.body)
     response = json_response(passed.status, {**content, "error": f"{name}: {content['error']}"})
-    told = {"retry-after", "www-authenticate"}
-    response.headers.update({key: value for key, value in passed.headers if key in told})
+    repeated = {"retry-after", "www-authenticate"}
+    response.headers.update({key: value for key, value in passed.headers if key in repeated})
     return response
 
 
-def _joined(passed: Mapping[str, Passed]) -> Response:
+def _combined(parts: Mapping[str, Passed]) -> Response:
     """One object of the answers by model. Entries of headers say whose they are."""
-    answers = [b"%b:%b" % (orjson.dumps(name), its.body) for name, its in passed.items()]
+    answers = [b"%b:%b" % (orjson.dumps(name), part.body) for name, part in parts.items()]
     entries: dict[str, list[str]] = {}
-    for name, its in passed.items():
-        for key, value in its.headers:
+    for name, part in parts.items():
+        for key, value in part.headers:
             if key.startswith("x-"):
                 entries.setdefault(key, []).extend(f"{name}={each}" for each in value.split(","))
             elif key == "server-timing":
                 entries.setdefault(key, []).extend(f"{name}.{each}" for each in value.split(", "))
-    entries["x-model"] = list(passed)
-    headers = {key: ", ".join(its[:MOST_ENTRIES]) for key, its in entries.items()}
+    entries["x-model"] = list(parts)
+    headers = {key: ", ".join(values[:MOST_ENTRIES]) for key, values in entries.items()}
     return Response(b"{%b}" % b",".join(answers), 200, headers, JSON)

@@ -11,6 +11,7 @@ from serve.auth import Keys
 from serve.disconnects import while_connected
 from serve.errors import NotReadyError, UnknownModelError
 from serve.observing import seen
+from serve.receiving import deadline_of, receive
 from serve.routes.base import (
     Handler,
     Status,
@@ -23,7 +24,7 @@ from serve.routes.base import (
 )
 from serve.served import Card
 from serve.slot import Challenger, Current, Slot
-from serve.surfaces.base import Call, Endpoint, Surface, deadline_of, receive
+from serve.surfaces.base import Call, Endpoint, Surface
 from serve.surfaces.catalog import SURFACES
 
 

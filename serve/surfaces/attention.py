@@ -13,7 +13,7 @@ import pydantic
 from fastapi import Response
 
 from bert_core.data.windows import ids_of
-from bert_core.inspection import Attention, attention
+from bert_core.inspection import attention
 from bert_core.scores import TorchBackend
 from serve.errors import DeadlineError, Error, RequestError, TooLargeError
 from serve.observing import Spent, seen
@@ -55,8 +55,8 @@ async def attend(call: Call) -> Response:
     predictor = call.model.predictor
     if not isinstance(predictor.backend, TorchBackend):
         raise RequestError(
-            f"{call.model.name}: wanted a model that torch computes, this one is computed by "
-            f"{predictor.backend.engine}, which does not tell its attention: serve it with "
+            f"{call.model.name}: wanted a model that runs on torch, this one runs on "
+            f"{predictor.backend.engine}, which does not return attention weights: serve it with "
             "--backend torch, or see `raybert inspect`"
         )
     tokenizer, layers = predictor.bundle.tokenizer, predictor.model.encoder.config.num_hidden_layers
@@ -64,7 +64,7 @@ async def attend(call: Call) -> Response:
     if layer > layers:
         raise RequestError(f"layer: wanted at most {layers}, as many as the model has, got {layer}")
 
-    def compute() -> tuple[Attention, bytes]:
+    def compute() -> tuple[int, bytes]:
         texts = [request.text, request.text_pair or ""]
         tokens = sum(map(len, ids_of(tokenizer, texts)))
         most = min(MOST_TOKENS, predictor.max_length)
@@ -73,26 +73,25 @@ async def attend(call: Call) -> Response:
                 f"text: wanted at most {most} tokens, special ones included, got {tokens + 3}: "
                 "send a shorter one"
             )
-        found = attention(predictor.model, tokenizer, request.text, request.text_pair)
+        all_layers = attention(predictor.model, tokenizer, request.text, request.text_pair)
         answer = Attended(
-            tokens=found.tokens,
-            special=found.special.tolist(),
+            tokens=all_layers.tokens,
+            special=all_layers.special.tolist(),
             layer=layer,
             layers=layers,
-            weights=found.weights[layer - 1].round(4).tolist(),
+            weights=all_layers.weights[layer - 1].round(4).tolist(),
         )
-        return found, orjson.dumps(answer)
+        return len(answer.tokens), orjson.dumps(answer)
 
     began_s = time.perf_counter()
     limit_s = call.model.limits.deadline_s if call.deadline_s is None else call.deadline_s
     try:
         async with asyncio.timeout(limit_s):
-            found, body = await call.model.off_loop(compute, is_long=True)
+            tokens, body = await call.model.off_loop(compute, is_long=True)
     except TimeoutError as error:
         raise DeadlineError(
             f"wanted the attention within {limit_s:g} s, the request has waited longer: try again"
         ) from error
-    tokens = len(found.tokens)
     if call.caller is not None:
         call.caller.charge(tokens)
     seen(call.request).spent = Spent(

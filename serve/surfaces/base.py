@@ -5,13 +5,10 @@ nor where a model runs. `serve.api` mounts every surface under each model, and t
 same paths at the root on to a model.
 """
 
-import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from functools import cache
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import orjson
@@ -23,45 +20,31 @@ from bert_core.errors import InputError
 from bert_core.tasks.base import Parameters
 from bert_core.wording import as_json, nearest, one_of, shown
 from serve.accept import chosen
+from serve.answers import Answered
 from serve.auth import Caller
 from serve.errors import (
-    ClosedError,
-    Error,
-    MediaTypeError,
     NotAcceptableError,
     NotJSONError,
     RequestError,
-    SlowRequestError,
     TooLargeError,
 )
 from serve.joint import passes_of_request
 from serve.limits import Limits
-from serve.model import SMALL, Answered, Model
+from serve.model import Model
 from serve.observing import Spent, seen
 from serve.served import Card
+from serve.sizes import SMALL
 from serve.tracing import add_spans
 
 Ignored = Annotated[Any, "sent by clients of other servers; changes nothing here"]
 """Type of a field that is accepted and ignored."""
 Texts = Annotated[list[str], pydantic.Field(min_length=1)]
 Count = Annotated[int, pydantic.Field(ge=1)]
-TEXT_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
-"""What a web page may post to any server without its consent."""
-DEADLINE = "x-request-timeout-ms"
 JSON = "application/json"
-MAX_DIGITS = 18
-"""Digits of a number that are read; more make it larger than any limit."""
 LONG_BODY_BYTES = 1 << 16
 """A larger body may have so much text that others should not wait while it is tokenized."""
 FEW_TOKENS = 256
 """Answers to fewer tokens are written on the event loop: it takes less than a millisecond."""
-
-GATEWAY = {
-    408: "The body did not arrive in time.",
-    503: "No process of the model is ready.",
-    504: "The model's process did not answer in time.",
-}
-"""Statuses that HAProxy answers with, whatever the surface, as `serve.errors.Error`."""
 
 Encoded = tuple[bytes, dict[str, str]]
 """A body, and headers of its own."""
@@ -160,16 +143,16 @@ class Call:
             the task does not have, or of another type; InputError for its value.
         """
         kind = self.model.predictor_for(task).task.parameters
-        given = {name: value for name, value in values.items() if value is not None}
+        values = {name: value for name, value in values.items() if value is not None}
         names = [field.name for field in fields(kind)]
-        for name in given:
+        for name in values:
             if name not in names:
                 raise RequestError(
                     f"{name}: this model has no such parameter, it has "
                     f"{', '.join(names) or 'none'}{nearest(name, names)}: leave it out"
                 )
-        check_top_k(given, self.model.limits)
-        return parameters_of(kind, given)
+        check_top_k(values, self.model.limits)
+        return parameters_of(kind, values)
 
     async def respond(self, answered: Answered, content: Callable[[], Any]) -> Response:
         """JSON of `content`, which may take long to make, with what the answers took."""
@@ -219,7 +202,7 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
-    """A family of clients: what they call, and how they are told of errors."""
+    """A family of clients: what they call, and the errors that they understand."""
 
     name: str
     endpoints: tuple[Endpoint, ...]
@@ -229,174 +212,6 @@ class Surface:
     """Type of that body, for the API's documentation."""
     prepare: Callable[[Model], Any] = lambda model: None
     """Made once per model, for all calls."""
-
-
-def responses(forms: Sequence[str], shape: Any = None) -> dict[int | str, dict[str, Any]]:
-    """An endpoint's answers, for the API's documentation.
-
-    Args:
-        shape: type of the JSON, if it is to be documented.
-    """
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    answer: dict[str, Any] = {} if shape is None else {"model": shape}
-    others = {form: binary for form in forms if form != JSON}
-    return {200: answer | ({"content": others} if others else {})}
-
-
-def refusals(
-    surface: Surface, kinds: Iterable[type[RequestError]]
-) -> dict[int | str, dict[str, Any]]:
-    """The errors of a path by status, for the API's documentation."""
-    reasons: dict[int, list[str]] = {status: [reason] for status, reason in GATEWAY.items()}
-    extra: dict[int, dict[str, Any]] = {status: {} for status in GATEWAY}
-    for kind in kinds:
-        refused = refusal(surface, kind(""))
-        reason = f"{(kind.__doc__ or '').partition('.')[0]}."
-        reasons.setdefault(refused.status_code, []).append(reason)
-        extra.setdefault(refused.status_code, {}).update(
-            {name: _HEADERS[name] for name in _HEADERS if name in refused.headers}
-        )
-    return {
-        status: {
-            "description": " ".join(dict.fromkeys(reasons[status])),
-            "headers": extra[status],
-            "content": error_content(surface.error, *([Error] if status in GATEWAY else [])),
-        }
-        for status in sorted(reasons)
-    }
-
-
-def error_content(*kinds: type) -> dict[str, Any]:
-    """JSON of one of these types, for the API's documentation."""
-    # NOTE: FastAPI would make a validator of every status of every path whenever an app is made.
-    schemas = [schema_of(kind) for kind in dict.fromkeys(kinds)]
-    return {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
-
-
-_HEADERS: Mapping[str, Any] = {
-    "Retry-After": {
-        "description": "Seconds after which to try again.",
-        "required": True,
-        "schema": {"type": "integer", "minimum": 1},
-    },
-    "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
-}
-
-
-def request_body(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A body of JSON with this schema, for the API's documentation."""
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, **more}}}}
-
-
-@cache
-def schema_of(kind: type) -> dict[str, Any]:
-    """JSON Schema of a type, without references: OpenAPI would look for these in the document."""
-    schema = pydantic.TypeAdapter(kind).json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def inlined(value: Any) -> Any:
-        if isinstance(value, dict):
-            reference = value.get("$ref")
-            if isinstance(reference, str):
-                return inlined(definitions[reference.rpartition("/")[2]])
-            return {name: inlined(item) for name, item in value.items()}
-        return [inlined(item) for item in value] if isinstance(value, list) else value
-
-    described: dict[str, Any] = inlined(schema)
-    return described
-
-
-async def receive(request: Request, limits: Limits) -> bytes:
-    """The request's body.
-
-    Raises: TooLargeError, SlowRequestError, MediaTypeError; ClosedError if the client is gone.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in TEXT_TYPES and request.method == "POST":
-        raise MediaTypeError(
-            f"content-type: wanted application/json, got {kind}: send the header "
-            "Content-Type: application/json"
-        )
-    declared = whole_number(request.headers.get("content-length", ""))
-    if declared is not None and declared > limits.max_body_bytes:
-        raise _too_large(limits, declared)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_timeout_s) as timeout:
-            with receiving(request).counted(timeout):
-                while (message := await request.receive())["type"] == "http.request":
-                    body += message.get("body", b"")
-                    if len(body) > limits.max_body_bytes:
-                        raise _too_large(limits, len(body))
-                    if not message.get("more_body", False):
-                        return bytes(body)
-                    receiving(request).make_room(limits.max_receiving)
-    except TimeoutError as error:
-        raise SlowRequestError(
-            f"the body: wanted all of it within {limits.body_timeout_s:g} s, got {len(body)} "
-            "bytes: send it again over a faster connection, or once fewer are being sent"
-        ) from error
-    raise ClosedError(
-        f"the body: wanted all of it, the client closed its connection after {len(body)} bytes"
-    )
-
-
-class Receiving:
-    """The bodies that an application is receiving: who sends slowly takes a place from others."""
-
-    def __init__(self) -> None:
-        self._timeouts: dict[asyncio.Timeout, None] = {}  # in the order of their arrival
-
-    @contextmanager
-    def counted(self, timeout: asyncio.Timeout) -> Iterator[None]:
-        """Inside, a body is received that is given up at this timeout."""
-        self._timeouts[timeout] = None
-        try:
-            yield
-        finally:
-            self._timeouts.pop(timeout, None)
-
-    def make_room(self, most: int) -> None:
-        """Give up the body that has been on its way for longest, if there are more than `most`."""
-        if len(self._timeouts) > most:
-            oldest = next(iter(self._timeouts))
-            del self._timeouts[oldest]
-            oldest.reschedule(0.0)
-
-
-def receiving(request: Request) -> Receiving:
-    """The bodies that the request's application is receiving."""
-    state = request.app.state
-    if not hasattr(state, "receiving"):
-        state.receiving = Receiving()
-    found: Receiving = state.receiving
-    return found
-
-
-def _too_large(limits: Limits, size_bytes: int) -> TooLargeError:
-    return TooLargeError(
-        f"the body: wanted at most {limits.max_body_bytes} bytes, got {size_bytes}: send several "
-        "requests"
-    )
-
-
-def deadline_of(request: Request, limits: Limits) -> float:
-    """Seconds within which the caller wants its answer. Raises: RequestError."""
-    value = request.headers.get(DEADLINE)
-    if value is None:
-        return limits.deadline_s
-    milliseconds = whole_number(value)
-    if not milliseconds:
-        raise RequestError(f"{DEADLINE}: wanted a whole number of milliseconds, got {value[:20]!r}")
-    return min(limits.deadline_s, milliseconds / 1000)
-
-
-def whole_number(value: str) -> int | None:
-    """The number that a header says, or one beyond any limit: Python refuses to read very long
-    ones. None if it is no whole number."""
-    if not (value.isascii() and value.isdigit()):
-        return None
-    return int(value.lstrip("0")[:MAX_DIGITS] or "0")
 
 
 def parsed(body: bytes, example: Any = None) -> Any:
@@ -426,7 +241,7 @@ def read(shape: type[Shape], body: bytes) -> Shape:
 def complaint(shape: type[pydantic.BaseModel], error: pydantic.ValidationError) -> str:
     """The first fault of a body."""
     faults = error.errors(include_url=False)
-    # A misspelt key is missing under its right name too: the misspelling is what to tell.
+    # A misspelt key is missing under its right name too: the misspelling is what to report.
     misspelt = [each for each in faults if each["type"] == "extra_forbidden"]
     empty = [each for each in faults if each["type"] == "too_short"]
     texts = [each for each in faults if each["type"] == "string_type"]

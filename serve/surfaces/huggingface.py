@@ -18,7 +18,8 @@ from bert_core.tasks.shapes import as_row
 from bert_core.wording import as_json, nearest, shown
 from serve.errors import Error, RequestError
 from serve.limits import Limits, check_count
-from serve.model import SMALL, Model
+from serve.model import Model
+from serve.sizes import SMALL
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     JSON,
@@ -31,10 +32,8 @@ from serve.surfaces.base import (
     json_response,
     parameters_of,
     parsed,
-    request_body,
-    responses,
-    schema_of,
 )
+from serve.surfaces.openapi import request_body, responses, schema_of
 
 IGNORED = frozenset({"options", "model"})
 """Keys that clients of other servers send, and that change nothing here."""
@@ -107,10 +106,10 @@ class Shapes:
     def fits(self, request: Mapping[str, Any]) -> bool:
         """Whether a body has an input of this task, and no parameter that the task lacks."""
         parameters = request.get("parameters")
-        given = set(parameters) if isinstance(parameters, dict) else set()
+        chosen = set(parameters) if isinstance(parameters, dict) else set()
         if self._task.parameters_at_root:
-            given |= request.keys() - {"inputs", "parameters", *IGNORED}
-        if not given <= set(self._checked.model_fields):
+            chosen |= request.keys() - {"inputs", "parameters", *IGNORED}
+        if not chosen <= set(self._checked.model_fields):
             return False
         inputs = request.get("inputs")
         first = inputs[0] if isinstance(inputs, list) and inputs else inputs

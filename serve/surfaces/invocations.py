@@ -46,10 +46,10 @@ class Predictions:
 async def invoke(call: Call) -> Response:
     """A record per row."""
     request = await call.read(Invocation)
-    given = [name for name in FORMS if getattr(request, name) is not None]
-    if len(given) != 1:
+    forms = [name for name in FORMS if getattr(request, name) is not None]
+    if len(forms) != 1:
         raise RequestError(
-            f"the body: wanted one of {', '.join(FORMS)}, got {', '.join(given) or 'none'}"
+            f"the body: wanted one of {', '.join(FORMS)}, got {', '.join(forms) or 'none'}"
         )
     task = call.model.task
     if request.dataframe_split is not None:
@@ -62,10 +62,10 @@ async def invoke(call: Call) -> Response:
                 )
         rows = [dict(zip(split.columns, row, strict=True)) for row in split.data]
     else:
-        value = getattr(request, given[0])
+        value = getattr(request, forms[0])
         rows = _columns(value) if isinstance(value, dict) else value
     if not isinstance(rows, list) or not rows:
-        raise RequestError(f"{given[0]}: wanted a list of at least one row, got {shown(rows)}")
+        raise RequestError(f"{forms[0]}: wanted a list of at least one row, got {shown(rows)}")
     parameters = call.parameters(task.name, request.params or {})
     answered = await call.answer(None, [_input(task, row) for row in rows], parameters)
     return await call.respond(
@@ -87,10 +87,10 @@ def _input(task: Task, row: Any) -> Any:
     if not isinstance(row, dict):
         return row[0] if isinstance(row, Sequence) and len(row) == 1 else row
     names = [field.name for field in fields(task.inputs)]
-    given = {name: value for name, value in row.items() if value is not None}
-    if len(given) == 1 and next(iter(given)) == "inputs" and "inputs" not in names:
-        return next(iter(given.values()))
-    return given
+    filled = {name: value for name, value in row.items() if value is not None}
+    if len(filled) == 1 and next(iter(filled)) == "inputs" and "inputs" not in names:
+        return next(iter(filled.values()))
+    return filled
 
 
 def _record(task: Task, parameters: Any, answer: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from bert_core.tasks.base import Task
 from bert_core.wording import nearest, one_of
 from serve.errors import RequestError
 from serve.model import Model
+from serve.receiving import whole_number
 from serve.surfaces.base import (
     JSON,
     Body,
@@ -33,7 +34,6 @@ from serve.surfaces.base import (
     headers,
     json_response,
     read,
-    whole_number,
 )
 
 HEADER = "Inference-Header-Content-Length"
@@ -290,10 +290,10 @@ def _response(
     model: Model, request: Infer, outputs: Mapping[str, np.ndarray], cuts: str
 ) -> tuple[bytes, dict[str, str]]:
     """The body, and the header that it needs if tensors follow the JSON."""
-    wanted = request.outputs or [Wanted(name=name) for name in outputs]
+    requested = request.outputs or [Wanted(name=name) for name in outputs]
     all_raw = bool((request.parameters or {}).get("binary_data_output"))
     described, raw = [], []
-    for output in wanted:
+    for output in requested:
         if output.name not in outputs:
             raise RequestError(
                 f"outputs: wanted {one_of(outputs)}, got {output.name!r}"

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 from fastapi import Response
 
+from serve.answers import Answered
 from serve.errors import RequestError
-from serve.model import Answered
 from serve.served import Card
 from serve.surfaces.base import (
     Body,

@@ -11,8 +11,8 @@ import numpy as np
 import pydantic
 from fastapi import Response
 
+from serve.answers import Answered
 from serve.errors import RequestError
-from serve.model import Answered
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,
@@ -30,8 +30,7 @@ from serve.surfaces.vectors import EVEN, VECTORS, vectors_of
 PROMPTS = {"search_query": "query", "search_document": "document"}
 """Cohere's `input_type` → name of a sentence-transformers prompt."""
 
-
-Kind = Literal["float", "base64", "binary", "ubinary"]
+EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 
 
 class Document(Body):
@@ -58,7 +57,7 @@ class Embed(Body):
 
     texts: Texts
     input_type: str | None = None
-    embedding_types: list[Kind] | None = None
+    embedding_types: list[EmbeddingType] | None = None
     output_dimension: Count | None = None
     truncate: Literal["NONE", "START", "END"] = "END"
     model: Ignored = None
@@ -91,7 +90,7 @@ class Embedded:
 
     id: str
     response_type: Literal["embeddings_by_type"]
-    embeddings: dict[Kind, list[list[float]] | list[str]]
+    embeddings: dict[EmbeddingType, list[list[float]] | list[str]]
     texts: list[str]
     meta: dict[str, Any]
 

@@ -12,9 +12,10 @@ import pydantic
 from fastapi import Response
 
 from bert_core.tasks.text_classification import TextClassification
+from serve.answers import Answered
 from serve.errors import RequestError
 from serve.limits import check_count, check_tokens
-from serve.model import Answered, Model
+from serve.model import Model
 from serve.surfaces import vectors
 from serve.surfaces.base import (
     Body,

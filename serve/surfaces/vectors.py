@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from fastapi import Response
 
+from bert_core.data.ragged import offsets_of
 from bert_core.tasks.base import Parameters
 from bert_core.tasks.feature_extraction import (
     FeatureExtraction,
@@ -23,8 +24,9 @@ from bert_core.tasks.feature_extraction import (
     FeatureExtractionParameters,
 )
 from bert_core.tasks.sparse_embedding import SparseEmbedding
+from serve.answers import Answered
 from serve.errors import NotAcceptableError
-from serve.model import Answered, Model
+from serve.model import Model
 from serve.surfaces.base import JSON, Call, Encoded
 
 VECTORS, SPARSE = FeatureExtraction.name, SparseEmbedding.name
@@ -121,7 +123,7 @@ def _raw(answers: Sequence[str], dtype: str) -> Encoded:
 
 
 def _arrow(model: Model, columns: Callable[[], dict[str, pa.Array]]) -> Encoded:
-    """A stream of one batch, with what tells the model in its schema's metadata."""
+    """A stream of one batch, with the model in its schema's metadata."""
     about = {"model": model.name, "version": model.version, "digest": model.digest}
     known = {name: value for name, value in about.items() if value}
     table = pa.table(columns()).replace_schema_metadata(known)
@@ -159,4 +161,4 @@ def _entries(answers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, pa.Arr
 
 
 def _offsets(lists: Sequence[Sequence[Any]]) -> pa.Array:
-    return pa.array(np.cumsum([0, *map(len, lists)]), pa.int32())
+    return pa.array(offsets_of([len(row) for row in lists]), pa.int32())

@@ -11,9 +11,12 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from bert_core.bundle.format import bundle_digest
 from serve import api
+from serve.hosted import HostedModel
 from serve.limits import Limits
 from serve.model import Model
+from serve.plan import Plan, Source
 from serve.slot import Slot
 from tests.waiting import wait_until
 from tracking.ports import free_ports
@@ -53,6 +56,24 @@ def served(folder: Path, **settings: Any) -> Iterator[str]:
     slot = Slot(loaded("own", folder, **settings))
     with running(api.create_model_app(slot, alone=True)) as url:
         yield url
+
+
+def plan_of(folder: Path, **settings: Any) -> Plan:
+    """The plan that serves the bundle in a folder, as it is now."""
+    digest = bundle_digest(folder)
+    source = Source(reference=str(folder), tracking_uri="sqlite://", digest=digest)
+    return Plan(name="docs", source=source, **settings)
+
+
+@contextmanager
+def hosted(plan: Plan, **arguments: Any) -> Iterator[tuple[HostedModel, str]]:
+    """A model that follows its plan, and the URL that it answers at."""
+    model = HostedModel(plan, **arguments)
+    with running(api.create_model_app(model.slot, alone=True)) as url:
+        try:
+            yield model, url
+        finally:
+            model.close()
 
 
 @contextmanager

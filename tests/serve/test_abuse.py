@@ -99,7 +99,7 @@ def complaint(sent: Sent, reply: Reply) -> str | None:
         value = json.loads(reply.body, parse_constant=refuse_constant)
     except ValueError:
         return "JSON that is none"
-    return None if reply.status == 200 else odd_error(sent, reply, value)
+    return None if reply.status == 200 else odd_error(sent, value)
 
 
 def may_be_no_http(sent: Sent) -> bool:
@@ -111,7 +111,7 @@ def refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def odd_error(sent: Sent, reply: Reply, value: Any) -> str | None:
+def odd_error(sent: Sent, value: Any) -> str | None:
     # Where no surface's path was asked, errors have Hugging Face's shape.
     shapes = [SHAPES[sent.surface], SHAPES["huggingface"]]
     if not any(

@@ -348,9 +348,8 @@ def test_replicas_get_the_commit_of_a_model_of_the_hub_that_was_found(
 def test_a_certificate_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -> None:
     from serve.applications import certificate  # after the environment is set
 
-    config = ServeConfig(models="a=x", tls_certificate=str(tmp_path / "none.pem"))
     with pytest.raises(ConfigError, match="tls_certificate: wanted a PEM file"):
-        certificate(config)
+        certificate(str(tmp_path / "none.pem"))
 
 
 def test_a_graph_is_not_served_on_a_gpu(exported: Path, tmp_path: Path) -> None:

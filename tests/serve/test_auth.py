@@ -114,7 +114,7 @@ def test_who_may_not_ask_is_told_why() -> None:
             keys.admit(bearer(wrong), "docs")
     with pytest.raises(UnauthorizedError, match="expired on"):
         keys.admit(bearer(old), "docs")
-    with pytest.raises(ForbiddenError, match=r"may ask \(docs\), got other"):
+    with pytest.raises(ForbiddenError, match=r"may use \(docs\), got other"):
         keys.admit(bearer(key), "other")
     for headers in (bearer(key), {"x-api-key": key}, {"api-key": key}):
         assert keys.admit(headers, "docs").key.name == "alice"

@@ -325,7 +325,7 @@ def test_a_key_that_does_not_count_is_told_why(
         ("sk-something", 401, "the API key is not known here"),
         (forged, 401, "the API key is not known here"),
         (keys["expired"][0], 401, "the API key of expired expired on "),
-        (keys["other"][0], 403, "wanted a model that it may ask (another-model)"),
+        (keys["other"][0], 403, "wanted a model that it may use (another-model)"),
     ):
         response = post(
             url, body, **({} if given is None else {"Authorization": f"Bearer {given}"})

@@ -19,10 +19,11 @@ from bert_core.predictor import Predictor
 from bert_core.tasks.base import Parameters
 from bert_core.tasks.catalog import TASKS
 from serve import api
-from serve.cache import ENTRY_BYTES, AnswerCache, Entry, keys_of, unpacked
+from serve.answers import MOST_CUT, Answered
+from serve.cache import ENTRY_BYTES, AnswerCache, CachedAnswer, keys_of, unpacked
 from serve.errors import TooLargeError
 from serve.limits import Limits
-from serve.model import MOST_CUT, Answered, Model
+from serve.model import Model
 from serve.observing import Recorder
 from serve.slot import Slot
 from serve.surfaces.catalog import SURFACES
@@ -47,8 +48,10 @@ class Counts(Recorder):
         self.misses += misses
 
 
-def entry(answer: Any, cut: tuple[CutPlace, ...] = ()) -> Entry:
-    return Entry.of(answer, cut, tokens=1, padded_tokens=8, masks=0, numbers=0, has_all_cuts=True)
+def entry(answer: Any, cut: tuple[CutPlace, ...] = ()) -> CachedAnswer:
+    return CachedAnswer.of(
+        answer, cut, tokens=1, padded_tokens=8, masks=0, numbers=0, has_all_cuts=True
+    )
 
 
 def key(number: int) -> bytes:

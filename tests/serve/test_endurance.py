@@ -1,6 +1,7 @@
 """After very many requests, good and bad, a server is as it was after some."""
 
 import asyncio
+import json
 import random
 import re
 import sys
@@ -79,7 +80,7 @@ def good(rng: random.Random) -> bytes:
     )
     value = [[text] for text in texts] if path == "/predict" else texts
     prefix = "" if name is None else f"/v1/models/{name}"
-    return request("POST", prefix + path, odd_requests._json({key: value}))
+    return request("POST", prefix + path, json.dumps({key: value}).encode())
 
 
 async def load(port: int, count: int, seed: int) -> Counter[str]:

@@ -20,14 +20,12 @@ import psutil
 import pytest
 import torch
 
-from bert_core.bundle.format import load_bundle, save_bundle
+from bert_core.bundle.format import bundle_digest, load_bundle, save_bundle
 from bert_core.errors import FormatError
 from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
-from serve import api
-from serve.hosted import HostedModel
 from serve.model import FAILURES
-from serve.plan import Candidate, Plan, Source
+from serve.plan import Candidate
 from serve.slot import CALLER
 from tests import tiny
 from tests.serve import live
@@ -160,10 +158,6 @@ def seconds_until(holds: Callable[[], bool], timeout_s: float) -> float:
     began_s = time.monotonic()
     live.eventually(holds, timeout_s)
     return time.monotonic() - began_s
-
-
-def digest_of(folder: Path) -> str:
-    return Predictor(folder, device="cpu").bundle.digest
 
 
 def make_fail_late(sound: Path, folder: Path) -> Path:
@@ -330,7 +324,7 @@ def test_a_roll_over_waits_for_a_registry_that_is_away(
             entry = httpx.get(f"{followed.server.url}/v1/models", timeout=30).json()["data"][0]
             assert (entry["state"], entry["card"]["version"]) == ("problem", "1")
             clients.wait_for_more()
-            assert clients.digests() == {digest_of(folders["1"])}
+            assert clients.digests() == {bundle_digest(folders["1"])}
         took_s = seconds_until(lambda: followed.all_are("2"), ROLLOVER_S)
         clients.wait_for_more()
     print(f"registry that {away}: told after {told_s:.1f} s, version 2 after {took_s:.1f} s")
@@ -350,7 +344,7 @@ def test_a_replica_that_dies_while_the_registry_is_away_comes_back_with_what_was
             clients.wait_for_more()
     print(f"replica without registry: after {took_s:.1f} s")
     assert len(clients.failed()) <= CLIENTS
-    assert clients.digests() == {digest_of(folders["2"])}
+    assert clients.digests() == {bundle_digest(folders["2"])}
     live.eventually(lambda: followed.all_are("2"), ROLLOVER_S)
 
 
@@ -362,7 +356,7 @@ def test_a_version_that_the_disk_has_no_room_for_is_taken_once_there_is_room(
         pytest.skip("this process may not mount a small disk: full disks are not tested")
     followed.settle("2")
     for other in (cache / "bundles").iterdir():  # what could be removed to make room
-        if other.name != digest_of(folders["2"]):
+        if other.name != bundle_digest(folders["2"]):
             shutil.rmtree(other)
     known = sorted((cache / "bundles").rglob("*"))
     with Clients(followed.url, SHORT, folders) as clients:
@@ -376,7 +370,7 @@ def test_a_version_that_the_disk_has_no_room_for_is_taken_once_there_is_room(
         assert "RAYBERT_CACHE" in problem
         clients.wait_for_more()
         assert sorted((cache / "bundles").rglob("*")) == known
-        assert clients.digests() == {digest_of(folders["2"])}
+        assert clients.digests() == {bundle_digest(folders["2"])}
         ballast.unlink()
         took_s = seconds_until(lambda: followed.all_are("4"), DISK_S)
         clients.wait_for_more()
@@ -389,7 +383,7 @@ def test_a_version_that_fails_at_every_request_gives_way_to_the_one_before(
     followed: Followed, folders: dict[str, Path]
 ) -> None:
     followed.settle("2")
-    sound = digest_of(folders["2"])
+    sound = bundle_digest(folders["2"])
     with Clients(followed.url, LONG, folders) as clients:
         clients.wait_for_more()
         moved_s = time.monotonic()
@@ -444,7 +438,7 @@ def test_a_replica_whose_memory_is_damaged_is_replaced(
     print(f"damaged memory: {len(failed)} requests, again after {took_s:.1f} s")
     assert "model_failed" in {each.error_type for each in failed}
     assert failed[-1].at_s == last_s
-    assert clients.digests() == {digest_of(folders["2"])}
+    assert clients.digests() == {bundle_digest(folders["2"])}
 
 
 def overwrite(pid: int, known: bytes, other: bytes) -> int:
@@ -472,21 +466,6 @@ def overwrite(pid: int, known: bytes, other: bytes) -> int:
     return count
 
 
-def plan_of(folder: Path, **settings: Any) -> Plan:
-    source = Source(reference=str(folder), tracking_uri="sqlite://", digest=digest_of(folder))
-    return Plan(name=NAME, source=source, **settings)
-
-
-@contextmanager
-def hosted(plan: Plan) -> Iterator[tuple[HostedModel, str]]:
-    model = HostedModel(plan)
-    with live.running(api.create_model_app(model.slot, alone=True)) as url:
-        try:
-            yield model, url
-        finally:
-            model.close()
-
-
 def test_a_version_with_nan_in_weights_that_no_example_uses_is_not_served(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -497,40 +476,43 @@ def test_a_version_with_nan_in_weights_that_no_example_uses_is_not_served(
                 parameter[SOUND_TOKENS:] = float("nan")
     damaged = saved(predictor, tmp_path / "nan")
     with (
-        hosted(plan_of(folders["1"])) as (model, url),
+        live.hosted(live.plan_of(folders["1"])) as (model, url),
         Clients(url, LONG, folders) as clients,
     ):
-        model.change(plan_of(damaged))
+        model.change(live.plan_of(damaged))
         live.eventually(lambda: model.slot.problem is not None)
         assert "wanted numbers as weights, there is NaN in" in str(model.slot.problem)
         clients.wait_for_more()
     assert clients.failed() == []
-    assert clients.digests() == {digest_of(folders["1"])}
+    assert clients.digests() == {bundle_digest(folders["1"])}
 
 
 def test_a_plan_whose_model_fails_at_every_request_gives_way_to_the_one_before(
     folders: dict[str, Path],
 ) -> None:
-    with hosted(plan_of(folders["1"])) as (model, url), Clients(url, LONG, folders) as clients:
+    with (
+        live.hosted(live.plan_of(folders["1"])) as (model, url),
+        Clients(url, LONG, folders) as clients,
+    ):
         clients.wait_for_more()
-        model.change(plan_of(folders["3"]))
+        model.change(live.plan_of(folders["3"]))
         live.eventually(lambda: "fails at every request" in str(model.slot.problem))
-        assert model.slot.model.digest == digest_of(folders["1"])
+        assert model.slot.model.digest == bundle_digest(folders["1"])
         clients.wait_for_more()
         assert 0 < len(clients.failed()) <= FAILURES + CLIENTS
-        model.change(plan_of(folders["2"]))  # the way out
-        live.eventually(lambda: model.slot.model.digest == digest_of(folders["2"]))
+        model.change(live.plan_of(folders["2"]))  # the way out
+        live.eventually(lambda: model.slot.model.digest == bundle_digest(folders["2"]))
         live.eventually(lambda: model.slot.problem is None)
         clients.wait_for_more()
-    assert clients.digests() == {digest_of(folders[version]) for version in "12"}
+    assert clients.digests() == {bundle_digest(folders[version]) for version in "12"}
 
 
 @pytest.mark.parametrize("mode", ["shadow", "split"])
 def test_a_candidate_that_fails_at_every_request_is_set_aside_and_harms_nobody_else(
     folders: dict[str, Path], mode: Any
 ) -> None:
-    candidate = Candidate(source=plan_of(folders["3"]).source, share=1.0, mode=mode)
-    with hosted(plan_of(folders["1"], candidate=candidate)) as (model, url):
+    candidate = Candidate(source=live.plan_of(folders["3"]).source, share=1.0, mode=mode)
+    with live.hosted(live.plan_of(folders["1"], candidate=candidate)) as (model, url):
         live.eventually(lambda: model.slot.challenger is not None)
         chosen = {CALLER: "somebody"}  # whom a split gives the candidate
         with (
@@ -543,12 +525,12 @@ def test_a_candidate_that_fails_at_every_request_is_set_aside_and_harms_nobody_e
         assert others.failed() == []
         most = FAILURES + CLIENTS if mode == "split" else 0
         assert len(clients.failed()) <= most
-        assert clients.digests() == others.digests() == {digest_of(folders["1"])}
+        assert clients.digests() == others.digests() == {bundle_digest(folders["1"])}
         problem = httpx.get(url, timeout=30).json()["problem"]
         assert f"{folders['3']} fails at every request" in problem
         # Another candidate is asked again.
-        other = replace(candidate, source=plan_of(folders["2"]).source)
-        model.change(plan_of(folders["1"], candidate=other))
+        other = replace(candidate, source=live.plan_of(folders["2"]).source)
+        model.change(live.plan_of(folders["1"], candidate=other))
         live.eventually(lambda: model.slot.challenger is not None)
         live.eventually(lambda: model.slot.problem is None)
 

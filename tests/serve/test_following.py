@@ -15,8 +15,7 @@ from bert_core.bundle.layout import WEIGHTS
 from bert_core.predictor import Predictor
 from bert_core.tasks.text_classification import TextClassification
 from serve import api
-from serve.following import Aim, Follower, Place
-from serve.hosted import HostedModel
+from serve.following import Aim, Follower, ModelHolder
 from serve.model import Model
 from serve.plan import Plan, Runtime, Source
 from serve.slot import Slot
@@ -59,16 +58,12 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def following(registry: str, folder: Path) -> Iterator[tuple[str, Slot]]:
+def following(registry: str) -> Iterator[tuple[str, Slot]]:
     """URL of a server of version 1 that follows the alias, and its slot."""
     point(registry, "1")
     source = Source(reference=REFERENCE, tracking_uri=registry)
-    model = HostedModel(Plan(name=NAME, source=source, follow_s=EVERY_S))
-    with live.running(api.create_model_app(model.slot, alone=True)) as url:
-        try:
-            yield url, model.slot
-        finally:
-            model.close()
+    with live.hosted(Plan(name=NAME, source=source, follow_s=EVERY_S)) as (model, url):
+        yield url, model.slot
 
 
 def follower(
@@ -77,13 +72,13 @@ def follower(
     """What has a slot with version 1 follow the alias."""
     source = Source(reference=REFERENCE, tracking_uri=registry)
     aim = Aim(source=source, runtime=Runtime(), follow_s=every_s)
-    place = Place(
+    holder = ModelHolder(
         load=load,
         install=slot.switch,
         set_loading=partial(slot.set_loading, "model"),
         set_problem=partial(slot.set_problem, "model"),
     )
-    return Follower(place, aim, replace(aim, source=replace(source, version="1")))
+    return Follower(holder, aim, replace(aim, source=replace(source, version="1")))
 
 
 def version_at(url: str) -> str:
@@ -110,7 +105,7 @@ def test_an_alias_moves_ten_times_under_load_without_a_failed_or_mixed_answer(
             while not done.is_set():
                 answers.append(client.post(url, json={"inputs": TEXTS}))
 
-    with following(registry, versions[0]) as (url, slot):
+    with following(registry) as (url, slot):
         threads = [threading.Thread(target=ask, args=[url]) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -138,8 +133,9 @@ def test_an_alias_moves_ten_times_under_load_without_a_failed_or_mixed_answer(
 
 
 @pytest.mark.drill
+@pytest.mark.usefixtures("versions")
 def test_a_version_that_cannot_answer_leaves_the_old_one_and_is_told(
-    registry: str, versions: list[Path], bundle: Path, tmp_path: Path
+    registry: str, bundle: Path, tmp_path: Path
 ) -> None:
     loaded = load_bundle(bundle)
     other = tmp_path / "other"
@@ -152,7 +148,7 @@ def test_a_version_that_cannot_answer_leaves_the_old_one_and_is_told(
     damaged = bytearray(weights.read_bytes())
     damaged[-1] ^= 1
     weights.write_bytes(damaged)
-    with following(registry, versions[0]) as (url, slot):
+    with following(registry) as (url, slot):
         point(registry, broken)
         eventually(lambda: slot.problem is not None)
         card = httpx.get(url, timeout=30).json()
@@ -234,14 +230,13 @@ def test_a_registry_that_is_away_is_told_and_changes_nothing_else(
 
 
 @pytest.mark.drill
-def test_the_threads_of_versions_that_answer_no_more_end(
-    registry: str, versions: list[Path]
-) -> None:
+@pytest.mark.usefixtures("versions")
+def test_the_threads_of_versions_that_answer_no_more_end(registry: str) -> None:
     def passes() -> int:
         return sum(thread.name.startswith("batch") for thread in threading.enumerate())
 
     before = passes()
-    with following(registry, versions[0]) as (url, slot):
+    with following(registry) as (url, slot):
         for wanted in ("2", "1", "2", "1"):
             assert version_at(url)
             point(registry, wanted)

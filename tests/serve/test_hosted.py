@@ -7,8 +7,6 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import httpx
 import pytest
 import torch
 
-from bert_core.bundle.format import load_bundle
+from bert_core.bundle.format import bundle_digest, load_bundle
 from bert_core.bundle.layout import WEIGHTS
 from bert_core.cache import FOLDER
 from bert_core.errors import FormatError, ResourceError
@@ -70,25 +68,6 @@ def registry(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> s
     return uri
 
 
-def plan_of(folder: Path, **settings: Any) -> Plan:
-    source = Source(reference=str(folder), tracking_uri="sqlite://", digest=digest_of(folder))
-    return Plan(name="docs", source=source, **settings)
-
-
-def digest_of(folder: Path) -> str:
-    return Predictor(folder, device="cpu").bundle.digest
-
-
-@contextmanager
-def hosted(plan: Plan, **arguments: Any) -> Iterator[tuple[HostedModel, str]]:
-    model = HostedModel(plan, **arguments)
-    with live.running(api.create_model_app(model.slot, alone=True)) as url:
-        try:
-            yield model, url
-        finally:
-            model.close()
-
-
 def ask(url: str, **headers: str) -> httpx.Response:
     response = httpx.post(url, json={"inputs": TEXTS}, headers=headers, timeout=30)
     assert response.status_code == 200, response.text
@@ -100,8 +79,8 @@ def card(url: str) -> Any:
 
 
 def test_a_plan_is_the_same_after_serve_has_kept_it(folders: list[Path]) -> None:
-    candidate = Candidate(source=plan_of(folders[1]).source, share=0.5, mode="split")
-    plan = plan_of(folders[0], limits=Limits(max_inputs=3), candidate=candidate, cache_mib=2)
+    candidate = Candidate(source=live.plan_of(folders[1]).source, share=0.5, mode="split")
+    plan = live.plan_of(folders[0], limits=Limits(max_inputs=3), candidate=candidate, cache_mib=2)
     assert PLAN.validate_python(PLAN.dump_python(plan, mode="json")) == plan
 
 
@@ -109,11 +88,11 @@ def test_a_plan_is_the_same_after_serve_has_kept_it(folders: list[Path]) -> None
 def test_another_bundle_takes_over_under_load_without_a_failed_or_mixed_answer(
     folders: list[Path],
 ) -> None:
-    wanted = {digest_of(folder): Predictor(folder).predict(TEXTS) for folder in folders}
+    wanted = {bundle_digest(folder): Predictor(folder).predict(TEXTS) for folder in folders}
     digests = list(wanted)
     answers: list[httpx.Response] = []
     done = threading.Event()
-    with hosted(plan_of(folders[0])) as (model, url):
+    with live.hosted(live.plan_of(folders[0])) as (model, url):
 
         def load() -> None:
             while not done.is_set():
@@ -126,7 +105,7 @@ def test_another_bundle_takes_over_under_load_without_a_failed_or_mixed_answer(
         for thread in threads:
             thread.start()
         for place in (1, 0, 1):
-            model.change(plan_of(folders[place]))
+            model.change(live.plan_of(folders[place]))
             live.eventually(lambda: latest() == digests[place])  # noqa: B023
         done.set()
         for thread in threads:
@@ -142,9 +121,9 @@ def test_another_bundle_takes_over_under_load_without_a_failed_or_mixed_answer(
 
 
 def test_what_does_not_change_the_model_does_not_load_it_again(folders: list[Path]) -> None:
-    with hosted(plan_of(folders[0])) as (model, url):
+    with live.hosted(live.plan_of(folders[0])) as (model, url):
         before = model.slot.model
-        model.change(plan_of(folders[0], limits=Limits(max_inputs=2)))
+        model.change(live.plan_of(folders[0], limits=Limits(max_inputs=2)))
         assert model.slot.model is before
         response = httpx.post(url, json={"inputs": TEXTS}, timeout=30)
         assert (response.status_code, response.json()["error_type"]) == (413, "too_large")
@@ -154,23 +133,23 @@ def test_what_does_not_change_the_model_does_not_load_it_again(folders: list[Pat
 def test_a_cache_is_begun_and_ended_while_it_answers_and_is_of_one_version(
     folders: list[Path],
 ) -> None:
-    digests = list(map(digest_of, folders))
-    with hosted(plan_of(folders[0])) as (model, url):
+    digests = list(map(bundle_digest, folders))
+    with live.hosted(live.plan_of(folders[0])) as (model, url):
         before = model.slot.model
         assert "X-Cache" not in ask(url).headers
-        model.change(plan_of(folders[0], cache_mib=1))
+        model.change(live.plan_of(folders[0], cache_mib=1))
         first = ask(url)
         assert [first.headers["X-Cache"], ask(url).headers["X-Cache"]] == ["miss", "hit"]
         assert model.slot.model is before
 
-        model.change(plan_of(folders[1], cache_mib=1))
+        model.change(live.plan_of(folders[1], cache_mib=1))
         live.eventually(lambda: card(url)["digest"] == digests[1])
         other = ask(url)
         assert (other.headers["X-Cache"], other.headers["X-Model-Digest"]) == ("miss", digests[1])
         assert other.json() != first.json()
         assert ask(url).headers["X-Cache"] == "hit"
 
-        model.change(plan_of(folders[1]))
+        model.change(live.plan_of(folders[1]))
         assert "X-Cache" not in ask(url).headers
 
 
@@ -178,19 +157,19 @@ def test_a_cache_is_begun_and_ended_while_it_answers_and_is_of_one_version(
 def test_what_cannot_be_loaded_leaves_the_old_one_and_is_told(
     folders: list[Path], tmp_path: Path
 ) -> None:
-    with hosted(plan_of(folders[0])) as (model, url):
-        gone = plan_of(folders[1])
+    with live.hosted(live.plan_of(folders[0])) as (model, url):
+        gone = live.plan_of(folders[1])
         gone = replace(gone, source=replace(gone.source, reference=str(tmp_path / "gone")))
         model.change(gone)
         live.eventually(lambda: card(url)["state"] == "problem")
         assert card(url)["problem"].startswith(f"{tmp_path}/gone is not served: ")
-        assert ask(url).headers["X-Model-Digest"] == digest_of(folders[0])
+        assert ask(url).headers["X-Model-Digest"] == bundle_digest(folders[0])
         # What has failed is tried again.
         shutil.copytree(folders[1], tmp_path / "gone")
-        model.change(plan_of(folders[0]))
+        model.change(live.plan_of(folders[0]))
         model.change(gone)
         live.eventually(lambda: card(url)["state"] == "ready")
-        assert ask(url).headers["X-Model-Digest"] == digest_of(folders[1])
+        assert ask(url).headers["X-Model-Digest"] == bundle_digest(folders[1])
 
 
 @pytest.mark.drill
@@ -200,7 +179,7 @@ def test_a_process_that_starts_takes_what_its_alias_means_now_or_else_what_it_me
     client = connect(registry)
     client.set_registered_model_alias(NAME, "champion", "2")
     source = Source(
-        reference=REFERENCE, tracking_uri=registry, version="1", digest=digest_of(folders[0])
+        reference=REFERENCE, tracking_uri=registry, version="1", digest=bundle_digest(folders[0])
     )
     model = HostedModel(Plan(name=NAME, source=source))
     assert (model.slot.model.version, model.slot.problem) == ("2", None)
@@ -233,20 +212,20 @@ def test_a_change_returns_at_once_and_the_old_version_answers_until_the_new_one_
 
     class Slow(HostedModel):
         def _load(self, aim: Aim) -> Model:
-            if aim.source.digest == digest_of(folders[1]):
+            if aim.source.digest == bundle_digest(folders[1]):
                 may_load.wait()
             return super()._load(aim)
 
-    model = Slow(plan_of(folders[0]))
+    model = Slow(live.plan_of(folders[0]))
     with live.running(api.create_model_app(model.slot, alone=True)) as url:
         began_s = time.monotonic()
-        model.change(plan_of(folders[1]))
+        model.change(live.plan_of(folders[1]))
         assert time.monotonic() < began_s + 1
         assert card(url)["state"] == "loading"
-        assert ask(url).headers["X-Model-Digest"] == digest_of(folders[0])
+        assert ask(url).headers["X-Model-Digest"] == bundle_digest(folders[0])
         may_load.set()
         live.eventually(lambda: card(url)["state"] == "ready")
-        assert ask(url).headers["X-Model-Digest"] == digest_of(folders[1])
+        assert ask(url).headers["X-Model-Digest"] == bundle_digest(folders[1])
         model.close()
 
 
@@ -258,11 +237,11 @@ def test_a_bundle_that_was_downloaded_before_needs_no_registry(
         reference=REFERENCE,
         tracking_uri="http://127.0.0.1:9",  # nobody answers there
         version="1",
-        digest=digest_of(folders[0]),
+        digest=bundle_digest(folders[0]),
     )
     with pytest.raises(ResourceError):
         source.fetch()
-    kept = tmp_path / "bundles" / digest_of(folders[0])
+    kept = tmp_path / "bundles" / bundle_digest(folders[0])
     shutil.copytree(folders[0], kept)
     assert source.fetch() == (kept, "1")
     model = HostedModel(Plan(name=NAME, source=source, follow_s=0.0))
@@ -279,15 +258,15 @@ def test_a_version_of_the_same_number_of_another_model_is_not_taken_for_it(
     publish(folders[1], name="another", uri=registry, metrics={}, input_example=TEXTS)
     client.set_registered_model_alias("another", "champion", "1")
     source = Source(reference=REFERENCE, tracking_uri=registry)
-    with hosted(Plan(name=NAME, source=source, follow_s=0.2)) as (model, url):
+    with live.hosted(Plan(name=NAME, source=source, follow_s=0.2)) as (model, url):
         other = replace(source, reference="models:/another@champion", task="fill-mask")
         model.change(Plan(name=NAME, source=other, follow_s=0.2))
         live.eventually(lambda: card(url)["state"] == "problem")
         time.sleep(0.6)  # it is looked at again
         assert "wanted a model for fill-mask" in card(url)["problem"]
-        assert card(url)["digest"] == digest_of(folders[0])
+        assert card(url)["digest"] == bundle_digest(folders[0])
         model.change(Plan(name=NAME, source=replace(other, task=None), follow_s=0.2))
-        live.eventually(lambda: card(url)["digest"] == digest_of(folders[1]))
+        live.eventually(lambda: card(url)["digest"] == bundle_digest(folders[1]))
         assert card(url)["problem"] is None
 
 
@@ -297,24 +276,24 @@ def test_a_registry_that_is_away_is_told_where_another_model_was_wanted(
 ) -> None:
     connect(registry).set_registered_model_alias(NAME, "champion", "1")
     source = Source(reference=REFERENCE, tracking_uri=registry)
-    with hosted(Plan(name=NAME, source=source, follow_s=0.2)) as (model, url):
+    with live.hosted(Plan(name=NAME, source=source, follow_s=0.2)) as (model, url):
         away = Source(reference="models:/other@champion", tracking_uri="http://127.0.0.1:9")
         model.change(Plan(name=NAME, source=away, follow_s=0.2))
         live.eventually(lambda: card(url)["state"] == "problem")
         assert "the registry does not answer" in card(url)["problem"]
-        assert ask(url).headers["X-Model-Digest"] == digest_of(folders[0])
+        assert ask(url).headers["X-Model-Digest"] == bundle_digest(folders[0])
 
 
 def test_the_weights_of_a_version_that_answers_no_more_are_freed_without_garbage_collection(
     folders: list[Path],
 ) -> None:
-    with hosted(plan_of(folders[0])) as (model, url):
+    with live.hosted(live.plan_of(folders[0])) as (model, url):
         ask(url)
         weights = weakref.ref(model.slot.model.predictor.model)
         gc.disable()
         try:
-            model.change(plan_of(folders[1]))
-            live.eventually(lambda: ask(url).headers["X-Model-Digest"] == digest_of(folders[1]))
+            model.change(live.plan_of(folders[1]))
+            live.eventually(lambda: ask(url).headers["X-Model-Digest"] == bundle_digest(folders[1]))
             live.eventually(lambda: weights() is None, timeout_s=10)
         finally:
             gc.enable()
@@ -322,9 +301,9 @@ def test_the_weights_of_a_version_that_answers_no_more_are_freed_without_garbage
 
 @pytest.mark.drill
 def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
-    candidate = Candidate(source=plan_of(folders[1]).source, share=0.4, mode="split")
-    digests = [digest_of(folder) for folder in folders]
-    with hosted(plan_of(folders[0], candidate=candidate)) as (model, url):
+    candidate = Candidate(source=live.plan_of(folders[1]).source, share=0.4, mode="split")
+    digests = [bundle_digest(folder) for folder in folders]
+    with live.hosted(live.plan_of(folders[0], candidate=candidate)) as (model, url):
         live.eventually(lambda: card(url)["candidate"] is not None)
         assert ask(url).headers["X-Model-Digest"] == digests[0]  # nobody in particular
         chosen = {}
@@ -336,7 +315,7 @@ def test_a_split_keeps_each_caller_on_one_model(folders: list[Path]) -> None:
             assert ask(url, **key).headers["X-Model-Digest"] == chosen[number]
         # Other settings of the model leave the candidate as it is.
         rival = model.slot.challenger
-        model.change(plan_of(folders[0], candidate=candidate, limits=Limits(max_top_k=3)))
+        model.change(live.plan_of(folders[0], candidate=candidate, limits=Limits(max_top_k=3)))
         assert model.slot.challenger is rival
         assert rival is not None
         assert rival.slot.model.limits.max_top_k == 3
@@ -351,17 +330,17 @@ def test_a_shadow_answers_nobody_and_is_compared_in_a_run_of_mlflow(
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     recorder = CandidateRuns(uri)
-    candidate = Candidate(source=plan_of(folders[1]).source, share=1.0, mode="shadow")
+    candidate = Candidate(source=live.plan_of(folders[1]).source, share=1.0, mode="shadow")
     seen: list[Tally] = []
 
     def report(pairing: Pairing, tally: Tally) -> None:
         recorder.record(pairing, tally)
         seen.append(tally)
 
-    with hosted(plan_of(folders[0], candidate=candidate), report=report) as (_, url):
+    with live.hosted(live.plan_of(folders[0], candidate=candidate), report=report) as (_, url):
         live.eventually(lambda: card(url)["candidate"] is not None)
         for _ in range(5):
-            assert ask(url).headers["X-Model-Digest"] == digest_of(folders[0])
+            assert ask(url).headers["X-Model-Digest"] == bundle_digest(folders[0])
         live.eventually(lambda: len(seen) == 5)
     recorder.close()
     first, second = (Predictor(folder).predict(TEXTS) for folder in folders)
@@ -378,8 +357,8 @@ def test_a_shadow_answers_nobody_and_is_compared_in_a_run_of_mlflow(
     assert metrics["failed_requests"] == 0
     assert metrics["latency_ms"] > 0
     assert metrics["candidate_latency_ms"] > 0
-    assert run.data.params["digest"] == digest_of(folders[0])
-    assert run.data.params["candidate_digest"] == digest_of(folders[1])
+    assert run.data.params["digest"] == bundle_digest(folders[0])
+    assert run.data.params["candidate_digest"] == bundle_digest(folders[1])
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
@@ -424,9 +403,9 @@ def test_another_label_is_disagreement_and_another_score_a_difference(bundle: Pa
 
 def test_a_candidate_that_fails_is_counted_and_fails_nobody(folders: list[Path]) -> None:
     seen: list[Tally] = []
-    candidate = Candidate(source=plan_of(folders[1]).source, share=1.0, mode="shadow")
-    with hosted(
-        plan_of(folders[0], candidate=candidate),
+    candidate = Candidate(source=live.plan_of(folders[1]).source, share=1.0, mode="shadow")
+    with live.hosted(
+        live.plan_of(folders[0], candidate=candidate),
         report=lambda pairing, tally: seen.append(tally),
     ) as (model, url):
         live.eventually(lambda: model.slot.challenger is not None)
@@ -442,26 +421,26 @@ def test_a_process_that_starts_without_its_registry_takes_what_last_answered_her
     folders: list[Path], registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    client, digests = connect(registry), list(map(digest_of, folders))
+    client, digests = connect(registry), list(map(bundle_digest, folders))
     client.set_registered_model_alias(NAME, "champion", "2")
     source = Source(reference=REFERENCE, tracking_uri=registry, version="1", digest=digests[0])
-    with hosted(Plan(name=NAME, source=source)) as (_, url):
+    with live.hosted(Plan(name=NAME, source=source)) as (_, url):
         assert ask(url).headers["X-Model-Version"] == "2"
         live.eventually(lambda: any(tmp_path.glob("served/*.json")))
     for digest, folder in zip(digests, folders, strict=True):
         shutil.copytree(folder, tmp_path / "bundles" / digest)
     client.delete_registered_model_alias(NAME, "champion")
-    with hosted(Plan(name=NAME, source=source)) as (_, url):
+    with live.hosted(Plan(name=NAME, source=source)) as (_, url):
         assert card(url)["version"] == "2"
     # Of what another deployment served, nothing follows.
     other = replace(source, digest=None)
-    with hosted(Plan(name=NAME, source=other)) as (_, url):
+    with live.hosted(Plan(name=NAME, source=other)) as (_, url):
         assert card(url)["version"] == "1"
 
 
 def test_a_process_is_not_replaced_because_its_candidate_fails(folders: list[Path]) -> None:
-    candidate = Candidate(source=plan_of(folders[1]).source, share=1.0, mode="split")
-    model = HostedModel(plan_of(folders[0], candidate=candidate))
+    candidate = Candidate(source=live.plan_of(folders[1]).source, share=1.0, mode="split")
+    model = HostedModel(live.plan_of(folders[0], candidate=candidate))
     live.eventually(lambda: model.slot.challenger is not None)
     assert model.slot.challenger is not None
     rival = model.slot.challenger.slot.model

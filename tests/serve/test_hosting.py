@@ -17,7 +17,7 @@ from serve.routes.front import Entry, listing_of
 TEXTS = ["Parse a string.", "A fox."]
 
 
-def plan_of(name: str, folder: Path) -> dict[str, Any]:
+def plan_as_json(name: str, folder: Path) -> dict[str, Any]:
     source = Source(reference=str(folder), tracking_uri="sqlite://")
     content: dict[str, Any] = PLAN.dump_python(Plan(name=name, source=source), mode="json")
     return content
@@ -36,10 +36,10 @@ def test_one_model_that_cannot_be_loaded_leaves_the_others_and_is_tried_again(
 
     async def scenario() -> None:
         served, changes = Hosting(Recorder(), lambda pairing, tally: None), []
-        first = {name: plan_of(name, bundle) for name in ("a", "b")}
+        first = {name: plan_as_json(name, bundle) for name in ("a", "b")}
         await served.change(first, lambda: changes.append(1))
         before = dict(served.models)
-        await served.change({**first, "c": plan_of("c", gone)}, lambda: changes.append(2))
+        await served.change({**first, "c": plan_as_json("c", gone)}, lambda: changes.append(2))
         assert {**served.models} == before  # returns before the new one is loaded
         while "not served" not in str((await entries(served))["c"].problem):
             await asyncio.sleep(0.02)
@@ -53,7 +53,7 @@ def test_one_model_that_cannot_be_loaded_leaves_the_others_and_is_tried_again(
         while (await entries(served))["c"].state == "down":
             await asyncio.sleep(0.02)
         assert (await entries(served))["c"].problem is None
-        await served.change({"c": plan_of("c", gone)}, lambda: changes.append(3))
+        await served.change({"c": plan_as_json("c", gone)}, lambda: changes.append(3))
         assert list(await entries(served)) == ["c"]
         assert changes[-1] == 3
         for model in served.models.values():
@@ -66,4 +66,4 @@ def test_one_model_that_cannot_be_loaded_leaves_the_others_and_is_tried_again(
 def test_a_process_that_serves_nothing_yet_fails_with_its_model(tmp_path: Path) -> None:
     served = Hosting(Recorder(), lambda pairing, tally: None)
     with pytest.raises(ConfigError, match="wanted the folder of a bundle"):
-        asyncio.run(served.change({"a": plan_of("a", tmp_path / "gone")}, lambda: None))
+        asyncio.run(served.change({"a": plan_as_json("a", tmp_path / "gone")}, lambda: None))

@@ -14,7 +14,7 @@ from bert_core.errors import ConfigError, FormatError
 from bert_core.predictor import Predictor
 from serve.errors import DeadlineError
 from serve.limits import Limits
-from serve.surfaces.base import DEADLINE
+from serve.receiving import DEADLINE
 from tests.serve import live
 
 LIMITS = Limits(

@@ -55,7 +55,7 @@ def test_a_graph_does_not_tell_its_attention(exported: Path) -> None:
     with live.served(exported, backend="onnxruntime") as url:
         response = httpx.post(f"{url}/attention", json={"text": TEXT})
     assert response.status_code == 422
-    assert "this one is computed by onnxruntime" in response.json()["error"]
+    assert "this one runs on onnxruntime" in response.json()["error"]
 
 
 def test_its_tokens_count_for_the_key(bundle: Path) -> None:

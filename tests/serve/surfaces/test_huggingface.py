@@ -16,8 +16,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from bert_core.predictor import Predictor
 from bert_core.tasks.base import Task
 from bert_core.tasks.catalog import TASKS
+from serve.answers import MOST_CUT
 from serve.app import curl
-from serve.model import MOST_CUT
 from serve.surfaces.huggingface import Shapes
 
 TEXT = "Open a socket in Paris."

@@ -1,0 +1,44 @@
+"""Sizes of requests and windows: what the event loop may handle itself, and what limits count."""
+
+from typing import Any
+
+from bert_core.batches import PAD_MULTIPLE
+from bert_core.data.windows import Window
+
+SMALL = 4_096
+"""Bytes or numbers that are handled on the event loop: anything larger takes over a millisecond."""
+
+FEW_SCORES = 1_024
+"""Scores of small inputs that become answers on the event loop."""
+
+FEW_BYTES = 1 << 16
+"""Bytes of answers that are copied to or from the cache on the event loop."""
+
+
+def is_small(value: Any, most: int = SMALL // 4) -> bool:
+    """Whether a JSON value is at most so large, counting the characters of its strings, and one
+    for every value: its texts are then tokenized sooner than another thread would take over."""
+    size, uncounted = 0, [value]
+    while uncounted and size <= most:
+        part = uncounted.pop()
+        size += 1 + (len(part) if isinstance(part, str) else 0)
+        if isinstance(part, dict):
+            uncounted.extend(part.values())
+        elif isinstance(part, list | tuple):
+            uncounted.extend(part)
+    return size <= most
+
+
+def padded_length(window: Window) -> int:
+    """Tokens of a window as a pass computes them."""
+    return -(-window.tokens // PAD_MULTIPLE) * PAD_MULTIPLE
+
+
+def real_length(window: Window) -> int:
+    """Tokens of a window without padding, special ones included."""
+    return sum(map(len, window.ids))
+
+
+def masks_of(window: Window) -> int:
+    """The number of masks in a window."""
+    return len(window.positions.get("mlm_positions", ()))

@@ -1,0 +1,90 @@
+"""The parts of the API's documentation (OpenAPI): bodies, answers and errors of a path."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import pydantic
+
+from serve.errors import Error, RequestError
+from serve.surfaces.base import JSON, Surface, refusal
+
+GATEWAY = {
+    408: "The body did not arrive in time.",
+    503: "No process of the model is ready.",
+    504: "The model's process did not answer in time.",
+}
+"""Statuses that HAProxy answers with, whatever the surface, as `serve.errors.Error`."""
+_HEADERS: Mapping[str, Any] = {
+    "Retry-After": {
+        "description": "Seconds after which to try again.",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
+}
+
+
+def responses(forms: Sequence[str], shape: Any = None) -> dict[int | str, dict[str, Any]]:
+    """An endpoint's answers.
+
+    Args:
+        shape: type of the JSON, if it is to be documented.
+    """
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    answer: dict[str, Any] = {} if shape is None else {"model": shape}
+    others = {form: binary for form in forms if form != JSON}
+    return {200: answer | ({"content": others} if others else {})}
+
+
+def refusals(
+    surface: Surface, kinds: Iterable[type[RequestError]]
+) -> dict[int | str, dict[str, Any]]:
+    """The errors of a path by status."""
+    reasons: dict[int, list[str]] = {status: [reason] for status, reason in GATEWAY.items()}
+    extra: dict[int, dict[str, Any]] = {status: {} for status in GATEWAY}
+    for kind in kinds:
+        refused = refusal(surface, kind(""))
+        reason = f"{(kind.__doc__ or '').partition('.')[0]}."
+        reasons.setdefault(refused.status_code, []).append(reason)
+        extra.setdefault(refused.status_code, {}).update(
+            {name: _HEADERS[name] for name in _HEADERS if name in refused.headers}
+        )
+    return {
+        status: {
+            "description": " ".join(dict.fromkeys(reasons[status])),
+            "headers": extra[status],
+            "content": error_content(surface.error, *([Error] if status in GATEWAY else [])),
+        }
+        for status in sorted(reasons)
+    }
+
+
+def error_content(*kinds: type) -> dict[str, Any]:
+    """JSON of one of these types."""
+    # NOTE: FastAPI would make a validator of every status of every path whenever an app is made.
+    schemas = [schema_of(kind) for kind in dict.fromkeys(kinds)]
+    return {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
+
+
+def request_body(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A body of JSON with this schema."""
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, **more}}}}
+
+
+@cache
+def schema_of(kind: type) -> dict[str, Any]:
+    """JSON Schema of a type, without references: OpenAPI would look for these in the document."""
+    schema = pydantic.TypeAdapter(kind).json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def inlined(value: Any) -> Any:
+        if isinstance(value, dict):
+            reference = value.get("$ref")
+            if isinstance(reference, str):
+                return inlined(definitions[reference.rpartition("/")[2]])
+            return {name: inlined(item) for name, item in value.items()}
+        return [inlined(item) for item in value] if isinstance(value, list) else value
+
+    described: dict[str, Any] = inlined(schema)
+    return described
