@@ -44,7 +44,7 @@ def holder(output: str) -> Holder:
 def left_by_a_dead_process(output: str) -> Holder:
     """A lease that nobody renews or releases."""
     dead = Holder.me(1, token="of a dead process")
-    assert files.create(files.join(output, NAME), dead.encoded())
+    assert conditional.create(files.join(output, NAME), dead.encoded())
     return dead
 
 
