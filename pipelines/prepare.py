@@ -452,5 +452,5 @@ def _tokenizer(folder: str) -> Tokenizer:
 
 
 @lru_cache(maxsize=1)
-def _row_maker(plan: Plan) -> RowMaker:
+def _row_maker(plan: ShardPlan) -> RowMaker:
     return RowMaker(_tokenizer(plan.config.tokenizer), plan.config.pairs, plan.config.masking)
