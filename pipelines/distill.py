@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_core import files
-from bert_core.checks import PositiveInt, default_of
+from bert_core.checks import NonNegativeInt, PositiveInt, default_of
 from bert_core.data.shards import ShardSet
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.errors import ConfigError
@@ -62,7 +62,7 @@ class DistillConfig(LabelledTrainingConfig):
     reference that `teacher` takes."""
     task: str = TEACHER
     """Task of the labelled rows, one of `raybert list tasks`; `teacher` takes the teacher's."""
-    layers: tuple[int, ...] = ()
+    layers: tuple[NonNegativeInt, ...] = ()
     """Layers of that bundle to keep in the student, counted from 0; by default every other layer of
     the teacher (DistilBERT, section 3), or all layers of another bundle."""
     variant: str | None = None
@@ -75,7 +75,7 @@ class DistillConfig(LabelledTrainingConfig):
     """Maximum number of held-out rows of shards to measure the student on, before and after."""
     losses: LossesConfig = field(default_factory=LossesConfig)
     """Weights of the parts of the loss."""
-    layer_map: tuple[int, ...] = ()
+    layer_map: tuple[NonNegativeInt, ...] = ()
     """The teacher layer that each layer of the student is compared with, counted from 0; by default
     the teacher is split into as many equal groups of layers, and the last of each is taken."""
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bert_core import files
-from bert_core.checks import Range
+from bert_core.checks import NonNegativeInt, Range
 from bert_core.data.documents import document_fraction, split_sentences
 from bert_core.data.fragments import (
     FragmentPart,
@@ -103,7 +103,7 @@ class PrepareConfig(StageConfig):
     """Target size of a shard, in bytes of text; a worker holds one shard in memory."""
     block_bytes: ByteSize = 8 << 20
     """Bytes of a file to read at once; does not affect the shards."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of all random draws."""
 
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_core import files
-from bert_core.checks import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
+from bert_core.checks import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ShareBelowOne,
+    check_fields,
+)
 from bert_core.data.shards import ShardSet
 from bert_core.data.splits import HELD_OUT, TRAIN
 from bert_core.data.tokenizer import Tokenizer
@@ -88,9 +94,9 @@ class PretrainConfig(TrainingConfig):
     """Objectives to train: `mlm` (masked words; DeBERTa's ways are `emd_mlm` and `rtd`), `nsp` and
     `sop` (how two segments relate), `span_boundary` (words of a span from the tokens next to it).
     By default `mlm` and the objective of the rows' label, if they have one."""
-    hidden_dropout_prob: float | None = None
+    hidden_dropout_prob: ShareBelowOne | None = None
     """Dropout on the embeddings and the output of each sub-layer; by default the variant's."""
-    attention_probs_dropout_prob: float | None = None
+    attention_probs_dropout_prob: ShareBelowOne | None = None
     """Dropout on attention probabilities; by default the variant's. 0 enables fused attention."""
     global_batch_size: PositiveInt = 256
     """Rows per optimizer step, over all workers."""

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated
 
 from bert_core import files
-from bert_core.checks import PositiveInt, Range
+from bert_core.checks import NonNegativeInt, PositiveInt, Range
 from bert_core.data.documents import clean, document_digest, document_fraction
 from bert_core.data.tokenizer import TokenizerKind
 from bert_core.data.vocabulary import train_tokenizer
@@ -47,7 +47,7 @@ class VocabConfig(StageConfig):
     cache has it."""
     sample_bytes: PositiveInt = 256 << 20
     """Maximum bytes of text to count pairs in; documents are drawn by their hash."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of the sample."""
 
 

@@ -73,7 +73,9 @@ def _linked() -> set[str]:
 
 
 def _modules() -> list[str]:
-    return sorted(file for file in _linked() if file.endswith(".py"))
+    """The modules that documents link to, and those that define configs."""
+    linked = {file for file in _linked() if file.endswith(".py")}
+    return sorted(linked | {f"{module.replace('.', '/')}.py" for module in reference.sources()})
 
 
 def _code(file: str) -> str:
@@ -83,7 +85,7 @@ def _code(file: str) -> str:
 
 def _code_index() -> str:
     lines = [f"- [{module}]({module}.md)" for module in map(links.module_of, _modules())]
-    return "# Code\n\nThe modules that these pages speak of, with their source.\n\n" + "\n".join(
+    return "# Code\n\nThe modules that these pages refer to, with their source.\n\n" + "\n".join(
         lines
     )
 

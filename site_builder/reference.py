@@ -3,18 +3,23 @@
 import inspect
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bert_core.checks import default_of
 from bert_core.tasks.guide import docstrings
-from pipelines.configure import ALL, CONFIGS, STAGES, parser_for
+from pipelines.configure import ALL, CONFIGS, STAGES, config_class, parser_for
 from pipelines.runtime.config_errors import alternatives
+from serve.config import ModelConfig
 
 COMMANDS = "reference/commands"
+OPTIONS = ["option", "values", "default", "meaning"]
+LISTS = {"`raybert list tasks`": "tasks", "`raybert list variants`": "variants"}
+"""What a meaning refers to → the page that has it."""
 
 
 def pages() -> dict[str, str]:
@@ -28,6 +33,12 @@ def pages() -> dict[str, str]:
 
 def command_nav() -> list[Any]:
     return [f"{COMMANDS}/index.md", *({word: f"{COMMANDS}/{_file(word)}"} for word in ALL)]
+
+
+def sources() -> set[str]:
+    """The modules that define the fields of configs."""
+    kinds = {kind for word in ALL for kind in _nested(config_class(word))} | _nested(ModelConfig)
+    return {_definition(kind, field.name).__module__ for kind in kinds for field in fields(kind)}
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -46,7 +57,8 @@ def _commands() -> Iterator[str]:
     yield "# Commands\n"
     yield "`raybert <word> --help` shows the same. A value on the command line wins over one from"
     yield "`--config`; several `--config` are read from left to right. `--print_config` prints what"
-    yield "a run would use, as TOML that can be run again.\n"
+    yield "a run would use, as TOML that can be run again. In the tables of options, a name leads"
+    yield "to the code that defines it.\n"
     for title, words in (("Stages", STAGES), ("Other commands", ALL.keys() - STAGES.keys())):
         rows = [[f"[`{word}`]({_file(word)})", ALL[word].summary] for word in ALL if word in words]
         yield f"## {title}\n"
@@ -64,12 +76,22 @@ def _command(word: str) -> Iterator[str]:
         yield table(["`--config`", "what it is"], rows)
     for group in parser._action_groups:
         actions = filter(_is_field, group._group_actions)
-        rows = [row for action in actions for row in _options(action)]
+        rows = [row for action in actions for row in _options(word, action)]
         if rows:
             title, about = re.split(r"[.;] *|$", group.title or "options", maxsplit=1)
             yield f"## {_capital(title)}\n"
             yield f"{_capital(about).removesuffix('.')}.\n" if about else ""
-            yield table(["option", "values", "default", "meaning"], rows)
+            yield table(OPTIONS, rows)
+    if word == "serve":
+        yield from _served_models()
+
+
+def _served_models() -> Iterator[str]:
+    yield "## A model with settings of its own\n"
+    yield "In a config file, each table `[models.<name>]` is a model. It takes the options above"
+    yield "from `num_replicas` to `follow_s`, and `limits`, for itself alone, and:\n"
+    shared = {field.name for field in fields(config_class("serve"))}
+    yield table(OPTIONS, [*_fields("models.<name>", ModelConfig, without=shared)])
 
 
 def _capital(text: str) -> str:
@@ -85,30 +107,63 @@ def _is_field(action: Any) -> bool:
     return getattr(action, "_typehint", None) is not None and not action.dest.endswith(".help")
 
 
-def _options(action: Any) -> Iterator[list[str]]:
+def _options(word: str, action: Any) -> Iterator[list[str]]:
     """The option, and those of a config that may be left out as a whole."""
     hint = action._typehint
     default = "**required**" if action.required else _default(action.default)
-    yield [f"`--{action.dest}`", _values(hint), default, action.help or ""]
-    for kind in filter(is_dataclass, alternatives(hint)):
-        yield from _fields(f"--{action.dest}", kind)
-    if get_origin(hint) is dict:
-        for kind in filter(is_dataclass, alternatives(get_args(hint)[1])):
-            yield from _fields(f"--{action.dest}.<name>", kind)
+    *outer, name = action.dest.split(".")
+    kind = config_class(word)
+    for part in outer:
+        kind = next(filter(is_dataclass, alternatives(get_type_hints(kind)[part])))
+    source = _linked(f"--{action.dest}", kind, name)
+    yield [source, _values(hint), default, _meaning(action.help or "")]
+    for inside in filter(is_dataclass, alternatives(hint)):
+        yield from _fields(f"--{action.dest}", inside)
 
 
-def _fields(prefix: str, kind: Any) -> Iterator[list[str]]:
+def _fields(prefix: str, kind: Any, without: Collection[str] = ()) -> Iterator[list[str]]:
+    """A row for each field of a config and of those in it."""
     hints, documented = get_type_hints(kind, include_extras=True), docstrings(kind)
     for field in fields(kind):
+        if field.name in without:
+            continue
         value = default_of(field)
         default = "**required**" if value is MISSING else _default(value)
-        name = f"`{prefix}.{field.name}`"
-        yield [name, _values(hints[field.name]), default, documented[field.name]]
+        name, hint = f"{prefix}.{field.name}", hints[field.name]
+        meaning = _meaning(documented[field.name])
+        yield [_linked(name, kind, field.name), _values(hint), default, meaning]
+        for inside in filter(is_dataclass, alternatives(hint)):
+            yield from _fields(name, inside)
+
+
+def _nested(kind: Any) -> set[Any]:
+    """The config, and those in it."""
+    hints = get_type_hints(kind).values()
+    inside = filter(is_dataclass, (each for hint in hints for each in alternatives(hint)))
+    return {kind}.union(*map(_nested, inside))
+
+
+def _definition(kind: Any, field: str) -> Any:
+    """The class whose body has the field: the config, or one that it extends."""
+    return next(cls for cls in kind.__mro__ if field in vars(cls).get("__annotations__", {}))
+
+
+def _linked(option: str, kind: Any, field: str) -> str:
+    """The option as a link to its definition."""
+    cls = _definition(kind, field)
+    page = f"../code/{cls.__module__}.md"
+    return f"[`{option}`]({page}#{cls.__module__}.{cls.__qualname__}.{field})"
+
+
+def _meaning(text: str) -> str:
+    for shown, page in LISTS.items():
+        text = text.replace(shown, f"[{shown}](../../{page}.md)")
+    return text
 
 
 def _default(value: Any) -> str:
     if value is None:
-        return ""
+        return "none"
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     return f"`{json.dumps(value, ensure_ascii=False)}`"
@@ -116,17 +171,21 @@ def _default(value: Any) -> str:
 
 def _values(hint: Any) -> str:
     """A type as words: `int, at least 1`; `fp32 or bf16`."""
-    shown = str(hint.__name__ if isinstance(hint, type) else hint)
-    shown = re.sub(r"(?:typing|pipelines|bert_core|serve|tracking)(?:\.\w+)*\.", "", shown)
-    shown = re.sub(r"Annotated\[(\w+), ([^\]]+)\]", r"\1, \2", shown)
-    shown = re.sub(r"Optional\[(.*)\]$", r"\1 | None", shown)
-    shown = re.sub(r"Literal\[([^\]]*)\]", lambda found: _one_of(found[1]), shown)
-    shown = shown.replace(", ...]", "]").replace("tuple[", "list[").replace("None", "none")
-    return shown.replace(" | ", " or ")
-
-
-def _one_of(literals: str) -> str:
-    return " or ".join(f"`{each}`" for each in re.findall(r"'([^']*)'", literals))
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        kinds = [*map(_values, inside)]
+        return (", or " if any(", " in kind for kind in kinds) else " or ").join(kinds)
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in inside)
+    if origin is Annotated:
+        return ", ".join([_values(inside[0]), *map(str, inside[1:])])
+    if origin in (list, tuple):
+        return f"list[{', '.join(_values(kind) for kind in inside if kind is not Ellipsis)}]"
+    if origin is dict:
+        return "table" if inside[1] is Any else f"table of {_values(inside[1])}"
+    if hint is NoneType:
+        return "none"
+    return "table" if is_dataclass(hint) else str(hint.__name__)
 
 
 def _http() -> Iterator[str]:
@@ -183,7 +242,11 @@ def _body(entry: dict[str, Any], described: dict[str, Any]) -> Iterator[str]:
         [
             f"`{name}`",
             f"`{_type(each, described)}`",
-            "**required**" if name in required else _default(each.get("default")),
+            "**required**"
+            if name in required
+            else _default(each["default"])
+            if "default" in each
+            else "",
             each.get("description", ""),
         ]
         for name, each in schema.get("properties", {}).items()

@@ -100,7 +100,7 @@ class LoopConfig:
     Such a run is not exactly reproducible."""
     precision: Precision = "bf16"
     """`bf16` runs matrix products in bfloat16 with autocast; weights and losses stay fp32."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of initial weights and dropout."""
     compile: bool = False
     """Whether to compile the encoder with `torch.compile`: takes minutes at the start, then steps

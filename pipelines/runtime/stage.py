@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bert_core import files
-from bert_core.checks import PositiveInt, check_fields
+from bert_core.checks import NonNegativeInt, PositiveInt, check_fields
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import (
     BUNDLE,
@@ -73,9 +73,10 @@ class StageConfig:
 
     output: str
     """Folder or URI to write; nothing else may write there."""
-    num_workers: int | tuple[int, int] = 2
+    num_workers: NonNegativeInt | tuple[int, int] = 2
     """Ray workers; 0 does the work in this process, for a debugger or a profiler. Two numbers are a
-    minimum and a maximum: as many as the cluster has room for while nodes come and go."""
+    minimum of at least 1 and a maximum: as many as the cluster has room for while nodes come and
+    go."""
     threads_per_worker: PositiveInt = 1
     """CPU threads per worker."""
     require_gpus: bool = False
@@ -100,10 +101,8 @@ class StageConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if isinstance(self.num_workers, int):
-            if self.num_workers < 0:
-                raise ConfigError(f"num_workers: wanted at least 0, got {self.num_workers}")
-        elif not 1 <= self.least_workers <= self.most_workers:
+        is_range = not isinstance(self.num_workers, int)
+        if is_range and not 1 <= self.least_workers <= self.most_workers:
             raise ConfigError(
                 "num_workers: wanted a number, or a minimum of at least 1 and then a maximum, "
                 f"got {list(self.num_workers)}"

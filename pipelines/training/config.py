@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from bert_core.checks import (
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
@@ -50,15 +51,15 @@ class TrainingConfig(StageConfig):
     max_loss_rise: NonNegativeFloat = 2.0
     """Stop when the loss exceeds the median of the last 20 points by this much; 0 disables. It is
     the unweighted sum of the losses of all parts, averaged since the last point of the curve."""
-    max_failures: int = 3
-    """How often lost workers are replaced before the stage fails; nodes preempted with notice do
-    not count."""
+    max_failures: Annotated[int, Range(least=-1)] = 3
+    """How often lost workers are replaced before the stage fails, -1 without limit; nodes preempted
+    with notice do not count."""
     resize_every_s: NonNegativeFloat = 60.0
     """If `num_workers` is a range: seconds between checks whether the cluster has room for more
     workers. After a change, training resumes from the newest checkpoint."""
     usd_per_hour: NonNegativeFloat | None = None
     """Price of the whole cluster, in USD per hour: the record then says what the run has cost."""
-    usd_per_node_hour: dict[str, float] = field(default_factory=dict)
+    usd_per_node_hour: dict[str, NonNegativeFloat] = field(default_factory=dict)
     """Prices of single nodes instead, in USD per hour, by a label of the node (such as its node
     group), its accelerator, or `default`: `{default = 0.4, H100 = 3.5}`. All nodes of the cluster
     count, while the run lasts."""
@@ -130,7 +131,7 @@ class LabelledTrainingConfig(TrainingConfig):
     layer_decay: PositiveShare = 1.0
     """Factor on a layer's learning rate relative to the layer above it (Howard and Ruder 2018); 1
     uses the same rate for all."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[NonNegativeInt, ...] = (0,)
     """Seeds of new heads, row order and dropout, one training each; the bundle is the first's."""
     max_loss_rise: NonNegativeFloat = 0.0
     """As in pretraining; off by default, since the loss on few rows may rise without harm."""

@@ -26,7 +26,7 @@ class SelectionConfig:
     """Stop after this many measurements in a row without improvement; 0 disables."""
     metric: str | None = None
     """Metric to select by; by default the task's main metric; `loss` selects by the loss."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed that draws the selection rows; they are the same for all training seeds."""
 
     def __post_init__(self) -> None:

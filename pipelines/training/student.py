@@ -90,7 +90,7 @@ class AugmentationConfig:
     model: str = field(default=TEACHER, metadata=INPUT)
     """A bundle for fill-mask that proposes candidates for words of one piece. `teacher` proposes
     the words with the nearest embeddings in the teacher's vocabulary instead."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of the draws."""
 
     def __post_init__(self) -> None:

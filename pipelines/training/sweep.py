@@ -8,7 +8,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from bert_core.checks import PositiveFloat, PositiveInt, Range, base_type, check_fields
+from bert_core.checks import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    base_type,
+    check_fields,
+)
 from bert_core.errors import ConfigError
 from bert_core.wording import nearest
 from pipelines.runtime.stage import operational_fields
@@ -42,7 +49,7 @@ class SweepConfig:
     and `asha` also a range, `{lr = {low = 1e-5, high = 1e-3, log = true}}`."""
     num_samples: PositiveInt = 16
     """Number of trials drawn by `random` and `asha`."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of the draws."""
     grace_epochs: PositiveFloat = 1.0
     """Epochs before `asha` may stop a trial."""

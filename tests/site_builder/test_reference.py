@@ -2,10 +2,13 @@
 
 import ast
 import re
+from dataclasses import fields
+from importlib import import_module
 
 import pytest
 
 from pipelines.configure import ALL, parser_for
+from serve.config import ModelConfig
 from site_builder import decisions, reference
 from site_builder.links import DOCS, ROOT
 from tracking import metric_names
@@ -20,13 +23,21 @@ def pages() -> dict[str, str]:
     return reference.pages()
 
 
+def options_of(page: str) -> list[list[str]]:
+    """The cells of each option on a page of a command."""
+    rows = re.findall(r"^\| (\[`[^`]+`\]\(.*) \|$", page, re.M)
+    return [re.split(r" (?<!\\)\| ", row) for row in rows]
+
+
+def page_of(word: str, pages: dict[str, str]) -> str:
+    return pages[f"{reference.COMMANDS}/{word.replace(' ', '_')}.md"]
+
+
 @pytest.mark.parametrize("word", ALL)
 def test_a_command_has_every_option_in_the_order_of_its_help(
     word: str, pages: dict[str, str]
 ) -> None:
-    shown = re.findall(
-        r"^\| `--([^`]+)` \|", pages[f"{reference.COMMANDS}/{word.replace(' ', '_')}.md"], re.M
-    )
+    shown = re.findall(r"^\| \[`--([^`]+)`\]", page_of(word, pages), re.M)
     wanted = [
         action.dest
         for group in parser_for(word)._action_groups
@@ -34,6 +45,32 @@ def test_a_command_has_every_option_in_the_order_of_its_help(
         if getattr(action, "_typehint", None) is not None and not action.dest.endswith(".help")
     ]
     assert [name for name in shown if name in wanted] == wanted
+
+
+@pytest.mark.parametrize("word", ALL)
+def test_an_option_has_a_meaning_a_default_its_range_and_leads_to_its_source(
+    word: str, pages: dict[str, str]
+) -> None:
+    options = options_of(page_of(word, pages))
+    assert options
+    for option, values, default, meaning in options:
+        assert meaning, option
+        assert default, option
+        if re.search(r"\b(int|float)\b", values):
+            assert re.search(r"(int|float), \w+|list\[int, int\]", values), (option, values)
+        found = re.fullmatch(r"\[`.*`\]\(\.\./code/(.+)\.md#\1\.(\w+)\.(\w+)\)", option)
+        assert found, option
+        module, kind, field = found.groups()
+        assert module in reference.sources()
+        assert field in vars(getattr(import_module(module), kind))["__annotations__"]
+
+
+def test_settings_of_a_served_model_are_on_the_page_of_serve(pages: dict[str, str]) -> None:
+    page = page_of("serve", pages)
+    shown = {*re.findall(r"^\| \[`(?:--|models\.<name>\.)(\w+)`\]", page, re.M)}
+    assert shown >= {field.name for field in fields(ModelConfig)} - {"limits"}
+    assert "[`--limits.max_inputs`]" in page
+    assert "[`models.<name>.candidate.share`]" in page
 
 
 def test_paths_of_all_surfaces_are_there_with_their_errors(pages: dict[str, str]) -> None:
