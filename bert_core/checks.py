@@ -72,7 +72,7 @@ def check_fields(config: Any, *, prefix: str = "", error: type[RaybertError] = C
     Raises: `error`, naming the first field whose value is not allowed.
     """
     kind: type = type(config)
-    for name, allowed in _constraints(kind).items():
+    for name, allowed in constraints(kind).items():
         value = getattr(config, name)
         for item in value if isinstance(value, tuple) else (value,):
             if item is not None and item not in allowed:
@@ -83,9 +83,7 @@ def check_fields(config: Any, *, prefix: str = "", error: type[RaybertError] = C
 def ranges_of(config: type) -> dict[str, Range]:
     """The ranges of a dataclass's fields, of those that have one."""
     return {
-        name: allowed
-        for name, allowed in _constraints(config).items()
-        if isinstance(allowed, Range)
+        name: allowed for name, allowed in constraints(config).items() if isinstance(allowed, Range)
     }
 
 
@@ -100,8 +98,8 @@ def base_type(hint: Any) -> Any:
 
 
 @cache
-def _constraints(config: type) -> Mapping[str, Any]:
-    """Field → the `Range`, or the choices of a `Literal`, that its values must be in."""
+def constraints(config: type) -> Mapping[str, Any]:
+    """Field of a dataclass → its `Range`, or the choices of its `Literal`."""
     hints = get_type_hints(config, include_extras=True)
     constraints = {field.name: _constraint(hints[field.name]) for field in fields(config)}
     return {name: allowed for name, allowed in constraints.items() if allowed is not None}

@@ -13,10 +13,11 @@ from typing import Any
 
 from docstring_parser import parse_from_object
 
-from bert_core.checks import default_of
+from bert_core.checks import Range, constraints, default_of
 from bert_core.model.families import ARCHITECTURES
 from bert_core.tasks.base import Kind, Task
 from bert_core.tasks.catalog import TASKS
+from bert_core.wording import one_of
 
 HEAD = """\
 # Tasks
@@ -82,9 +83,9 @@ def _origin(task: type[Task]) -> str:
 
 
 def meanings(kind: type[Any]) -> list[tuple[str, str]]:
-    """Name of each field of a dataclass, and its docstring with the default."""
+    """Name of each field of a dataclass, and its docstring with its range and default."""
     documented = docstrings(kind)
-    return [(one.name, f"{documented[one.name]}{_default(one)}") for one in fields(kind)]
+    return [(one.name, f"{documented[one.name]}{_limits(kind, one)}") for one in fields(kind)]
 
 
 def docstrings(kind: type[Any]) -> dict[str, str]:
@@ -96,9 +97,12 @@ def docstrings(kind: type[Any]) -> dict[str, str]:
     }
 
 
-def _default(field: Field) -> str:
-    value = default_of(field)
-    return "" if value is None else f" (default: {json.dumps(value)})"
+def _limits(kind: type[Any], field: Field) -> str:
+    """What values a field takes, and its default."""
+    allowed, default = constraints(kind).get(field.name), default_of(field)
+    notes = [str(allowed) if isinstance(allowed, Range) else one_of(allowed)] if allowed else []
+    notes += [] if default is None else [f"default: {json.dumps(default)}"]
+    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def markdown() -> str:

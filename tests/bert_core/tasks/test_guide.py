@@ -37,6 +37,14 @@ def test_a_row_of_every_kind_and_every_option_with_its_meaning_are_shown_at_80_c
             assert any(name in line and meaning in line for line in shown.splitlines())
 
 
+def test_a_meaning_ends_with_the_range_or_the_choices_and_the_default() -> None:
+    parameters = dict(meanings(TASKS["question-answering"].parameters))
+    assert parameters["top_k"].endswith(" (at least 1; default: 1)")
+    assert parameters["doc_stride"].endswith(" (at least 0)")
+    options = dict(meanings(TASKS["feature-extraction"].options))
+    assert options["pooling"].endswith(' (one of mean, cls; default: "mean")')
+
+
 @pytest.mark.drill
 def test_every_stage_that_is_told_options_explains_them(
     capsys: pytest.CaptureFixture[str],
