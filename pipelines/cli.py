@@ -15,9 +15,18 @@ from bert_core.errors import ConfigError, RaybertError
 from bert_core.wording import nearest, one_of
 from pipelines.configure import ALL, COMMANDS, KEYS, STAGES, Command, parse
 
+EXIT_CODES = {
+    0: "The work is done.",
+    1: "The work failed; the message says what can be done.",
+    2: "A setting is wrong: the same command would fail again.",
+    130: "Interrupted by Ctrl-C; the same command resumes the work.",
+    143: "Ended by SIGTERM; the same command resumes the work.",
+}
+"""What the commands exit with; `submit` and `jobs attach` exit as their job does."""
+
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exits with 0 on success, 1 if the work fails, 2 on bad usage."""
+    """Run the command line; exits with one of `EXIT_CODES`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())

@@ -45,12 +45,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links as the site has them; the front page lists all pages, a decision its date and room."""
+    """Links as the site has them; the front page lists all pages, that on errors ends with what the
+    code says of them, a decision has its date and room."""
     here = page.file.src_uri
     if here == "index.md":
         markdown += "\n".join(
             ["", '<div class="map" markdown>', *_map(config.extra["nav_pages"]), "</div>", ""]
         )
+    if here == reference.ERRORS:
+        markdown += reference.errors()
     if here.startswith(decisions.FOLDER) and here != decisions.INDEX:
         markdown = decisions.headed(markdown, page.meta)
     return links.on_site(markdown, here)
@@ -74,7 +77,7 @@ def _linked() -> set[str]:
 
 def _modules() -> list[str]:
     """The modules that documents link to, and those that define configs."""
-    linked = {file for file in _linked() if file.endswith(".py")}
+    linked = {file for file in _linked() if file.endswith(".py")} | {"bert_core/errors.py"}
     return sorted(linked | {f"{module.replace('.', '/')}.py" for module in reference.sources()})
 
 

@@ -10,13 +10,17 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import bert_core.errors
 from bert_core.checks import default_of
 from bert_core.tasks.guide import docstrings
+from pipelines.cli import EXIT_CODES
 from pipelines.configure import ALL, CONFIGS, STAGES, config_class, parser_for
 from pipelines.runtime.config_errors import alternatives
 from serve.config import ModelConfig
+from serve.errors import RequestError
 
 COMMANDS = "reference/commands"
+ERRORS = "reference/errors.md"
 OPTIONS = ["option", "values", "default", "meaning"]
 LISTS = {"`raybert list tasks`": "tasks", "`raybert list variants`": "variants"}
 """What a meaning refers to → the page that has it."""
@@ -226,8 +230,41 @@ def _http() -> Iterator[str]:
             yield from _answers(entry)
     yield "## Errors\n"
     yield "Each surface has them in the shape that its clients read;"
-    yield "[Serving](../serving.md#errors) says what to do.\n"
+    yield "[Errors](errors.md#statuses-of-the-server) says what to do.\n"
     yield table(["status", "when"], [[f"`{each}`", refusals[each]] for each in sorted(refusals)])
+
+
+def errors() -> str:
+    """What the code says of its errors: the end of docs/reference/errors.md."""
+    return "\n".join(_errors())
+
+
+def _errors() -> Iterator[str]:
+    kinds = [bert_core.errors.RaybertError, *bert_core.errors.RaybertError.__subclasses__()]
+    own = [kind for kind in kinds if kind.__module__ == bert_core.errors.__name__]
+    yield "\n## Kinds\n"
+    yield "In Python, every error that a user can fix is a `RaybertError`:\n"
+    path = "../../bert_core/errors.py"
+    rows = [[f"[`{kind.__name__}`]({path})", inspect.getdoc(kind) or ""] for kind in own]
+    yield table(["exception", "meaning"], rows)
+    yield "## Exit codes\n"
+    yield table(["code", "meaning"], [[f"`{code}`", text] for code, text in EXIT_CODES.items()])
+    yield "`submit` and `jobs attach` exit as their job does.\n"
+    yield "## Statuses of the server\n"
+    yield "The message in the body says what was wrong. Some surfaces have other statuses, which"
+    yield "their clients read ([Serving](../serving.md#errors)).\n"
+    yield table(["status", "type", "when", "what to do", "`Retry-After`, at least"], [*_statuses()])
+
+
+def _statuses() -> Iterator[list[str]]:
+    kinds: list[type[RequestError]] = [RequestError]
+    for kind in kinds:  # which grows
+        kinds += kind.__subclasses__()
+    for kind in sorted(kinds, key=lambda kind: kind.status):
+        when, _, rest = " ".join((inspect.getdoc(kind) or "").split()).partition(". ")
+        retry_after_s = kind("").retry_after_s
+        seconds = "" if retry_after_s is None else f"{retry_after_s} s"
+        yield [f"{kind.status}", f"`{kind.error_type}`", f"{when.rstrip('.')}.", rest, seconds]
 
 
 def _body(entry: dict[str, Any], described: dict[str, Any]) -> Iterator[str]:

@@ -15,7 +15,8 @@ from bert_core.manifest import read_manifest
 from pipelines.cli import main
 from pipelines.configure import ALL, STAGES, parser_for
 from tests.test_docs import commands, options_of
-from tests.test_readme import FEWER
+from tests.test_readme import FEWER, scripts
+from tracking.ports import free_ports
 from tracking.registry import champion
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +38,15 @@ assert described["description"] == "The most probable label of each text.", desc
 def fences(guide: str, *languages: str) -> list[tuple[str, str]]:
     text = (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
     return [(language, body) for language, body in FENCE.findall(text) if language in languages]
+
+
+def as_one_script(guide: str) -> str:
+    """The blocks of a guide, those in Python as well, as one block of the shell."""
+    ported = [
+        text if language == "bash" else f"python - <<'END'\n{text}END\n"
+        for language, text in fences(guide, "bash", "python")
+    ]
+    return "```bash\n" + "".join(ported) + "```\n"
 
 
 def keep_few(folder: Path) -> None:
@@ -79,6 +89,30 @@ def test_the_guides_go_from_texts_to_answers(
     assert read_manifest("runs/mine/found").counts["queries"] == rows
     assert champion("packages", uri=f"sqlite:///{tmp_path}/runs/mlflow.db") is not None
     assert Path("runs/mine/inspect.html").stat().st_size > 10_000
+    answered = serve_as_shown(tmp_path)
+    assert re.search(r'^\[\[\{"label": ?"\w+", ?"score"', answered, re.MULTILINE), answered
+    assert "TextClassificationOutputElement(label=" in answered
+    assert "FillMaskOutputElement(" in answered
+    assert re.search("^401$", answered, re.MULTILINE), answered
+
+
+def serve_as_shown(folder: Path) -> str:
+    """What the commands of the guide on serving print, which need a server between them."""
+    (script,) = scripts(as_one_script("serve"), {8000: free_ports(1)[0]})
+    ours = ("RAY", "MKL_CBWR")  # which users do not set
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    clean |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env={**clean, "RAY_ADDRESS": "local", "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 @pytest.mark.drill

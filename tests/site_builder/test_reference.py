@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 
+import serve.errors
 from pipelines.configure import ALL, parser_for
 from serve.config import ModelConfig
 from site_builder import decisions, reference
@@ -80,6 +81,43 @@ def test_paths_of_all_surfaces_are_there_with_their_errors(pages: dict[str, str]
         for endpoint in surface.endpoints:
             assert f"### `{endpoint.method} {endpoint.path or '/'}`" in pages["reference/http.md"]
     assert "| `429` |" in pages["reference/http.md"]
+
+
+def messages_of_the_code() -> set[str]:
+    """Every text of the code, with `…` for what is put into it."""
+    found: set[str] = set()
+    for package in ("bert_core", "pipelines", "serve", "tracking"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = (
+                        value if isinstance(value, ast.Constant) else None for value in node.values
+                    )
+                    found.add("".join("…" if part is None else str(part.value) for part in parts))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.add(node.value)
+    return found
+
+
+def test_every_message_on_the_page_of_errors_is_one_of_the_code() -> None:
+    page = (ROOT / DOCS / reference.ERRORS).read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| (`+)(.+?)\1 \|", page, re.M)
+    known = messages_of_the_code()
+    unknown = [text for _, text in quoted if not any(text in message for message in known)]
+    assert unknown == []
+    assert len(quoted) >= 20
+
+
+def test_errors_have_a_meaning_a_way_out_and_every_status() -> None:
+    rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \| (.+?) \| (.+?) \|", reference.errors(), re.M)
+    kinds = [kind for kind in vars(serve.errors).values() if hasattr(kind, "retry_after_s")]
+    assert {(int(status), name) for status, name, *_ in rows} == {
+        (kind.status, kind.error_type) for kind in kinds
+    }
+    assert all(when and way_out for _, _, when, way_out in rows)
+    assert "| 503 | `not_ready` |" in reference.errors()
+    for name in ("ConfigError", "ResourceError"):
+        assert f"| [`{name}`]" in reference.errors()
 
 
 def test_every_metric_has_a_meaning() -> None:
