@@ -240,12 +240,11 @@ def errors() -> str:
 
 
 def _errors() -> Iterator[str]:
-    kinds = [bert_core.errors.RaybertError, *bert_core.errors.RaybertError.__subclasses__()]
-    own = [kind for kind in kinds if kind.__module__ == bert_core.errors.__name__]
+    kinds = [kind for kind in vars(bert_core.errors).values() if isinstance(kind, type)]
     yield "\n## Kinds\n"
     yield "In Python, every error that a user can fix is a `RaybertError`:\n"
     path = "../../bert_core/errors.py"
-    rows = [[f"[`{kind.__name__}`]({path})", inspect.getdoc(kind) or ""] for kind in own]
+    rows = [[f"[`{kind.__name__}`]({path})", inspect.getdoc(kind) or ""] for kind in kinds]
     yield table(["exception", "meaning"], rows)
     yield "## Exit codes\n"
     yield table(["code", "meaning"], [[f"`{code}`", text] for code, text in EXIT_CODES.items()])

@@ -101,11 +101,11 @@ class StageConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        is_range = not isinstance(self.num_workers, int)
-        if is_range and not 1 <= self.least_workers <= self.most_workers:
+        workers = self.num_workers
+        if not isinstance(workers, int) and not 1 <= workers[0] <= workers[1]:
             raise ConfigError(
                 "num_workers: wanted a number, or a minimum of at least 1 and then a maximum, "
-                f"got {list(self.num_workers)}"
+                f"got {list(workers)}"
             )
         if not self.output:
             raise ConfigError("output: wanted a folder or URI, got an empty string")
