@@ -460,7 +460,7 @@ def _lineage(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     made_by = {digest: other.name for other in runs if other is not run for digest in other.digests}
     return {
         "name": run.name,
-        "place": run.place,
+        "place": run.output,
         "digest": run.manifest.digest,
         "code": run.manifest.code_version,
         "inputs": [

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -312,6 +312,9 @@ def run_stage(
             recorder.record(recorder.last_step + 1, numbers)
             for path in stage_result.artifacts:
                 recorder.artifact(path)
+            # With these, a report needs no folder.
+            recorder.json_artifact(STARTED, files.read_json(files.join(config.output, STARTED)))
+            recorder.json_artifact(NAME, asdict(manifest))
             held.check()
             # From here on the output is complete: if killed now, the next start only ends the run.
             write_manifest(config.output, manifest)

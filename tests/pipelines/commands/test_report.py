@@ -15,14 +15,17 @@ from playwright.sync_api import Browser
 
 from bert_core.errors import ConfigError
 from bert_core.manifest import Manifest, Output, write_manifest
+from pipelines import evaluate
 from pipelines.cli import main
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
 from pipelines.commands.report import ReportConfig, run, write_report
 from pipelines.commands.report_runs import links, runs_of, with_ancestors
+from pipelines.evaluate import EvaluateConfig
 from pipelines.runtime.stage import Result, StageConfig, run_stage
 from tests import pages
 from tracking.goodput import Goodput
-from tracking.runs import RunRecorder
+from tracking.runs import DatasetInput, RunRecorder
+from tracking.spool import read_run
 
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
@@ -254,6 +257,58 @@ def test_a_run_is_found_by_its_id_and_told_from_mlflow_when_its_folder_is_gone(
     assert loss.mean.tolist() == [[0, 3], [1, 2], [2, 1]]
     with pytest.raises(ConfigError, match="runs: wanted an MLflow run, got 00000"):
         runs_of(["0" * 32], uri)
+
+
+def test_a_run_without_a_manifest_shows_what_mlflow_has(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    tags = {"stage": "predict", "output": "away", "command": "raybert predict", "code_version": "1"}
+    inputs = [DatasetInput("model", "abc", "away/model")]
+    with RunRecorder.open(
+        tmp_path / "run",
+        uri=uri,
+        run_name="predict x",
+        params={"top_k": 5},
+        inputs=inputs,
+        tags=tags,
+    ) as recorder:
+        recorder.record(0, {"rows": 7})
+    [seen] = runs_of([str(recorder.run_id)], uri)
+    assert (seen.stage, seen.name, seen.output) == ("predict", "predict x", "away")
+    assert (seen.counts, seen.manifest.inputs) == ({"rows": 7}, {"model": "abc"})
+    assert with_ancestors([seen]) == [seen]
+
+
+def test_what_mlflow_has_makes_the_same_page_as_the_folders(finetuned: Any, tmp_path: Path) -> None:
+    """From an evaluation back to the text, by the id of the last run alone."""
+    made = finetuned.folder
+    scores = EvaluateConfig(
+        output=str(made / "scores"),
+        model=str(made / "finetune"),
+        held_out=finetuned.rows,
+        num_workers=0,
+        tracking_uri=finetuned.tracking_uri,
+    )
+    evaluate.run(scores)
+    recorded = read_run(Path(scores.output))
+    assert recorded is not None
+    pages_of = [tmp_path / "folders.html", tmp_path / "ids.html"]
+    run(ReportConfig(runs=(scores.output,), output=str(pages_of[0])))
+    config = ReportConfig(runs=(str(recorded.run_id),), tracking_uri=finetuned.tracking_uri)
+    stages = ("vocab", "shards", "pretrain", "finetune", "scores")
+    away = tmp_path / "away"
+    away.mkdir()
+    for name in stages:
+        (made / name).rename(away / name)
+    try:
+        run(replace(config, output=str(pages_of[1])))
+    finally:
+        for name in stages:
+            (away / name).rename(made / name)
+    from_folders, from_ids = [path.read_text() for path in pages_of]
+    assert from_folders.count("<pre>raybert ") == len(stages)
+    assert "<h2>Evaluation</h2>" in from_folders
+    assert "Where the time went" in from_folders
+    assert from_ids == from_folders
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
