@@ -30,16 +30,23 @@ from pipelines.commands.inspect import LOOK
 from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
 from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
 from pipelines.publish import MODEL_CARD
-from pipelines.runtime.description import DATA_CARD, VOCABULARY_CARD, folded
+from pipelines.runtime.description import (
+    DATA_CARD,
+    VOCABULARY_CARD,
+    add_link,
+    folded,
+    run_link,
+)
 from pipelines.runtime.progress import say
 from tracking import metric_names as names
 from tracking.curves import Curve
 from tracking.goodput import duration
 from tracking.metric_names import ACTIVITIES, CURVES
+from tracking.server import connect, tracking_uri, without_password
 from tracking.story import amount, figure, percent, sentence, short_number, words
 
 PAGES = Path(__file__).parent
-TEMPLATE = "report.html"
+TEMPLATE = REPORT = "report.html"
 UNTOLD = ("_std", "_before", "steps_mean", "_cut", "seconds")
 """Ends of the names of figures that say little beside others."""
 SHOWN_ROWS, SHOWN_CHARACTERS = 8, 260
@@ -68,6 +75,9 @@ class ReportConfig:
     """Path or URI of the page."""
     title: str | None = None
     """Heading; by default the names of the runs."""
+    attach: bool = False
+    """Also attach the page to the last of these runs in MLflow, and link it from the descriptions
+    of all."""
     tracking_uri: str | None = None
     """MLflow store; by default the one in MLFLOW_TRACKING_URI, or else runs/mlflow.db."""
 
@@ -85,9 +95,35 @@ def run(config: ReportConfig) -> None:
     with tempfile.TemporaryDirectory(prefix="raybert-report-") as downloads:
         runs = runs_of(config.runs, config.tracking_uri, downloads)
         size_bytes = write_report(config.output, runs, title=config.title)
+        if config.attach:
+            attach(config.output, runs, tracking_uri(config.tracking_uri))
     for text in summary(runs):
         say(text)
     say(f"report: {config.output}, {size_bytes / 1e6:.1f} MB, opens in any browser")
+
+
+def attach(page: str, runs: Sequence[Run], uri: str) -> None:
+    """Attach the page to the last of the runs in MLflow, and link it from the descriptions of all.
+
+    Raises: ConfigError if the store has none of them.
+    """
+    place = without_password(uri)
+    recorded = [run.recorded for run in runs if run.recorded is not None]
+    linked = [
+        (each.run_id, link)
+        for each in recorded
+        if each.tracking_uri == place and each.run_id and (link := run_link(each, REPORT))
+    ]
+    if not linked:
+        raise ConfigError(
+            f"attach: wanted a run that MLflow at {place} has, got none: give the tracking_uri "
+            "that the runs were recorded to, or leave attach out"
+        )
+    client = connect(uri)
+    last, link = linked[-1]
+    client.log_text(last, files.read_bytes(page).decode(), REPORT)
+    for run_id, _ in linked:
+        add_link(client, run_id, "the report", link)
 
 
 def write_report(

@@ -14,14 +14,14 @@ from bert_core.bundle.layout import RECORD as BUNDLE_RECORD
 from bert_core.bundle.layout import digest_of
 from bert_core.errors import ConfigError, RaybertError
 from bert_core.manifest import BUNDLE, Manifest, is_complete, read_manifest
-from pipelines.runtime.description import COMMAND, run_name
-from pipelines.runtime.stage import STARTED
+from pipelines.runtime.description import COMMAND, STARTED, recorded_run, run_name
 from tracking import goodput
 from tracking.curves import Curve, curves_of
 from tracking.goodput import Goodput
 from tracking.mirror import RECORD
-from tracking.server import connect, tracking_uri
+from tracking.server import connect, tracking_uri, without_password
 from tracking.spool import METRICS
+from tracking.spool import Run as Recorded
 from tracking.story import result
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Run:
     """Where its inputs were."""
     curves: Sequence[Curve] = ()
     spent: Goodput | None = None
+    recorded: Recorded | None = None
+    """Its run in MLflow, if it is known."""
     store: "Store | None" = None
     """Where to look for runs that it was made from, if their folders are away."""
 
@@ -148,7 +150,7 @@ class Store:
     """The runs of an MLflow store; the artifacts of each are downloaded once."""
 
     def __init__(self, uri: str, downloads: str | None) -> None:
-        self._client, self._downloads = connect(uri), downloads
+        self._client, self._uri, self._downloads = connect(uri), uri, downloads
         self._runs: dict[str, Run] = {}
 
     def run(self, run_id: str) -> Run:
@@ -199,6 +201,13 @@ class Store:
             name=stored.info.run_name,
             command=tags.get(COMMAND, ""),
             curves=curves_of(records, _steps_per_seed(run.counts)),
+            recorded=Recorded(
+                tracking_uri=without_password(self._uri),
+                experiment="",
+                run_name=stored.info.run_name,
+                experiment_id=stored.info.experiment_id,
+                run_id=run_id,
+            ),
             store=self,
         )
 
@@ -243,6 +252,7 @@ def _folder_run(folder: str) -> Run | None:
         sources=started.get("sources", {}),
         curves=curves_of(records, _steps_per_seed(manifest.counts)),
         spent=_spent(folder),
+        recorded=recorded_run(folder),
     )
 
 
