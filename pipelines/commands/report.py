@@ -26,7 +26,7 @@ from bert_core.checks import check_fields
 from bert_core.errors import ConfigError
 from bert_core.wording import shortened
 from pipelines.commands.drawing import Box, Line, chart, flow, wrapped
-from pipelines.commands.inspect import LOOK
+from pipelines.commands.inspect import style
 from pipelines.commands.report_runs import Run, links, runs_of, with_ancestors
 from pipelines.evaluate import CLASSES, PREDICTIONS, WORST
 from pipelines.publish import MODEL_CARD
@@ -59,6 +59,8 @@ KINDS = {
 }
 """Kind of curve → its title; as many as `CURVES`."""
 COLOURS = 6
+SECTION_LEVEL = 2
+"""Of the headings of sections."""
 LEAST_SHARE = 0.005
 """Of a run's time, for an activity to be shown."""
 _RULERS = re.compile(r"(\W)\1{3,}")
@@ -147,7 +149,7 @@ def write_report(
         lstrip_blocks=True,
     )
     page = environment.get_template(TEMPLATE).render(
-        look=Markup(LOOK.read_text(encoding="utf-8")),
+        style=Markup(style()),
         title=title or ", ".join(run.name for run in runs),
         code=next((run.manifest.code_version for run in runs), ""),
         summary=summary(all_runs),
@@ -473,9 +475,12 @@ def _rendered(text: str, folder: str) -> Markup:
         text = text.split("\n---\n", 1)[1]
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = markdown.parse(text)
+    level = SECTION_LEVEL
     for token in tokens:
-        if token.type.startswith("heading_"):  # below the section's heading
-            token.tag = f"h{min(6, int(token.tag[1:]) + 2)}"
+        if token.type == "heading_open":  # below the section's heading, and no level left out
+            level = min(int(token.tag[1:]) + SECTION_LEVEL, level + 1, 6)
+        if token.type.startswith("heading_"):
+            token.tag = f"h{level}"
     rendered = markdown.renderer.render(tokens, markdown.options, {})
     return Markup(
         re.sub(

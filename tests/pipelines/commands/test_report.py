@@ -129,7 +129,7 @@ def test_a_page_needs_no_other_file_and_escapes_what_it_shows(
     assert "&lt;script&gt;alert(1)&lt;/script&gt; === &amp; more" in page
     assert "A &lt;b&gt;question&lt;/b&gt;" in page
     assert "<h3>Card</h3>" in page
-    assert "<h6>Deep</h6>" in page
+    assert "<h4>Deep</h4>" in page  # no level is left out
 
 
 def test_it_says_what_was_learnt_and_what_is_taken_for_what(
@@ -325,6 +325,22 @@ def test_it_is_read_alone_on_any_screen(
         assert it.page.locator("svg.chart").count() > 0
         assert it.requests == [page.absolute().as_uri()]
         assert it.messages == []
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_it_is_within_reach_of_all(
+    several: bool, folders: list[str], tmp_path: Path, browser: Browser
+) -> None:
+    page = tmp_path / "report.html"
+    spent = Goodput(began_s=0.0, until_s=100.0, seconds={"computing": 60.0, "starting": 40.0})
+    shown = [
+        replace(each, spent=spent)
+        for each in runs_of(folders[1:] if several else folders[-1:], None)
+    ]
+    write_report(str(page), shown, tried=[("A question", [("0.9", "an answer")])])
+    with pages.opened(browser, page) as it:
+        it.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        pages.assert_within_reach(it.page)
 
 
 def test_a_title_replaces_the_names(folders: list[str], tmp_path: Path) -> None:
