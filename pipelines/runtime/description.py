@@ -38,7 +38,9 @@ _CARDS = {
 MODEL_PAGE = "the model card"
 """Title of the page of a registered model, which shows its card."""
 STARTED = "started.json"
+"""What a stage writes into its output before its work: its command, and where its inputs are."""
 REGISTERED = "models:/"
+"""Begins a reference to a model of the registry."""
 _SEE = "See "
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 _COMMON = ("/", "runs")
@@ -223,7 +225,7 @@ def card_links(
     Args:
         run: that of the stage, if it is known.
     """
-    if stage == "publish":
+    if stage in ("publish", "tune") and "version" in counts:
         return {MODEL_PAGE: published_page(config.name, counts["version"])}
     return {} if run is None else _written_card(stage, run)
 

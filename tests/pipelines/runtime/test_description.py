@@ -107,7 +107,8 @@ def test_a_card_is_one_click_away_once_mlflow_has_answered() -> None:
     assert card_links("prepare", run, None, {}) == {"the data card": card}
     model = "#/models/wiki/versions/3?workflowType=machine_learning"
     config = PublishConfig(output="o", model="m", evaluation="e", name="wiki")
-    assert card_links("publish", run, config, {"version": "3"}) == {"the model card": model}
+    for stage in ("publish", "tune"):
+        assert card_links(stage, run, config, {"version": "3"}) == {"the model card": model}
     assert card_links("prepare", unknown, None, {}) == card_links("pretrain", run, None, {}) == {}
 
 
